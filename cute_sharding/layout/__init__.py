@@ -1,0 +1,49 @@
+"""CuTe layout algebra in row-major order, exact, on ints or sympy expressions. Imports no torch."""
+
+from cute_sharding.layout.algebra import (
+    Tiler,
+    blocked_product,
+    coalesce,
+    complement,
+    composition,
+    flatten,
+    group_modes,
+    left_inverse,
+    logical_divide,
+    logical_product,
+    raked_product,
+    right_inverse,
+    tiled_divide,
+    tiled_product,
+    zipped_divide,
+    zipped_product,
+)
+from cute_sharding.layout.errors import LayoutError, Undecided
+from cute_sharding.layout.layout import IntTuple, Layout, make_layout
+from cute_sharding.layout.symbolic import assuming, symbol
+
+__all__ = [
+    "IntTuple",
+    "Layout",
+    "LayoutError",
+    "Tiler",
+    "Undecided",
+    "assuming",
+    "blocked_product",
+    "coalesce",
+    "complement",
+    "composition",
+    "flatten",
+    "group_modes",
+    "left_inverse",
+    "logical_divide",
+    "logical_product",
+    "make_layout",
+    "raked_product",
+    "right_inverse",
+    "symbol",
+    "tiled_divide",
+    "tiled_product",
+    "zipped_divide",
+    "zipped_product",
+]
