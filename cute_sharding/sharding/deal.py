@@ -1,0 +1,109 @@
+"""How one mesh dim deals out the elements of a local tensor: the normal form on which propagation and reading back rest.
+
+``Shard(d, f)`` on a mesh dim of M devices, seen on the flat row-major positions of a local tensor, deals like a card player: it takes the
+positions in order, in *pieces*, and from each piece gives device 0 a *block*, device 1 the next block, and so on. With n the local
+size of dim d and ``inner`` the number of elements below it:
+
+    piece = ceil(n / f),  block = ceil(piece / M),      all in rows; times ``inner``, in elements;
+    n = full * piece + rest,  0 <= rest < piece:        ``full`` whole pieces, then one of ``rest`` rows, dealt in blocks of ceil(rest / M);
+    and so again for each of the elements above dim d.
+
+Where rest = 0 this is the layout ``(pieces : piece, M : block, block : 1)``: what `logical_divide` makes, device mode in the middle.
+Two shardings, of whatever dims of whatever shapes, give every device the same positions *if and only if* their deals are equal:
+
+- Device k's first block starts at k * block and the first fall back to device 0 comes at ``piece`` (there is one inside or at the end of each
+  piece, for M >= 2 and piece >= 2 rows), so piece and block can be read off the positions; and so, at the next piece of another
+  length, can full and rest. A rest of one row goes to device 0 whole and runs on into the next piece: a run no whole piece has.
+- With M = 1 or pieces of one row, device 0 has everything and the deal is ``None``: all such shardings agree.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+# (piece, block, full, rest, block of the rest) in elements, but for full, a count; (piece, block) where rest is 0.
+# None: device 0 holds everything.
+Deal: TypeAlias = "tuple[int, ...] | None"
+
+
+def deal(n: int, inner: int, split_factor: int, parts: int) -> Deal:
+    """The deal of a local dim of ``n`` rows of ``inner`` elements among ``parts`` devices."""
+    piece = -(-n // split_factor)
+    if parts == 1 or piece <= 1:
+        return None
+    block = -(-piece // parts)
+    full, rest = divmod(n, piece)
+    if rest:
+        return piece * inner, block * inner, full, rest * inner, -(-rest // parts) * inner
+    return piece * inner, block * inner
+
+
+def dim_of(dealt: tuple[int, ...], shape: list[int]) -> int:
+    """The only dim of ``shape`` that can be dealt so: the one whose rows are fewer, and whose whole is no fewer, than a piece."""
+    piece, reach = dealt[0], 1
+    for dim in range(len(shape) - 1, -1, -1):
+        reach *= shape[dim]
+        if piece <= reach:
+            return dim
+    return -1
+
+
+def split_factors(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> tuple[int, int] | None:
+    """The range (first, last) of split factors that deal ``n`` rows of ``inner`` elements as ``dealt``, or None."""
+    piece, odd = divmod(dealt[0], inner)
+    if odd or piece < 2:
+        return None
+    first = -(-n // piece)
+    last = (n - 1) // (piece - 1)  # ceil(n / f) == piece for first <= f <= last
+    if first > last or deal(n, inner, first, parts) != dealt:
+        return None
+    return first, last
+
+
+def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
+    """How many of ``n`` rows device ``device`` of ``parts`` holds."""
+    if n == 0:
+        return 0
+    piece = -(-n // split_factor)
+    full, rest = divmod(n, piece)
+    block = -(-piece // parts)
+    size = full * max(0, min(block, piece - device * block))
+    if rest:
+        block = -(-rest // parts)
+        size += max(0, min(block, rest - device * block))
+    return size
+
+
+def kinds_of_device(n: int, split_factor: int, parts: int) -> list[int]:
+    """One device of each local size: at most five, whatever ``parts`` is."""
+    if n % (split_factor * parts) == 0:
+        return [0]
+    piece = -(-n // split_factor)
+    rest = n % piece
+    devices = {0}
+    for length in (piece, rest):
+        if length:
+            short = length // -(-length // parts)  # the first device without a whole block
+            devices |= {short, short + 1}
+    sizes: dict[int, int] = {}
+    for device in sorted(devices):
+        if device < parts:
+            sizes.setdefault(local_size(n, split_factor, parts, device), device)
+    return list(sizes.values())
+
+
+def runs(n: int, split_factor: int, parts: int, device: int) -> list[tuple[int, int, int, int]]:
+    """Device ``device``'s rows of ``n`` as (start, length, period, count): ``count`` runs of ``length`` rows, ``period`` apart."""
+    result: list[tuple[int, int, int, int]] = []
+    if n == 0:
+        return result
+    piece = -(-n // split_factor)
+    full, rest = divmod(n, piece)
+    for length, start, count in ((piece, 0, full), (rest, full * piece, 1)):
+        if length:
+            block = -(-length // parts)
+            begin = min(device * block, length)
+            size = min(block, length - begin)
+            if size:
+                result.append((start + begin, size, piece, count))
+    return result

@@ -1,0 +1,79 @@
+"""Placements: what a mesh dim does to a tensor. One class covers Shard and _StridedShard, which differ only in stride."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The mesh dim deals tensor dim ``dim`` out in blocks.
+
+    The local part of the dim is cut into ``split_factor`` pieces of equal length (the last may be shorter, or absent), and each
+    piece into one block for each device (again, trailing blocks may be shorter or empty). A split factor of 1 is DTensor's
+    ``Shard``, another its ``_StridedShard`` (torch/distributed/tensor/placement_types.py).
+    """
+
+    dim: int
+    split_factor: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dim < 0:
+            raise ValueError(f"Shard dim {self.dim} is negative; count tensor dims from 0")
+        if self.split_factor < 1:
+            raise ValueError(f"split factor {self.split_factor} of Shard({self.dim}) is below 1")
+
+    def __str__(self) -> str:
+        return f"S({self.dim})" if self.split_factor == 1 else f"_S({self.dim},{self.split_factor})"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every device of the mesh dim holds the same: a device mode of stride 0."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every device holds a term of a pending reduction. A view carries it along untouched."""
+
+    reduce_op: str = "sum"
+
+    def __str__(self) -> str:
+        return f"P({self.reduce_op})"
+
+
+Placement: TypeAlias = "Shard | Replicate | Partial"
+
+_PATTERNS = {
+    re.compile(r"(?:S|Shard)\((?:dim=)?(\d+)\)"): lambda m: Shard(int(m[1])),
+    re.compile(r"(?:_S|_?StridedShard)\((?:dim=)?(\d+),(?:(?:sf|split_factor)=)?(\d+)\)"): lambda m: Shard(int(m[1]), int(m[2])),
+    re.compile(r"R|Replicate(?:\(\))?"): lambda m: Replicate(),
+    re.compile(r"(?:P|Partial)(?:\((\w*)\))?"): lambda m: Partial(m[1] or "sum"),
+}
+
+
+def parse_placements(text: str) -> tuple[Placement, ...]:
+    """Placements, one a mesh dim, from text as DTensor prints them.
+
+    >>> parse_placements("S(0), _S(1, sf=2), R, P(sum)")
+    (Shard(dim=0, split_factor=1), Shard(dim=1, split_factor=2), Replicate(), Partial(reduce_op='sum'))
+    """
+    compact = re.sub(r"\s", "", text)
+    result: list[Placement] = []
+    for item in re.split(r",(?![^(]*\))", compact) if compact else []:
+        for pattern, build in _PATTERNS.items():
+            if match := pattern.fullmatch(item):
+                result.append(build(match))
+                break
+        else:
+            raise ValueError(f"cannot read the placement {item!r}: write S(dim), _S(dim,split_factor), R or P(op), separated by commas")
+    return tuple(result)
+
+
+def format_placements(placements: tuple[Placement, ...]) -> str:
+    return f"[{', '.join(map(str, placements))}]"

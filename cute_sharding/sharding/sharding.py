@@ -1,0 +1,206 @@
+"""A tensor's distribution as a thread-value layout whose threads are devices, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from cute_sharding.layout import Layout, LayoutError, coalesce, composition, make_layout
+from cute_sharding.layout.layout import from_leaves, row_major
+from cute_sharding.sharding.deal import dim_of, local_size, runs, split_factors
+from cute_sharding.sharding.placement import Partial, Placement, Replicate, Shard, format_placements
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A tensor of global ``shape`` on a device mesh of sizes ``mesh``, one placement a mesh dim.
+
+    Placements apply in DTensor's order, left to right: each divides what the ones before it left of the tensor dim
+    (torch/distributed/tensor/_utils.py, compute_local_shape_and_global_offset).
+
+    >>> s = Sharding((4, 6), (2, 3), (Shard(0), Shard(1)))
+    >>> s.layout
+    ((2,3),(2,2)):((12,2),(6,1))
+    >>> s.local_shape((1, 0)), s.global_offset((1, 0))
+    ((2, 2), (2, 0))
+    """
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    placements: tuple[Placement, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("shape", "mesh", "placements"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if len(self.placements) != len(self.mesh):
+            raise ValueError(f"{len(self.placements)} placements {format_placements(self.placements)} for a mesh of {len(self.mesh)} dims {self.mesh}: give one for each")
+        if any(n < 0 for n in self.shape):
+            raise ValueError(f"shape {self.shape} has a negative size")
+        if any(n < 1 for n in self.mesh):
+            raise ValueError(f"mesh {self.mesh} has a dim without devices")
+        for placement in self.placements:
+            if not isinstance(placement, (Shard, Replicate, Partial)):
+                raise TypeError(f"{placement!r} is no placement: use Shard, Replicate or Partial of cute_sharding.sharding")
+            if isinstance(placement, Shard) and placement.dim >= len(self.shape):
+                raise ValueError(f"placement {placement} names dim {placement.dim}; shape {self.shape} has {len(self.shape)} dims")
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int] | None, ...]:
+        """For each mesh dim (tensor dim, split factor), or None where it shards nothing."""
+        return tuple((p.dim, p.split_factor) if isinstance(p, Shard) else None for p in self.placements)
+
+    # -- as a layout ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def layout(self) -> Layout:
+        """T : ((device coordinate), (local coordinate)) -> flat row-major index of the global tensor.
+
+        Mode 0 has a mode for each mesh dim (stride 0 where it shards nothing), mode 1 one for each tensor dim.
+
+        Raises:
+            LayoutError: blocks differ in size, or a block starts inside a mode of an earlier split, so no layout says who holds what.
+        """
+        devices: list[Layout] = []
+        local = [Layout(n, d) for n, d in zip(self.shape, row_major(self.shape), strict=True)]
+        for mesh_dim, (parts, cut) in enumerate(zip(self.mesh, self.cuts, strict=True)):
+            if cut is None:
+                devices.append(Layout(parts, 0))
+                continue
+            dim, pieces = cut
+            mode = local[dim]
+            if mode.size % (pieces * parts):
+                raise LayoutError(
+                    f"mesh dim {mesh_dim} deals the {mode.size} rows that are left of dim {dim} into {pieces} x {parts} blocks, which are not of one size: "
+                    f"{self} is no layout. local_shape, global_offset and runs answer for it"
+                )
+            block = mode.size // (pieces * parts)
+            # logical_divide twice: pieces of parts * block rows, each divided into blocks; the device mode is the middle one.
+            try:
+                divided = composition(mode, Layout((pieces, parts, block)))
+            except LayoutError as error:
+                raise LayoutError(f"mesh dim {mesh_dim} divides dim {dim} across an earlier split, so {self} is no layout: {error}") from None
+            devices.append(coalesce(divided[1]))
+            local[dim] = coalesce(make_layout(divided[0], divided[2]))
+        return make_layout(make_layout(*devices), make_layout(*local))
+
+    @classmethod
+    def read(cls, layout: Layout, shape: Sequence[int]) -> Sharding:
+        """The sharding of a tensor of ``shape`` that a thread-value layout describes, in the simplest placements.
+
+        ``layout`` has two modes: the device modes, one for each mesh dim, and the local modes in row-major order of the local tensor. Their values are
+        flat indices of the tensor, so ``read(composition(V, s.layout), new_shape)`` is a view's propagation.
+
+        Raises:
+            LayoutError: the modes do not hold each element once (replicas aside), or a device mode cannot be expressed by a placement; the
+                message says which and why.
+        """
+        shape = tuple(shape)
+        if layout.rank != 2:
+            raise LayoutError(f"{layout!r} has {layout.rank} modes; expected two, (devices, local)")
+        mesh = tuple(mode.size for mode in layout[0]) if isinstance(layout[0].shape, tuple) else (layout[0].size,)
+        device_modes = [coalesce(mode) for mode in layout[0]]
+        held = [(n, d) for n, d in layout[1].leaves if n != 1]
+        owned = held + [leaf for mode in device_modes for leaf in mode.leaves if leaf[0] != 1 and leaf[1] != 0]
+        if prod(shape) == 0:
+            raise LayoutError(f"shape {shape} has no elements, so a layout cannot tell how it is sharded")
+        everything = from_leaves(sorted(owned, key=lambda leaf: -leaf[1]))
+        if coalesce(everything) != (Layout(prod(shape), 1) if prod(shape) > 1 else Layout(1, 0)):
+            raise LayoutError(f"{layout!r} does not hold each of the {prod(shape)} elements of shape {shape} once, replicas aside")
+        placements: list[Placement] = []
+        local_shape = list(shape)
+        for mesh_dim, (parts, mode) in enumerate(zip(mesh, device_modes, strict=True)):
+            if parts == 1 or all(d == 0 for _, d in mode.leaves):
+                placements.append(Replicate())
+                continue
+            where = f"mesh dim {mesh_dim}, device mode {mode!r}"
+            # What this mesh dim divides: the local modes and those of later mesh dims.
+            rest = held + [leaf for later in device_modes[mesh_dim + 1 :] for leaf in later.leaves if leaf[1] != 0 and leaf[0] != 1]
+            if mode.rank > 1 or mode.depth > 0:
+                raise LayoutError(f"{where}: {mode.rank} sub-modes, and a placement has one; use a mesh with a dim for each")
+            stride = mode.stride
+            inside = prod(n for n, d in rest if d < stride)
+            dealt = (parts * inside, inside)
+            dim = dim_of(dealt, local_shape)
+            below = prod(local_shape[dim + 1 :])
+            factors = split_factors(dealt, local_shape[dim], below, parts)
+            if factors is None:
+                raise LayoutError(
+                    f"{where}: its blocks of {inside} elements, {parts} to a piece, fall across dims of the local shape {tuple(local_shape)}: "
+                    f"dim {dim} has {local_shape[dim]} rows of {below}"
+                )
+            placements.append(Shard(dim, factors[0]))
+            local_shape[dim] //= parts
+        return cls(shape, mesh, tuple(placements))
+
+    # -- on one device --------------------------------------------------------------------------------------------------
+
+    def _checked(self, device: Sequence[int]) -> tuple[int, ...]:
+        device = tuple(device)
+        if len(device) != len(self.mesh) or any(not 0 <= c < n for c, n in zip(device, self.mesh, strict=False)):
+            raise ValueError(f"device {device} is not on the mesh {self.mesh}")
+        return device
+
+    def local_shape(self, device: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what the device at that mesh coordinate holds; sizes need not divide."""
+        shape = list(self.shape)
+        for coordinate, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True):
+            if cut is not None:
+                shape[cut[0]] = local_size(shape[cut[0]], cut[1], parts, coordinate)
+        return tuple(shape)
+
+    def rows(self, dim: int, device: Sequence[int]) -> list[tuple[int, int]]:
+        """The global rows of tensor dim ``dim`` that the device holds, as maximal intervals ``[start, stop)``, ascending.
+
+        The list is as long as the intervals are many, up to the product of the split factors.
+        """
+        intervals = [(0, self.shape[dim])] if self.shape[dim] else []
+        for coordinate, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True):
+            if cut is None or cut[0] != dim:
+                continue
+            size = sum(stop - start for start, stop in intervals)
+            chosen = sorted((s + k * period, s + k * period + n) for s, n, period, count in runs(size, cut[1], parts, coordinate) for k in range(count))
+            intervals = _select(intervals, chosen)
+        return intervals
+
+    def global_offset(self, device: Sequence[int]) -> tuple[int, ...]:
+        """The global index of the device's first element, dim by dim; the dim's size where the device holds no row of it.
+
+        As in torch.distributed.tensor._utils.compute_local_shape_and_global_offset.
+        """
+        result = []
+        for dim, n in enumerate(self.shape):
+            intervals = self.rows(dim, device)
+            result.append(intervals[0][0] if intervals else n)
+        return tuple(result)
+
+    def flat_indices(self, device: Sequence[int]) -> Iterator[int]:
+        """The flat global index of each element the device holds, in local row-major order. One step an element: for tests and small pictures."""
+        strides = row_major(self.shape)
+        dims = [[row * d for start, stop in self.rows(dim, device) for row in range(start, stop)] for dim, d in enumerate(strides)]
+        return (sum(offsets) for offsets in product(*dims))
+
+    def __str__(self) -> str:
+        return f"{self.shape} on mesh {self.mesh} as {format_placements(self.placements)}"
+
+
+def _select(intervals: list[tuple[int, int]], chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of ``intervals``, laid end to end, that fall in the positions ``chosen``; touching parts are joined."""
+    result: list[tuple[int, int]] = []
+    at, i = 0, 0  # position of intervals[i] when laid end to end
+    for first, last in chosen:
+        while i < len(intervals):
+            start, stop = intervals[i]
+            end = at + stop - start
+            if end > first:
+                a, b = start + max(first - at, 0), start + min(last, end) - at
+                if a < b:
+                    if result and result[-1][1] == a:
+                        a = result.pop()[0]
+                    result.append((a, b))
+                if end > last:
+                    break
+            at, i = end, i + 1
+    return result

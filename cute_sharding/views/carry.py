@@ -1,0 +1,129 @@
+"""Carrying shardings through a view, mesh dim by mesh dim, exactly.
+
+Let a view read the same elements, in the same order, under another shape. Every device's elements are in ascending order of
+their index, before and after, so placements of the output are right if and only if each device's *set* of elements is. And after the first t mesh
+dims, the set held by the devices that share t coordinates is the union over the rest: if the whole is right, so is every prefix. Hence:
+
+- mesh dims can be decided one by one, left to right, with no way back: what a prefix holds does not depend on how it was said;
+- given an equal prefix, mesh dim t divides the same local tensor, once under the local input shape and once under the local output shape.
+  So its two divisions are equal exactly when their *deals* are (cute_sharding/sharding/deal.py), and the dim and split factor are read off the deal.
+
+Devices differ only in their local shapes, of which there are few (at most five a mesh dim, one where sizes divide), whatever the number of devices.
+The outcome is complete: where :func:`carry` finds no placements, none exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factors
+from cute_sharding.views.view import View
+
+# What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole (Replicate, Partial).
+Cut: TypeAlias = "tuple[int, int] | None"
+
+# The local (source shape, target shape) of the devices of one kind.
+_Kind: TypeAlias = tuple[list[int], list[int]]
+
+
+class Carried(NamedTuple):
+    """The cuts of the output, one a mesh dim; or how many mesh dims could be carried before one that cannot."""
+
+    cuts: tuple[Cut, ...]
+    blocked: int | None = None
+
+
+def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
+    """The cuts of the view's output that hold, on every device, exactly the elements that ``cuts`` of its input hold.
+
+    Args:
+        view: the view.
+        cuts: one for each mesh dim, on the view's input dims.
+        mesh: the mesh's sizes.
+    """
+    kept = view.kept
+    for cut in cuts:
+        if cut is not None and cut[0] not in kept:
+            break
+    else:  # every sharded dim is left whole: nothing to decide
+        return Carried(tuple([None if cut is None else (kept[cut[0]], cut[1]) for cut in cuts]))
+
+    position = view.position
+    if not prod(view.target):  # no elements: every placement is right
+        return Carried(tuple([None if cut is None else (kept.get(cut[0], min(position[cut[0]], view.rank - 1)), 1) for cut in cuts]))
+
+    kinds: list[_Kind] = [(list(view.sizes), list(view.target))]
+    carried: list[Cut] = []
+    for mesh_dim, cut in enumerate(cuts):
+        if cut is None:
+            carried.append(None)
+            continue
+        parts = mesh[mesh_dim]
+        at, split_factor = position[cut[0]], cut[1]
+        if cut[0] in kept:
+            found: Cut = (kept[cut[0]], split_factor)
+        elif parts == 1:
+            found = _nearest(view, at)
+        else:
+            found = _place(view, kinds, at, split_factor, parts)
+            if found is None:
+                return Carried(tuple(carried), mesh_dim)
+        carried.append(found)
+        if found is not None and parts > 1:
+            kinds = _divided(kinds, at, split_factor, *found, parts)
+    return Carried(tuple(carried))
+
+
+def _place(view: View, kinds: list[_Kind], at: int, split_factor: int, parts: int) -> Cut:
+    """The output dim and split factor that deal as source dim ``at`` does, on every kind of device."""
+    where = -1
+    first, last = 1, None
+    whole: list[list[int]] = []  # local target shapes of the kinds that device 0 holds whole
+    for source, target in kinds:
+        dealt = deal(source[at], prod(source[at + 1 :]), split_factor, parts)
+        if dealt is None:
+            whole.append(target)
+            continue
+        dim = dim_of(dealt, target)
+        if where not in (-1, dim) or dim >= view.rank:
+            return None
+        where = dim
+        factors = split_factors(dealt, target[dim], prod(target[dim + 1 :]), parts)
+        if factors is None:
+            return None
+        first = max(first, factors[0])
+        last = factors[1] if last is None else min(last, factors[1])
+    if whole:
+        # Device 0 keeps everything where pieces have one row: a split factor of at least the local size.
+        if where < 0:
+            return min(((dim, max(target[dim] for target in whole)) for dim in range(view.rank)), key=lambda cut: cut[1], default=None)
+        first = max(first, *(target[where] for target in whole))
+    if last is not None and first > last:
+        return None
+    return where, first
+
+
+def _nearest(view: View, at: int) -> Cut:
+    """Where to say that a mesh dim of one device shards: anywhere is right; the dim that starts where the source dim starts reads best."""
+    reach = prod(view.sizes[at:])
+    best: Cut = None
+    for dim in range(view.rank):
+        if prod(view.target[dim:]) >= reach:
+            best = (dim, 1)
+    return best
+
+
+def _divided(kinds: list[_Kind], at: int, split_factor: int, dim: int, factor: int, parts: int) -> list[_Kind]:
+    """The kinds of device after a mesh dim deals source dim ``at`` and target dim ``dim`` out alike; kinds that hold nothing are left out."""
+    result: list[_Kind] = []
+    for source, target in kinds:
+        n, m = source[at], target[dim]
+        for device in kinds_of_device(n, split_factor, parts):
+            new_source, new_target = source.copy(), target.copy()
+            new_source[at] = local_size(n, split_factor, parts, device)
+            new_target[dim] = local_size(m, factor, parts, device)
+            if new_source[at] and (new_source, new_target) not in result:
+                result.append((new_source, new_target))
+    return result

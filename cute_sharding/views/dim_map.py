@@ -1,0 +1,301 @@
+"""DimMaps: for each output dim of a view op, which input dims it is made of.
+
+The specs and their normal forms are those of torch.distributed.tensor._ops._view_ops, so that either library's rules can be read by the
+other; the functions that build them are the rows of the rule table (cute_sharding/views/table.py). All are pure: shapes and arguments in, DimMap out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+
+class DimSpec:
+    """How one output dim is made."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Singleton(DimSpec):
+    """A dim of size 1, made of nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputDim(DimSpec):
+    """An input dim, whole."""
+
+    input_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(DimSpec):
+    """A dim of size 1 read ``dim_size`` times."""
+
+    dim: DimSpec
+    dim_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewDim(DimSpec):
+    """A dim that no input dim is part of."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat(DimSpec):
+    """A dim gone through ``times`` times, one after the other."""
+
+    input_dim: DimSpec
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten(DimSpec):
+    """Several dims as one, the last varying fastest."""
+
+    input_dims: tuple[DimSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Split(DimSpec):
+    """Dim ``split_id`` of a dim (maybe a Flatten) cut into the shape ``group_shape``."""
+
+    input_dim: DimSpec
+    group_shape: tuple[int, ...]
+    split_id: int
+
+
+DimMap: TypeAlias = tuple[DimSpec, ...]
+
+_SINGLETON = Singleton()
+
+
+def repeat_of(dim: DimSpec, times: int) -> DimSpec:
+    if times == 1:
+        return dim
+    return Broadcast(dim, times) if isinstance(dim, Singleton) else Repeat(dim, times)
+
+
+def flatten_of(dims: tuple[DimSpec, ...]) -> DimSpec:
+    if len(dims) == 1:
+        return dims[0]
+    return Flatten(dims) if dims else _SINGLETON
+
+
+def split_into(dim: DimSpec, sizes: list[int]) -> list[DimSpec]:
+    """The dims of ``dim`` cut into ``sizes``: those of size 1 are singletons and count for nothing in the others."""
+    if len(sizes) == 1:
+        return [dim]
+    group = tuple([n for n in sizes if n != 1])
+    result: list[DimSpec] = []
+    split_id = 0
+    for n in sizes:
+        if n == 1:
+            result.append(_SINGLETON)
+        elif len(group) == 1:
+            # torch keeps a group of one as a Split; so do we, for DimMaps to be equal.
+            result.append(Split(dim, group, 0))
+        else:
+            result.append(Split(dim, group, split_id))
+            split_id += 1
+    return result
+
+
+def normalize_dim(dim: int, ndim: int) -> int:
+    bound = max(ndim, 1)
+    if not -bound <= dim < bound:
+        raise IndexError(f"dim {dim} is out of range for a tensor of {ndim} dims: use {-bound} to {bound - 1}")
+    return dim % bound
+
+
+def normalize_dims(dims: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    dims = (dims,) if isinstance(dims, int) else dims
+    result = tuple([normalize_dim(d, ndim) for d in dims])
+    if len(set(result)) != len(result):
+        raise ValueError(f"dims {tuple(dims)} name a dim twice")
+    return result
+
+
+def _varargs(args: tuple) -> tuple[int, ...]:
+    """Sizes given one by one or as one sequence."""
+    return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else tuple(args)
+
+
+def identity(ndim: int) -> DimMap:
+    return tuple([InputDim(i) for i in range(ndim)])
+
+
+# -- the rows -------------------------------------------------------------------------------------------------------------
+
+
+def at_least(minimum: int):  # type: ignore[no-untyped-def]
+    """atleast_1d and atleast_2d: dims of size 1 in front."""
+
+    def dim_map(shape: Sequence[int]) -> DimMap:
+        return (_SINGLETON,) * (minimum - len(shape)) + identity(len(shape))
+
+    return dim_map
+
+
+def at_least_3d(shape: Sequence[int]) -> DimMap:
+    before, after = {0: (3, 0), 1: (1, 1), 2: (0, 1)}.get(len(shape), (0, 0))
+    return (_SINGLETON,) * before + identity(len(shape)) + (_SINGLETON,) * after
+
+
+def expand(shape: Sequence[int], *sizes: int | Sequence[int], implicit: bool = False) -> DimMap:
+    """expand and broadcast_to; -1 keeps a dim's size."""
+    target = _varargs(sizes)
+    pad = len(target) - len(shape)
+    if pad < 0:
+        raise ValueError(f"cannot expand shape {tuple(shape)} to {target}: the target has fewer dims")
+    result: list[DimSpec] = []
+    for j, size in enumerate(target):
+        dim: DimSpec = _SINGLETON if j < pad else InputDim(j - pad)
+        actual = 1 if j < pad else shape[j - pad]
+        if size in (actual, -1) and not (size == -1 and j < pad):
+            result.append(dim)
+        elif actual != 1 or size < 0:
+            raise ValueError(f"cannot expand shape {tuple(shape)} to {target}: output dim {j} would turn size {actual} into {size}")
+        else:
+            result.append(Broadcast(dim, size))
+    return tuple(result)
+
+
+def flatten(shape: Sequence[int], start_dim: int = 0, end_dim: int = -1) -> DimMap:
+    ndim = len(shape)
+    if ndim == 0:
+        return (_SINGLETON,)
+    start, end = normalize_dim(start_dim, ndim), normalize_dim(end_dim, ndim)
+    if start > end:
+        raise ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
+    dims = identity(ndim)
+    return (*dims[:start], flatten_of(dims[start : end + 1]), *dims[end + 1 :])
+
+
+def unflatten(shape: Sequence[int], dim: int, sizes: Sequence[int]) -> DimMap:
+    at = normalize_dim(dim, len(shape))
+    dims = identity(len(shape))
+    return (*dims[:at], *split_into(dims[at], list(infer_size(shape[at], tuple(sizes)))), *dims[at + 1 :])
+
+
+def movedim(shape: Sequence[int], source: int | Sequence[int], destination: int | Sequence[int]) -> DimMap:
+    ndim = len(shape)
+    moved, to = normalize_dims(source, ndim), normalize_dims(destination, ndim)
+    if len(moved) != len(to):
+        raise ValueError(f"movedim: {len(moved)} source dims {source} and {len(to)} destination dims {destination}")
+    order = [d for d in range(ndim) if d not in moved]
+    for d, j in sorted(zip(moved, to), key=lambda pair: pair[1]):
+        order.insert(j, d)
+    return tuple([InputDim(d) for d in order])
+
+
+def permute(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
+    order = normalize_dims(_varargs(dims), len(shape))
+    if len(order) != len(shape):
+        raise ValueError(f"permute: {len(order)} dims {order} for a tensor of {len(shape)} dims")
+    return tuple([InputDim(d) for d in order])
+
+
+def repeat(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
+    times = _varargs(sizes)
+    pad = len(times) - len(shape)
+    if pad < 0:
+        raise ValueError(f"repeat: {len(times)} repeats {times} for a tensor of {len(shape)} dims; give one for each dim")
+    dims = (_SINGLETON,) * pad + identity(len(shape))
+    return tuple([repeat_of(dim, n) for dim, n in zip(dims, times)])
+
+
+def tile(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
+    times = _varargs(dims)
+    return repeat(shape, (1,) * (len(shape) - len(times)) + times)
+
+
+def squeeze(shape: Sequence[int], dim: int | Sequence[int] | None = None) -> DimMap:
+    chosen = range(len(shape)) if dim is None else normalize_dims(dim, len(shape))
+    return tuple([InputDim(i) for i, n in enumerate(shape) if n != 1 or i not in chosen])
+
+
+def unsqueeze(shape: Sequence[int], dim: int) -> DimMap:
+    at = normalize_dim(dim, len(shape) + 1)
+    dims = identity(len(shape))
+    return (*dims[:at], _SINGLETON, *dims[at:])
+
+
+def transpose(shape: Sequence[int], dim0: int, dim1: int) -> DimMap:
+    dims = list(identity(len(shape)))
+    if dims:
+        a, b = normalize_dim(dim0, len(shape)), normalize_dim(dim1, len(shape))
+        dims[a], dims[b] = dims[b], dims[a]
+    return tuple(dims)
+
+
+def view_as_complex(shape: Sequence[int]) -> DimMap:
+    """torch's rule, in units of real numbers: the last two dims as one."""
+    return flatten(shape, len(shape) - 2) if len(shape) > 1 else flatten(shape)
+
+
+def view_as_real(shape: Sequence[int]) -> DimMap:
+    """Each complex number, an element of the last dim, as two real ones. A scalar has no dim to cut: its two numbers are new."""
+    if not shape:
+        return (NewDim(2),)
+    last = InputDim(len(shape) - 1)
+    group = (shape[-1], 2)
+    return (*identity(len(shape) - 1), Split(last, group, 0), Split(last, group, 1))
+
+
+def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """``sizes`` with a -1 replaced by what makes the product ``numel``."""
+    unknown = [i for i, n in enumerate(sizes) if n == -1]
+    known = prod([n for n in sizes if n != -1])
+    if len(unknown) > 1:
+        raise ValueError(f"shape {sizes} has {len(unknown)} dims of -1; at most one can be inferred")
+    if unknown:
+        if known == 0 or numel % known:
+            raise ValueError(f"shape {sizes} cannot be inferred for {numel} elements: {known} of them a step")
+        return tuple([numel // known if n == -1 else n for n in sizes])
+    if known != numel:
+        raise ValueError(f"shape {sizes} has {known} elements, the tensor {numel}")
+    return sizes
+
+
+def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
+    """view and reshape: the shapes cut into the smallest runs of dims with equal products, each run flattened and split."""
+    target = _varargs(sizes)
+    target = infer_size(prod(shape), target)
+    result: list[DimSpec] = []
+    i, j, ndim, out = 0, 0, len(shape), len(target)
+    while i < ndim or j < out:
+        if j >= out:
+            break  # what is left of the input has size 1 (or the tensor is empty)
+        f, t = (shape[i] if i < ndim else 1), target[j]
+        if i < ndim and f == 1 and t != 1:
+            i += 1
+            continue
+        j += 1
+        if t == 1 and (f != 1 or i >= ndim):
+            result.append(_SINGLETON)
+            continue
+        dims, group = [], [t]
+        if i < ndim:
+            dims.append(i)
+            i += 1
+        while f != t:
+            if i < ndim and (j >= out or t == 0 or f < t):
+                f *= shape[i]
+                dims.append(i)
+                i += 1
+            elif j < out:
+                t *= target[j]
+                group.append(target[j])
+                j += 1
+            else:
+                break
+        if not dims:  # an empty tensor's zeros need not match up
+            result += [_SINGLETON if n == 1 else NewDim(n) for n in group]
+            continue
+        result += split_into(flatten_of(tuple([InputDim(d) for d in dims])), group)
+    return tuple(result)

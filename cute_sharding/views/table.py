@@ -1,0 +1,87 @@
+"""The rule table: one row for each view op, op -> DimMap -> layout.
+
+A row is all that is known of an op: how its arguments make a DimMap, which aten overloads it answers for in DTensor's dispatcher, which of
+them are strict (a view: free or an error) and, for the few ops whose local form has needs of its own, what those are. docs/rules.md is generated from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cute_sharding.views import dim_map as rules
+from cute_sharding.views.dim_map import DimMap
+from cute_sharding.views.view import View, view_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """One view op.
+
+    Attributes:
+        op: its name in torch, such as ``torch.permute`` or ``Tensor.expand``.
+        rule: ``(input shape, *arguments) -> DimMap``.
+        strict: the aten overloads that must not communicate.
+        lenient: the aten overloads that may redistribute their input first.
+        drops_only_whole_dims: the local op removes a dim only where its local size is 1, so a removed dim must not be sharded
+            (a device that holds nothing has size 0 there).
+        pairs: the output's elements are pairs of the input's (view_as_complex), and only ``linear`` reductions may be pending.
+        note: what a reader of the table should know.
+    """
+
+    op: str
+    rule: Callable[..., DimMap]
+    strict: tuple[str, ...] = ()
+    lenient: tuple[str, ...] = ()
+    drops_only_whole_dims: bool = False
+    pairs: bool = False
+    note: str = field(default="", compare=False)
+
+    def view(self, shape: Sequence[int], *args: Any, **kwargs: Any) -> View:
+        """The op on a tensor of that shape, as a view."""
+        if self.pairs:
+            return _view_of_pairs(shape)
+        return view_of(shape, self.rule(shape, *args, **kwargs))
+
+
+def _view_of_pairs(shape: Sequence[int]) -> View:
+    """view_as_complex in units of real numbers: the output ends in a dim of 2 that has no name."""
+    if not shape or shape[-1] != 2:
+        raise ValueError(f"view_as_complex: the last dim of {tuple(shape)} must have size 2, for the real and imaginary parts")
+    ndim = len(shape)
+    return View(shape, tuple(range(ndim)), tuple(shape), tuple(shape), {d: d for d in range(ndim - 1)}, rank=ndim - 1)
+
+
+TABLE: tuple[Row, ...] = (
+    Row("Tensor.view", rules.reshape, strict=("view.default", "_unsafe_view.default"), lenient=("view_copy.default",)),
+    Row("torch.reshape", rules.reshape, lenient=("reshape.default",), note="Tensor.reshape on a DTensor reaches the dispatcher as aten.view"),
+    Row("torch.flatten", rules.flatten, note="decomposes to view"),
+    Row("torch.unflatten", rules.unflatten, note="decomposes to view"),
+    Row("torch.ravel", rules.flatten, note="decomposes to view"),
+    Row(
+        "torch.squeeze",
+        rules.squeeze,
+        strict=("squeeze.default", "squeeze.dim", "squeeze.dims", "squeeze_.default", "squeeze_.dim", "squeeze_.dims"),
+        drops_only_whole_dims=True,
+    ),
+    Row("torch.unsqueeze", rules.unsqueeze, lenient=("unsqueeze.default",)),
+    Row("Tensor.expand", rules.expand, lenient=("expand.default", "expand_copy.default")),
+    Row("torch.broadcast_to", rules.expand, note="decomposes to expand"),
+    Row("torch.permute", rules.permute, lenient=("permute.default",)),
+    Row("torch.transpose", rules.transpose, lenient=("transpose.int",)),
+    Row("torch.movedim", rules.movedim, note="decomposes to permute"),
+    Row("Tensor.repeat", rules.repeat, lenient=("repeat.default",)),
+    Row("torch.tile", rules.tile, note="decomposes to repeat"),
+    Row("torch.atleast_1d", rules.at_least(1), note="decomposes to view"),
+    Row("torch.atleast_2d", rules.at_least(2), note="decomposes to unsqueeze"),
+    Row("torch.atleast_3d", rules.at_least_3d, note="decomposes to unsqueeze"),
+    Row("torch.view_as_real", rules.view_as_real, lenient=("view_as_real.default",)),
+    Row("torch.view_as_complex", rules.view_as_complex, lenient=("view_as_complex.default",), pairs=True),
+)
+
+BY_OP: dict[str, Row] = {row.op: row for row in TABLE}
+BY_OVERLOAD: dict[str, tuple[Row, bool]] = {
+    **{name: (row, True) for row in TABLE for name in row.strict},
+    **{name: (row, False) for row in TABLE for name in row.lenient},
+}
