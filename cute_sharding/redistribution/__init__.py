@@ -1,0 +1,5 @@
+"""Choosing placements and what it costs to reach them. Imports no torch."""
+
+from cute_sharding.redistribution.search import Target, free_targets
+
+__all__ = ["Target", "free_targets"]

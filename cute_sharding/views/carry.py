@@ -29,10 +29,11 @@ _Kind: TypeAlias = tuple[list[int], list[int]]
 
 
 class Carried(NamedTuple):
-    """The cuts of the output, one a mesh dim; or how many mesh dims could be carried before one that cannot."""
+    """The cuts of the output, one a mesh dim; or the first mesh dim that cannot be carried, and the cuts of those before it."""
 
     cuts: tuple[Cut, ...]
     blocked: int | None = None
+    traced: bool = False  # sizes do not divide: proved for each kind of device
 
 
 def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
@@ -56,6 +57,7 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
 
     kinds: list[_Kind] = [(list(view.sizes), list(view.target))]
     carried: list[Cut] = []
+    traced = False
     for mesh_dim, cut in enumerate(cuts):
         if cut is None:
             carried.append(None)
@@ -69,11 +71,12 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
         else:
             found = _place(view, kinds, at, split_factor, parts)
             if found is None:
-                return Carried(tuple(carried), mesh_dim)
+                return Carried(tuple(carried), mesh_dim, traced)
         carried.append(found)
         if found is not None and parts > 1:
             kinds = _divided(kinds, at, split_factor, *found, parts)
-    return Carried(tuple(carried))
+            traced = traced or len(kinds) > 1
+    return Carried(tuple(carried), None, traced)
 
 
 def _place(view: View, kinds: list[_Kind], at: int, split_factor: int, parts: int) -> Cut:

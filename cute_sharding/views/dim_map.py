@@ -294,7 +294,7 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
                 j += 1
             else:
                 break
-        if not dims:  # an empty tensor's zeros need not match up
+        if not dims or f != t:  # an empty tensor's zeros need not match up
             result += [_SINGLETON if n == 1 else NewDim(n) for n in group]
             continue
         result += split_into(flatten_of(tuple([InputDim(d) for d in dims])), group)

@@ -1,0 +1,123 @@
+"""Switching DTensor's view ops to our rules, and back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.propagate import decide
+from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.views import BY_OVERLOAD, Row
+
+
+@dataclass(frozen=True)
+class Settings:
+    implicit_redistribution: bool = False
+
+
+_lock = threading.RLock()
+_settings: Settings | None = None  # None: disabled
+_stock: list[compat.Registration] = []
+
+
+def enable(*, implicit_redistribution: bool = False) -> None:
+    """Propagate DTensor's view ops by layout algebra, from the next op on, in every thread.
+
+    Args:
+        implicit_redistribution: let strict views (``view`` and friends, hence also ``reshape``) redistribute their input where no placements of the
+            output make them free, instead of raising.
+
+    Calling it again changes the setting. If it fails, everything is as it was.
+    """
+    with _lock:
+        _switch(Settings(implicit_redistribution))
+
+
+def disable() -> None:
+    """Go back to torch's own rules, from the next op on. Does nothing where they are in force."""
+    with _lock:
+        _switch(None)
+
+
+@contextmanager
+def enabled(*, implicit_redistribution: bool = False) -> Iterator[None]:
+    """:func:`enable` inside the ``with`` block, and what was before after it."""
+    with _lock:
+        before = _settings
+        _switch(Settings(implicit_redistribution))
+    try:
+        yield
+    finally:
+        with _lock:
+            _switch(before)
+
+
+def is_enabled() -> bool:
+    """Whether view ops are propagated by layout algebra."""
+    return _settings is not None
+
+
+def _switch(settings: Settings | None) -> None:
+    global _settings
+    if settings == _settings:
+        return
+    if _settings is None:
+        saved: list[compat.Registration] = []
+        try:
+            for name, (row, strict) in BY_OVERLOAD.items():
+                op = compat.overload(name)
+                if op is None:
+                    continue
+                stock = compat.registration(op)
+                saved.append(stock)
+                compat.install_strategy(op, _strategy(row, name, strict, stock))
+        except BaseException:
+            for registration in saved:
+                compat.restore(registration)
+            raise
+        _stock[:] = saved
+    elif settings is None:
+        for registration in _stock:
+            compat.restore(registration)
+        _stock.clear()
+    _settings = settings
+    compat.clear_propagation_caches()
+    logger.debug("view propagation by layout algebra: %s", "off" if settings is None else settings)
+
+
+def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration) -> Callable[[compat.OpSchema], compat.OpStrategy]:
+    """The sharding strategy of one aten overload."""
+
+    def strategy(schema: compat.OpSchema) -> compat.OpStrategy:
+        given: Any = schema.args_schema[0]
+        shape = tuple(given.shape)
+        arguments = schema.args_schema[1:]
+        mesh = schema.get_mesh_from_args(validate=False)
+        if stock.strategy is not None and compat.is_symbolic(shape, arguments, *(p for s in given.strategies for p in compat.split_factors(s.output_spec))):
+            count(name, "stock")
+            logger.debug("%s: shape %s is symbolic: left to torch's own rule", name, shape)
+            return stock.strategy(schema)
+        view = row.view(shape, *arguments, **schema.kwargs_schema)
+        result = compat.OpStrategy([])
+        for option in given.strategies:
+            spec = option.output_spec
+            compat.check_shard_order(spec, name)
+            decision = decide(
+                view,
+                spec.placements,
+                tuple(mesh.shape),
+                strict=strict,
+                op=name,
+                row=row,
+                mesh_names=mesh.mesh_dim_names,
+                implicit_redistribution=_settings is not None and _settings.implicit_redistribution,
+                stock=(lambda: stock.strategy(schema).strategies[0].input_specs[0].placements) if stock.strategy and len(given.strategies) == 1 else None,
+            )
+            result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))
+        return result
+
+    return strategy

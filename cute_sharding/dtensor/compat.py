@@ -1,0 +1,136 @@
+"""Every private name of torch that the adapter uses. A new torch release is this one file to mend.
+
+Supported: torch 2.13 to 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+from torch.distributed.tensor._ops import _view_ops
+from torch.distributed.tensor._ops.utils import generate_redistribute_costs
+from torch.distributed.tensor._sharding_prop import LocalLRUCache
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
+
+__all__ = [
+    "DTensorSpec",
+    "OpSchema",
+    "OpSpec",
+    "OpStrategy",
+    "Partial",
+    "Placement",
+    "Registration",
+    "Replicate",
+    "Shard",
+    "StridedShard",
+    "clear_propagation_caches",
+    "generate_redistribute_costs",
+    "install_strategy",
+    "is_symbolic",
+    "overload",
+    "registration",
+    "restore",
+    "stock_dim_maps",
+    "stock_propagate",
+]
+
+StridedShard = _StridedShard
+
+# torch's own rules: an oracle in the tests, and what a strict view falls back to is asked of it.
+stock_propagate = _view_ops.propagate_shape_and_sharding
+stock_dim_maps = _view_ops.dim_maps
+
+
+def _propagator() -> Any:
+    return DTensor._op_dispatcher.sharding_propagator
+
+
+def _tables() -> tuple[dict, ...]:
+    """The propagator's registries, in the order in which it looks an op up."""
+    p = _propagator()
+    return p.op_single_dim_strategy_funcs, p.op_strategy_funcs, p.op_to_rules
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What the propagator's registries hold for one op: what to put back."""
+
+    op: torch._ops.OpOverload
+    entries: tuple[Any, ...]
+
+    @property
+    def strategy(self) -> Callable[[OpSchema], OpStrategy] | None:
+        return self.entries[1]
+
+
+def overload(name: str) -> torch._ops.OpOverload | None:
+    """``torch.ops.aten.<packet>.<overload>``, or None where this torch has no such op."""
+    packet, _, which = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), which, None)
+
+
+def registration(op: torch._ops.OpOverload) -> Registration:
+    return Registration(op, tuple(table.get(op) for table in _tables()))
+
+
+def install_strategy(op: torch._ops.OpOverload, strategy: Callable[[OpSchema], OpStrategy]) -> None:
+    """Make ``strategy`` the one the propagator finds for ``op``."""
+    for table in _tables():
+        table.pop(op, None)
+    _propagator().op_strategy_funcs[op] = strategy
+
+
+def restore(saved: Registration) -> None:
+    for table, entry in zip(_tables(), saved.entries, strict=True):
+        if entry is None:
+            table.pop(saved.op, None)
+        else:
+            table[saved.op] = entry
+
+
+def clear_propagation_caches() -> None:
+    """Forget every cached propagation, so that the next op of any thread is decided anew.
+
+    The Python cache is one for each thread, and only the calling thread's can be cleared; a fresh cache object empties them all.
+    """
+    p = _propagator()
+    p.propagate_op_sharding = LocalLRUCache(p.propagate_op_sharding_non_cached)
+    _clear_sharding_prop_cache()
+
+
+def is_symbolic(*values: Any) -> bool:
+    """Whether a SymInt stands among the values (tracing with dynamic shapes)."""
+    return any(isinstance(v, torch.SymInt) or (isinstance(v, (tuple, list, torch.Size)) and is_symbolic(*v)) for v in values)
+
+
+def split_factors(spec: DTensorSpec) -> list[Any]:
+    return [p.split_factor for p in spec.placements if isinstance(p, StridedShard)]
+
+
+def check_shard_order(spec: DTensorSpec, op: str) -> None:
+    """Refuse a spec whose placements do not apply left to right: propagation reads them so, as torch's rules do."""
+    order = spec.shard_order
+    if order is not None and not spec.use_strided_shard_as_shard_order and not DTensorSpec.is_default_device_order(order):
+        raise RuntimeError(
+            f"{op}: the input's placements {spec.placements} apply in the shard order {order}, not left to right. "
+            "Redistribute it to the default order, or say the order with _StridedShard placements, first."
+        )
+
+
+def op_spec(given: OpStrategy, spec: DTensorSpec, mesh: Any, source: tuple[Placement, ...], output: tuple[Placement, ...]) -> OpSpec:
+    """The strategy entry: input placements, output placements and what the redistribution between costs by torch's model."""
+    wanted = spec
+    if source != tuple(spec.placements):
+        wanted = DTensorSpec(mesh=mesh, placements=source, tensor_meta=spec.tensor_meta, use_strided_shard_as_shard_order=False)
+    return OpSpec(
+        output_specs=DTensorSpec(mesh=mesh, placements=output, use_strided_shard_as_shard_order=False),
+        input_specs=(wanted,),
+        redistribute_cost=[generate_redistribute_costs(given, wanted)],
+    )

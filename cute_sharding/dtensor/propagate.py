@@ -1,0 +1,190 @@
+"""Propagation on torch's placements: free where it can be, a redistribution where it may be, else an error that says what to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate
+from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.redistribution import Target, free_targets
+from cute_sharding.views import Cut, Row, View, carry, view_of
+
+SUGGESTIONS = 3
+
+
+class Decision(NamedTuple):
+    """The placements that the input is to have, and those of the output."""
+
+    source: tuple[Placement, ...]
+    output: tuple[Placement, ...]
+    outcome: str  # a key of stats()
+
+
+def propagate_shape_and_sharding(
+    input_src_placements: Sequence[Placement],
+    global_input_shape: Sequence[int],
+    rule: Sequence[Any],
+    mesh_sizes: Sequence[int],
+    strict_view: bool = False,
+) -> tuple[Sequence[Placement], Sequence[Placement]]:
+    """The placements that a view needs of its input, and those of its output.
+
+    The signature, and the kinds of value, of torch.distributed.tensor._ops._view_ops.propagate_shape_and_sharding; the rule may be torch's DimMap or ours.
+    Where the view can be free, the first result is ``input_src_placements``.
+
+    Raises:
+        RuntimeError: ``strict_view``, and no placements of the output hold what the devices hold. It names placements of the input that would do.
+    """
+    view = view_of(global_input_shape, rule)
+    decision = decide(
+        view,
+        tuple(input_src_placements),
+        tuple(mesh_sizes),
+        strict=strict_view,
+        stock=lambda: stock_propagate(input_src_placements, tuple(global_input_shape), tuple(rule), tuple(mesh_sizes), strict_view)[0],
+    )
+    return decision.source, list(decision.output)
+
+
+def cut_of(placement: Placement) -> Cut:
+    """What a placement does to the tensor, as views and redistribution see it."""
+    if isinstance(placement, StridedShard):
+        return placement.dim, placement.split_factor
+    if isinstance(placement, Shard):
+        return placement.dim, 1
+    return None
+
+
+def placement_of(cut: Cut) -> Placement:
+    if cut is None:
+        return Replicate()
+    dim, split_factor = cut
+    return Shard(dim) if split_factor == 1 else StridedShard(dim, split_factor=split_factor)
+
+
+def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Placement, ...]:
+    """The placements of ``cuts``; where a mesh dim shards neither before nor after, the one of ``placements``, which may be Partial."""
+    return tuple([p if cut is None and not isinstance(p, (Shard, StridedShard)) else placement_of(cut) for p, cut in zip(placements, cuts)])
+
+
+def decide(
+    view: View,
+    placements: tuple[Placement, ...],
+    mesh: tuple[int, ...],
+    *,
+    strict: bool,
+    op: str = "view",
+    row: Row | None = None,
+    mesh_names: Sequence[str] | None = None,
+    implicit_redistribution: bool = False,
+    stock: Callable[[], Sequence[Placement]] | None = None,
+) -> Decision:
+    """Carry placements through a view, redistributing the input only where nothing else will do.
+
+    Args:
+        view: the view, on the global shape.
+        strict: whether the op must not communicate.
+        row: the op's row of the rule table, for the needs of its local form.
+        implicit_redistribution: let strict ops redistribute as well.
+        stock: what torch's own rule makes of the input placements; asked only for a strict view that cannot be free, since a program that runs on
+            torch's silent redistribution keeps running on ours.
+
+    Raises:
+        RuntimeError: nothing is free, and redistribution is not allowed.
+    """
+    cuts = tuple([cut_of(p) for p in placements])
+    carried = carry(view, cuts, mesh)
+    blocked = _blocked_by_row(view, row, placements, cuts, mesh)
+    if blocked is None:
+        blocked = carried.blocked
+    if blocked is None:
+        output = replaced(placements, carried.cuts)
+        outcome = "tracing" if carried.traced else "algebra"
+        _log(op, view, mesh, placements, placements, output, outcome)
+        count(op, outcome)
+        return Decision(placements, output, outcome)
+
+    def targets():  # type: ignore[no-untyped-def]
+        pending = [m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))]
+        for target in free_targets(view, cuts, mesh, fixed=pending):
+            source = _cleared(row, replaced(placements, target.source))
+            if _blocked_by_row(view, row, source, target.source, mesh) is None:
+                yield target, source, replaced(source, target.output)
+
+    if not strict or implicit_redistribution or _stock_redistributes(stock, placements):
+        _, source, output = next(targets())
+        _log(op, view, mesh, placements, source, output, "redistribution")
+        count(op, "redistribution")
+        return Decision(source, output, "redistribution")
+
+    count(op, "refused")
+    message = _explain(op, view, mesh, mesh_names, placements, blocked, list(islice(targets(), SUGGESTIONS)))
+    logger.debug("refused: %s", message)
+    raise RuntimeError(message)
+
+
+def _linear(placement: Placement) -> bool:
+    return placement.reduce_op in ("sum", "avg")  # type: ignore[attr-defined]
+
+
+def _blocked_by_row(view: View, row: Row | None, placements: Sequence[Placement], cuts: Sequence[Cut], mesh: Sequence[int]) -> int | None:
+    """The first mesh dim that the op's local form cannot do with, whatever the layout says."""
+    if row is None:
+        return None
+    for mesh_dim, (placement, cut) in enumerate(zip(placements, cuts)):
+        if row.drops_only_whole_dims and cut is not None and cut[0] not in view.kept and mesh[mesh_dim] > 1:
+            return mesh_dim
+        if row.pairs and isinstance(placement, Partial) and not _linear(placement):
+            return mesh_dim
+    return None
+
+
+def _cleared(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    if row is None or not row.pairs:
+        return placements
+    return tuple([Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements])
+
+
+def _stock_redistributes(stock: Callable[[], Sequence[Placement]] | None, placements: Sequence[Placement]) -> bool:
+    """Whether torch runs this strict view by redistributing its input (and so neither raises nor takes it for free)."""
+    if stock is None:
+        return False
+    try:
+        return tuple(stock()) != tuple(placements)
+    except Exception:  # whatever torch raises: it does not run
+        return False
+
+
+def _log(op: str, view: View, mesh: Sequence[int], before: Sequence[Placement], source: Sequence[Placement], output: Sequence[Placement], outcome: str) -> None:
+    if logger.isEnabledFor(logging.DEBUG):
+        how = {"algebra": "free, blocks of one size", "tracing": "free, traced on each kind of device"}.get(outcome, f"input redistributed to {text(source)}")
+        logger.debug("%s: %s %s -> %s %s on mesh %s: %s", op, tuple(view.input_shape), text(before), view.output_shape, text(output), tuple(mesh), how)
+
+
+def text(placements: Sequence[Placement]) -> str:
+    return f"[{', '.join(map(str, placements))}]"
+
+
+def _explain(
+    op: str,
+    view: View,
+    mesh: Sequence[int],
+    names: Sequence[str] | None,
+    placements: Sequence[Placement],
+    blocked: int,
+    targets: list[tuple[Target, tuple[Placement, ...], tuple[Placement, ...]]],
+) -> str:
+    sizes = ", ".join(f"{name}={n}" for name, n in zip(names, mesh)) if names else ", ".join(map(str, mesh))
+    axis = f"mesh dim {blocked}" + (f" ({names[blocked]!r})" if names else "")
+    lines = [
+        f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh ({sizes}) with placements {text(placements)} cannot be done without communication: "
+        f"what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices is no Shard or _StridedShard of the output.",
+        "Redistribute the input first, for example (cheapest first):",
+    ]
+    for target, source, output in targets:
+        lines.append(f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; each device receives up to {target.received} elements")
+    lines.append("or let views do so themselves: cute_sharding.enable(implicit_redistribution=True).")
+    return "\n".join(lines)
