@@ -42,7 +42,7 @@ def _when_imported(name, action):  # type: ignore[no-untyped-def]
         def find_spec(fullname, path=None, target=None):  # type: ignore[no-untyped-def]
             if fullname != name:
                 return None
-            sys.meta_path.remove(Finder)  # type: ignore[arg-type]
+            sys.meta_path.remove(Finder)
             spec = importlib.util.find_spec(fullname)
             if spec is not None and spec.loader is not None:
                 execute = spec.loader.exec_module
@@ -54,4 +54,4 @@ def _when_imported(name, action):  # type: ignore[no-untyped-def]
                 spec.loader.exec_module = exec_module  # type: ignore[method-assign]
             return spec
 
-    sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder)

@@ -115,7 +115,8 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration) -> 
                 row=row,
                 mesh_names=mesh.mesh_dim_names,
                 implicit_redistribution=_settings is not None and _settings.implicit_redistribution,
-                stock=(lambda: stock.strategy(schema).strategies[0].input_specs[0].placements) if stock.strategy and len(given.strategies) == 1 else None,
+                can_redistribute=compat.can_redistribute(spec),
+                stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
             )
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))
         return result

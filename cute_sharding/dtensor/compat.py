@@ -30,14 +30,19 @@ __all__ = [
     "Replicate",
     "Shard",
     "StridedShard",
+    "can_redistribute",
+    "check_shard_order",
     "clear_propagation_caches",
     "generate_redistribute_costs",
     "install_strategy",
     "is_symbolic",
+    "op_spec",
     "overload",
     "registration",
     "restore",
+    "split_factors",
     "stock_dim_maps",
+    "stock_input_placements",
     "stock_propagate",
 ]
 
@@ -68,6 +73,14 @@ class Registration:
     @property
     def strategy(self) -> Callable[[OpSchema], OpStrategy] | None:
         return self.entries[1]
+
+
+def stock_input_placements(stock: Registration, schema: OpSchema) -> tuple[Placement, ...]:
+    """The placements that torch's own strategy wants of the op's one input. Raises what the strategy raises."""
+    if stock.strategy is None:
+        raise NotImplementedError(f"{stock.op} has no strategy of that kind in this torch")
+    specs: Any = stock.strategy(schema).strategies[0].input_specs
+    return tuple(specs[0].placements)
 
 
 def overload(name: str) -> torch._ops.OpOverload | None:
@@ -122,6 +135,17 @@ def check_shard_order(spec: DTensorSpec, op: str) -> None:
             f"{op}: the input's placements {spec.placements} apply in the shard order {order}, not left to right. "
             "Redistribute it to the default order, or say the order with _StridedShard placements, first."
         )
+
+
+def can_redistribute(spec: DTensorSpec) -> bool:
+    """Whether torch moves data out of ``spec`` rightly.
+
+    A spec that a user makes with _StridedShard placements is read as a shard order. On a mesh of several dims, split factors that no order has
+    make torch's redistribution silently wrong, or raise half way (2.13 and 2.15 alike; tests/dtensor has an example).
+    """
+    if not spec.use_strided_shard_as_shard_order or spec.mesh.ndim == 1:
+        return True
+    return DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh) is not None
 
 
 def op_spec(given: OpStrategy, spec: DTensorSpec, mesh: Any, source: tuple[Placement, ...], output: tuple[Placement, ...]) -> OpSpec:

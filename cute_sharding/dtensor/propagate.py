@@ -52,7 +52,7 @@ def propagate_shape_and_sharding(
 def cut_of(placement: Placement) -> Cut:
     """What a placement does to the tensor, as views and redistribution see it."""
     if isinstance(placement, StridedShard):
-        return placement.dim, placement.split_factor
+        return placement.dim, placement.split_factor  # type: ignore[return-value]  # a SymInt never gets here: see adapter.py
     if isinstance(placement, Shard):
         return placement.dim, 1
     return None
@@ -80,6 +80,7 @@ def decide(
     row: Row | None = None,
     mesh_names: Sequence[str] | None = None,
     implicit_redistribution: bool = False,
+    can_redistribute: bool = True,
     stock: Callable[[], Sequence[Placement]] | None = None,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
@@ -89,6 +90,7 @@ def decide(
         strict: whether the op must not communicate.
         row: the op's row of the rule table, for the needs of its local form.
         implicit_redistribution: let strict ops redistribute as well.
+        can_redistribute: whether the input can be trusted to be redistributed rightly; if not, nothing is, and nothing is suggested.
         stock: what torch's own rule makes of the input placements; asked only for a strict view that cannot be free, since a program that runs on
             torch's silent redistribution keeps running on ours.
 
@@ -114,14 +116,14 @@ def decide(
             if _blocked_by_row(view, row, source, target.source, mesh) is None:
                 yield target, source, replaced(source, target.output)
 
-    if not strict or implicit_redistribution or _stock_redistributes(stock, placements):
+    if can_redistribute and (not strict or implicit_redistribution or _stock_redistributes(stock, placements)):
         _, source, output = next(targets())
         _log(op, view, mesh, placements, source, output, "redistribution")
         count(op, "redistribution")
         return Decision(source, output, "redistribution")
 
     count(op, "refused")
-    message = _explain(op, view, mesh, mesh_names, placements, blocked, list(islice(targets(), SUGGESTIONS)))
+    message = _explain(op, view, mesh, mesh_names, placements, blocked, list(islice(targets(), SUGGESTIONS)) if can_redistribute else [])
     logger.debug("refused: %s", message)
     raise RuntimeError(message)
 
@@ -182,8 +184,14 @@ def _explain(
     lines = [
         f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh ({sizes}) with placements {text(placements)} cannot be done without communication: "
         f"what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices is no Shard or _StridedShard of the output.",
-        "Redistribute the input first, for example (cheapest first):",
     ]
+    if not targets:
+        lines.append(
+            "Nor can its placements be redistributed by torch, which would read these _StridedShard as a shard order that they are not, and give wrong data: "
+            "make the tensor with Shard or Replicate placements in the first place."
+        )
+        return "\n".join(lines)
+    lines.append("Redistribute the input first, for example (cheapest first):")
     for target, source, output in targets:
         lines.append(f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; each device receives up to {target.received} elements")
     lines.append("or let views do so themselves: cute_sharding.enable(implicit_redistribution=True).")

@@ -24,7 +24,7 @@ from cute_sharding.layout.layout import IntTuple, Layout, from_leaves, make, mak
 from cute_sharding.layout.symbolic import Int, as_int, divides, is_less, is_nonnegative, is_zero, quotient, require
 
 # A tiler: a layout, an int n for the layout n:1, None for "leave this mode", or a tuple of tilers, one a mode.
-Tiler: TypeAlias = "Layout | int | None | Sequence[Tiler]"
+Tiler: TypeAlias = "Layout | int | Sequence[Tiler] | None"
 
 # Jumps of both signs may cancel. Such compositions are rare and are decided by enumeration up to this many indices.
 ENUMERATION_LIMIT = 1 << 16
@@ -437,9 +437,9 @@ def _merged(leaves: list[tuple[Int, Int]]) -> list[tuple[Int, Int]]:
     return merged
 
 
-def _compare(a: tuple[Int, Int], b: tuple[Int, Int]) -> int:
-    """Order (stride, size) pairs of symbols by proof."""
-    for x, y in zip(a, b, strict=True):
+def _compare(a: tuple[Int, ...], b: tuple[Int, ...]) -> int:
+    """Order modes (stride, size, ...), with symbols, by proof."""
+    for x, y in zip(a[:2], b[:2], strict=True):
         if x == y or is_zero(x - y):
             continue
         if is_less(x, y):
@@ -652,7 +652,7 @@ def left_inverse(layout: Layout | int) -> Layout:
                 raise LayoutError(f"left_inverse({layout!r}) does not exist: mode {n}:{d} has no positive stride")
             modes.append((d, n, weight))
         weight = weight * n
-    modes.sort(key=cmp_to_key(lambda a, b: _compare(a[:2], b[:2])))
+    modes.sort(key=cmp_to_key(_compare))
     if not modes:
         return make(1, 0)
     out: list[tuple[Int, Int]] = []  # innermost first

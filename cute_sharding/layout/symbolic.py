@@ -41,7 +41,8 @@ class _Facts:
     zero: tuple[sympy.Expr, ...] = field(default=())
 
 
-_facts: ContextVar[_Facts] = ContextVar("cute_sharding_facts", default=_Facts())
+_NO_FACTS = _Facts()
+_facts: ContextVar[_Facts] = ContextVar("cute_sharding_facts", default=_NO_FACTS)
 
 
 def symbol(name: str) -> sympy.Symbol:
@@ -144,10 +145,10 @@ def _extend(facts: _Facts, texts: tuple[str, ...]) -> _Facts:
             else:
                 facts = _Facts(facts.substitution, facts.divisible, facts.nonnegative, (*facts.zero, sympy.sympify(a) - b))
             continue
-        differences = {ast.GtE: lambda: a - b, ast.Gt: lambda: a - b - 1, ast.LtE: lambda: b - a, ast.Lt: lambda: b - a - 1}
+        differences: dict[type, Any] = {ast.GtE: a - b, ast.Gt: a - b - 1, ast.LtE: b - a, ast.Lt: b - a - 1}
         if kind not in differences:
             raise LayoutError(f"cannot read the fact {text!r}: use ==, <, <=, > or >=")
-        facts = _Facts(facts.substitution, facts.divisible, (*facts.nonnegative, sympy.sympify(differences[kind]())), facts.zero)
+        facts = _Facts(facts.substitution, facts.divisible, (*facts.nonnegative, sympy.sympify(differences[kind])), facts.zero)
     return facts
 
 

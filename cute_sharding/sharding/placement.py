@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -49,7 +50,7 @@ class Partial:
 
 Placement: TypeAlias = "Shard | Replicate | Partial"
 
-_PATTERNS = {
+_PATTERNS: dict[re.Pattern[str], Callable[[re.Match[str]], Placement]] = {
     re.compile(r"(?:S|Shard)\((?:dim=)?(\d+)\)"): lambda m: Shard(int(m[1])),
     re.compile(r"(?:_S|_?StridedShard)\((?:dim=)?(\d+),(?:(?:sf|split_factor)=)?(\d+)\)"): lambda m: Shard(int(m[1]), int(m[2])),
     re.compile(r"R|Replicate(?:\(\))?"): lambda m: Replicate(),

@@ -74,7 +74,7 @@ class Sharding:
             if mode.size % (pieces * parts):
                 raise LayoutError(
                     f"mesh dim {mesh_dim} deals the {mode.size} rows that are left of dim {dim} into {pieces} x {parts} blocks, which are not of one size: "
-                    f"{self} is no layout. local_shape, global_offset and runs answer for it"
+                    f"{self} is no layout. local_shape, global_offset and rows answer for it"
                 )
             block = mode.size // (pieces * parts)
             # logical_divide twice: pieces of parts * block rows, each divided into blocks; the device mode is the middle one.

@@ -74,8 +74,8 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
                 return Carried(tuple(carried), mesh_dim, traced)
         carried.append(found)
         if found is not None and parts > 1:
+            traced = traced or kinds[0][0][at] % (split_factor * parts) != 0
             kinds = _divided(kinds, at, split_factor, *found, parts)
-            traced = traced or len(kinds) > 1
     return Carried(tuple(carried), None, traced)
 
 

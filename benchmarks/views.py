@@ -1,0 +1,246 @@
+"""Time of rules, propagation and the algebra beside torch's, on real model shapes; and how many free views each answers.
+
+    python -m benchmarks.views            # ratios of time: ours / torch's
+    python -m benchmarks.views --answers  # drawn cases: how many of those that can be free are answered free, ours and torch's
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from itertools import product
+from math import prod
+
+import torch.distributed._pycute as pycute
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._ops import _view_ops as torch_views
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import cute_sharding.layout as algebra
+from benchmarks.timing import geometric_mean, ratio
+from cute_sharding.dtensor import propagate_shape_and_sharding
+from cute_sharding.sharding.deal import local_size
+from cute_sharding.views import dim_map
+
+S, R = Shard, Replicate()
+
+
+def SS(dim: int, split_factor: int) -> _StridedShard:
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+# (what, input shape, output shape, mesh, placements): views of well-known models, all free in torch's strict path.
+MODEL_VIEWS = [
+    ("llama-7b flatten tokens", (8, 4096, 4096), (32768, 4096), (8,), [S(0)]),
+    ("llama-7b flatten tokens, sequence", (8, 4096, 4096), (32768, 4096), (8,), [S(1)]),
+    ("llama-7b flatten tokens, hidden", (8, 4096, 4096), (32768, 4096), (8,), [S(2)]),
+    ("llama-7b unflatten tokens", (32768, 4096), (8, 4096, 4096), (8,), [S(0)]),
+    ("llama-7b split heads", (8, 4096, 4096), (8, 4096, 32, 128), (8,), [S(2)]),
+    ("llama-7b merge heads", (8, 4096, 32, 128), (8, 4096, 4096), (8,), [S(2)]),
+    ("llama-7b merge heads, sequence", (8, 4096, 32, 128), (8, 4096, 4096), (8,), [S(1)]),
+    ("llama-70b split kv heads", (4, 8192, 1024), (4, 8192, 8, 128), (8,), [S(2)]),
+    ("llama-70b dp x tp split heads", (16, 8192, 8192), (16, 8192, 64, 128), (8, 8), [S(0), S(2)]),
+    ("llama-70b dp x tp merge heads", (16, 8192, 64, 128), (16, 8192, 8192), (8, 8), [S(0), S(2)]),
+    ("llama-70b dp x sp flatten", (16, 8192, 8192), (131072, 8192), (8, 8), [S(0), S(1)]),
+    ("llama-70b fsdp x tp flatten", (16, 8192, 8192), (131072, 8192), (8, 8), [S(0), S(2)]),
+    ("llama-3 flatten logits", (8, 4096, 128256), (32768, 128256), (8,), [S(2)]),
+    ("llama-3 flatten logits, batch", (8, 4096, 128256), (32768, 128256), (8,), [S(0)]),
+    ("gpt-3 qkv split", (8, 2048, 36864), (8, 2048, 3, 96, 128), (3,), [S(2)]),
+    ("gpt-3 flatten, pp x dp x tp", (16, 2048, 12288), (32768, 12288), (2, 4, 8), [R, S(0), S(2)]),
+    ("gpt-3 attention scores", (8, 96, 2048, 2048), (768, 2048, 2048), (8,), [S(0)]),
+    ("gpt-3 attention scores, heads", (8, 96, 2048, 2048), (768, 2048, 2048), (8,), [S(1)]),
+    ("vit-l patches", (64, 3, 224, 224), (64, 3, 16, 14, 16, 14), (8,), [S(0)]),
+    ("vit-l patches flat", (64, 16, 16, 3, 14, 14), (64, 256, 588), (8,), [S(0)]),
+    ("vit-l tokens", (64, 256, 1024), (16384, 1024), (8,), [S(0)]),
+    ("mixtral experts", (8, 4096, 4096), (8, 16, 256, 4096), (8,), [S(0)]),
+    ("mixtral expert capacity", (8, 512, 4096), (4096, 4096), (8,), [S(0)]),
+    ("mixtral expert weights", (8, 14336, 4096), (114688, 4096), (8,), [S(0)]),
+    ("mixtral expert weights, tp", (8, 14336, 4096), (114688, 4096), (8,), [S(1)]),
+    ("deepseek heads", (4, 4096, 16384), (4, 4096, 128, 128), (16,), [S(2)]),
+    ("deepseek group router", (16384, 256), (16384, 8, 32), (8,), [S(1)]),
+    ("deepseek group router, tokens", (16384, 256), (16384, 8, 32), (8,), [S(0)]),
+    ("bert pooled", (32, 512, 768), (16384, 768), (4,), [S(0)]),
+    ("whisper frames", (16, 1500, 1280), (24000, 1280), (4,), [S(0)]),
+]
+
+
+def rule_and_propagation() -> list[float]:
+    ratios = []
+    for what, shape, target, mesh, placements in MODEL_VIEWS:
+        placements = tuple(placements)
+
+        def ours(shape=shape, target=target, mesh=mesh, placements=placements):  # type: ignore[no-untyped-def]
+            return propagate_shape_and_sharding(placements, shape, dim_map.reshape(shape, target), mesh, True)
+
+        def theirs(shape=shape, target=target, mesh=mesh, placements=placements):  # type: ignore[no-untyped-def]
+            return torch_views.propagate_shape_and_sharding(placements, shape, torch_views.view_groups(shape, target), mesh, True)
+
+        assert list(ours()[1]) == list(theirs()[1]), (what, ours(), theirs())
+        ratios.append(ratio(ours, theirs))
+        print(f"  {ratios[-1]:5.2f}  {what}")
+    return ratios
+
+
+def _drawn_layouts(count: int, seed: int = 0) -> list[algebra.Layout]:
+    draw = random.Random(seed)
+    result = []
+    while len(result) < count:
+        shape = tuple(draw.choice([2, 3, 4, 6, 8, 16]) for _ in range(draw.randint(1, 4)))
+        strides = algebra.Layout(shape).stride
+        order = draw.sample(range(len(shape)), len(shape))
+        result.append(algebra.Layout(tuple(shape[i] for i in order), tuple(strides[i] for i in order)))
+    return result
+
+
+def algebra_operations() -> dict[str, float]:
+    """Our time over _pycute's, on drawn layouts for which both answer."""
+    layouts = _drawn_layouts(60)
+    tiles = [algebra.Layout(n) for n in (2, 3, 4, 8)]
+    operations = {
+        "coalesce": [(a,) for a in layouts],
+        "composition": list(product(layouts[:20], layouts[20:40])),
+        "complement": [(a, a.size * 4) for a in layouts],
+        "logical_divide": list(product(layouts, tiles)),
+    }
+    result = {}
+    for name, cases in operations.items():
+        ours, theirs = getattr(algebra, name), getattr(pycute, name)
+        pairs = []
+        for case in cases:
+            twin = tuple(pycute.Layout(x.shape, x.stride) if isinstance(x, algebra.Layout) else x for x in case)
+            try:
+                theirs(*twin)
+                ours(*case)
+            except (AssertionError, algebra.LayoutError):
+                continue
+            pairs.append((case, twin))
+        result[name] = ratio(lambda: [ours(*case) for case, _ in pairs], lambda: [theirs(*twin) for _, twin in pairs])  # noqa: B023
+    return result
+
+
+# -- answers --------------------------------------------------------------------------------------------------------------
+
+
+def factorizations(n: int, rank: int) -> list[tuple[int, ...]]:
+    if rank == 0:
+        return [()] if n == 1 else []
+    return [(d, *rest) for d in range(1, n + 1) if n % d == 0 for rest in factorizations(n // d, rank - 1)]
+
+
+def held(shape, mesh, placements):  # type: ignore[no-untyped-def]
+    """For each device, the flat indices it holds: written out element by element."""
+
+    def chunk(rows, parts):  # type: ignore[no-untyped-def]
+        size = -(-len(rows) // parts)
+        return [rows[k * size : (k + 1) * size] for k in range(parts)]
+
+    result = []
+    for device in product(*map(range, mesh)):
+        dims = [list(range(n)) for n in shape]
+        for p, parts, k in zip(placements, mesh, device):
+            if isinstance(p, (Shard, _StridedShard)):
+                factor = getattr(p, "split_factor", 1)
+                dims[p.dim] = [row for piece in chunk(dims[p.dim], factor) for row in chunk(piece, parts)[k]]
+        strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+        result.append(tuple(sum(i * d for i, d in zip(index, strides)) for index in product(*dims)))
+    return tuple(result)
+
+
+def answers(cases: int, seed: int) -> None:
+    """Draw views of small shapes; count, of those that some placements can answer free, how many ours and torch's do."""
+    draw = random.Random(seed)
+    meshes = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (2, 4), (2, 2, 2)]
+    kinds = ("Shard, even", "Shard, uneven", "_StridedShard, even", "_StridedShard, uneven")
+    zero = {"cases": 0, "possible": 0, "ours": 0, "ours wrong": 0, "strict": 0, "strict wrong": 0, "non-strict": 0, "non-strict wrong": 0}
+    table = {kind: dict(zero) for kind in kinds}
+    while sum(row["cases"] for row in table.values()) < cases // 4 * 4:
+        n = draw.choice([12, 16, 18, 20, 24, 30, 32, 36, 48, 60, 64])
+        shapes = [s for rank in range(1, 5) for s in factorizations(n, rank)]
+        shape, target, mesh = draw.choice(shapes), draw.choice(shapes), draw.choice(meshes)
+        if shape == target:
+            continue
+        strided = draw.random() < 0.5
+        placements = []
+        for _ in mesh:
+            d = draw.randrange(len(shape))
+            factor = draw.choice([f for f in range(2, shape[d] + 1) if draw.random() < 0.3 or shape[d] % f == 0] or [1]) if strided and draw.random() < 0.8 else 1
+            placements.append(R if draw.random() < 0.2 else SS(d, factor) if factor > 1 else S(d))
+        if not any(isinstance(p, (Shard, _StridedShard)) for p in placements):
+            continue
+        local, even = list(shape), True
+        for p, parts in zip(placements, mesh):
+            if isinstance(p, (Shard, _StridedShard)):
+                factor = getattr(p, "split_factor", 1)
+                even = even and local[p.dim] % (factor * parts) == 0
+                local[p.dim] = local_size(local[p.dim], factor, parts, 0)
+        kind = ("_StridedShard" if any(isinstance(p, _StridedShard) for p in placements) else "Shard") + (", even" if even else ", uneven")
+        row = table[kind]
+        if row["cases"] >= cases // 4:  # as many of each kind
+            continue
+        row["cases"] += 1
+        truth = held(shape, mesh, placements)
+        options = [R] + [SS(d, f) if f > 1 else S(d) for d, m in enumerate(target) for f in range(1, m + 1)]
+        possible = _possible(target, mesh, options, truth)
+        row["possible"] += possible
+        for name, function, strict, rules in (
+            ("ours", propagate_shape_and_sharding, True, dim_map.reshape),
+            ("strict", torch_views.propagate_shape_and_sharding, True, torch_views.view_groups),
+            ("non-strict", torch_views.propagate_shape_and_sharding, False, torch_views.view_groups),
+        ):
+            try:
+                source, output = function(tuple(placements), shape, rules(shape, target), mesh, strict)
+            except Exception:  # raises, or crashes: not answered
+                continue
+            if tuple(source) != tuple(placements):
+                continue
+            if held(target, mesh, output) == truth:
+                row[name] += 1
+            else:
+                row[f"{name} wrong"] += 1
+    print(f"{'':24}{'cases':>8}{'can be free':>13}{'ours':>9}{'wrong':>7}{'torch strict':>14}{'wrong':>7}{'non-strict':>12}{'wrong':>7}")
+    for kind, row in table.items():
+        of = max(row["possible"], 1)
+        print(
+            f"{kind:24}{row['cases']:>8}{row['possible']:>13}{row['ours'] / of:>9.1%}{row['ours wrong']:>7}"
+            f"{row['strict'] / of:>14.1%}{row['strict wrong']:>7}{row['non-strict'] / of:>12.1%}{row['non-strict wrong']:>7}"
+        )
+
+
+def _possible(target, mesh, options, truth):  # type: ignore[no-untyped-def]
+    """Whether any placements of the output hold ``truth``: all of them are tried, mesh dim by mesh dim."""
+    prefixes = [()]
+    for t in range(len(mesh)):
+        # What the devices that share t + 1 coordinates hold together.
+        tail = prod(mesh[t + 1 :])
+        wanted = [frozenset().union(*truth[i * tail : (i + 1) * tail]) for i in range(prod(mesh[: t + 1]))]
+        found = []
+        for prefix in prefixes:
+            for option in options:
+                sets = held(target, mesh[: t + 1], (*prefix, option))
+                if list(map(frozenset, sets)) == wanted:
+                    found.append((*prefix, option))
+        if not found:
+            return False
+        prefixes = found[:1]  # whichever: the sets are the same, and so is all that follows
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--answers", action="store_true", help="count answered cases instead of measuring time")
+    parser.add_argument("--cases", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.answers:
+        answers(arguments.cases, arguments.seed)
+        return
+    print("cold rule + propagation, ours / torch (below 1 is faster):")
+    ratios = rule_and_propagation()
+    print(f"  {geometric_mean(ratios):5.2f}  geometric mean of {len(ratios)}")
+    print("algebra, ours / torch.distributed._pycute (below 0.5 is more than 2x faster):")
+    for name, value in algebra_operations().items():
+        print(f"  {value:5.2f}  {name} ({1 / value:.1f}x faster)")
+
+
+if __name__ == "__main__":
+    main()

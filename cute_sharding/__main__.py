@@ -1,0 +1,5 @@
+import sys
+
+from cute_sharding.cli import main
+
+sys.exit(main())

@@ -1,0 +1,191 @@
+"""``python -m cute_sharding explain``: what a view does to a sharding, shown as layouts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from itertools import islice, product
+from math import prod
+from typing import Any
+
+from cute_sharding.layout import Layout, LayoutError
+from cute_sharding.redistribution import free_targets
+from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
+from cute_sharding.views import BY_OP, View, carry
+
+# Who holds what is listed device by device only up to here.
+DEVICES_SHOWN = 16
+RUNS_SHOWN = 4
+
+
+class UsageError(Exception):
+    """A bad argument, in one line."""
+
+
+def _sizes(text: str, what: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\s*(-?\d+\s*(,\s*-?\d+\s*)*)?,?\s*", text):
+        raise UsageError(f"{what} {text!r}: write integers separated by commas, such as 4,16,32")
+    return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+def _mesh(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    names, sizes = [], []
+    for i, part in enumerate(text.split(",")):
+        match = re.fullmatch(r"\s*(?:([A-Za-z_]\w*)=)?(\d+)\s*", part)
+        if not match or int(match[2]) < 1:
+            raise UsageError(f"--mesh {text!r}: write name=size or size, separated by commas, such as dp=2,tp=4")
+        names.append(match[1] or f"mesh{i}")
+        sizes.append(int(match[2]))
+    return tuple(names), tuple(sizes)
+
+
+def _view(arguments: argparse.Namespace, shape: tuple[int, ...]) -> tuple[str, View]:
+    chosen = {name: getattr(arguments, name) for name in ("view", "permute", "expand", "repeat") if getattr(arguments, name) is not None}
+    if len(chosen) != 1:
+        raise UsageError("give one of --view, --permute, --expand, --repeat")
+    ((name, text),) = chosen.items()
+    sizes = _sizes(text, f"--{name}")
+    op = {"view": "Tensor.view", "permute": "torch.permute", "expand": "Tensor.expand", "repeat": "Tensor.repeat"}[name]
+    return f"{name}{sizes}", BY_OP[op].view(shape, sizes)
+
+
+def explain(
+    what: str, view: View, names: Sequence[str], mesh: tuple[int, ...], placements: tuple[Shard | Replicate | Partial, ...]
+) -> dict[str, Any]:
+    """The propagation as data: before, the view, after, or what would make it free."""
+    before = Sharding(tuple(view.input_shape), mesh, placements)
+    carried = carry(view, before.cuts, mesh)
+    result: dict[str, Any] = {"op": what, "mesh": dict(zip(names, mesh)), "input": _described(before, names)}
+    result["view"] = {"layout": repr(view.layout), "source_dims": list(view.source), "source_sizes": list(view.sizes), "target_shape": list(view.output_shape)}
+    if carried.blocked is None:
+        after = Sharding(view.output_shape, mesh, _replaced(placements, carried.cuts))
+        result["free"] = True
+        result["how"] = "tracing" if carried.traced else "algebra"
+        result["output"] = _described(after, names)
+        return result
+    result["free"] = False
+    result["blocked_by"] = {"mesh_dim": names[carried.blocked], "placement": str(placements[carried.blocked])}
+    fixed = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
+    result["redistribute_to"] = [
+        {"input": list(map(str, _replaced(placements, t.source))), "output": list(map(str, _replaced(placements, t.output))), "received_elements": t.received}
+        for t in islice(free_targets(view, before.cuts, mesh, fixed), 3)
+    ]
+    return result
+
+
+def _replaced(placements: Sequence[Shard | Replicate | Partial], cuts: Sequence[tuple[int, int] | None]) -> tuple[Shard | Replicate | Partial, ...]:
+    return tuple(Shard(*cut) if cut is not None else p if isinstance(p, Partial) else Replicate() for p, cut in zip(placements, cuts))
+
+
+def _described(sharding: Sharding, names: Sequence[str]) -> dict[str, Any]:
+    described: dict[str, Any] = {"shape": list(sharding.shape), "placements": list(map(str, sharding.placements))}
+    try:
+        layout = sharding.layout
+        described["layout"] = repr(layout)
+        described["modes"] = _modes(layout, sharding, names)
+    except LayoutError as error:
+        described["layout"] = None
+        described["no_layout"] = str(error)
+    devices = list(islice(product(*map(range, sharding.mesh)), DEVICES_SHOWN))
+    described["devices"] = [
+        {
+            "coordinate": dict(zip(names, device)),
+            "local_shape": list(sharding.local_shape(device)),
+            "rows": [[list(run) for run in sharding.rows(dim, device)] for dim in range(len(sharding.shape))],
+        }
+        for device in devices
+    ]
+    described["devices_not_shown"] = prod(sharding.mesh) - len(devices)
+    return described
+
+
+def _modes(layout: Layout, sharding: Sharding, names: Sequence[str]) -> list[dict[str, Any]]:
+    modes = []
+    for name, mode, placement in zip(names, layout[0], sharding.placements):
+        modes.append({"mode": repr(mode), "owner": name, "of": f"dim {placement.dim}" if isinstance(placement, Shard) else str(placement)})
+    for dim, mode in enumerate(layout[1]):
+        modes.append({"mode": repr(mode), "owner": "local", "of": f"dim {dim}"})
+    return modes
+
+
+def _show(result: dict[str, Any]) -> str:
+    mesh = ", ".join(f"{name}={n}" for name, n in result["mesh"].items())
+    lines = [f"{result['op']} on mesh ({mesh})", ""]
+    lines += _show_side("before", result["input"])
+    lines += ["", f"the view, output index -> input index: {result['view']['layout']}", ""]
+    if result["free"]:
+        how = "blocks of one size: by layout algebra" if result["how"] == "algebra" else "sizes that do not divide: traced and proved on each kind of device"
+        lines += _show_side("after", result["output"])
+        lines += ["", f"free: no communication ({how})"]
+    else:
+        by = result["blocked_by"]
+        lines.append(f"not free: what {by['placement']} gives to the devices of mesh dim {by['mesh_dim']} is no Shard or _StridedShard of the output")
+        lines.append("redistribute the input first, cheapest first:")
+        for t in result["redistribute_to"]:
+            lines.append(f"  [{', '.join(t['input'])}]  then the output is [{', '.join(t['output'])}]; a device receives up to {t['received_elements']} elements")
+    return "\n".join(lines)
+
+
+def _show_side(title: str, side: dict[str, Any]) -> list[str]:
+    lines = [f"{title}: shape {tuple(side['shape'])}, placements [{', '.join(side['placements'])}]"]
+    if side["layout"] is None:
+        lines.append(f"  {side['no_layout']}")
+    else:
+        lines.append(f"  layout (devices, local) -> flat index: {side['layout']}")
+        width = max((len(m["mode"]) for m in side["modes"]), default=0)
+        lines += [f"    {m['mode']:<{width}}  {m['owner']:<6} {m['of']}" for m in side["modes"]]
+    lines.append("  who holds what (rows of each dim):")
+    for device in side["devices"]:
+        at = ", ".join(f"{name}={c}" for name, c in device["coordinate"].items())
+        rows = " x ".join(_show_rows(runs) for runs in device["rows"]) or "the scalar"
+        lines.append(f"    {at}: local {tuple(device['local_shape'])}  {rows}")
+    if side["devices_not_shown"]:
+        lines.append(f"    ... and {side['devices_not_shown']} more devices")
+    return lines
+
+
+def _show_rows(runs: list[list[int]]) -> str:
+    shown = [f"{start}:{stop}" for start, stop in runs[:RUNS_SHOWN]]
+    more = [f"... {len(runs) - RUNS_SHOWN} more"] if len(runs) > RUNS_SHOWN else []
+    return f"[{', '.join(shown + more)}]"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:  # one line, as for every other bad argument
+        raise UsageError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _Parser(prog="python -m cute_sharding", description="Shardings and views as CuTe layouts.")
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=_Parser)
+    command = commands.add_parser("explain", help="what a view does to a sharding: layouts, placements, who holds what")
+    command.add_argument("--shape", required=True, help="the tensor's global shape, such as 4,16,32")
+    command.add_argument("--mesh", required=True, help="the device mesh, such as dp=2,tp=4")
+    command.add_argument("--placements", required=True, help='one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"')
+    command.add_argument("--view", help="the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)")
+    command.add_argument("--permute", help="the new order of dims, such as 1,0,2")
+    command.add_argument("--expand", help="the expanded shape")
+    command.add_argument("--repeat", help="how often to repeat each dim")
+    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    try:
+        arguments = parser.parse_args(argv)
+        if arguments.command is None:
+            raise UsageError("give a command: explain (see --help)")
+        shape = _sizes(arguments.shape, "--shape")
+        names, mesh = _mesh(arguments.mesh)
+        placements = parse_placements(arguments.placements)
+        Sharding(shape, mesh, placements)  # checks that they fit together
+        what, view = _view(arguments, shape)
+        result = explain(what, view, names, mesh, placements)
+    except (UsageError, ValueError, IndexError, TypeError) as error:
+        print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(json.dumps(result, indent=2) if arguments.json else _show(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
