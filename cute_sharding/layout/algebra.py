@@ -196,7 +196,7 @@ def _compose(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None = No
                 if rest and run * rest >= q + rest:
                     run, clash = -(-q // rest), q  # after so many steps of d the remainders carry across q
             if n % run:
-                return _compose_rarely(a, leaves, b, form, f"leaf {n}:{d} of B crosses a mode boundary of A, {clash}, after {run} steps, and {run} does not divide {n}")
+                return _compose_rarely(a, leaves, b, form, f"leaf {n}:{d} of B crosses {_boundary(a, clash)}, after {run} steps, and {run} does not divide {n}")
             for j, rest in enumerate(remainders):
                 carries[j] += (run - 1) * rest
             modes.append((run, value))
@@ -208,8 +208,20 @@ def _compose(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None = No
         result.append(modes)
     for (q, _), carry in zip(jumps, carries, strict=True):
         if carry >= q:
-            return _compose_rarely(a, leaves, b, form, f"the leaves of B together carry across a mode boundary of A, {q}")
+            return _compose_rarely(a, leaves, b, form, f"leaves {', '.join(f'{n}:{d}' for n, d in leaves if n > 1 and d % q)} of B carry across {_boundary(a, q)}")
     return result
+
+
+def _boundary(a: Layout, q: Int) -> str:
+    """Where index ``q`` falls in A, for a message: the leaf that ends there and the one that begins."""
+    reach: Int = 1
+    inner = None
+    for n, d in reversed(a.leaves):
+        if inner is not None and reach == q and n != 1:
+            return f"index {q} of A, where its leaf {inner[0]}:{inner[1]} ends and {n}:{d} begins"
+        reach = reach * n
+        inner = (n, d) if n != 1 else inner
+    return f"index {q} of A"
 
 
 def _static(leaves: Sequence[tuple[Int, Int]], form: _Jumps) -> bool:
