@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ class Settings:
 _lock = threading.RLock()
 _settings: Settings | None = None  # None: disabled
 _stock: list[compat.Registration] = []
+_generations = itertools.count()
 
 
 def enable(*, implicit_redistribution: bool = False) -> None:
@@ -65,31 +67,33 @@ def _switch(settings: Settings | None) -> None:
     global _settings
     if settings == _settings:
         return
-    if _settings is None:
-        saved: list[compat.Registration] = []
-        try:
-            for name, (row, strict) in BY_OVERLOAD.items():
-                op = compat.overload(name)
-                if op is None:
-                    continue
-                stock = compat.registration(op)
-                saved.append(stock)
-                compat.install_strategy(op, _strategy(row, name, strict, stock))
-        except BaseException:
-            for registration in saved:
-                compat.restore(registration)
-            raise
-        _stock[:] = saved
-    elif settings is None:
-        for registration in _stock:
-            compat.restore(registration)
-        _stock.clear()
-    _settings = settings
-    compat.clear_propagation_caches()
+    before, _settings = _settings, settings
+    try:
+        _install(settings)
+    except BaseException:
+        _settings = before
+        _install(before)
+        raise
     logger.debug("view propagation by layout algebra: %s", "off" if settings is None else settings)
 
 
-def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration) -> Callable[[compat.OpSchema], compat.OpStrategy]:
+def _install(settings: Settings | None) -> None:
+    """Put torch's registrations back, and then, unless ``settings`` is None, ours in their place."""
+    for registration in _stock:
+        compat.restore(registration)
+    _stock.clear()
+    if settings is not None:
+        generation = f"cute_sharding.{next(_generations)}"
+        for name, (row, strict) in BY_OVERLOAD.items():
+            op = compat.overload(name)
+            if op is not None:
+                stock = compat.registration(op)
+                _stock.append(stock)
+                compat.install_strategy(op, _strategy(row, name, strict, stock, settings), generation)
+    compat.clear_propagation_caches()
+
+
+def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, settings: Settings) -> Callable[[compat.OpSchema], compat.OpStrategy]:
     """The sharding strategy of one aten overload."""
 
     def strategy(schema: compat.OpSchema) -> compat.OpStrategy:
@@ -114,7 +118,7 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration) -> 
                 op=name,
                 row=row,
                 mesh_names=mesh.mesh_dim_names,
-                implicit_redistribution=_settings is not None and _settings.implicit_redistribution,
+                implicit_redistribution=settings.implicit_redistribution,
                 can_redistribute=compat.can_redistribute(spec),
                 stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
             )

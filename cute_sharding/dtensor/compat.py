@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
@@ -60,7 +60,7 @@ def _propagator() -> Any:
 def _tables() -> tuple[dict, ...]:
     """The propagator's registries, in the order in which it looks an op up."""
     p = _propagator()
-    return p.op_single_dim_strategy_funcs, p.op_strategy_funcs, p.op_to_rules
+    return p.op_single_dim_strategy_funcs, p.op_strategy_funcs, p.op_to_rules, p.op_to_schema_info
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,19 @@ def registration(op: torch._ops.OpOverload) -> Registration:
     return Registration(op, tuple(table.get(op) for table in _tables()))
 
 
-def install_strategy(op: torch._ops.OpOverload, strategy: Callable[[OpSchema], OpStrategy]) -> None:
-    """Make ``strategy`` the one the propagator finds for ``op``."""
+def install_strategy(op: torch._ops.OpOverload, strategy: Callable[[OpSchema], OpStrategy], generation: str) -> None:
+    """Make ``strategy`` the one the propagator finds for ``op``.
+
+    C++ caches propagations, in each thread for itself, and a thread cannot clear another's. Their keys include the names of the
+    keyword arguments that an op's schema info says to compare; so one more name, which no call ever passes, keeps the propagations of one generation of rules apart
+    from those of another, and those of torch's own rules are found again once these are back.
+    """
+    p = _propagator()
+    stock = p.op_to_schema_info.get(op) or p.op_to_schema_info_for_single_dim_strategy.get(op) or RuntimeSchemaInfo()
     for table in _tables():
         table.pop(op, None)
-    _propagator().op_strategy_funcs[op] = strategy
+    p.op_strategy_funcs[op] = strategy
+    p.op_to_schema_info[op] = RuntimeSchemaInfo(stock.static_argnum, [*(stock.static_kwargkey or ()), generation], stock.needs_pytree)
 
 
 def restore(saved: Registration) -> None:
@@ -109,9 +117,9 @@ def restore(saved: Registration) -> None:
 
 
 def clear_propagation_caches() -> None:
-    """Forget every cached propagation, so that the next op of any thread is decided anew.
+    """Forget every cached propagation of the Python cache in all threads (by a fresh cache object), and of this thread's C++ cache.
 
-    The Python cache is one for each thread, and only the calling thread's can be cleared; a fresh cache object empties them all.
+    For the C++ caches of other threads see :func:`install_strategy`.
     """
     p = _propagator()
     p.propagate_op_sharding = LocalLRUCache(p.propagate_op_sharding_non_cached)
