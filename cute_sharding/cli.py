@@ -71,7 +71,7 @@ def explain(
     fixed = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
     result["redistribute_to"] = [
         {"input": list(map(str, _replaced(placements, t.source))), "output": list(map(str, _replaced(placements, t.output))), "received_elements": t.received}
-        for t in islice(free_targets(view, before.cuts, mesh, fixed), 3)
+        for t in free_targets(view, before.cuts, mesh, fixed=fixed)
     ]
     return result
 

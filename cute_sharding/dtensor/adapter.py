@@ -120,6 +120,7 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 mesh_names=mesh.mesh_dim_names,
                 implicit_redistribution=settings.implicit_redistribution,
                 can_redistribute=compat.can_redistribute(spec),
+                by_torch=True,
                 stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
             )
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))

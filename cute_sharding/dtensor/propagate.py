@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate
 from cute_sharding.dtensor.stats import count, logger
@@ -13,6 +12,8 @@ from cute_sharding.redistribution import Target, free_targets
 from cute_sharding.views import Cut, Row, View, carry, view_of
 
 SUGGESTIONS = 3
+
+Cuts: TypeAlias = tuple[Cut, ...]
 
 
 class Decision(NamedTuple):
@@ -81,6 +82,7 @@ def decide(
     mesh_names: Sequence[str] | None = None,
     implicit_redistribution: bool = False,
     can_redistribute: bool = True,
+    by_torch: bool = False,
     stock: Callable[[], Sequence[Placement]] | None = None,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
@@ -91,6 +93,7 @@ def decide(
         row: the op's row of the rule table, for the needs of its local form.
         implicit_redistribution: let strict ops redistribute as well.
         can_redistribute: whether the input can be trusted to be redistributed rightly; if not, nothing is, and nothing is suggested.
+        by_torch: choose among redistributions that torch's executor does rightly.
         stock: what torch's own rule makes of the input placements; asked only for a strict view that cannot be free, since a program that runs on
             torch's silent redistribution keeps running on ours.
 
@@ -109,23 +112,52 @@ def decide(
         count(op, outcome)
         return Decision(placements, output, outcome)
 
-    def targets():  # type: ignore[no-untyped-def]
+    def targets(most: int, allowed: Callable[[Cuts], bool]) -> list[tuple[Target, tuple[Placement, ...], tuple[Placement, ...]]]:
+        kept_whole = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and row.drops_only_whole_dims else []
         pending = [m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))]
-        for target in free_targets(view, cuts, mesh, fixed=pending):
+        result = []
+        for target in free_targets(view, cuts, mesh, fixed=pending, unsharded=kept_whole, allowed=allowed, most=most):
             source = _cleared(row, replaced(placements, target.source))
-            if _blocked_by_row(view, row, source, target.source, mesh) is None:
-                yield target, source, replaced(source, target.output)
+            result.append((target, source, replaced(source, target.output)))
+        return result
 
     if can_redistribute and (not strict or implicit_redistribution or _stock_redistributes(stock, placements)):
-        _, source, output = next(targets())
+        _, source, output = targets(1, (lambda target: _torch_moves_rightly(view.input_shape, cuts, target, mesh)) if by_torch else _anything)[0]
         _log(op, view, mesh, placements, source, output, "redistribution")
         count(op, "redistribution")
         return Decision(source, output, "redistribution")
 
     count(op, "refused")
-    message = _explain(op, view, mesh, mesh_names, placements, blocked, list(islice(targets(), SUGGESTIONS)) if can_redistribute else [])
+    message = _explain(op, view, mesh, mesh_names, placements, blocked, targets(SUGGESTIONS, _plain) if can_redistribute else [])
     logger.debug("refused: %s", message)
     raise RuntimeError(message)
+
+
+def _anything(target: Cuts) -> bool:
+    return True
+
+
+def _plain(target: Cuts) -> bool:
+    """Without _StridedShard: what a user can be told to write."""
+    return all(cut is None or cut[1] == 1 for cut in target)
+
+
+def _torch_moves_rightly(shape: Sequence[int], source: Cuts, target: Cuts, mesh: Sequence[int]) -> bool:
+    """Whether torch's executor can be trusted with a redistribution.
+
+    On a mesh of several dims it plans each rank by the rank's own sizes; with _StridedShard placements and sizes that do not divide, ranks then take different
+    paths, and wait for one another.
+    """
+    if len(mesh) == 1 or (_plain(source) and _plain(target)):
+        return True
+    for cuts in (source, target):
+        sizes = list(shape)
+        for cut, parts in zip(cuts, mesh):
+            if cut is not None:
+                if sizes[cut[0]] % (cut[1] * parts):
+                    return False
+                sizes[cut[0]] //= parts
+    return True
 
 
 def _linear(placement: Placement) -> bool:

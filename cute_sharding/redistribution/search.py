@@ -2,72 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
-from math import prod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import isqrt, prod
 
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.redistribution.cost import local_elements, received_elements
 from cute_sharding.views import Cut, View, carry
+from cute_sharding.views.carry import Kinds, carry_one, kinds_of
 
-# Above so many combinations of candidates, mesh dims are only kept or replicated (2 choices each).
-SEARCH_LIMIT = 4096
+# Cuts tried in one search. Meshes of two dims over small tensors are searched whole; larger searches go through few changes first.
+BUDGET = 6000
+# All split factors of a dim are tried up to this size, of longer dims those that divide and those in use.
+ALL_FACTORS = 64
 
 
 @dataclass(frozen=True, order=True)
 class Target:
-    """Cuts of the input under which the view is free, with what getting there costs the busiest device, in elements."""
+    """Cuts of the input under which the view is free, with what getting there costs; ordered by cost."""
 
-    received: int
+    received: int  # elements, by the busiest device
     local: int  # elements held of input and output together
     changed: int  # mesh dims that change
-    source: tuple[Cut, ...]
-    output: tuple[Cut, ...]
+    strides: int  # split factors above 1, of input and output: Shard reads better than _StridedShard
+    source: tuple[Cut, ...] = field(compare=False)
+    output: tuple[Cut, ...] = field(compare=False)
 
 
-def local_elements(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int]) -> int:
-    """The most elements a device holds: device 0, everywhere."""
-    sizes = list(shape)
-    for cut, parts in zip(cuts, mesh):
-        if cut is not None:
-            sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
-    return prod(sizes)
+def free_targets(
+    view: View,
+    cuts: Sequence[Cut],
+    mesh: Sequence[int],
+    *,
+    fixed: Sequence[int] = (),
+    unsharded: Sequence[int] = (),
+    allowed: Callable[[tuple[Cut, ...]], bool] = lambda source: True,
+    most: int = 3,
+) -> list[Target]:
+    """The ``most`` cheapest cuts of the input under which ``view`` is free; at least one.
 
+    By elements received, then by the memory of input and output, then by closeness to ``cuts``. Every mesh dim may keep its cut, shard any dim with
+    any split factor, or replicate; those in ``fixed`` keep theirs (they carry a pending reduction),
+    input dims in ``unsharded`` are not to be sharded, and ``allowed`` has a say on each answer (but for replicating everything).
 
-def received_elements(shape: Sequence[int], source: Sequence[Cut], target: Sequence[Cut], mesh: Sequence[int]) -> int:
-    """The elements that a device must receive to go from ``source`` to ``target``.
-
-    What it needs, less what it has: of each mesh dim that changes, a device that held a shard already has one part in as many as there are
-    devices; from a replicated mesh dim it has all. Exact where sizes divide and the cuts cross (name different tensor dims).
+    The search is over all of that while it fits the budget, which it does for small tensors on meshes of two dims. Beyond it, changes of one mesh
+    dim come first, then of two, and so on, so that what is cut off is far from the source; replicating everything is always among the answers.
     """
-    need = local_elements(shape, target, mesh)
-    share = prod(parts for a, b, parts in zip(source, target, mesh) if a != b and a is not None)
-    return need - need // share
+    cuts, mesh = tuple(cuts), tuple(mesh)
+    everything: tuple[Cut, ...] = tuple([cut if m in fixed else None for m, cut in enumerate(cuts)])
+    found: dict[tuple[Cut, ...], Target] = {}
+
+    def add(source: tuple[Cut, ...], output: tuple[Cut, ...]) -> None:
+        strides = sum(cut is not None and cut[1] > 1 for cut in (*source, *output))
+        changed = sum(a != b for a, b in zip(cuts, source, strict=True))
+        local = local_elements(view.input_shape, source, mesh) + local_elements(view.output_shape, output, mesh)
+        found[source] = Target(received_elements(view.input_shape, cuts, source, mesh), local, changed, strides, source, output)
+
+    budget = BUDGET
+
+    def descend(kinds: Kinds, source: tuple[Cut, ...], output: tuple[Cut, ...], changing: tuple[int, ...]) -> None:
+        """Try all cuts of the mesh dims ``changing``, the others keeping theirs; what cannot be carried is given up at once."""
+        nonlocal budget
+        m = len(source)
+        if m == len(cuts):
+            if allowed(source) and not any(cut is not None and cut[0] in unsharded and n > 1 for cut, n in zip(source, mesh, strict=True)):
+                add(source, output)
+            return
+        options = _options(view, kinds, cuts[m], unsharded) if m in changing else [cuts[m]]
+        for cut in options:
+            if budget <= 0:
+                return
+            budget -= 1
+            step = carry_one(view, kinds, cut, mesh[m])
+            if step is not None:
+                descend(step[1], (*source, cut), (*output, step[0]), changing)
+
+    if prod(view.target):
+        free = [m for m in range(len(cuts)) if m not in fixed and mesh[m] > 1]
+        for changes in range(1, len(free) + 1):
+            for changing in combinations(free, changes):
+                descend(kinds_of(view), (), (), changing)
+    if everything not in found:
+        add(everything, carry(view, everything, mesh).cuts)
+    return sorted(found.values())[:most]
 
 
-def free_targets(view: View, cuts: Sequence[Cut], mesh: Sequence[int], fixed: Sequence[int] = ()) -> Iterator[Target]:
-    """The cuts of the input under which ``view`` is free, cheapest first.
-
-    The candidates: every mesh dim keeps its cut, shards another input dim, or replicates; those in ``fixed`` keep theirs (they carry a
-    pending reduction). Replicating everything comes last and is always free, so the iterator is never empty.
-    """
-    shape = view.input_shape
-    options: list[list[Cut]] = []
-    for mesh_dim, cut in enumerate(cuts):
-        if cut is None or mesh_dim in fixed:
-            options.append([cut])
+def _options(view: View, kinds: Kinds, cut: Cut, unsharded: Sequence[int]) -> list[Cut]:
+    """The cuts of the next mesh dim other than ``cut`` that differ on some kind of device, Shard before _StridedShard."""
+    options: list[Cut] = [] if cut is None else [None]
+    factors_of: list[tuple[int, int]] = []
+    for dim in range(len(view.input_shape)):
+        if dim in unsharded:
             continue
-        options.append([cut, *[(dim, 1) for dim in range(len(shape)) if (dim, 1) != cut], None])
-    if prod(map(len, options)) > SEARCH_LIMIT:
-        options = [[cut] if len(choices) == 1 else [cut, None] for cut, choices in zip(cuts, options, strict=True)]
-    candidates = []
-    for combination in product(*options):
-        received = received_elements(shape, cuts, combination, mesh)
-        changed = sum(a != b for a, b in zip(cuts, combination))
-        candidates.append((received, changed, local_elements(shape, combination, mesh), combination))
-    candidates.sort(key=lambda c: (c[:3], tuple((-1, 0) if cut is None else cut for cut in c[3])))
-    for received, changed, local, combination in candidates:
-        carried = carry(view, combination, mesh)
-        if carried.blocked is None:
-            output = local_elements(view.target, carried.cuts, mesh)
-            yield Target(received, local + output, changed, combination, carried.cuts)
+        at = view.position[dim]
+        sizes = [source[at] for source, _ in kinds] or [1]
+        seen = set()
+        for factor in _factors(max(sizes), cut[1] if cut is not None else 1):
+            pieces = tuple([-(-n // factor) for n in sizes])
+            if pieces not in seen:
+                seen.add(pieces)
+                factors_of.append((factor, dim))
+    options += [(dim, factor) for factor, dim in sorted(factors_of) if (dim, factor) != cut]
+    return options
+
+
+def _factors(n: int, used: int) -> list[int]:
+    if n <= ALL_FACTORS:
+        return list(range(1, max(n, 1) + 1))
+    small = [f for f in range(1, min(isqrt(n), 1 << 12) + 1) if n % f == 0]
+    return sorted({*small, *(n // f for f in small), used})

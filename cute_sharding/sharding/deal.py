@@ -19,6 +19,7 @@ Two shardings, of whatever dims of whatever shapes, give every device the same p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 # (piece, block, full, rest, block of the rest) in elements, but for full, a count; (piece, block) where rest is 0.
@@ -106,4 +107,37 @@ def runs(n: int, split_factor: int, parts: int, device: int) -> list[tuple[int, 
             size = min(block, length - begin)
             if size:
                 result.append((start + begin, size, piece, count))
+    return result
+
+
+def rows(n: int, chain: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """The rows of ``n`` that a device holds, as maximal intervals ``[start, stop)``, ascending.
+
+    ``chain`` has (split factor, devices, the device's coordinate) of each mesh dim that shards these rows, in order.
+    """
+    intervals = [(0, n)] if n else []
+    for split_factor, parts, device in chain:
+        size = sum(stop - start for start, stop in intervals)
+        chosen = sorted((s + k * period, s + k * period + m) for s, m, period, count in runs(size, split_factor, parts, device) for k in range(count))
+        intervals = _select(intervals, chosen)
+    return intervals
+
+
+def _select(intervals: list[tuple[int, int]], chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of ``intervals``, laid end to end, that fall in the positions ``chosen``; touching parts are joined."""
+    result: list[tuple[int, int]] = []
+    at, i = 0, 0  # position of intervals[i] when laid end to end
+    for first, last in chosen:
+        while i < len(intervals):
+            start, stop = intervals[i]
+            end = at + stop - start
+            if end > first:
+                a, b = start + max(first - at, 0), start + min(last, end) - at
+                if a < b:
+                    if result and result[-1][1] == a:
+                        a = result.pop()[0]
+                    result.append((a, b))
+                if end > last:
+                    break
+            at, i = end, i + 1
     return result

@@ -10,7 +10,7 @@ from math import prod
 
 from cute_sharding.layout import Layout, LayoutError, coalesce, composition, make_layout
 from cute_sharding.layout.layout import from_leaves, row_major
-from cute_sharding.sharding.deal import dim_of, local_size, runs, split_factors
+from cute_sharding.sharding.deal import dim_of, local_size, rows, split_factors
 from cute_sharding.sharding.placement import Partial, Placement, Replicate, Shard, format_placements
 
 
@@ -156,14 +156,8 @@ class Sharding:
 
         The list is as long as the intervals are many, up to the product of the split factors.
         """
-        intervals = [(0, self.shape[dim])] if self.shape[dim] else []
-        for coordinate, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True):
-            if cut is None or cut[0] != dim:
-                continue
-            size = sum(stop - start for start, stop in intervals)
-            chosen = sorted((s + k * period, s + k * period + n) for s, n, period, count in runs(size, cut[1], parts, coordinate) for k in range(count))
-            intervals = _select(intervals, chosen)
-        return intervals
+        chain = [(cut[1], parts, k) for k, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True) if cut is not None and cut[0] == dim]
+        return rows(self.shape[dim], chain)
 
     def global_offset(self, device: Sequence[int]) -> tuple[int, ...]:
         """The global index of the device's first element, dim by dim; the dim's size where the device holds no row of it.
@@ -184,23 +178,3 @@ class Sharding:
 
     def __str__(self) -> str:
         return f"{self.shape} on mesh {self.mesh} as {format_placements(self.placements)}"
-
-
-def _select(intervals: list[tuple[int, int]], chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of ``intervals``, laid end to end, that fall in the positions ``chosen``; touching parts are joined."""
-    result: list[tuple[int, int]] = []
-    at, i = 0, 0  # position of intervals[i] when laid end to end
-    for first, last in chosen:
-        while i < len(intervals):
-            start, stop = intervals[i]
-            end = at + stop - start
-            if end > first:
-                a, b = start + max(first - at, 0), start + min(last, end) - at
-                if a < b:
-                    if result and result[-1][1] == a:
-                        a = result.pop()[0]
-                    result.append((a, b))
-                if end > last:
-                    break
-            at, i = end, i + 1
-    return result

@@ -24,8 +24,8 @@ from cute_sharding.views.view import View
 # What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole (Replicate, Partial).
 Cut: TypeAlias = "tuple[int, int] | None"
 
-# The local (source shape, target shape) of the devices of one kind.
-_Kind: TypeAlias = tuple[list[int], list[int]]
+# The local (source shape, target shape) of the devices of each kind.
+Kinds: TypeAlias = list[tuple[list[int], list[int]]]
 
 
 class Carried(NamedTuple):
@@ -51,35 +51,50 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     else:  # every sharded dim is left whole: nothing to decide
         return Carried(tuple([None if cut is None else (kept[cut[0]], cut[1]) for cut in cuts]))
 
-    position = view.position
     if not prod(view.target):  # no elements: every placement is right
-        return Carried(tuple([None if cut is None else (kept.get(cut[0], min(position[cut[0]], view.rank - 1)), 1) for cut in cuts]))
+        return Carried(tuple([None if cut is None else (kept.get(cut[0], min(view.position[cut[0]], view.rank - 1)), 1) for cut in cuts]))
 
-    kinds: list[_Kind] = [(list(view.sizes), list(view.target))]
+    kinds = kinds_of(view)
     carried: list[Cut] = []
     traced = False
-    for mesh_dim, cut in enumerate(cuts):
-        if cut is None:
-            carried.append(None)
-            continue
-        parts = mesh[mesh_dim]
-        at, split_factor = position[cut[0]], cut[1]
-        if cut[0] in kept:
-            found: Cut = (kept[cut[0]], split_factor)
-        elif parts == 1:
-            found = _nearest(view, at)
-        else:
-            found = _place(view, kinds, at, split_factor, parts)
-            if found is None:
-                return Carried(tuple(carried), mesh_dim, traced)
+    for mesh_dim, (cut, parts) in enumerate(zip(cuts, mesh, strict=True)):
+        if cut is not None:
+            traced = traced or kinds[0][0][view.position[cut[0]]] % (cut[1] * parts) != 0
+        step = carry_one(view, kinds, cut, parts)
+        if step is None:
+            return Carried(tuple(carried), mesh_dim, traced)
+        found, kinds = step
         carried.append(found)
-        if found is not None and parts > 1:
-            traced = traced or kinds[0][0][at] % (split_factor * parts) != 0
-            kinds = _divided(kinds, at, split_factor, *found, parts)
     return Carried(tuple(carried), None, traced)
 
 
-def _place(view: View, kinds: list[_Kind], at: int, split_factor: int, parts: int) -> Cut:
+def kinds_of(view: View) -> Kinds:
+    """The kinds of device before any mesh dim: one, that holds the whole tensor."""
+    return [(list(view.sizes), list(view.target))]
+
+
+def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kinds] | None:
+    """Carry one more mesh dim, of ``parts`` devices: its cut of the output and the kinds of device after it, or None where it cannot be carried.
+
+    ``kinds`` are those that the mesh dims before it leave; the view has elements.
+    """
+    if cut is None:
+        return None, kinds
+    dim, split_factor = cut
+    at = view.position[dim]
+    found: Cut
+    if dim in view.kept:
+        found = (view.kept[dim], split_factor)
+    elif parts == 1:
+        found = _nearest(view, at)
+    else:
+        found = _place(view, kinds, at, split_factor, parts)
+        if found is None:
+            return None
+    return found, kinds if found is None or parts == 1 else _divided(kinds, at, split_factor, *found, parts)
+
+
+def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> Cut:
     """The output dim and split factor that deal as source dim ``at`` does, on every kind of device."""
     where = -1
     first, last = 1, None
@@ -118,9 +133,9 @@ def _nearest(view: View, at: int) -> Cut:
     return best
 
 
-def _divided(kinds: list[_Kind], at: int, split_factor: int, dim: int, factor: int, parts: int) -> list[_Kind]:
+def _divided(kinds: Kinds, at: int, split_factor: int, dim: int, factor: int, parts: int) -> Kinds:
     """The kinds of device after a mesh dim deals source dim ``at`` and target dim ``dim`` out alike; kinds that hold nothing are left out."""
-    result: list[_Kind] = []
+    result: Kinds = []
     for source, target in kinds:
         n, m = source[at], target[dim]
         for device in kinds_of_device(n, split_factor, parts):
