@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 
 from cute_sharding.layout.errors import LayoutError, Undecided
 from cute_sharding.layout.layout import IntTuple, Layout, from_leaves, make, make_layout
-from cute_sharding.layout.symbolic import Int, as_int, divides, is_less, is_nonnegative, is_zero, quotient, require
+from cute_sharding.layout.symbolic import Int, as_int, ceil_quotient, divides, is_less, is_nonnegative, is_zero, quotient, require
 
 # A tiler: a layout, an int n for the layout n:1, None for "leave this mode", or a tuple of tilers, one a mode.
 Tiler: TypeAlias = "Layout | int | Sequence[Tiler] | None"
@@ -322,12 +322,21 @@ def _compose_symbolic(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout, f
             continue
         if form.empty:
             raise LayoutError(f"{context}: B reaches beyond index 0, the only one A has")
-        if is_less(d, 0):
+        if not require(is_nonnegative(d), f"{d} >= 0", context):
             raise LayoutError(f"{context}: leaf {n}:{d} of B reaches the negative index {d}")
         modes: list[tuple[Int, Int]] = []
         while True:
             run, remainders, value = n, [], form.slope * d
             for q, c in form.jumps:
+                if type(q) is int and type(d) is int:
+                    whole, rest = divmod(d, q)
+                    value = value + c * whole
+                    remainders.append(rest)
+                    if rest and not is_nonnegative(q - 1 - (n - 1) * rest):
+                        met = -(-q // rest)
+                        if run is n or is_less(met, run):
+                            run = met
+                    continue
                 if divides(q, d):
                     remainders.append(0)
                     value = value + c * quotient(d, q)
@@ -338,7 +347,7 @@ def _compose_symbolic(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout, f
                     continue
                 aligned = divides(d, q)
                 if aligned is None:
-                    raise Undecided(f"{q} % {d} == 0", context)
+                    raise Undecided(f"({q}) % ({d}) == 0", context)
                 if not aligned:
                     raise LayoutError(f"{context} is not a layout for all values: leaf {n}:{d} of B crosses a mode boundary of A, {q}")
                 met = quotient(q, d)
@@ -348,7 +357,7 @@ def _compose_symbolic(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout, f
             if run is not n:
                 if is_zero(run - n):
                     run = n
-                elif not require(divides(run, n), f"{n} % {run} == 0", context):
+                elif not require(divides(run, n), f"({n}) % ({run}) == 0", context):
                     raise LayoutError(f"{context} is not a layout: leaf {n}:{d} of B crosses a mode boundary of A after {run} steps, and {run} does not divide {n}")
             modes.append((as_int(run), as_int(value)))
             for carry, rest in zip(carries, remainders, strict=True):
@@ -397,9 +406,9 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
     """The leaves of :func:`complement`, outermost first."""
     modes: list[tuple[Int, Int]] = []
     for n, d in layout.leaves:
+        if (type(n) is int and n == 1) or (type(d) is int and d == 0):
+            continue
         if type(n) is int:
-            if n == 1 or (type(d) is int and d == 0):
-                continue
             if n == 0:
                 raise LayoutError(f"complement({layout!r}): an empty layout has no complement")
         if type(d) is int and d < 0:
@@ -416,7 +425,7 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
             gap, rest = divmod(d, current)
             exact: bool = rest == 0
         else:
-            exact = require(divides(current, d), f"{d} % {current} == 0", f"complement({layout!r})")
+            exact = require(divides(current, d), f"({d}) % ({current}) == 0", f"complement({layout!r})")
             gap = quotient(d, current) if exact else 0
         if not exact or (type(gap) is int and gap == 0):
             raise LayoutError(f"complement({layout!r}) does not exist: mode {n}:{d} does not start at a multiple of {current}, where the modes inside it end")
@@ -429,8 +438,10 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
         last = quotient(bound, current)
     elif is_nonnegative(current - bound):
         last = 1
+    elif (whole := ceil_quotient(bound, current)) is not None:
+        last = whole
     else:
-        raise Undecided(f"{bound} % {current} == 0", f"complement({layout!r}, {bound})")
+        raise Undecided(f"({bound}) % ({current}) == 0", f"complement({layout!r}, {bound})")
     if type(last) is int and last == 0:
         return [(0, 0)]
     if type(last) is not int or last != 1:
@@ -625,7 +636,7 @@ def right_inverse(layout: Layout | int) -> Layout:
             if d == current or is_zero(d - current):
                 for part in _parts(d, n, modes):
                     end, chain = reach(d * part)
-                    if is_less(best[0], end):
+                    if is_nonnegative(end - best[0]):
                         best = end, [(part, w), *chain]
         return best
 
@@ -676,7 +687,7 @@ def left_inverse(layout: Layout | int) -> Layout:
             out.append((n, w))
             continue
         e = following[0]
-        if not require(divides(d, e), f"{e} % {d} == 0", context):
+        if not require(divides(d, e), f"({e}) % ({d}) == 0", context):
             raise LayoutError(f"{context} is not a layout: stride {d} does not divide the next stride, {e}")
         if not require(is_nonnegative(e - n * d), f"{n * d} <= {e}", context):
             raise LayoutError(f"{context} does not exist: modes {n}:{d} and {following[1]}:{e} overlap")

@@ -53,7 +53,8 @@ class Layout:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Layout is immutable; build a new one instead of setting {name!r}")
 
-    __delattr__ = None  # type: ignore[assignment]
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Layout is immutable; {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout, (self.shape, self.stride)
@@ -240,6 +241,8 @@ def _checked(value: IntTuple, what: str, minimum: int | None) -> IntTuple:
     if hasattr(value, "free_symbols"):
         if value.is_integer is False or any(not s.is_integer for s in value.free_symbols):
             raise LayoutError(f"{what} {value} is not an integer expression; make its symbols with integer=True, positive=True")
+        if minimum is not None and value.is_negative:
+            raise LayoutError(f"{what} {value} is negative; sizes are 0 or more")
         return _checked(int(value), what, minimum) if value.is_Integer else value
     return _checked(int(value), what, minimum)
 
@@ -271,6 +274,10 @@ def _text(value: IntTuple) -> str:
 
 
 def _at_index(leaves: Leaves, index: Int, layout: Layout, *, extend: bool) -> Int:
+    if type(index) is not int and not hasattr(index, "free_symbols"):
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise LayoutError(f"index {index!r} of {layout!r} is a {type(index).__name__}; expected an int")
+        index = int(index)
     if type(index) is int and index < 0:
         raise LayoutError(f"index {index} of {layout!r} is negative; indices start at 0")
     if not extend and type(index) is int and type(layout.size) is int and index >= layout.size:
@@ -279,6 +286,8 @@ def _at_index(leaves: Leaves, index: Int, layout: Layout, *, extend: bool) -> In
         if index != 0:
             raise LayoutError(f"index {index} of {layout!r}: a layout without modes has the single index 0")
         return 0
+    if type(index) is int and index == 0:
+        return 0  # also of an empty layout, as composition has it
     result: Int = 0
     for n, d in reversed(leaves[1:]):
         if type(n) is int and n == 0:

@@ -63,7 +63,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-def parse_expr(text: str) -> Any:
+def parse_expr(text: str, *, rational: bool = False) -> Any:
     """An int, a sympy expression in positive integer symbols, or a nested tuple of them, read from ``text``.
 
     Raises :class:`LayoutError` on anything but integers, names, tuples and arithmetic.
@@ -84,6 +84,10 @@ def parse_expr(text: str) -> Any:
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
                 a, b = walk(left), walk(right)
                 if isinstance(op, ast.Div) and is_static(a, b):
+                    if rational and b:
+                        import sympy
+
+                        return sympy.Rational(a, b)
                     raise LayoutError(f"cannot read {text!r}: {a}/{b} is not an integer expression; use //")
                 return _BINARY[type(op)](a, b)
             case ast.Call(func=ast.Name(id="floor" | "ceiling" | "Mod" as name), args=args, keywords=[]):
@@ -96,6 +100,8 @@ def parse_expr(text: str) -> Any:
         return walk(ast.parse(text.strip(), mode="eval"))
     except SyntaxError as error:
         raise LayoutError(f"cannot read {text!r}: {error.msg}") from None
+    except ZeroDivisionError:
+        raise LayoutError(f"cannot read {text!r}: division by zero") from None
 
 
 @contextmanager
@@ -104,10 +110,10 @@ def assuming(*facts: str) -> Iterator[None]:
 
     A fact is text, as an :class:`Undecided` error names it: ``"s0 % 4 == 0"``, ``"s0 >= 8"``, ``"s0 < s1"``, ``"s0 == s1"``.
 
-    >>> from cute_sharding.layout import Layout, assuming, composition, symbol
+    >>> from cute_sharding.layout import Layout, assuming, logical_divide, symbol
     >>> with assuming("s % 4 == 0"):
-    ...     composition(Layout((2, symbol("s"))), Layout((2, 4), (symbol("s"), 1)))
-    (2,4):(s,1)
+    ...     logical_divide(Layout(symbol("s")), Layout(4))
+    (4,s/4):(1,4)
     """
     token = _facts.set(_extend(_facts.get(), facts))
     try:
@@ -128,23 +134,31 @@ def _extend(facts: _Facts, texts: tuple[str, ...]) -> _Facts:
             raise LayoutError(f"cannot read the fact {text!r}: expected one comparison, such as 's0 % 4 == 0' or 's0 >= 8'")
         left, right = node.left, node.comparators[0]
         kind = type(node.ops[0])
-        b = parse_expr(ast.unparse(right))
+        b = parse_expr(ast.unparse(right), rational=True)
         if kind is ast.Eq and isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and b == 0:
-            expr, n = parse_expr(ast.unparse(left.left)), parse_expr(ast.unparse(left.right))
+            expr, n = parse_expr(ast.unparse(left.left), rational=True), parse_expr(ast.unparse(left.right), rational=True)
+            substituted = None
             if isinstance(expr, sympy.Symbol):
                 quotient = sympy.Dummy(f"{expr.name}_over", integer=True, positive=True)
-                facts = _substituted(facts, expr, n * quotient, text)
+                substituted = _substituted(facts, expr, n * quotient)
+            if substituted is not None:
+                facts = substituted
             else:
                 facts = _Facts(facts.substitution, (*facts.divisible, (sympy.sympify(expr), sympy.sympify(n))), facts.nonnegative, facts.zero)
             continue
-        a = parse_expr(ast.unparse(left))
+        a = parse_expr(ast.unparse(left), rational=True)
         if kind is ast.Eq:
             target = next((x for x in (a, b) if isinstance(x, sympy.Symbol)), None)
+            substituted = None
             if target is not None:
-                facts = _substituted(facts, target, sympy.sympify(b if target is a else a), text)
+                substituted = _substituted(facts, target, sympy.sympify(b if target is a else a))
+            if substituted is not None:
+                facts = substituted
             else:
                 facts = _Facts(facts.substitution, facts.divisible, facts.nonnegative, (*facts.zero, sympy.sympify(a) - b))
             continue
+        if isinstance(a, tuple) or isinstance(b, tuple):
+            raise LayoutError(f"cannot read the fact {text!r}: it compares tuples")
         differences: dict[type, Any] = {ast.GtE: a - b, ast.Gt: a - b - 1, ast.LtE: b - a, ast.Lt: b - a - 1}
         if kind not in differences:
             raise LayoutError(f"cannot read the fact {text!r}: use ==, <, <=, > or >=")
@@ -152,7 +166,7 @@ def _extend(facts: _Facts, texts: tuple[str, ...]) -> _Facts:
     return facts
 
 
-def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr, text: str) -> _Facts:
+def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr) -> _Facts | None:
     """``facts`` with ``name`` written as ``value``; where ``name`` is already written otherwise, both are kept."""
     import sympy
 
@@ -168,9 +182,9 @@ def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr, text: str
             fresh = sympy.Dummy(f"{name.name}_over", integer=True, positive=True)
             written, value = symbols, fresh * (new // sympy.gcd(coefficient, new))
         else:
-            return _Facts(facts.substitution, facts.divisible, facts.nonnegative, (*facts.zero, written - value))
+            return None
     if written in value.free_symbols:
-        raise LayoutError(f"the fact {text!r} defines {name} by itself")
+        return None
     return _Facts((*facts.substitution, (written, value)), facts.divisible, facts.nonnegative, facts.zero)
 
 
@@ -231,7 +245,7 @@ def divides(n: Int, expr: Int) -> bool | None:
         return expr % n == 0
     import sympy
 
-    numerator, denominator = sympy.fraction(sympy.cancel(_rewrite(expr, _facts.get()) / _rewrite(n, _facts.get())))
+    numerator, denominator = sympy.fraction(sympy.together(sympy.cancel(_rewrite(expr, _facts.get()) / _rewrite(n, _facts.get()))))
     if denominator == 1:
         return True if _integral(numerator) else None
     if denominator.is_Integer and numerator.is_Integer:
@@ -290,6 +304,14 @@ def quotient(expr: Int, n: Int) -> Int:
     import sympy
 
     return as_int(sympy.cancel(sympy.sympify(expr) / n))
+
+
+def ceil_quotient(expr: Int, n: Int) -> Int | None:
+    """``expr / n`` rounded up, where the quotient is an integer polynomial but for a constant; else None."""
+    import sympy
+
+    constant, rest = sympy.expand(sympy.cancel(sympy.sympify(expr) / n)).as_coeff_Add()
+    return as_int(rest + sympy.ceiling(constant)) if constant.is_Rational and _integral(rest) else None
 
 
 def as_int(expr: Int) -> Int:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import isqrt, prod
 
-from cute_sharding.redistribution.cost import local_elements, received_elements
+from cute_sharding.redistribution.cost import DEVICES, local_elements, received_elements
 from cute_sharding.views import Cut, View, carry
 from cute_sharding.views.carry import Kinds, carry_one, kinds_of
 
-# Cuts tried in one search. Meshes of two dims over small tensors are searched whole; larger searches go through few changes first.
-BUDGET = 6000
+# Steps of one search: cuts tried, and devices looked at to count what an answer costs. Meshes of two dims over small tensors are searched whole; larger searches go through few changes first.
+BUDGET = 12_000
 # All split factors of a dim are tried up to this size, of longer dims those that divide and those in use.
 ALL_FACTORS = 64
 
@@ -65,6 +65,7 @@ def free_targets(
         nonlocal budget
         m = len(source)
         if m == len(cuts):
+            budget -= min(prod(mesh), DEVICES)
             if allowed(source) and not any(cut is not None and cut[0] in unsharded and n > 1 for cut, n in zip(source, mesh, strict=True)):
                 add(source, output)
             return

@@ -1,0 +1,45 @@
+"""How the search for the cheapest free placements grows with tensor dims and mesh dims.
+
+    python -m benchmarks.search
+"""
+
+from __future__ import annotations
+
+import time
+
+from cute_sharding.redistribution import free_targets
+from cute_sharding.views import BY_OP, carry
+
+
+def case(tensor_dims: int, mesh_dims: int):  # type: ignore[no-untyped-def]
+    """A view that splits the last dim so that the first mesh dim's blocks fit no output dim, the other mesh dims sharding in turn."""
+    shape = (48,) * tensor_dims
+    view = BY_OP["Tensor.view"].view(shape, (*shape[:-1], 2, 24))
+    cuts = tuple((tensor_dims - 1, 1) if m == 0 else (m % tensor_dims, 1) for m in range(mesh_dims))
+    mesh = (4,) + (2,) * (mesh_dims - 1)
+    return view, cuts, mesh
+
+
+def main() -> None:
+    print("milliseconds of one search, by tensor dims (down) and mesh dims (across); the received elements of the answer over those of replicating what is in the way")
+    print("     " + "".join(f"{m:>16}" for m in range(1, 7)))
+    for tensor_dims in range(1, 7):
+        cells = []
+        for mesh_dims in range(1, 7):
+            view, cuts, mesh = case(tensor_dims, mesh_dims)
+            assert carry(view, cuts, mesh).blocked is not None
+            start = time.perf_counter()
+            best = free_targets(view, cuts, mesh)[0]
+            elapsed = time.perf_counter() - start
+            greedy = list(cuts)
+            while (blocked := carry(view, greedy, mesh).blocked) is not None:
+                greedy[blocked] = None
+            from cute_sharding.redistribution import received_elements
+
+            replicated = received_elements(view.input_shape, cuts, greedy, mesh)
+            cells.append(f"{1e3 * elapsed:9.1f} {best.received / max(replicated, 1):6.3f}")
+        print(f"{tensor_dims:>5}" + "".join(cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The package as a whole: what it imports, and the examples in its docstrings."""
+
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import cute_sharding.layout as package
+
+MODULES = ["cute_sharding.layout", *(f"cute_sharding.layout.{m.name}" for m in pkgutil.iter_modules(package.__path__))]
+
+
+def test_imports_no_torch():
+    """A fresh interpreter, since pytest may have imported torch; an operation runs too, for imports inside functions."""
+    code = (
+        "import sys\n"
+        "from cute_sharding.layout import Layout, composition, logical_divide\n"
+        "logical_divide(Layout((4, 16)), (2, Layout(4, 2)))\n"
+        "assert 'sympy' not in sys.modules, 'ints need no sympy'\n"
+        "from cute_sharding.layout import symbol\n"
+        "composition(Layout((2, symbol('s'))), Layout(2, symbol('s')))\n"
+        "assert 'torch' not in sys.modules, 'torch'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    failed, tried = doctest.testmod(importlib.import_module(name))
+    assert not failed
+    if name.endswith((".layout.layout", ".algebra", ".symbolic")):
+        assert tried
+
+
+def test_all_names_exist_and_are_documented():
+    for name in package.__all__:
+        assert getattr(package, name).__doc__ or name in ("IntTuple", "Tiler"), name
