@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 
 from cute_sharding.layout.errors import LayoutError, Undecided
 from cute_sharding.layout.layout import IntTuple, Layout, from_leaves, make, make_layout
-from cute_sharding.layout.symbolic import Int, as_int, ceil_quotient, divides, is_less, is_nonnegative, is_zero, quotient, require
+from cute_sharding.layout.symbolic import Int, as_int, ceil_quotient, divides, divisibility, is_less, is_nonnegative, is_zero, quotient, require
 
 # A tiler: a layout, an int n for the layout n:1, None for "leave this mode", or a tuple of tilers, one a mode.
 Tiler: TypeAlias = "Layout | int | Sequence[Tiler] | None"
@@ -347,7 +347,7 @@ def _compose_symbolic(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout, f
                     continue
                 aligned = divides(d, q)
                 if aligned is None:
-                    raise Undecided(f"({q}) % ({d}) == 0", context)
+                    raise Undecided(divisibility(q, d), context)
                 if not aligned:
                     raise LayoutError(f"{context} is not a layout for all values: leaf {n}:{d} of B crosses a mode boundary of A, {q}")
                 met = quotient(q, d)
@@ -357,7 +357,7 @@ def _compose_symbolic(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout, f
             if run is not n:
                 if is_zero(run - n):
                     run = n
-                elif not require(divides(run, n), f"({n}) % ({run}) == 0", context):
+                elif not require(divides(run, n), divisibility(n, run), context):
                     raise LayoutError(f"{context} is not a layout: leaf {n}:{d} of B crosses a mode boundary of A after {run} steps, and {run} does not divide {n}")
             modes.append((as_int(run), as_int(value)))
             for carry, rest in zip(carries, remainders, strict=True):
@@ -425,7 +425,7 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
             gap, rest = divmod(d, current)
             exact: bool = rest == 0
         else:
-            exact = require(divides(current, d), f"({d}) % ({current}) == 0", f"complement({layout!r})")
+            exact = require(divides(current, d), divisibility(d, current), f"complement({layout!r})")
             gap = quotient(d, current) if exact else 0
         if not exact or (type(gap) is int and gap == 0):
             raise LayoutError(f"complement({layout!r}) does not exist: mode {n}:{d} does not start at a multiple of {current}, where the modes inside it end")
@@ -441,7 +441,7 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
     elif (whole := ceil_quotient(bound, current)) is not None:
         last = whole
     else:
-        raise Undecided(f"({bound}) % ({current}) == 0", f"complement({layout!r}, {bound})")
+        raise Undecided(divisibility(bound, current), f"complement({layout!r}, {bound})")
     if type(last) is int and last == 0:
         return [(0, 0)]
     if type(last) is not int or last != 1:
@@ -687,7 +687,7 @@ def left_inverse(layout: Layout | int) -> Layout:
             out.append((n, w))
             continue
         e = following[0]
-        if not require(divides(d, e), f"({e}) % ({d}) == 0", context):
+        if not require(divides(d, e), divisibility(e, d), context):
             raise LayoutError(f"{context} is not a layout: stride {d} does not divide the next stride, {e}")
         if not require(is_nonnegative(e - n * d), f"{n * d} <= {e}", context):
             raise LayoutError(f"{context} does not exist: modes {n}:{d} and {following[1]}:{e} overlap")

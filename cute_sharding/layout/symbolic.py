@@ -297,6 +297,15 @@ def _positive_coefficients(e: Any, *, strict: bool) -> bool:
     return not strict or bool(poly.coeff_monomial(1) > 0)
 
 
+def divisibility(expr: Int, n: Int) -> str:
+    """The fact that ``n`` divides ``expr``, as :func:`assuming` reads it."""
+
+    def operand(value: Int) -> str:
+        return str(value) if type(value) is int or value.is_Atom else f"({value})"
+
+    return f"{operand(expr)} % {operand(n)} == 0"
+
+
 def quotient(expr: Int, n: Int) -> Int:
     """``expr / n`` where the division is known to be exact."""
     if type(expr) is int and type(n) is int:

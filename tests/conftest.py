@@ -1,0 +1,1 @@
+"""Shared by all tests; its place also puts this folder on the path, for `import enumeration`."""

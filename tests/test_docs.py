@@ -1,0 +1,22 @@
+"""The pages a user reads are true: their examples run, and the generated one is what the code says."""
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md"])
+def test_examples_run(page):
+    failed, attempted = doctest.testfile(str(ROOT / page), module_relative=False)
+    assert attempted >= 4
+    assert failed == 0
+
+
+def test_rule_table_is_up_to_date():
+    done = subprocess.run([sys.executable, str(ROOT / "docs/generate_rules.py"), "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
