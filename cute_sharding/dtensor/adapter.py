@@ -122,6 +122,7 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 can_redistribute=compat.can_redistribute(spec),
                 by_torch=True,
                 stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
+                cost=lambda placements, spec=spec: compat.cost_of(spec, placements),  # type: ignore[misc]
             )
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))
         return result

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._collective_utils import redistribute_cost
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops import _view_ops
@@ -33,6 +34,7 @@ __all__ = [
     "can_redistribute",
     "check_shard_order",
     "clear_propagation_caches",
+    "cost_of",
     "generate_redistribute_costs",
     "install_strategy",
     "is_symbolic",
@@ -156,11 +158,21 @@ def can_redistribute(spec: DTensorSpec) -> bool:
     return DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh) is not None
 
 
+def _placed(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:
+    """``spec`` with other placements, applied left to right."""
+    return DTensorSpec(mesh=spec.mesh, placements=placements, tensor_meta=spec.tensor_meta, use_strided_shard_as_shard_order=False)
+
+
+def cost_of(spec: DTensorSpec, placements: tuple[Placement, ...]) -> float:
+    """What torch's model says that a redistribution of ``spec`` to ``placements`` costs, in microseconds or so."""
+    return float(redistribute_cost(spec, _placed(spec, placements)))
+
+
 def op_spec(given: OpStrategy, spec: DTensorSpec, mesh: Any, source: tuple[Placement, ...], output: tuple[Placement, ...]) -> OpSpec:
     """The strategy entry: input placements, output placements and what the redistribution between costs by torch's model."""
     wanted = spec
     if source != tuple(spec.placements):
-        wanted = DTensorSpec(mesh=mesh, placements=source, tensor_meta=spec.tensor_meta, use_strided_shard_as_shard_order=False)
+        wanted = _placed(spec, source)
     return OpSpec(
         output_specs=DTensorSpec(mesh=mesh, placements=output, use_strided_shard_as_shard_order=False),
         input_specs=(wanted,),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.redistribution import Target, free_targets
+from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import Cut, Row, View, carry, view_of
 
 SUGGESTIONS = 3
@@ -84,6 +85,7 @@ def decide(
     can_redistribute: bool = True,
     by_torch: bool = False,
     stock: Callable[[], Sequence[Placement]] | None = None,
+    cost: Callable[[tuple[Placement, ...]], float] | None = None,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
 
@@ -96,6 +98,7 @@ def decide(
         by_torch: choose among redistributions that torch's executor does rightly.
         stock: what torch's own rule makes of the input placements; asked only for a strict view that cannot be free, since a program that runs on
             torch's silent redistribution keeps running on ours.
+        cost: of redistributing the input, by the model of what carries it out; then such a view costs no more than torch's.
 
     Raises:
         RuntimeError: nothing is free, and redistribution is not allowed.
@@ -121,14 +124,25 @@ def decide(
             result.append((target, source, replaced(source, target.output)))
         return result
 
-    if can_redistribute and (not strict or implicit_redistribution or _stock_redistributes(stock, placements)):
-        _, source, output = targets(1, (lambda target: _torch_moves_rightly(view.input_shape, cuts, target, mesh)) if by_torch else _anything)[0]
+    def trusted(target: Cuts) -> bool:
+        return _torch_moves_rightly(view.input_shape, cuts, target, mesh)
+
+    if by_torch and not trusted((None,) * len(mesh)):
+        can_redistribute = False
+    # A program that torch runs by redistributing inside a strict view keeps running.
+    fallback = _stock_redistributes(stock, placements) if strict and not implicit_redistribution else None
+    if can_redistribute and (fallback is not None or not strict or implicit_redistribution):
+        _, source, output = targets(1, trusted if by_torch else _anything)[0]
+        if fallback is not None and cost is not None and cost(fallback) < cost(source):
+            as_stock = carry(view, tuple([cut_of(p) for p in fallback]), mesh)
+            if as_stock.blocked is None:  # never at a greater cost than torch's
+                source, output = fallback, replaced(fallback, as_stock.cuts)
         _log(op, view, mesh, placements, source, output, "redistribution")
         count(op, "redistribution")
         return Decision(source, output, "redistribution")
 
     count(op, "refused")
-    message = _explain(op, view, mesh, mesh_names, placements, blocked, targets(SUGGESTIONS, _plain) if can_redistribute else [])
+    message = _explain(op, view, mesh, mesh_names, placements, blocked, targets(SUGGESTIONS, lambda target: _plain(target) and trusted(target)) if can_redistribute else [])
     logger.debug("refused: %s", message)
     raise RuntimeError(message)
 
@@ -143,20 +157,22 @@ def _plain(target: Cuts) -> bool:
 
 
 def _torch_moves_rightly(shape: Sequence[int], source: Cuts, target: Cuts, mesh: Sequence[int]) -> bool:
-    """Whether torch's executor can be trusted with a redistribution.
+    """Whether torch's executor can be trusted with a redistribution that a view is to follow.
 
     On a mesh of several dims it plans each rank by the rank's own sizes; with _StridedShard placements and sizes that do not divide, ranks then take different
-    paths, and wait for one another.
+    paths, and wait for one another. And its all-to-all leaves a local tensor that cannot be viewed where it had to pad.
     """
-    if len(mesh) == 1 or (_plain(source) and _plain(target)):
-        return True
+    strided = len(mesh) > 1 and not (_plain(source) and _plain(target))
     for cuts in (source, target):
         sizes = list(shape)
-        for cut, parts in zip(cuts, mesh):
+        for before, after, cut, parts in zip(source, target, cuts, mesh):
+            exchanged = {c[0] for c in (before, after) if c is not None} if before is not None and after is not None and before != after else set()
+            if any(sizes[dim] % parts for dim in exchanged):
+                return False
             if cut is not None:
-                if sizes[cut[0]] % (cut[1] * parts):
+                if strided and sizes[cut[0]] % (cut[1] * parts):
                     return False
-                sizes[cut[0]] //= parts
+                sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
     return True
 
 
@@ -182,14 +198,15 @@ def _cleared(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placem
     return tuple([Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements])
 
 
-def _stock_redistributes(stock: Callable[[], Sequence[Placement]] | None, placements: Sequence[Placement]) -> bool:
-    """Whether torch runs this strict view by redistributing its input (and so neither raises nor takes it for free)."""
+def _stock_redistributes(stock: Callable[[], Sequence[Placement]] | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...] | None:
+    """The placements to which torch redistributes the input of this strict view; None where it raises, or takes the view for free (which it is not)."""
     if stock is None:
-        return False
+        return None
     try:
-        return tuple(stock()) != tuple(placements)
+        wanted = tuple(stock())
     except Exception:  # whatever torch raises: it does not run
-        return False
+        return None
+    return None if wanted == placements else wanted
 
 
 def _log(op: str, view: View, mesh: Sequence[int], before: Sequence[Placement], source: Sequence[Placement], output: Sequence[Placement], outcome: str) -> None:
@@ -219,8 +236,8 @@ def _explain(
     ]
     if not targets:
         lines.append(
-            "Nor can its placements be redistributed by torch, which would read these _StridedShard as a shard order that they are not, and give wrong data: "
-            "make the tensor with Shard or Replicate placements in the first place."
+            "Nor can torch be trusted to redistribute it: on a mesh of several dims it reads split factors as a shard order, which these are not, or plans ranks of different "
+            "sizes differently, and gives wrong data or waits for ever. Make the tensor with Shard or Replicate placements in the first place."
         )
         return "\n".join(lines)
     lines.append("Redistribute the input first, for example (cheapest first):")

@@ -408,9 +408,8 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
     for n, d in layout.leaves:
         if (type(n) is int and n == 1) or (type(d) is int and d == 0):
             continue
-        if type(n) is int:
-            if n == 0:
-                raise LayoutError(f"complement({layout!r}): an empty layout has no complement")
+        if type(n) is int and n == 0:
+            raise LayoutError(f"complement({layout!r}): an empty layout has no complement")
         if type(d) is int and d < 0:
             raise LayoutError(f"complement({layout!r}): stride {d} of mode {n}:{d} is negative")
         modes.append((d, n))
