@@ -116,7 +116,7 @@ def decide(
         return Decision(placements, output, outcome)
 
     def targets(most: int, allowed: Callable[[Cuts], bool]) -> list[tuple[Target, tuple[Placement, ...], tuple[Placement, ...]]]:
-        kept_whole = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and row.drops_only_whole_dims else []
+        kept_whole = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and (row.drops_only_whole_dims or row.pairs) else []
         pending = [m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))]
         result = []
         for target in free_targets(view, cuts, mesh, fixed=pending, unsharded=kept_whole, allowed=allowed, most=most):
@@ -159,10 +159,11 @@ def _plain(target: Cuts) -> bool:
 def _torch_moves_rightly(shape: Sequence[int], source: Cuts, target: Cuts, mesh: Sequence[int]) -> bool:
     """Whether torch's executor can be trusted with a redistribution that a view is to follow.
 
-    On a mesh of several dims it plans each rank by the rank's own sizes; with _StridedShard placements and sizes that do not divide, ranks then take different
+    On a mesh of several dims it plans each rank by the rank's own sizes; where mesh dims share a tensor dim, with _StridedShard placements and sizes that do not divide, ranks then take different
     paths, and wait for one another. And its all-to-all leaves a local tensor that cannot be viewed where it had to pad.
     """
-    strided = len(mesh) > 1 and not (_plain(source) and _plain(target))
+    nested = any(len(dims) != len(set(dims)) for dims in ([c[0] for c in cuts if c is not None] for cuts in (source, target)))
+    strided = (len(mesh) > 2 or (len(mesh) > 1 and nested)) and not (_plain(source) and _plain(target))
     for cuts in (source, target):
         sizes = list(shape)
         for before, after, cut, parts in zip(source, target, cuts, mesh):
@@ -186,6 +187,8 @@ def _blocked_by_row(view: View, row: Row | None, placements: Sequence[Placement]
         return None
     for mesh_dim, (placement, cut) in enumerate(zip(placements, cuts)):
         if row.drops_only_whole_dims and cut is not None and cut[0] not in view.kept and mesh[mesh_dim] > 1:
+            return mesh_dim
+        if row.pairs and cut is not None and cut[0] == len(view.input_shape) - 1 and mesh[mesh_dim] > 1:
             return mesh_dim
         if row.pairs and isinstance(placement, Partial) and not _linear(placement):
             return mesh_dim

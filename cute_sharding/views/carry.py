@@ -116,6 +116,9 @@ def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> 
     if whole:
         # Device 0 keeps everything where pieces have one row: a split factor of at least the local size.
         if where < 0:
+            home = view.home.get(view.source[at], -1)  # type: ignore[arg-type]
+            if home >= 0:
+                return home, max(target[home] for target in whole)
             return min(((dim, max(target[dim] for target in whole)) for dim in range(view.rank)), key=lambda cut: cut[1], default=None)
         first = max(first, *(target[where] for target in whole))
     if last is not None and first > last:

@@ -18,11 +18,12 @@ class View:
     broadcasts over; ``sizes`` are their sizes and ``target`` is the output shape, so ``prod(sizes) == prod(target)``.
     A permutation reorders the source, a reshape regroups it, and broadcasting adds to it: there is nothing else to a view op.
 
-    ``kept`` maps each input dim that the view leaves whole to its output dim. ``position`` is where an input dim stands in the source.
+    ``kept`` maps each input dim that the view leaves whole to its output dim, and ``home`` each one that it repeats, broadcasts or takes apart in
+    place to the output dim it becomes: there the local op makes the local shape by itself, also of nothing. ``position`` is where an input dim stands in the source.
     ``rank`` is the number of target dims that a placement may name: a trailing target dim beyond it (the two halves of a complex number) has no name.
     """
 
-    __slots__ = ("__dict__", "input_shape", "kept", "rank", "sizes", "source", "target")
+    __slots__ = ("__dict__", "home", "input_shape", "kept", "rank", "sizes", "source", "target")
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class View:
         sizes: Sequence[int],
         target: Sequence[int],
         kept: Mapping[int, int],
+        home: Mapping[int, int] | None = None,
         rank: int | None = None,
     ) -> None:
         self.input_shape = input_shape
@@ -38,6 +40,7 @@ class View:
         self.sizes = sizes
         self.target = target
         self.kept = kept
+        self.home = home or {}
         self.rank = len(target) if rank is None else rank
         if prod(sizes) != prod(target):
             raise ValueError(f"the rule does not fit: it reads dims of sizes {tuple(sizes)} as shape {tuple(target)}, which has another number of elements")
@@ -70,6 +73,11 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     sizes: list[int] = []
     target: list[int] = []
     kept: dict[int, int] = {}
+    home: dict[int, int] = {}
+
+    def settle(spec: Any) -> None:
+        if type(spec).__name__ == "InputDim":
+            home[spec.input_dim] = len(target)
 
     def read(spec: Any) -> int:
         """Append the source dims of ``spec``; return its size."""
@@ -85,6 +93,7 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
             if spec.split_id == 0:  # the group's first dim stands for the whole group
                 n, group = read(spec.input_dim), prod(spec.group_shape)
                 if n and group != n and group % n == 0:  # view_as_real: each element becomes several
+                    settle(spec.input_dim)
                     source.append(None)
                     sizes.append(group // n)
             return size
@@ -96,10 +105,12 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
         if kind == "Singleton":
             return 1
         if kind == "Repeat":
+            settle(spec.input_dim)
             source.append(None)
             sizes.append(spec.times)
             return spec.times * read(spec.input_dim)
         if kind == "Broadcast":
+            settle(spec.dim)
             read(spec.dim)
             source.append(None)
             sizes.append(spec.dim_size)
@@ -124,4 +135,4 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
         source, sizes = list(range(len(input_shape))), list(input_shape)
         if prod(sizes):
             source, sizes = [*source, None], [*sizes, 0]
-    return View(input_shape, source, sizes, target, kept)
+    return View(input_shape, source, sizes, target, kept, home)
