@@ -16,8 +16,9 @@ from cute_sharding.redistribution import free_targets
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
 from cute_sharding.views import BY_OP, View, carry
 
-# Who holds what is listed device by device only up to here.
+# Who holds what is listed device by device, and interval by interval, only up to here.
 DEVICES_SHOWN = 16
+RUNS_LISTED = 64
 RUNS_SHOWN = 4
 
 
@@ -94,12 +95,22 @@ def _described(sharding: Sharding, names: Sequence[str]) -> dict[str, Any]:
         {
             "coordinate": dict(zip(names, device)),
             "local_shape": list(sharding.local_shape(device)),
-            "rows": [[list(run) for run in sharding.rows(dim, device)] for dim in range(len(sharding.shape))],
+            "rows": [_rows(sharding, dim, device) for dim in range(len(sharding.shape))],
         }
         for device in devices
     ]
     described["devices_not_shown"] = prod(sharding.mesh) - len(devices)
     return described
+
+
+def _rows(sharding: Sharding, dim: int, device: tuple[int, ...]) -> list[list[int]] | dict[str, int]:
+    """The intervals of rows held; of very many, the first and the last row, and how many rows."""
+    if prod(cut[1] for cut in sharding.cuts if cut is not None and cut[0] == dim) <= RUNS_LISTED:
+        return [list(run) for run in sharding.rows(dim, device)]
+    count = sharding.local_shape(device)[dim]
+    if not count:
+        return []
+    return {"first": sharding.row_at(dim, device, 0), "last": sharding.row_at(dim, device, count - 1), "count": count}
 
 
 def _modes(layout: Layout, sharding: Sharding, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -147,7 +158,9 @@ def _show_side(title: str, side: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _show_rows(runs: list[list[int]]) -> str:
+def _show_rows(runs: list[list[int]] | dict[str, int]) -> str:
+    if isinstance(runs, dict):
+        return f"[{runs['count']} rows from {runs['first']} to {runs['last']}]"
     shown = [f"{start}:{stop}" for start, stop in runs[:RUNS_SHOWN]]
     more = [f"... {len(runs) - RUNS_SHOWN} more"] if len(runs) > RUNS_SHOWN else []
     return f"[{', '.join(shown + more)}]"

@@ -123,6 +123,23 @@ def rows(n: int, chain: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]
     return intervals
 
 
+def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
+    """The row of ``n`` at a position of what the device holds; ``chain`` as for :func:`rows`. One step a mesh dim, however many runs there are."""
+    steps = []
+    for split_factor, parts, device in chain:
+        steps.append(runs(n, split_factor, parts, device))
+        n = sum(length * count for _, length, _, count in steps[-1])
+    if not 0 <= position < n:
+        raise IndexError(f"position {position} of {n} rows")
+    for step in reversed(steps):
+        for start, length, period, count in step:
+            if position < length * count:
+                position = start + position // length * period + position % length
+                break
+            position -= length * count
+    return position
+
+
 def _select(intervals: list[tuple[int, int]], chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The parts of ``intervals``, laid end to end, that fall in the positions ``chosen``; touching parts are joined."""
     result: list[tuple[int, int]] = []

@@ -10,7 +10,7 @@ from math import prod
 
 from cute_sharding.layout import Layout, LayoutError, coalesce, composition, make_layout
 from cute_sharding.layout.layout import from_leaves, row_major
-from cute_sharding.sharding.deal import dim_of, local_size, rows, split_factors
+from cute_sharding.sharding.deal import dim_of, local_size, row_at, rows, split_factors
 from cute_sharding.sharding.placement import Partial, Placement, Replicate, Shard, format_placements
 
 
@@ -156,19 +156,21 @@ class Sharding:
 
         The list is as long as the intervals are many, up to the product of the split factors.
         """
-        chain = [(cut[1], parts, k) for k, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True) if cut is not None and cut[0] == dim]
-        return rows(self.shape[dim], chain)
+        return rows(self.shape[dim], self._chain(dim, device))
+
+    def row_at(self, dim: int, device: Sequence[int], position: int) -> int:
+        """The global row of the local row ``position`` of tensor dim ``dim``; takes no more time where there are many intervals."""
+        return row_at(self.shape[dim], self._chain(dim, device), position)
+
+    def _chain(self, dim: int, device: Sequence[int]) -> list[tuple[int, int, int]]:
+        return [(cut[1], parts, k) for k, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True) if cut is not None and cut[0] == dim]
 
     def global_offset(self, device: Sequence[int]) -> tuple[int, ...]:
         """The global index of the device's first element, dim by dim; the dim's size where the device holds no row of it.
 
         As in torch.distributed.tensor._utils.compute_local_shape_and_global_offset.
         """
-        result = []
-        for dim, n in enumerate(self.shape):
-            intervals = self.rows(dim, device)
-            result.append(intervals[0][0] if intervals else n)
-        return tuple(result)
+        return tuple([self.row_at(dim, device, 0) if size else self.shape[dim] for dim, size in enumerate(self.local_shape(device))])
 
     def flat_indices(self, device: Sequence[int]) -> Iterator[int]:
         """The flat global index of each element the device holds, in local row-major order. One step an element: for tests and small pictures."""
