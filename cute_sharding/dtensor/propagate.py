@@ -52,12 +52,14 @@ def propagate_shape_and_sharding(
 
 
 def cut_of(placement: Placement) -> Cut:
-    """What a placement does to the tensor, as views and redistribution see it."""
+    """What a placement does to the tensor, as views and redistribution see it. A kind of placement that is not known is refused, not taken for Replicate."""
     if isinstance(placement, StridedShard):
         return placement.dim, placement.split_factor  # type: ignore[return-value]  # a SymInt never gets here: see adapter.py
     if isinstance(placement, Shard):
         return placement.dim, 1
-    return None
+    if isinstance(placement, (Replicate, Partial)):
+        return None
+    raise RuntimeError(f"placement {placement!r} is of a kind that views cannot carry: redistribute to Shard, Replicate or Partial first")
 
 
 def placement_of(cut: Cut) -> Placement:
