@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.executor import TorchExecutor
 from cute_sharding.dtensor.propagate import decide
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.views import BY_OVERLOAD, Row
@@ -119,10 +120,8 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 row=row,
                 mesh_names=mesh.mesh_dim_names,
                 implicit_redistribution=settings.implicit_redistribution,
-                can_redistribute=compat.can_redistribute(spec),
-                by_torch=True,
+                executor=TorchExecutor(spec),
                 stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
-                cost=lambda placements, spec=spec: compat.cost_of(spec, placements),  # type: ignore[misc]
             )
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))
         return result

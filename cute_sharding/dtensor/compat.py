@@ -17,7 +17,6 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, Ru
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
 
 __all__ = [
@@ -31,10 +30,10 @@ __all__ = [
     "Replicate",
     "Shard",
     "StridedShard",
-    "can_redistribute",
     "check_shard_order",
     "clear_propagation_caches",
     "cost_of",
+    "decodes_to_shard_order",
     "generate_redistribute_costs",
     "install_strategy",
     "is_symbolic",
@@ -125,7 +124,7 @@ def clear_propagation_caches() -> None:
     """
     p = _propagator()
     p.propagate_op_sharding = LocalLRUCache(p.propagate_op_sharding_non_cached)
-    _clear_sharding_prop_cache()
+    torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 def is_symbolic(*values: Any) -> bool:
@@ -147,13 +146,13 @@ def check_shard_order(spec: DTensorSpec, op: str) -> None:
         )
 
 
-def can_redistribute(spec: DTensorSpec) -> bool:
-    """Whether torch moves data out of ``spec`` rightly.
+def decodes_to_shard_order(spec: DTensorSpec) -> bool:
+    """Whether the _StridedShard placements of ``spec`` are read as what they are.
 
-    A spec that a user makes with _StridedShard placements is read as a shard order. On a mesh of several dims, split factors that no order has
-    make torch's redistribution silently wrong, or raise half way (2.13 and 2.15 alike; tests/dtensor has an example).
+    torch takes those of a spec that a user makes for a shard order. On a mesh of several dims, split factors that no order has make its redistribution
+    silently wrong, or raise half way (2.13 and 2.15 alike). Specs that propagation makes are not read so, and are moved rightly.
     """
-    if not spec.use_strided_shard_as_shard_order or spec.mesh.ndim == 1:
+    if not spec.use_strided_shard_as_shard_order:
         return True
     return DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh) is not None
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate
+from cute_sharding.dtensor.executor import TorchExecutor
+from cute_sharding.dtensor.placements import Cuts, cut_of, replaced
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.redistribution import Target, free_targets
-from cute_sharding.sharding.deal import local_size
-from cute_sharding.views import Cut, Row, View, carry, view_of
+from cute_sharding.views import Row, View, carry, view_of
 
 SUGGESTIONS = 3
-
-Cuts: TypeAlias = tuple[Cut, ...]
 
 
 class Decision(NamedTuple):
@@ -51,27 +50,12 @@ def propagate_shape_and_sharding(
     return decision.source, list(decision.output)
 
 
-def cut_of(placement: Placement) -> Cut:
-    """What a placement does to the tensor, as views and redistribution see it. A kind of placement that is not known is refused, not taken for Replicate."""
-    if isinstance(placement, StridedShard):
-        return placement.dim, placement.split_factor  # type: ignore[return-value]  # a SymInt never gets here: see adapter.py
-    if isinstance(placement, Shard):
-        return placement.dim, 1
-    if isinstance(placement, (Replicate, Partial)):
-        return None
-    raise RuntimeError(f"placement {placement!r} is of a kind that views cannot carry: redistribute to Shard, Replicate or Partial first")
+class _Choice(NamedTuple):
+    """Placements of the input under which the view is free, and those of its output."""
 
-
-def placement_of(cut: Cut) -> Placement:
-    if cut is None:
-        return Replicate()
-    dim, split_factor = cut
-    return Shard(dim) if split_factor == 1 else StridedShard(dim, split_factor=split_factor)
-
-
-def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Placement, ...]:
-    """The placements of ``cuts``; where a mesh dim shards neither before nor after, the one of ``placements``, which may be Partial."""
-    return tuple([p if cut is None and not isinstance(p, (Shard, StridedShard)) else placement_of(cut) for p, cut in zip(placements, cuts)])
+    target: Target
+    source: tuple[Placement, ...]
+    output: tuple[Placement, ...]
 
 
 def decide(
@@ -84,10 +68,8 @@ def decide(
     row: Row | None = None,
     mesh_names: Sequence[str] | None = None,
     implicit_redistribution: bool = False,
-    can_redistribute: bool = True,
-    by_torch: bool = False,
+    executor: TorchExecutor | None = None,
     stock: Callable[[], Sequence[Placement]] | None = None,
-    cost: Callable[[tuple[Placement, ...]], float] | None = None,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
 
@@ -96,11 +78,9 @@ def decide(
         strict: whether the op must not communicate.
         row: the op's row of the rule table, for the needs of its local form.
         implicit_redistribution: let strict ops redistribute as well.
-        can_redistribute: whether the input can be trusted to be redistributed rightly; if not, nothing is, and nothing is suggested.
-        by_torch: choose among redistributions that torch's executor does rightly.
+        executor: what will redistribute the input; placements that it cannot be trusted with are not chosen, nor suggested. None stands for one that does anything rightly.
         stock: what torch's own rule makes of the input placements; asked only for a strict view that cannot be free, since a program that runs on
-            torch's silent redistribution keeps running on ours.
-        cost: of redistributing the input, by the model of what carries it out; then such a view costs no more than torch's.
+            torch's silent redistribution keeps running on ours, at no greater cost to the executor.
 
     Raises:
         RuntimeError: nothing is free, and redistribution is not allowed.
@@ -117,87 +97,56 @@ def decide(
         count(op, outcome)
         return Decision(placements, output, outcome)
 
-    def targets(most: int, allowed: Callable[[Cuts], bool]) -> list[tuple[Target, tuple[Placement, ...], tuple[Placement, ...]]]:
-        kept_whole = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and (row.drops_only_whole_dims or row.pairs) else []
+    def trusted(target: Cuts) -> bool:
+        return executor is None or executor.trusts(target)
+
+    def targets(most: int, allowed: Callable[[Cuts], bool]) -> list[_Choice]:
+        not_sharded = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and row.wants_whole_dims else []
         pending = [m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))]
         result = []
-        for target in free_targets(view, cuts, mesh, fixed=pending, unsharded=kept_whole, allowed=allowed, most=most):
-            source = _cleared(row, replaced(placements, target.source))
-            result.append((target, source, replaced(source, target.output)))
+        for target in free_targets(view, cuts, mesh, fixed=pending, unsharded=not_sharded, allowed=allowed, most=most):
+            if trusted(target.source):  # replicating everything is always among them
+                source = _reduced(row, replaced(placements, target.source))
+                result.append(_Choice(target, source, replaced(source, target.output)))
         return result
 
-    def trusted(target: Cuts) -> bool:
-        return _torch_moves_rightly(view.input_shape, cuts, target, mesh)
-
-    if by_torch and not trusted((None,) * len(mesh)):
-        can_redistribute = False
-    # A program that torch runs by redistributing inside a strict view keeps running.
     fallback = _stock_redistributes(stock, placements) if strict and not implicit_redistribution else None
-    if can_redistribute and (fallback is not None or not strict or implicit_redistribution):
-        _, source, output = targets(1, trusted if by_torch else _anything)[0]
-        if fallback is not None and cost is not None and cost(fallback) < cost(source):
+    choices = targets(1, trusted) if not strict or implicit_redistribution or fallback is not None else []
+    if choices:
+        _, source, output = choices[0]
+        if fallback is not None and executor is not None and executor.cost(fallback) < executor.cost(source):
             as_stock = carry(view, tuple([cut_of(p) for p in fallback]), mesh)
-            if as_stock.blocked is None:  # never at a greater cost than torch's
+            if as_stock.blocked is None:
                 source, output = fallback, replaced(fallback, as_stock.cuts)
         _log(op, view, mesh, placements, source, output, "redistribution")
         count(op, "redistribution")
         return Decision(source, output, "redistribution")
 
     count(op, "refused")
-    message = _explain(op, view, mesh, mesh_names, placements, blocked, targets(SUGGESTIONS, lambda target: _plain(target) and trusted(target)) if can_redistribute else [])
+    plain = targets(SUGGESTIONS, lambda target: trusted(target) and all(cut is None or cut[1] == 1 for cut in target))
+    message = _explain(op, view, mesh, mesh_names, placements, blocked, plain)
     logger.debug("refused: %s", message)
     raise RuntimeError(message)
-
-
-def _anything(target: Cuts) -> bool:
-    return True
-
-
-def _plain(target: Cuts) -> bool:
-    """Without _StridedShard: what a user can be told to write."""
-    return all(cut is None or cut[1] == 1 for cut in target)
-
-
-def _torch_moves_rightly(shape: Sequence[int], source: Cuts, target: Cuts, mesh: Sequence[int]) -> bool:
-    """Whether torch's executor can be trusted with a redistribution that a view is to follow.
-
-    On a mesh of several dims it plans each rank by the rank's own sizes; where mesh dims share a tensor dim, with _StridedShard placements and sizes that do not divide, ranks then take different
-    paths, and wait for one another. And its all-to-all leaves a local tensor that cannot be viewed where it had to pad.
-    """
-    nested = any(len(dims) != len(set(dims)) for dims in ([c[0] for c in cuts if c is not None] for cuts in (source, target)))
-    strided = (len(mesh) > 2 or (len(mesh) > 1 and nested)) and not (_plain(source) and _plain(target))
-    for cuts in (source, target):
-        sizes = list(shape)
-        for before, after, cut, parts in zip(source, target, cuts, mesh):
-            exchanged = {c[0] for c in (before, after) if c is not None} if before is not None and after is not None and before != after else set()
-            if any(sizes[dim] % parts for dim in exchanged):
-                return False
-            if cut is not None:
-                if strided and sizes[cut[0]] % (cut[1] * parts):
-                    return False
-                sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
-    return True
 
 
 def _linear(placement: Placement) -> bool:
     return placement.reduce_op in ("sum", "avg")  # type: ignore[attr-defined]
 
 
-def _blocked_by_row(view: View, row: Row | None, placements: Sequence[Placement], cuts: Sequence[Cut], mesh: Sequence[int]) -> int | None:
+def _blocked_by_row(view: View, row: Row | None, placements: Sequence[Placement], cuts: Cuts, mesh: Sequence[int]) -> int | None:
     """The first mesh dim that the op's local form cannot do with, whatever the layout says."""
     if row is None:
         return None
     for mesh_dim, (placement, cut) in enumerate(zip(placements, cuts)):
-        if row.drops_only_whole_dims and cut is not None and cut[0] not in view.kept and mesh[mesh_dim] > 1:
-            return mesh_dim
-        if row.pairs and cut is not None and cut[0] == len(view.input_shape) - 1 and mesh[mesh_dim] > 1:
+        if row.wants_whole_dims and cut is not None and cut[0] not in view.kept and mesh[mesh_dim] > 1:
             return mesh_dim
         if row.pairs and isinstance(placement, Partial) and not _linear(placement):
             return mesh_dim
     return None
 
 
-def _cleared(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+def _reduced(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """The placements with the pending reductions that the op does not commute with done."""
     if row is None or not row.pairs:
         return placements
     return tuple([Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements])
@@ -231,7 +180,7 @@ def _explain(
     names: Sequence[str] | None,
     placements: Sequence[Placement],
     blocked: int,
-    targets: list[tuple[Target, tuple[Placement, ...], tuple[Placement, ...]]],
+    choices: list[_Choice],
 ) -> str:
     sizes = ", ".join(f"{name}={n}" for name, n in zip(names, mesh)) if names else ", ".join(map(str, mesh))
     axis = f"mesh dim {blocked}" + (f" ({names[blocked]!r})" if names else "")
@@ -239,14 +188,14 @@ def _explain(
         f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh ({sizes}) with placements {text(placements)} cannot be done without communication: "
         f"what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices is no Shard or _StridedShard of the output.",
     ]
-    if not targets:
+    if not choices:
         lines.append(
             "Nor can torch be trusted to redistribute it: on a mesh of several dims it reads split factors as a shard order, which these are not, or plans ranks of different "
             "sizes differently, and gives wrong data or waits for ever. Make the tensor with Shard or Replicate placements in the first place."
         )
         return "\n".join(lines)
     lines.append("Redistribute the input first, for example (cheapest first):")
-    for target, source, output in targets:
+    for target, source, output in choices:
         lines.append(f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; each device receives up to {target.received} elements")
     lines.append("or let views do so themselves: cute_sharding.enable(implicit_redistribution=True).")
     return "\n".join(lines)

@@ -80,7 +80,7 @@ def free_targets(
 
     if prod(view.target):
         free = [m for m in range(len(cuts)) if m not in fixed and mesh[m] > 1]
-        for changes in range(1, len(free) + 1):
+        for changes in range(len(free) + 1):
             for changing in combinations(free, changes):
                 descend(kinds_of(view), (), (), changing)
     if everything not in found:

@@ -24,9 +24,9 @@ class Row:
         rule: ``(input shape, *arguments) -> DimMap``.
         strict: the aten overloads that must not communicate.
         lenient: the aten overloads that may redistribute their input first.
-        drops_only_whole_dims: the local op removes a dim only where its local size is 1, so a removed dim must not be sharded
-            (a device that holds nothing has size 0 there).
-        pairs: the output's elements are pairs of the input's (view_as_complex), and only ``linear`` reductions may be pending.
+        wants_whole_dims: the local op needs the dims that it does not keep whole on every device: squeeze removes a dim only where its local size
+            is 1 (a device that holds nothing has 0 there), and view_as_complex a dim of size 2.
+        pairs: the output's elements are pairs of the input's (view_as_complex), and only linear reductions may be pending.
         note: what a reader of the table should know.
     """
 
@@ -34,7 +34,7 @@ class Row:
     rule: Callable[..., DimMap]
     strict: tuple[str, ...] = ()
     lenient: tuple[str, ...] = ()
-    drops_only_whole_dims: bool = False
+    wants_whole_dims: bool = False
     pairs: bool = False
     note: str = field(default="", compare=False)
 
@@ -63,7 +63,7 @@ TABLE: tuple[Row, ...] = (
         "torch.squeeze",
         rules.squeeze,
         strict=("squeeze.default", "squeeze.dim", "squeeze.dims", "squeeze_.default", "squeeze_.dim", "squeeze_.dims"),
-        drops_only_whole_dims=True,
+        wants_whole_dims=True,
     ),
     Row("torch.unsqueeze", rules.unsqueeze, lenient=("unsqueeze.default",)),
     Row("Tensor.expand", rules.expand, lenient=("expand.default", "expand_copy.default")),
@@ -77,7 +77,7 @@ TABLE: tuple[Row, ...] = (
     Row("torch.atleast_2d", rules.at_least(2), note="decomposes to unsqueeze"),
     Row("torch.atleast_3d", rules.at_least_3d, note="decomposes to unsqueeze"),
     Row("torch.view_as_real", rules.view_as_real, lenient=("view_as_real.default",)),
-    Row("torch.view_as_complex", rules.view_as_complex, lenient=("view_as_complex.default",), pairs=True),
+    Row("torch.view_as_complex", rules.view_as_complex, lenient=("view_as_complex.default",), wants_whole_dims=True, pairs=True),
 )
 
 BY_OP: dict[str, Row] = {row.op: row for row in TABLE}

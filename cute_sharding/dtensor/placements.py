@@ -1,0 +1,34 @@
+"""torch's placements as cuts, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard
+from cute_sharding.views import Cut
+
+Cuts: TypeAlias = tuple[Cut, ...]
+
+
+def cut_of(placement: Placement) -> Cut:
+    """What a placement does to the tensor, as views and redistribution see it. A kind of placement that is not known is refused, not taken for Replicate."""
+    if isinstance(placement, StridedShard):
+        return placement.dim, placement.split_factor  # type: ignore[return-value]  # a SymInt never gets here: see adapter.py
+    if isinstance(placement, Shard):
+        return placement.dim, 1
+    if isinstance(placement, (Replicate, Partial)):
+        return None
+    raise RuntimeError(f"placement {placement!r} is of a kind that views cannot carry: redistribute to Shard, Replicate or Partial first")
+
+
+def placement_of(cut: Cut) -> Placement:
+    if cut is None:
+        return Replicate()
+    dim, split_factor = cut
+    return Shard(dim) if split_factor == 1 else StridedShard(dim, split_factor=split_factor)
+
+
+def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Placement, ...]:
+    """The placements of ``cuts``; where a mesh dim shards neither before nor after, the one of ``placements``, which may be Partial."""
+    return tuple([p if cut is None and not isinstance(p, (Shard, StridedShard)) else placement_of(cut) for p, cut in zip(placements, cuts)])
