@@ -1,0 +1,112 @@
+"""What changes when view propagation by layout algebra is switched on in a DTensor program that knows nothing about it.
+
+    python examples/demo.py
+
+Runs transformer_block.py twice on four CPU processes, as it stands: with USE_CUTE_VIEW_PROPAGATION=0 in the environment, which leaves torch's own
+rules in force, and with USE_CUTE_VIEW_PROPAGATION=1. Prints what each run measured, side by side. Takes about a minute on two cores, and exits
+with code 1 if the run with the flag has wrong data, misses a view that can be free, or has a training step that is not as on a single device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+FLAG = "USE_CUTE_VIEW_PROPAGATION"
+PROGRAM = Path(__file__).with_name("transformer_block.py")
+TIMEOUT = 150  # seconds a run
+TAIL = 40  # lines of output shown of a run that fails
+
+Record = dict[str, Any]
+
+
+def run(flag: str) -> list[Record]:
+    """The records of the program run with the flag so."""
+    environment = {**os.environ, FLAG: flag, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "records.json")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(PROGRAM), "--out", str(out)]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT)
+            failure = f"exit code {process.returncode}" if process.returncode else None
+        except subprocess.TimeoutExpired:
+            process.terminate()  # not kill(): the launcher ends its workers before it goes
+            output, _ = process.communicate()
+            failure = f"not done after {TIMEOUT} s"
+        if failure:
+            print("\n".join(output.splitlines()[-TAIL:]))
+            sys.exit(f"{FLAG}={flag}: {failure}")
+        return json.loads(out.read_text())
+
+
+def cell(record: Record) -> str:
+    if record["right"] is False:
+        return "WRONG DATA"
+    if record["outcome"] == "communicates":
+        return f"communicates ({record['collectives']})"
+    return record["outcome"]
+
+
+def checked(record: Record) -> str:
+    return {True: "equal", False: "NOT EQUAL", None: "nothing to check"}[record["right"]]
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(entry.ljust(width) for entry, width in zip(row, widths)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def complaints(record: Record) -> list[str]:
+    """What should not be, of a record of the run with the flag."""
+    found = []
+    if record["right"] is False:
+        found.append(f"wrong data ({', '.join(record['wrong'])})" if record.get("wrong") else "wrong data")
+    if record["kind"] == "step" and record["outcome"] == "raises":
+        found.append(f"raises {record['error']}")
+    if record.get("free_exists") and record["outcome"] != "free":
+        found.append(f"can be free, but {cell(record)}" + (f": {record['error']}" if "error" in record else ""))
+    return [f"{record['name']}: {what}" for what in found]
+
+
+def count(records: list[Record]) -> tuple[int, int, int]:
+    """Views that can be free and are, rightly; records with wrong data; training steps as on a single device."""
+    free = sum(bool(r.get("free_exists") and r["outcome"] == "free" and r["right"]) for r in records)
+    return free, sum(r["right"] is False for r in records), sum(bool(r["kind"] == "step" and r["right"]) for r in records)
+
+
+def main() -> int:
+    if not entry_points(group="torch.backends", name="cute_sharding"):
+        sys.exit("cute_sharding is not installed in this Python: the flag would do nothing. Run `pip install .` in the repository first.")
+    start = time.perf_counter()
+    stock, flagged = run("0"), run("1")
+    seconds = time.perf_counter() - start
+
+    rows = [("pattern", "stock", "with the flag", "placements with the flag", "against a single device")]
+    rows += [(b["name"], cell(a), cell(b), b.get("placements", "-"), checked(b)) for a, b in zip(stock, flagged, strict=True)]
+    print(table(rows))
+    print("\n(n): collectives. S(d): Shard. _S(d, f): _StridedShard, split factor f. R: Replicate. Training steps count forward and backward.")
+
+    problems = [line for record in flagged for line in complaints(record)]
+    for line in problems:
+        print(f"FAILED  {line}")
+    can, steps = sum(bool(r.get("free_exists")) for r in flagged), sum(r["kind"] == "step" for r in flagged)
+    (free, wrong, match), (stock_free, stock_wrong, stock_match) = count(flagged), count(stock)
+    print(
+        f"{'FAILED' if problems else 'OK'}: with the flag {free} of the {can} views that can be free are (stock {stock_free}), "
+        f"{wrong} results are wrong data (stock {stock_wrong}), {match} of {steps} training steps match (stock {stock_match}); {seconds:.0f} s."
+    )
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

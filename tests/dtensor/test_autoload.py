@@ -1,0 +1,130 @@
+"""The environment flag: programs that never name this package. Each runs in an interpreter of its own, with the entry point that pyproject.toml declares."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cute_sharding import _autoload
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder that makes the package look installed: the metadata alone, with the entry points of pyproject.toml."""
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    section = re.search(r'\[project\.entry-points\."torch\.backends"\]\n(.*?)\n\n', text, re.S)[1]
+    folder = tmp_path_factory.mktemp("site")
+    metadata = folder / "cute_sharding-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: cute-sharding\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\n" + section.replace('"', "") + "\n")
+    return folder
+
+
+@pytest.fixture
+def program(installed):
+    def run(code, flag=None, timeout=120):
+        environment = {name: value for name, value in os.environ.items() if name not in ("USE_CUTE_VIEW_PROPAGATION", "TORCH_DEVICE_BACKEND_AUTOLOAD")}
+        environment["PYTHONPATH"] = os.pathsep.join([str(installed), str(REPOSITORY), str(Path(__file__).parent)])
+        if flag is not None:
+            environment["USE_CUTE_VIEW_PROPAGATION"] = flag
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=timeout)
+
+    return run
+
+
+def succeeds(result):
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("flag", [None, "0"])
+def test_without_the_flag_nothing_is_loaded(program, flag):
+    loaded = "[m for m in ('cute_sharding.dtensor', 'torch.distributed.tensor', 'cute_sharding.layout') if m in sys.modules]"
+    out = succeeds(program(f"import sys, torch; assert 'cute_sharding._autoload' in sys.modules; print({loaded})", flag))
+    assert out.strip() == "[]"
+
+
+def test_without_the_flag_views_are_torchs(program):
+    out = succeeds(program("import torch.distributed.tensor, sys; print('cute_sharding.dtensor' in sys.modules); import cute_sharding; print(cute_sharding.is_enabled())"))
+    assert out.split() == ["False", "False"]
+
+
+def test_with_the_flag_dtensor_comes_switched_on(program):
+    code = """
+import sys, torch
+assert 'cute_sharding.dtensor' not in sys.modules and 'torch.distributed.tensor' not in sys.modules, 'torch alone is as fast to import as ever'
+import torch.distributed.tensor
+from torch.distributed.tensor import DTensor
+assert DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs[torch.ops.aten.view.default].__module__ == 'cute_sharding.dtensor.adapter'
+import cute_sharding
+print(cute_sharding.is_enabled())
+"""
+    assert succeeds(program(code, "1")).strip() == "True"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from torch.distributed.tensor.parallel import parallelize_module",
+        "import importlib; importlib.import_module('torch.distributed._tensor')",
+        # Imports DTensor while it is itself being imported.
+        "from torch.distributed.fsdp import fully_shard",
+        "import torch.distributed.checkpoint",
+    ],
+)
+def test_however_dtensor_is_imported(program, statement):
+    assert succeeds(program(f"import torch\n{statement}\nimport cute_sharding; print(cute_sharding.is_enabled())", "1")).strip() == "True"
+
+
+def test_the_import_leaves_no_trace(program):
+    """The module is the one that its own loader made, and nothing of ours waits in the import system afterwards."""
+    code = """
+import sys, torch
+before = len(sys.meta_path)
+import torch.distributed.tensor as module
+print(module.__name__, module.__spec__.name, module.__file__.endswith('__init__.py'), before - len(sys.meta_path))
+import cute_sharding
+cute_sharding.disable()  # and the program can still switch it off
+print(cute_sharding.is_enabled())
+"""
+    assert succeeds(program(code, "1")).split() == ["torch.distributed.tensor", "torch.distributed.tensor", "True", "1", "False"]
+
+
+@pytest.mark.parametrize("value, on", [*((v, True) for v in ("1", "true", "ON", " yes ")), *((v, False) for v in ("", "0", "off", "False", "no"))])
+def test_values_of_the_flag(monkeypatch, value, on):
+    waited = []
+    monkeypatch.setattr(_autoload, "_when_imported", lambda name, action: waited.append(name))
+    monkeypatch.setenv(_autoload.FLAG, value)
+    _autoload.autoload()
+    assert waited == ["torch.distributed.tensor"] * on
+
+
+def test_a_module_that_is_already_imported_is_switched_on_at_once():
+    called = []
+    _autoload._when_imported("sys", lambda: called.append(1))
+    assert called == [1]
+
+
+def test_a_value_that_is_neither_on_nor_off_is_an_error(program):
+    result = program("import torch", "maybe")
+    assert result.returncode != 0
+    assert "USE_CUTE_VIEW_PROPAGATION='maybe' is neither on nor off: set it to 1 or 0" in result.stderr
+
+
+@pytest.mark.processes
+def test_spawned_workers_are_switched_on_too(program, tmp_path):
+    """Three real processes: uneven shards through a view, forward and backward, by a program without a word of this package."""
+    code = f"""
+import torch.multiprocessing as multiprocessing
+from autoload_worker import view_of_uneven_shards
+if __name__ == "__main__":
+    multiprocessing.spawn(view_of_uneven_shards, args=(3, {str(tmp_path / "rendezvous")!r}), nprocs=3)
+    print("done")
+"""
+    assert succeeds(program(code, "1")).strip() == "done"

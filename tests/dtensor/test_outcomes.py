@@ -1,0 +1,109 @@
+"""stats() and the logger: what was decided, how often, and why."""
+
+import logging
+
+import pytest
+import torch
+from simulation import mesh_of
+from torch.distributed.tensor import DTensor, Shard
+
+import cute_sharding
+
+NONE = {"algebra": 0, "tracing": 0, "redistribution": 0, "refused": 0, "stock": 0}
+
+
+def tensor_of(shape, local, mesh, placements, names=None):
+    stride = torch.empty(shape).stride()
+    return DTensor.from_local(torch.zeros(local), mesh_of(mesh, names), placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+@pytest.fixture
+def on():
+    with cute_sharding.enabled():
+        cute_sharding.reset_stats()
+        yield
+
+
+def test_nothing_is_counted_at_first(on):
+    assert cute_sharding.stats() == {}
+
+
+def test_every_outcome_is_counted_under_its_op(on):
+    tensor = tensor_of((4, 8, 6), (4, 2, 6), (4,), [Shard(1)])
+    tensor.view(32, 6)
+    assert cute_sharding.stats() == {"view.default": {**NONE, "algebra": 1}}
+    tensor.permute(2, 0, 1)
+    assert cute_sharding.stats()["permute.default"] == {**NONE, "algebra": 1}
+    tensor_of((7, 3), (2, 3), (4,), [Shard(0)]).view(21)
+    assert cute_sharding.stats()["view.default"] == {**NONE, "algebra": 1, "tracing": 1}
+    with pytest.raises(RuntimeError):
+        tensor_of((4, 6), (4, 3), (2,), [Shard(1)]).view(4, 3, 2)
+    assert cute_sharding.stats()["view.default"] == {**NONE, "algebra": 1, "tracing": 1, "refused": 1}
+    torch.ops.aten.view_copy.default(tensor_of((4, 6), (4, 3), (2,), [Shard(1)]), (4, 3, 2))
+    assert cute_sharding.stats()["view_copy.default"] == {**NONE, "redistribution": 1}
+
+
+def test_cached_propagations_are_not_counted_again(on):
+    tensor = tensor_of((4, 8, 6), (4, 2, 6), (4,), [Shard(1)])
+    for _ in range(3):
+        tensor.view(32, 6)
+    assert cute_sharding.stats()["view.default"]["algebra"] == 1
+
+
+def test_stats_are_a_copy_and_can_be_reset(on):
+    tensor_of((4, 8, 6), (4, 2, 6), (4,), [Shard(1)]).view(32, 6)
+    counts = cute_sharding.stats()
+    counts["view.default"]["algebra"] = 100
+    assert cute_sharding.stats(reset=True)["view.default"]["algebra"] == 1
+    assert cute_sharding.stats() == {}
+    tensor_of((4, 8, 2), (4, 2, 2), (4,), [Shard(1)]).view(32, 2)
+    cute_sharding.reset_stats()
+    assert cute_sharding.stats() == {}
+
+
+def test_nothing_is_counted_while_disabled(on):
+    cute_sharding.disable()
+    tensor_of((4, 8, 6), (4, 2, 6), (4,), [Shard(1)]).view(32, 6)
+    assert cute_sharding.stats() == {}
+
+
+def lines(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "cute_sharding"]
+
+
+def test_the_log_says_what_was_decided(caplog, on):
+    with caplog.at_level(logging.DEBUG, logger="cute_sharding"):
+        tensor_of((4, 8, 6), (4, 2, 6), (4,), [Shard(1)]).view(32, 6)
+        tensor_of((7, 3), (2, 3), (4,), [Shard(0)]).view(21)
+        torch.ops.aten.view_copy.default(tensor_of((4, 6), (4, 3), (2,), [Shard(1)]), (4, 3, 2))
+        with pytest.raises(RuntimeError) as error:
+            tensor_of((4, 6), (4, 3), (2,), [Shard(1)]).view(4, 3, 2)
+    assert all(record.levelno == logging.DEBUG for record in caplog.records if record.name == "cute_sharding")
+    free, traced, moved, refused = lines(caplog)
+    assert free == "view.default: (4, 8, 6) [S(1)] -> (32, 6) [_S(0, 4)] on mesh (4,): free, blocks of one size"
+    assert traced == "view.default: (7, 3) [S(0)] -> (21,) [S(0)] on mesh (4,): free, traced on each kind of device"
+    assert moved.startswith("view_copy.default: (4, 6) [S(1)] -> (4, 3, 2) [") and "on mesh (2,): input redistributed to [" in moved
+    assert refused.startswith("refused: view.default of a DTensor of shape (4, 6)")
+    assert refused.removeprefix("refused: ") in str(error.value)
+
+
+def test_the_log_says_when_it_is_switched(caplog):
+    with caplog.at_level(logging.DEBUG, logger="cute_sharding"):
+        cute_sharding.enable()
+        cute_sharding.enable()  # no change, no line
+        cute_sharding.disable()
+    on, off = lines(caplog)
+    assert on.startswith("view propagation by layout algebra: ") and "implicit_redistribution=False" in on
+    assert off == "view propagation by layout algebra: off"
+
+
+def test_the_log_is_silent_by_default(caplog, on):
+    tensor_of((4, 8, 6), (4, 2, 6), (4,), [Shard(1)]).view(32, 6)
+    assert lines(caplog) == []
+    assert logging.getLogger("cute_sharding").level == logging.NOTSET, "a library leaves levels to the program"
+
+
+def test_a_refused_op_names_the_mesh_dims_that_the_user_named(on):
+    with pytest.raises(RuntimeError) as error:
+        tensor_of((4, 6), (4, 3), (2, 2), [Shard(0), Shard(1)], ("dp", "tp")).view(4, 3, 2)
+    assert "dp=2, tp=2" in str(error.value) and "('tp')" in str(error.value)

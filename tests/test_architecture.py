@@ -1,0 +1,154 @@
+"""The house rules: who may import whom, who may import torch, and where torch's private names stand. And that the docstrings' examples run."""
+
+import ast
+import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "cute_sharding"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Downward, as the files of a folder may import: itself and what stands below it.
+LAYERS = ["layout", "sharding", "views", "redistribution", "dtensor"]
+ADAPTER = "dtensor"
+
+
+def module_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = [module_name(path) for path in FILES]
+
+
+def imports(path):
+    """(imported module, line, whether the import runs when the module is imported) for every import of the file."""
+    tree = ast.parse(path.read_text())
+
+    def walk(node, runs):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for name in child.names:
+                    yield name.name, child.lineno, runs
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}:{child.lineno}: imports are absolute here"
+                for name in child.names:
+                    yield f"{child.module}.{name.name}", child.lineno, runs
+            else:
+                inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                type_checking = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+                yield from walk(child, runs and not inside and not type_checking)
+
+    return list(walk(tree, True))
+
+
+def of_torch(name):
+    return name.split(".")[0] in ("torch", "torchgen", "functorch")
+
+
+def layer_of(name):
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == "cute_sharding" and parts[1] in LAYERS else None
+
+
+def test_there_is_something_to_check():
+    assert {layer_of(name) for name in MODULES} >= set(LAYERS)
+    assert any(of_torch(name) for path in FILES for name, _, _ in imports(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_downward(path):
+    layer = layer_of(module_name(path))
+    if layer is None:
+        return  # the package's face and the command line stand above all
+    for name, line, _ in imports(path):
+        if name.split(".")[0] != "cute_sharding":
+            continue
+        other = layer_of(name)
+        assert other is not None, f"{path}:{line} imports {name}, which stands above it"
+        assert LAYERS.index(other) <= LAYERS.index(layer), f"{path}:{line}: {layer} must not import {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_adapter_imports_torch(path):
+    if layer_of(module_name(path)) == ADAPTER:
+        return
+    for name, line, runs in imports(path):
+        # The command line may show what torch does, once it is asked to.
+        lazy = not runs and path.name == "cli.py"
+        assert not of_torch(name) or lazy, f"{path}:{line} imports {name}"
+        if layer_of(module_name(path)) is None and path.name not in ("cli.py", "__main__.py"):
+            # The package's face and the autoload hook run in every program: the adapter waits until it is needed.
+            assert not runs or layer_of(name) != ADAPTER, f"{path}:{line} imports {name} at once"
+
+
+def private_torch_names(path):
+    """Dotted names rooted in torch that have a private component, and names imported from torch that have one."""
+    tree = ast.parse(path.read_text())
+    bound = {}  # local name -> what it is in torch
+    found = []
+
+    def is_private(name):
+        return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if of_torch(name.name):
+                    bound[name.asname or name.name.split(".")[0]] = name.name if name.asname else name.name.split(".")[0]
+                    if is_private(name.name):
+                        found.append((name.name, node.lineno))
+        elif isinstance(node, ast.ImportFrom) and node.module and of_torch(node.module):
+            for name in node.names:
+                full = f"{node.module}.{name.name}"
+                bound[name.asname or name.name] = full
+                if is_private(full):
+                    found.append((full, node.lineno))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            parts, value = [], node
+            while isinstance(value, ast.Attribute):
+                parts.append(value.attr)
+                value = value.value
+            if isinstance(value, ast.Name) and value.id in bound:
+                full = ".".join([bound[value.id], *reversed(parts)])
+                if is_private(full):
+                    found.append((full, node.lineno))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"torch(\.\w+)*\._\w+(\.\w+)*", node.value):
+            found.append((node.value, node.lineno))
+    return found
+
+
+def test_private_names_of_torch_stand_in_one_module():
+    compat = PACKAGE / ADAPTER / "compat.py"
+    assert private_torch_names(compat), "the check finds none where there are many"
+    elsewhere = [f"{path}:{line} {name}" for path in FILES if path != compat for name, line in private_torch_names(path)]
+    assert not elsewhere, f"move to {compat.name}: {elsewhere}"
+
+
+@pytest.mark.parametrize("name", ["cute_sharding", *(f"cute_sharding.{layer}" for layer in LAYERS if layer != ADAPTER), "cute_sharding.cli", "cute_sharding._autoload"])
+def test_imports_without_torch(name):
+    code = f"import sys, {name}; assert 'torch' not in sys.modules, [m for m in sys.modules if m.startswith('torch')][:3]"
+    result = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)}, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
+def test_docstring_examples(name):
+    module = importlib.import_module(name)
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_public_names_exist_and_are_documented():
+    package = importlib.import_module("cute_sharding")
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'enabel'"):
+        package.enabel  # noqa: B018
