@@ -11,6 +11,7 @@ from cute_sharding.dtensor.executor import TorchExecutor
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.redistribution import Target, free_targets
+from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import Row, View, carry, view_of
 
 SUGGESTIONS = 3
@@ -110,8 +111,12 @@ def decide(
                 result.append(_Choice(target, source, replaced(source, target.output)))
         return result
 
+    def allowed(target: Cuts) -> bool:
+        # view_as_complex cannot read the strides that torch's collectives leave on a device that holds nothing.
+        return trusted(target) and (row is None or not row.pairs or _every_device_holds_some(view.input_shape, target, mesh))
+
     fallback = _stock_redistributes(stock, placements) if strict and not implicit_redistribution else None
-    choices = targets(1, trusted) if not strict or implicit_redistribution or fallback is not None else []
+    choices = targets(1, allowed) if not strict or implicit_redistribution or fallback is not None else []
     if choices:
         _, source, output = choices[0]
         if fallback is not None and executor is not None and executor.cost(fallback) < executor.cost(source):
@@ -123,10 +128,18 @@ def decide(
         return Decision(source, output, "redistribution")
 
     count(op, "refused")
-    plain = targets(SUGGESTIONS, lambda target: trusted(target) and all(cut is None or cut[1] == 1 for cut in target))
+    plain = targets(SUGGESTIONS, lambda target: allowed(target) and all(cut is None or cut[1] == 1 for cut in target))
     message = _explain(op, view, mesh, mesh_names, placements, blocked, plain)
     logger.debug("refused: %s", message)
     raise RuntimeError(message)
+
+
+def _every_device_holds_some(shape: Sequence[int], cuts: Cuts, mesh: Sequence[int]) -> bool:
+    least = list(shape)
+    for cut, parts in zip(cuts, mesh):
+        if cut is not None:
+            least[cut[0]] = local_size(least[cut[0]], cut[1], parts, parts - 1)
+    return all(least)
 
 
 def _linear(placement: Placement) -> bool:

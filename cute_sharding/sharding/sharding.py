@@ -66,11 +66,13 @@ class Sharding:
         devices: list[Layout] = []
         local = [Layout(n, d) for n, d in zip(self.shape, row_major(self.shape), strict=True)]
         for mesh_dim, (parts, cut) in enumerate(zip(self.mesh, self.cuts, strict=True)):
-            if cut is None:
+            if cut is None or parts == 1:
                 devices.append(Layout(parts, 0))
                 continue
             dim, pieces = cut
             mode = local[dim]
+            if mode.size:  # a split factor that does not divide may make the pieces of one that does
+                pieces = -(-mode.size // -(-mode.size // pieces))
             if mode.size % (pieces * parts):
                 raise LayoutError(
                     f"mesh dim {mesh_dim} deals the {mode.size} rows that are left of dim {dim} into {pieces} x {parts} blocks, which are not of one size: "
@@ -118,10 +120,11 @@ class Sharding:
             where = f"mesh dim {mesh_dim}, device mode {mode!r}"
             # What this mesh dim divides: the local modes and those of later mesh dims.
             rest = held + [leaf for later in device_modes[mesh_dim + 1 :] for leaf in later.leaves if leaf[1] != 0 and leaf[0] != 1]
-            if mode.rank > 1 or mode.depth > 0:
-                raise LayoutError(f"{where}: {mode.rank} sub-modes, and a placement has one; use a mesh with a dim for each")
-            stride = mode.stride
-            inside = prod(n for n, d in rest if d < stride)
+            # Sub-modes that nothing else lies between are one mode of what the earlier mesh dims left.
+            strides = [d for _, d in mode.leaves]
+            if strides != sorted(strides, reverse=True) or any(strides[-1] < d < strides[0] for _, d in rest):
+                raise LayoutError(f"{where}: {mode.rank} sub-modes with others between them, and a placement has one; use a mesh with a dim for each")
+            inside = prod(n for n, d in rest if d < strides[-1])
             dealt = (parts * inside, inside)
             dim = dim_of(dealt, local_shape)
             below = prod(local_shape[dim + 1 :])
