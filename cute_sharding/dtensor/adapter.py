@@ -106,6 +106,14 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
             count(name, "stock")
             logger.debug("%s: shape %s is symbolic: left to torch's own rule", name, shape)
             return stock.strategy(schema)
+        sizes = tuple(mesh.shape)
+        if sizes == (1,):
+            # On one device every placement is right, and torch uses just such a mesh as a stand-in: for an op without a rule it traces the decomposition there, and takes
+            # what it learns for true of the real mesh (_decompositions.py). So nothing may be answered that is true of one device only.
+            if stock.strategy is not None:
+                count(name, "stock")
+                return stock.strategy(schema)
+            sizes = (2,)
         view = row.view(shape, *arguments, **schema.kwargs_schema)
         result = compat.OpStrategy([])
         for option in given.strategies:
@@ -114,7 +122,7 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
             decision = decide(
                 view,
                 spec.placements,
-                tuple(mesh.shape),
+                sizes,
                 strict=strict,
                 op=name,
                 row=row,
