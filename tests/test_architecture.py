@@ -151,4 +151,4 @@ def test_the_public_names_exist_and_are_documented():
     for name in package.__all__:
         assert getattr(package, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'enabel'"):
-        package.enabel  # noqa: B018
+        package.enabel

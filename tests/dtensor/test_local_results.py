@@ -7,8 +7,8 @@ from math import prod
 import pytest
 import torch
 from enumeration import shapes_of
-from simulation import assert_holds, distribute, placements_of, ranks_of
-from torch.distributed.tensor import Partial, Replicate, Shard
+from simulation import assert_holds, distribute, mesh_of, placements_of, ranks_of
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
@@ -243,6 +243,26 @@ def test_corners(shape, target, mesh, cuts):
         assert_holds(viewed, full.view(target))
         outcomes = cute_sharding.stats()["view.default"]
         assert outcomes["redistribution"] == (not is_free)
+
+
+@pytest.mark.parametrize("shape, target", [((4, 8, 6), (32, 6)), ((4, 6), (-1,)), ((4, 6), (4, 3, 2)), ((7, 3), (21,)), ((4, 6), (4, 6))])
+def test_reshape_reaches_its_own_row_in_inference_mode(shape, target):
+    """Elsewhere it decomposes to view before it is dispatched; here it comes as it is, and may redistribute."""
+    full = number(shape)
+    with torch.inference_mode(), ranks_of((2,)), cute_sharding.enabled():
+        cute_sharding.reset_stats()
+        assert_holds(distribute(full, (2,), [Shard(1)]).reshape(target), full.reshape(target))
+        assert set(cute_sharding.stats()) == {"reshape.default"}
+
+
+@pytest.mark.parametrize("args", [(), (1,), ((1, 2),)], ids=str)
+def test_squeeze_in_place(args):
+    """On the first rank alone: it changes the tensor's own placements."""
+    tensor = DTensor.from_local(torch.arange(8.0).reshape(4, 1, 2), mesh_of((2,)), [Shard(2)], run_check=False, shape=torch.Size((4, 1, 4)), stride=(4, 4, 1))
+    with cute_sharding.enabled():
+        assert tensor.squeeze_(*args) is tensor
+    assert tensor.shape == (4, 4) and tensor.placements == (Shard(1),)
+    assert torch.equal(tensor.to_local(), torch.arange(8.0).reshape(4, 2))
 
 
 def test_a_dim_that_is_squeezed_away_must_be_whole():

@@ -1,6 +1,8 @@
 """The key lemma, on every small case: two shardings deal every device the same positions if and only if their deals are equal."""
 
 from collections import defaultdict
+from itertools import pairwise
+from math import prod
 
 import pytest
 from enumeration import dealt, rows_after
@@ -54,10 +56,10 @@ def test_dim_and_split_factors_are_read_off_the_deal(parts):
             for shape in shapes:
                 fitting = set()
                 for dim, size in enumerate(shape):
-                    below = int.__mul__(*(*shape[dim + 1 :], 1, 1)[:2])
+                    below = prod(shape[dim + 1 :])
                     fitting |= {(dim, f) for f in range(1, size + 1) if deal(size, below, f, parts) == name}
                 dim = dim_of(name, list(shape))
-                below = int.__mul__(*(*shape[dim + 1 :], 1, 1)[:2])
+                below = prod(shape[dim + 1 :])
                 found = split_factors(name, shape[dim], below, parts)
                 assert fitting == (set() if found is None else {(dim, f) for f in range(found[0], found[1] + 1)}), (name, shape)
 
@@ -98,7 +100,7 @@ def test_rows_after_several_mesh_dims():
                         expected = list(rows_after(n, tuple(chain)))
                         intervals = rows(n, chain)
                         assert [row for start, stop in intervals for row in range(start, stop)] == expected
-                        assert all(a[1] < b[0] for a, b in zip(intervals, intervals[1:])), "maximal and ascending"
+                        assert all(a[1] < b[0] for a, b in pairwise(intervals)), "maximal and ascending"
                         assert [row_at(n, chain, i) for i in range(len(expected))] == expected
                         with pytest.raises(IndexError, match=f"position {len(expected)} of {len(expected)} rows"):
                             row_at(n, chain, len(expected))

@@ -1,7 +1,7 @@
 """A Sharding against the reference and torch, device by device; as a layout, and read back from one."""
 
 import random
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -71,7 +71,7 @@ def test_what_a_device_holds():
             for dim, rows in enumerate(rows_of(shape, mesh, cuts, device)):
                 intervals = sharding.rows(dim, device)
                 assert [row for start, stop in intervals for row in range(start, stop)] == list(rows)
-                assert all(a[1] < b[0] for a, b in zip(intervals, intervals[1:])), "touching intervals are one"
+                assert all(a[1] < b[0] for a, b in pairwise(intervals)), "touching intervals are one"
                 assert [sharding.row_at(dim, device, i) for i in range(len(rows))] == list(rows)
 
 
@@ -161,7 +161,7 @@ def test_the_layout_is_what_devices_hold():
         seen[exists] += 1
         if not exists:
             with pytest.raises(LayoutError) as error:
-                sharding.layout  # noqa: B018
+                sharding.layout
             assert "mesh dim" in str(error.value) and str(sharding) in str(error.value)
             continue
         layout = sharding.layout
