@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ class Settings:
 _lock = threading.RLock()
 _settings: Settings | None = None  # None: disabled
 _stock: list[compat.Registration] = []
-_generations = itertools.count()
 
 
 def enable(*, implicit_redistribution: bool = False) -> None:
@@ -34,7 +32,8 @@ def enable(*, implicit_redistribution: bool = False) -> None:
         implicit_redistribution: let strict views (``view`` and friends, hence also ``reshape``) redistribute their input where no placements of the
             output make them free, instead of raising.
 
-    Calling it again changes the setting. If it fails, everything is as it was.
+    Calling it again changes the setting. If it fails, everything is as it was. One thing a thread cannot take from another: after a change from
+    ``implicit_redistribution=True`` to False, other threads may go on redistributing (rightly) for calls they have cached, where they would now be refused.
     """
     with _lock:
         _switch(Settings(implicit_redistribution))
@@ -84,13 +83,12 @@ def _install(settings: Settings | None) -> None:
         compat.restore(registration)
     _stock.clear()
     if settings is not None:
-        generation = f"cute_sharding.{next(_generations)}"
         for name, (row, strict) in BY_OVERLOAD.items():
             op = compat.overload(name)
             if op is not None:
                 stock = compat.registration(op)
                 _stock.append(stock)
-                compat.install_strategy(op, _strategy(row, name, strict, stock, settings), generation)
+                compat.install_strategy(op, _strategy(row, name, strict, stock, settings))
     compat.clear_propagation_caches()
 
 

@@ -94,19 +94,19 @@ def registration(op: torch._ops.OpOverload) -> Registration:
     return Registration(op, tuple(table.get(op) for table in _tables()))
 
 
-def install_strategy(op: torch._ops.OpOverload, strategy: Callable[[OpSchema], OpStrategy], generation: str) -> None:
+def install_strategy(op: torch._ops.OpOverload, strategy: Callable[[OpSchema], OpStrategy]) -> None:
     """Make ``strategy`` the one the propagator finds for ``op``.
 
-    C++ caches propagations, in each thread for itself, and a thread cannot clear another's. Their keys include the names of the
-    keyword arguments that an op's schema info says to compare; so one more name, which no call ever passes, keeps the propagations of one generation of rules apart
-    from those of another, and those of torch's own rules are found again once these are back.
+    C++ caches propagations, in each thread for itself, and a thread cannot clear another's. Their keys tell an op whose schema info lists keyword arguments to
+    compare from one whose info lists none, as torch's view ops do; so a list, of a name that no call ever passes, keeps our propagations apart from torch's in every thread, and
+    torch's are found again once its rules are back. It does not keep one setting of ours apart from another.
     """
     p = _propagator()
     stock = p.op_to_schema_info.get(op) or p.op_to_schema_info_for_single_dim_strategy.get(op) or RuntimeSchemaInfo()
     for table in _tables():
         table.pop(op, None)
     p.op_strategy_funcs[op] = strategy
-    p.op_to_schema_info[op] = RuntimeSchemaInfo(stock.static_argnum, [*(stock.static_kwargkey or ()), generation], stock.needs_pytree)
+    p.op_to_schema_info[op] = RuntimeSchemaInfo(stock.static_argnum, [*(stock.static_kwargkey or ()), "cute_sharding"], stock.needs_pytree)
 
 
 def restore(saved: Registration) -> None:

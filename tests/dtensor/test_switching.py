@@ -267,6 +267,40 @@ def test_other_threads_follow_where_both_rules_answer(worker):
     assert placements() == stock == worker(placements)
 
 
+def needs_redistribution():
+    """Three columns of six are no rows of (3, 2)."""
+    return DTensor.from_local(torch.zeros(6, 3), mesh_of((2,)), [Shard(1)], run_check=False, shape=torch.Size((6, 6)), stride=(6, 1))
+
+
+def runs(tensor):
+    try:
+        tensor.view(6, 3, 2)
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_other_threads_may_redistribute_once_it_is_allowed(worker):
+    tensor = needs_redistribution()
+    cute_sharding.enable()
+    for _ in range(2):
+        assert worker(lambda: runs(tensor)) is False
+    cute_sharding.enable(implicit_redistribution=True)
+    for _ in range(2):
+        assert worker(lambda: runs(tensor)) is runs(tensor) is True
+    cute_sharding.enable()
+    assert runs(tensor) is False
+
+
+@pytest.mark.xfail(strict=True, reason="C++ keys tell our rules from torch's, and not one setting of ours from another: another thread goes on redistributing what it cached")
+def test_other_threads_are_refused_again(worker):
+    tensor = needs_redistribution()
+    cute_sharding.enable(implicit_redistribution=True)
+    assert worker(lambda: runs(tensor)) is True
+    cute_sharding.enable()
+    assert worker(lambda: runs(tensor)) is False
+
+
 def test_view_as_complex_is_restored_to_its_own_registry():
     """Torch registers it by a strategy of one mesh dim; ours is one of the whole mesh, and both must not be found at once."""
     propagator = DTensor._op_dispatcher.sharding_propagator
