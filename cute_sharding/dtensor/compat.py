@@ -5,8 +5,8 @@ Supported: torch 2.13 to 2.15.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
+
+from cute_sharding.views.dim_map import DimSpec
 
 __all__ = [
     "DTensorSpec",
@@ -45,6 +47,7 @@ __all__ = [
     "stock_dim_maps",
     "stock_input_placements",
     "stock_propagate",
+    "torch_rule",
 ]
 
 StridedShard = _StridedShard
@@ -74,6 +77,20 @@ class Registration:
     @property
     def strategy(self) -> Callable[[OpSchema], OpStrategy] | None:
         return self.entries[1]
+
+
+def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
+    """A DimMap in torch's classes, given in torch's or ours; the fields have the same names."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(convert, value))
+        if isinstance(value, DimSpec):
+            kind = getattr(_view_ops, type(value).__name__)
+            return kind(**{field.name: convert(getattr(value, field.name)) for field in fields(value)})  # type: ignore[arg-type]
+        return value
+
+    return tuple(map(convert, rule))
 
 
 def stock_input_placements(stock: Registration, schema: OpSchema) -> tuple[Placement, ...]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate
+from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate, torch_rule
 from cute_sharding.dtensor.executor import TorchExecutor
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced
 from cute_sharding.dtensor.stats import count, logger
@@ -46,7 +46,7 @@ def propagate_shape_and_sharding(
         tuple(input_src_placements),
         tuple(mesh_sizes),
         strict=strict_view,
-        stock=lambda: stock_propagate(input_src_placements, tuple(global_input_shape), tuple(rule), tuple(mesh_sizes), strict_view)[0],
+        stock=lambda: stock_propagate(input_src_placements, tuple(global_input_shape), torch_rule(rule), tuple(mesh_sizes), strict_view)[0],
     )
     return decision.source, list(decision.output)
 

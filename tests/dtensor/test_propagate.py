@@ -237,3 +237,22 @@ def test_following_the_first_suggestion_on_tensors():
             assert not outcomes.get("redistribution") and not outcomes.get("refused")
         followed += 1
     assert followed == 20
+
+
+def test_our_rules_and_torchs_are_decided_alike():
+    """Also where torch's answer is asked for: a strict view that torch runs by redistributing."""
+    rng = random.Random(5)
+    redistributed = 0
+    for _ in range(400):
+        shape, target = rng.choice(shapes_of(24, 3)), rng.choice(shapes_of(24, 3))
+        mesh = rng.choice([(2,), (4,), (2, 2)])
+        source = tuple(rng.choice([Replicate(), *map(Shard, range(len(shape)))]) for _ in mesh)
+        answers = []
+        for rule in (reshape(shape, target), _view_ops.view_groups(shape, target) if target else reshape(shape, target)):
+            try:
+                answers.append(propagate_shape_and_sharding(source, shape, rule, mesh, True))
+            except RuntimeError as error:
+                answers.append(str(error))
+        assert answers[0] == answers[1]
+        redistributed += not isinstance(answers[0], str) and tuple(answers[0][0]) != source
+    assert redistributed
