@@ -39,7 +39,14 @@ def propagate_shape_and_sharding(
 
     Raises:
         RuntimeError: ``strict_view``, and no placements of the output hold what the devices hold. It names placements of the input that would do.
+        ValueError: the arguments do not fit together.
     """
+    if len(input_src_placements) != len(mesh_sizes):
+        raise ValueError(f"{len(input_src_placements)} placements {text(input_src_placements)} for a mesh of {len(mesh_sizes)} dims {tuple(mesh_sizes)}: give one for each")
+    for placement in input_src_placements:
+        cut = cut_of(placement)
+        if cut is not None and not 0 <= cut[0] < len(global_input_shape):
+            raise ValueError(f"placement {placement} names dim {cut[0]}; the shape {tuple(global_input_shape)} has {len(global_input_shape)} dims, counted from 0")
     view = view_of(global_input_shape, rule)
     decision = decide(
         view,

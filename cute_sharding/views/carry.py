@@ -51,8 +51,8 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     else:  # every sharded dim is left whole: nothing to decide
         return Carried(tuple([None if cut is None else (kept[cut[0]], cut[1]) for cut in cuts]))
 
-    if not prod(view.target):  # no elements: every placement is right
-        return Carried(tuple([None if cut is None else (kept.get(cut[0], min(view.position[cut[0]], view.rank - 1)), 1) for cut in cuts]))
+    if not prod(view.target):
+        return _carry_nothing(view, cuts, mesh)
 
     kinds = kinds_of(view)
     carried: list[Cut] = []
@@ -92,6 +92,37 @@ def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kind
         if found is None:
             return None
     return found, kinds if found is None or parts == 1 else _divided(kinds, at, split_factor, *found, parts)
+
+
+def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
+    """:func:`carry` for a tensor without elements: every placement is right, but local shapes must still be those that the local op makes.
+
+    A reshape is told its local shape, so any dim will do. A dim kept stays as it is, and one that is repeated or broadcast in place is carried by itself.
+    """
+    alone: dict[int, tuple[View, Kinds]] = {}
+    carried: list[Cut] = []
+    for mesh_dim, (cut, parts) in enumerate(zip(cuts, mesh, strict=True)):
+        if cut is None:
+            carried.append(None)
+            continue
+        dim, split_factor = cut
+        home = view.home.get(dim)
+        if dim in view.kept:
+            carried.append((view.kept[dim], split_factor))
+        elif home is None or not view.target[home]:
+            carried.append((min(view.position[dim], view.rank - 1) if home is None else home, 1))
+        else:
+            n = view.input_shape[dim]
+            if dim not in alone:
+                single = View((n,), (None, 0), (view.target[home] // n, n), (view.target[home],), {}, {0: 0})
+                alone[dim] = single, kinds_of(single)
+            single, kinds = alone[dim]
+            step = carry_one(single, kinds, (0, split_factor), parts)
+            if step is None:
+                return Carried(tuple(carried), mesh_dim)
+            alone[dim] = single, step[1]
+            carried.append(None if step[0] is None else (home, step[0][1]))
+    return Carried(tuple(carried))
 
 
 def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> Cut:

@@ -287,3 +287,11 @@ def test_strided_shards_come_and_go():
         assert flat.placements == (_StridedShard(0, split_factor=4),)
         assert_holds(flat, full.view(32, 6))
         assert flat.view(4, 8, 6).placements == (Shard(1),)
+
+
+@pytest.mark.parametrize("cut", [(1, 1), (1, 3), (2, 1)])
+@pytest.mark.parametrize("name, args", [("repeat", (2, 3, 2)), ("expand", (0, 10, 5)), ("permute", ((2, 0, 1),)), ("view", (10, 0)), ("view", (0, 2, 5))])
+def test_empty_tensors_have_the_local_shapes_that_the_local_op_makes(name, args, cut):
+    full = number((0, 10, 1))
+    with ranks_of((4,)), cute_sharding.enabled():
+        assert_holds(run(name, distribute(full, (4,), placements_of((cut,))), args), run(name, full, args))

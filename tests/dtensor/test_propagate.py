@@ -256,3 +256,9 @@ def test_our_rules_and_torchs_are_decided_alike():
         assert answers[0] == answers[1]
         redistributed += not isinstance(answers[0], str) and tuple(answers[0][0]) != source
     assert redistributed
+
+
+@pytest.mark.parametrize("placements, message", [((Shard(0), Shard(0)), "2 placements"), ((Shard(2),), "names dim 2"), ((Shard(-1),), "names dim -1")])
+def test_arguments_that_do_not_fit_are_told(placements, message):
+    with pytest.raises(ValueError, match=message):
+        propagate_shape_and_sharding(placements, (4, 6), reshape((4, 6), (24,)), (2,), True)
