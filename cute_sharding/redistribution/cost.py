@@ -7,13 +7,14 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from cute_sharding.sharding.deal import local_size, rows
+from cute_sharding.redistribution.chains import Chains, chains_of
+from cute_sharding.redistribution.digits import common, digits
+from cute_sharding.redistribution.meeting import Chain, held, meet, size
+from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import Cut
 
-# Devices looked at one by one; of larger meshes a few coordinates of each mesh dim stand for all.
+# Devices looked at one by one; of larger meshes a few coordinates of each mesh dim stand for all, where sizes do not divide.
 DEVICES = 64
-# Intervals of rows compared one by one; longer lists are counted by their shares.
-INTERVALS = 4096
 
 
 def local_elements(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int]) -> int:
@@ -28,51 +29,51 @@ def local_elements(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int
 def received_elements(shape: Sequence[int], source: Sequence[Cut], target: Sequence[Cut], mesh: Sequence[int]) -> int:
     """The elements that the busiest device must receive: what it needs under ``target`` and does not hold under ``source``.
 
-    Counted dim by dim from the intervals of rows held: exact on meshes of up to 64 devices; on larger ones the first, a middle and the last
-    coordinates of each mesh dim stand for the rest, and split factors with thousands of pieces are counted by their shares.
+    Where sizes divide, from the digits that each mesh dim fixes, on meshes of any size. Elsewhere device by device from the rows each holds: exact on meshes of up to 64
+    devices; on larger ones the first, a middle and the last coordinates of each mesh dim stand for the rest.
     """
-    if tuple(source) == tuple(target):
+    shape, mesh = tuple(shape), tuple(mesh)
+    return received(shape, chains_of(source, len(shape), mesh), chains_of(target, len(shape), mesh), mesh)
+
+
+def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]) -> int:
+    """:func:`received_elements` of chains."""
+    if source == target or 0 in shape:
         return 0
-    if any(prod(c[1] for c in cuts if c is not None) > INTERVALS for cuts in (source, target)):
-        return _by_shares(shape, source, target, mesh)
-    dims = sorted({cut[0] for cut in (*source, *target) if cut is not None})
-    whole = prod(n for dim, n in enumerate(shape) if dim not in dims)
-    chains = [[[(m, cut[1]) for m, cut in enumerate(cuts) if cut is not None and cut[0] == dim] for cuts in (source, target)] for dim in dims]
-    worst = 0
-    for device in _devices(mesh):
+    need = have = 1
+    for n, before, after in zip(shape, source, target):
+        one, other = digits(n, before, mesh), digits(n, after, mesh)
+        counts = common(n, one, other) if one is not None and other is not None else None
+        if counts is None:
+            return max([wanted - kept for wanted, kept in _devices(shape, source, target, mesh)])
+        have *= counts[0]
+        need *= counts[1]
+    return need - have
+
+
+def _devices(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(elements wanted, elements of them held) of each device, or of those that stand for all."""
+    dims = [d for d in range(len(shape)) if source[d] or target[d]]
+    whole = prod(n for d, n in enumerate(shape) if d not in dims)
+    used = {m for chains in (source, target) for chain in chains for m, _ in chain}
+    result = []
+    for device in product(*(coordinates(n, prod(mesh)) if m in used else (0,) for m, n in enumerate(mesh))):
         need = have = whole
-        for dim, (before, after) in zip(dims, chains, strict=True):
-            wanted, common = _counts(shape[dim], tuple((f, mesh[m], device[m]) for m, f in before), tuple((f, mesh[m], device[m]) for m, f in after))
+        for d in dims:
+            before, after = (tuple([(f, mesh[m], device[m]) for m, f in chains[d]]) for chains in (source, target))
+            wanted, kept = _counts(shape[d], before, after)
             need *= wanted
-            have *= common
-        worst = max(worst, need - have)
-    return worst
+            have *= kept
+        result.append((need, have))
+    return result
 
 
-def _devices(mesh: Sequence[int]) -> product[tuple[int, ...]]:
-    if prod(mesh) <= DEVICES:
-        return product(*map(range, mesh))
-    return product(*(sorted({0, 1, n // 2, n - 1}) if n > 3 else range(n) for n in mesh))
+def coordinates(n: int, devices: int) -> Sequence[int]:
+    """The coordinates of a mesh dim of ``n`` that stand for all, on a mesh of so many devices."""
+    return range(n) if devices <= DEVICES or n <= 3 else sorted({0, 1, n // 2, n - 1})
 
 
 @lru_cache(maxsize=1 << 14)
-def _counts(n: int, before: tuple[tuple[int, int, int], ...], after: tuple[tuple[int, int, int], ...]) -> tuple[int, int]:
+def _counts(n: int, before: Chain, after: Chain) -> tuple[int, int]:
     """(rows wanted after, rows of them held before) of a dim of ``n`` rows."""
-    wanted = rows(n, after)
-    held = wanted if before == after else rows(n, before)
-    total = sum(stop - start for start, stop in wanted)
-    common = i = j = 0
-    while i < len(wanted) and j < len(held):
-        common += max(0, min(wanted[i][1], held[j][1]) - max(wanted[i][0], held[j][0]))
-        if wanted[i][1] <= held[j][1]:
-            i += 1
-        else:
-            j += 1
-    return total, common
-
-
-def _by_shares(shape: Sequence[int], source: Sequence[Cut], target: Sequence[Cut], mesh: Sequence[int]) -> int:
-    """As if sizes divided and the cuts crossed: of each mesh dim that changes, a device that held a shard has one part in as many as there are."""
-    need = local_elements(shape, target, mesh)
-    share = prod(parts for a, b, parts in zip(source, target, mesh, strict=True) if a != b and a is not None)
-    return need - need // share
+    return size(held(n, after)), size(meet(n, before, after))

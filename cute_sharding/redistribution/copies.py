@@ -1,0 +1,95 @@
+"""Strided copies between a tensor and a buffer, or two tensors: loops with a step on either side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from cute_sharding.redistribution.meeting import Run
+
+# A position in a tensor, or a step: rows of each dim. A flat buffer is a tensor of one dim.
+Vector: TypeAlias = "tuple[int, ...]"
+
+
+class Copy(NamedTuple):
+    """``y[y_start + sum(i * dy)] = x[x_start + sum(i * dx)]`` for every index i of ``sizes``."""
+
+    sizes: tuple[int, ...]
+    x: Vector
+    dx: tuple[Vector, ...]
+    y: Vector
+    dy: tuple[Vector, ...]
+
+    @property
+    def flipped(self) -> Copy:
+        return Copy(self.sizes, self.y, self.dy, self.x, self.dx)
+
+
+def flat(vector: Vector, strides: Sequence[int]) -> int:
+    """A position or a step in elements, by the strides of the tensor's dims."""
+    return sum([rows * stride for rows, stride in zip(vector, strides)])
+
+
+def from_runs(runs: Sequence[Run]) -> Copy:
+    """From x to y, two tensors, the box of one run of each dim."""
+    dims = len(runs)
+
+    def step(dim: int, rows: int) -> Vector:
+        return (*(0,) * dim, rows, *(0,) * (dims - dim - 1))
+
+    sizes, dx, dy = [], [], []
+    for dim, run in enumerate(runs):
+        for count, x, y in (*run.loops, (run.length, 1, 1)):
+            if count != 1:
+                sizes.append(count)
+                dx.append(step(dim, x))
+                dy.append(step(dim, y))
+    return Copy(tuple(sizes), tuple([r.x for r in runs]), tuple(dx), tuple([r.y for r in runs]), tuple(dy))
+
+
+def packed(copy: Copy, at: int) -> Copy:
+    """The same elements of x, to consecutive positions of a flat buffer from ``at`` on."""
+    steps, below = [], 1
+    for size in reversed(copy.sizes):
+        steps.append((below,))
+        below *= size
+    return Copy(copy.sizes, copy.x, copy.dx, (at,), tuple(reversed(steps)))
+
+
+def folded(copies: Sequence[Copy]) -> list[Copy]:
+    """The same copies in fewer: neighbours that differ by one step are turns of a loop."""
+    before, after = list(copies), _fold_once(copies)
+    while len(after) < len(before):
+        before, after = after, _fold_once(after)
+    return after
+
+
+def _fold_once(copies: Sequence[Copy]) -> list[Copy]:
+    result = []
+    i = 0
+    while i < len(copies):
+        first, count = copies[i], 1
+        step: tuple[Vector, Vector] | None = None
+        while i + count < len(copies):
+            last, following = copies[i + count - 1], copies[i + count]
+            if following.sizes != first.sizes or following.dx != first.dx or following.dy != first.dy:
+                break
+            delta = (_minus(following.x, last.x), _minus(following.y, last.y))
+            if step is not None and delta != step:
+                break
+            step, count = delta, count + 1
+        result.append(first if step is None else Copy((count, *first.sizes), first.x, (step[0], *first.dx), first.y, (step[1], *first.dy)))
+        i += count
+    return result
+
+
+def _minus(a: Vector, b: Vector) -> Vector:
+    return tuple([p - q for p, q in zip(a, b)])
+
+
+def in_place(copies: Sequence[Copy], strides: Sequence[int]) -> bool:
+    """Whether every element of x, flat by ``strides``, is copied to the same position of the buffer y: then x may stand for the buffer."""
+    return all(
+        flat(copy.x, strides) == copy.y[0] and all(flat(a, strides) == b[0] for a, b in zip(copy.dx, copy.dy))
+        for copy in copies
+    )

@@ -1,0 +1,104 @@
+"""The mixed-radix digits of a row number that each mesh dim fixes: the modes of a sharding of one tensor dim, where sizes divide.
+
+Cutting the rows divides their layout: a mesh dim takes a mode out of the middle. Its coordinate is then a number made of digits of the row number, each a size and a
+stride. Comparing digits answers for all devices at once what comparing rows answers for two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+from typing import TypeAlias
+
+Mode: TypeAlias = "tuple[int, int]"  # (size, stride), strides in rows
+
+
+@dataclass(frozen=True)
+class Digits:
+    devices: dict[int, tuple[Mode, ...]]  # of each mesh dim, outermost first
+    local: tuple[Mode, ...]
+
+
+@lru_cache(maxsize=1 << 12)
+def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> Digits | None:
+    """The digits of ``n`` rows under the cuts ``(mesh dim, split factor)``; None where blocks differ in size or start inside an earlier split."""
+    if n == 0:
+        return None
+    local: list[Mode] = [(n, 1)] if n > 1 else []
+    devices: dict[int, tuple[Mode, ...]] = {}
+    for m, split_factor in chain:
+        rows, parts = prod(size for size, _ in local), mesh[m]
+        pieces = -(-rows // -(-rows // split_factor))
+        if rows % (pieces * parts):
+            return None
+        rest: list[Mode] | None = local
+        taken = []
+        for count in (rows // (pieces * parts), parts):
+            rest, mode = _take(rest, count)
+            if rest is None:
+                return None
+            taken.append(mode)
+        devices[m] = tuple(taken[1])
+        local = _coalesced([*rest, *taken[0]])
+    return Digits(devices, tuple(local))
+
+
+def common(n: int, one: Digits, other: Digits) -> tuple[int, int] | None:
+    """(rows of ``n`` that a device holds under both, fewest over all devices; rows it holds under ``other``); None where the digits do not line up."""
+    bounds = sorted({1, n, *(b for d in (one, other) for modes in d.devices.values() for size, stride in modes for b in (stride, stride * size))})
+    if any(b % a for a, b in pairwise(bounds)):
+        return None
+    fixed = [{(low, weight): m for m, modes in d.devices.items() for low, weight in _weights(modes, bounds)} for d in (one, other)]
+    owners = [{low: (m, weight) for (low, weight), m in f.items()} for f in fixed]
+    both = free = 1
+    for low, high in pairwise(bounds):
+        before, after = owners[0].get(low), owners[1].get(low)
+        if before is not None and after is not None and before != after:
+            both = 0  # some device has one digit before and another after
+        if before is None and after is None:
+            both *= high // low
+        if after is None:
+            free *= high // low
+    return both, free
+
+
+def _weights(modes: Sequence[Mode], bounds: Sequence[int]) -> list[tuple[int, int]]:
+    """(lower bound, weight in the coordinate) of each digit between two bounds that the modes cover."""
+    result, weight = [], 1
+    for size, stride in reversed(modes):
+        result += [(b, weight * (b // stride)) for b in bounds if stride <= b < stride * size]
+        weight *= size
+    return result
+
+
+def _take(modes: list[Mode] | None, count: int) -> tuple[list[Mode] | None, list[Mode]]:
+    """Split the innermost ``count`` off: (what is left, what was taken), or (None, ...) where a mode is cut across."""
+    taken: list[Mode] = []
+    rest = list(modes or [])
+    while count > 1:
+        if not rest:
+            return None, taken
+        size, stride = rest.pop()
+        if count % size == 0:
+            taken.insert(0, (size, stride))
+            count //= size
+        elif size % count == 0:
+            taken.insert(0, (count, stride))
+            rest.append((size // count, stride * count))
+            count = 1
+        else:
+            return None, taken
+    return rest, taken
+
+
+def _coalesced(modes: Sequence[Mode]) -> list[Mode]:
+    result: list[Mode] = []
+    for size, stride in modes:
+        if result and result[-1][1] == stride * size:
+            result[-1] = (result[-1][0] * size, stride)
+        else:
+            result.append((size, stride))
+    return result

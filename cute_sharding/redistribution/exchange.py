@@ -1,0 +1,235 @@
+"""One all-to-all that takes a tensor from one sharding to another: every missing element moves once, and no other.
+
+Each device keeps of its own what it needs. The rest it asks of those that have it: with a source that is partitioned there is one for each element; with one that
+is replicated, the device with its own coordinate on the replicated mesh dims, or, where that would have some devices asked more than others, all of them for an even share.
+The message from one device to another is, dim by dim, the rows that the one holds and the other needs (:mod:`meeting`): the pieces of the layout
+``composition(right_inverse(target), source)`` that belong to the two, sizes dividing or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from cute_sharding.layout.layout import row_major
+from cute_sharding.redistribution.chains import Chains, Device, cutting
+from cute_sharding.redistribution.copies import Copy, folded, from_runs, in_place, packed
+from cute_sharding.redistribution.cost import DEVICES, received
+from cute_sharding.redistribution.digits import Digits, digits
+from cute_sharding.redistribution.meeting import Chain, Runs, held, meet, part, size
+
+class Message(NamedTuple):
+    """What one device sends to another: the box of these rows, x on the sender and y on the receiver."""
+
+    runs: tuple[Runs, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(map(size, self.runs))
+
+    @property
+    def boxes(self) -> list[Copy]:
+        return [from_runs(runs) for runs in product(*self.runs)]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One device's part in a collective: strided copies into a send buffer, its splits, and copies out of the receive buffer.
+
+    ``packs`` is None where the source is the send buffer as it lies (if contiguous), ``unpacks`` where the receive buffer is the target.
+    """
+
+    source_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+    packs: tuple[Copy, ...] | None
+    own: tuple[Copy, ...]
+    unpacks: tuple[Copy, ...] | None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """From the chains ``source`` to the chains ``target`` of a tensor of ``shape`` on ``mesh``.
+
+    ``spread`` are the mesh dims on which the source is replicated and every replica is asked for an even share.
+    """
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    source: Chains
+    target: Chains
+
+    # -- which mesh dims take part ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def spread(self) -> tuple[int, ...]:
+        """Mesh dims on which the source is replicated, and the target takes from a tensor dim that the source cuts: there the target's choice of rows is a choice of senders as well."""
+        wanted = [m for d, chain in enumerate(self.target) if self.source[d] for m, _ in chain if m not in self._cutting]
+        return tuple(sorted(wanted)) if wanted and self._moving else ()
+
+    @cached_property
+    def _moving(self) -> tuple[int, ...]:
+        """Mesh dims that cut the source, and on which some element has to change its coordinate."""
+        return tuple(sorted(m for d, chain in enumerate(self.source) for m, _ in chain if not self._stationary(d, m)))
+
+    def _stationary(self, dim: int, m: int) -> bool:
+        """Whether every row of ``dim`` has the same coordinate on mesh dim ``m`` before and after."""
+        before, after = (_up_to(chains[dim], m) for chains in (self.source, self.target))
+        if before == after:
+            return True
+        one, other = self._digits(dim)
+        return one is not None and other is not None and one.devices[m] == other.devices.get(m)
+
+    def _digits(self, dim: int) -> tuple[Digits | None, Digits | None]:
+        return digits(self.shape[dim], self.source[dim], self.mesh), digits(self.shape[dim], self.target[dim], self.mesh)
+
+    @cached_property
+    def dims(self) -> tuple[int, ...]:
+        """The mesh dims over which messages go; none where every device has what it needs."""
+        if prod(self.mesh) <= DEVICES and not self.received_elements:
+            return ()
+        return tuple(sorted({*self._moving, *self.spread}))
+
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether every device sends all it has, the same amount, to all others of the group: an all-gather."""
+        if self.spread or not self.dims:
+            return False
+        if cutting(self.target) != self._cutting - {*self.dims}:
+            return False
+        return all(digits(n, chain, self.mesh) is not None for n, chain in zip(self.shape, self.source) if any(m in self.dims for m, _ in chain))
+
+    # -- how much --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def received_elements(self) -> int:
+        """The elements that the busiest device receives: those it needs and does not hold."""
+        return received(self.shape, self.source, self.target, self.mesh)
+
+    def chain(self, chains: Chains, dim: int, device: Device) -> Chain:
+        return tuple([(f, self.mesh[m], device[m]) for m, f in chains[dim]])
+
+    def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
+        return tuple([size(held(n, self.chain(chains, d, device))) for d, n in enumerate(self.shape)])
+
+    def own(self, device: Device) -> Message:
+        """What the device keeps: x in its source, y in its target."""
+        return Message(tuple([meet(n, self.chain(self.source, d, device), self.chain(self.target, d, device)) for d, n in enumerate(self.shape)]))
+
+    def message(self, sender: Device, receiver: Device) -> Message | None:
+        """What ``sender`` sends to ``receiver``, or None."""
+        own = True
+        spread = self.spread
+        cutting = self._cutting
+        for m, (a, b) in enumerate(zip(sender, receiver)):
+            if m in cutting:
+                own &= a == b
+            elif a != b and m not in spread:
+                return None
+        if own:  # the receiver has it itself
+            return None
+        runs = []
+        for d, n in enumerate(self.shape):
+            found = meet(n, self.chain(self.source, d, sender), self.chain(self.target, d, receiver))
+            if not found:
+                return None
+            runs.append(found)
+        for m in spread:
+            # Each replica gives a share, of the dim that divides best.
+            parts = self.mesh[m]
+            sizes = [size(found) for found in runs]
+            d = max(range(len(runs)), key=lambda d: (sizes[d] % parts == 0, sizes[d]))
+            runs[d] = part(runs[d], sender[m], parts)
+            if not runs[d]:
+                return None
+        return Message(tuple(runs))
+
+    @cached_property
+    def _cutting(self) -> frozenset[int]:
+        return cutting(self.source)
+
+    # -- on one device ---------------------------------------------------------------------------------------------------
+
+    def group(self, device: Device) -> list[Device]:
+        """The devices that differ from ``device`` on the mesh dims of the exchange alone, row-major."""
+        return [tuple(c) for c in product(*(range(n) if m in self.dims else (device[m],) for m, n in enumerate(self.mesh)))]
+
+    def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
+        """The part of ``device`` in an all-to-all among ``peers``, in their order; None stands for a peer of another group."""
+        source_shape, target_shape = self.local_shape(self.source, device), self.local_shape(self.target, device)
+
+        def between(sender: Device | None, receiver: Device | None) -> Message | None:
+            if sender is None or receiver is None:
+                return None
+            return own if sender == receiver else self.message(sender, receiver)
+
+        own = self.own(device)
+        out = [between(device, peer) for peer in peers]
+        into = [between(peer, device) for peer in peers]
+        out_copies, into_copies = ([[] if m is None else m.boxes for m in messages] for messages in (out, into))
+        me = list(peers).index(device)
+        # A buffer that is the tensor as it lies needs no copy; its own part then travels along.
+        packs = _packs(out_copies)
+        unpacks = _packs([[copy.flipped for copy in copies] for copies in into_copies])
+        pack_free = in_place(packs, row_major(source_shape)) and sum(_sizes(out)) == prod(source_shape)
+        unpack_free = in_place(unpacks, row_major(target_shape)) and sum(_sizes(into)) == prod(target_shape)
+        if pack_free or unpack_free:
+            own_copies: list[Copy] = []
+        else:
+            own_copies = into_copies[me]
+            out_copies[me], into_copies[me], out[me], into[me] = [], [], None, None
+            packs = _packs(out_copies)
+            unpacks = _packs([[copy.flipped for copy in copies] for copies in into_copies])
+        return Transfer(
+            source_shape,
+            target_shape,
+            _sizes(out),
+            _sizes(into),
+            None if pack_free else tuple(folded(packs)),
+            tuple(folded(own_copies)),
+            None if unpack_free else tuple([copy.flipped for copy in folded(unpacks)]),
+        )
+
+    def gathering(self, device: Device, peers: Sequence[Device]) -> Transfer:
+        """The part of ``device`` in an all-gather among ``peers``."""
+        source_shape, target_shape = self.local_shape(self.source, device), self.local_shape(self.target, device)
+        messages = [self.own(peer) if peer == device else self.message(peer, device) for peer in peers]
+        # The send buffer is the whole source, as it lies.
+        unpacks, at = [], 0
+        strides = row_major(source_shape)
+        for message in messages:
+            for copy in message.boxes if message is not None else []:
+                start = at + sum(p * s for p, s in zip(copy.x, strides))
+                steps = tuple([(sum(p * s for p, s in zip(step, strides)),) for step in copy.dx])
+                unpacks.append(Copy(copy.sizes, copy.y, copy.dy, (start,), steps))
+            at += prod(source_shape)
+        free = in_place(unpacks, row_major(target_shape))
+        sizes = (prod(source_shape),) * len(peers)
+        return Transfer(source_shape, target_shape, sizes, sizes, None, (), None if free else tuple([copy.flipped for copy in folded(unpacks)]))
+
+
+def _sizes(messages: Sequence[Message | None]) -> tuple[int, ...]:
+    return tuple([0 if m is None else m.size for m in messages])
+
+
+def _packs(boxes: Sequence[Sequence[Copy]]) -> list[Copy]:
+    """The boxes one after the other in a flat buffer."""
+    result, at = [], 0
+    for copies in boxes:
+        for copy in copies:
+            result.append(packed(copy, at))
+            at += prod(copy.sizes)
+    return result
+
+
+def _up_to(chain: tuple[tuple[int, int], ...], m: int) -> tuple[tuple[int, int], ...] | None:
+    """The cuts up to that of mesh dim ``m``, or None where it does not cut."""
+    for i, (mesh_dim, _) in enumerate(chain):
+        if mesh_dim == m:
+            return chain[: i + 1]
+    return None

@@ -1,0 +1,198 @@
+"""Which rows two devices have in common, and where each of them keeps those rows: intersection of layouts, in strided runs.
+
+A device holds rows of a tensor dim as runs that repeat with a period, in periods that repeat, and so on: a layout, where sizes divide, and a few layouts
+side by side where they do not. :class:`Run` is one of them, seen from two sides, ``x`` and ``y``: the same rows as numbered by the tensor and by the
+device, or by two devices. :func:`meet` joins two such lists on the side they share. It works on whole periods (of the lengths p and q, on windows of lcm(p, q)), so its
+cost depends on the number of nested cuts, and where periods do not divide one another on (p + q) / gcd(p, q): at most about the square root of the number of rows, never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import lcm, prod
+from typing import NamedTuple, TypeAlias
+
+from cute_sharding.sharding.deal import runs
+
+Loop: TypeAlias = "tuple[int, int, int]"
+# (split factor, devices, the device's coordinate) of each mesh dim that cuts a tensor dim, in the order of the cuts.
+Chain: TypeAlias = "tuple[tuple[int, int, int], ...]"
+
+
+class Run(NamedTuple):
+    """The pairs ``(x + i·dx + ... + j, y + i·dy + ... + j)`` for each loop ``(count, dx, dy)``, i < count, and j < length.
+
+    Loops are outermost first, and no turn of a loop reaches into the next, so both sides ascend together.
+    """
+
+    x: int
+    y: int
+    loops: tuple[Loop, ...]
+    length: int
+
+    @property
+    def size(self) -> int:
+        return self.length * prod(count for count, _, _ in self.loops)
+
+    @property
+    def reach(self) -> int:
+        """One past the last x."""
+        return self.x + self.length + sum((count - 1) * dx for count, dx, _ in self.loops)
+
+    def turn(self, i: int) -> Run:
+        """The i-th turn of the outermost loop."""
+        (_, dx, dy), *inner = self.loops
+        return Run(self.x + i * dx, self.y + i * dy, tuple(inner), self.length)
+
+    def turns(self, first: int, stop: int) -> list[Run]:
+        """The turns ``[first, stop)`` of the outermost loop."""
+        if stop - first <= 1:
+            return [self.turn(first)] if stop > first else []
+        (_, dx, dy), *inner = self.loops
+        return [Run(self.x + first * dx, self.y + first * dy, ((stop - first, dx, dy), *inner), self.length)]
+
+    def flipped(self) -> Run:
+        return Run(self.y, self.x, tuple([(count, dy, dx) for count, dx, dy in self.loops]), self.length)
+
+
+Runs: TypeAlias = "tuple[Run, ...]"
+
+
+@lru_cache(maxsize=1 << 14)
+def held(n: int, chain: Chain) -> Runs:
+    """The rows of ``n`` that a device holds: x in the tensor, y on the device, where they lie in ascending order."""
+    found = [Run(0, 0, (), n)] if n else []
+    for split_factor, parts, device in chain:
+        taken, at = [], 0
+        for start, length, period, count in runs(n, split_factor, parts, device):
+            taken.append(Run(start, at, ((count, period, length),) if count > 1 else (), length))
+            at += length * count
+        found = _meet([run.flipped() for run in found], taken)
+        n = at
+    return tuple(_joined(found))
+
+
+@lru_cache(maxsize=1 << 14)
+def meet(n: int, one: Chain, other: Chain) -> Runs:
+    """The rows of ``n`` that two devices both hold: x on the one, y on the other."""
+    return tuple(_joined(_meet(held(n, one), held(n, other))))
+
+
+def size(found: Sequence[Run]) -> int:
+    """How many rows."""
+    return sum(run.size for run in found)
+
+
+def part(found: Runs, k: int, parts: int) -> Runs:
+    """The k-th of ``parts`` shares of the rows, as even as can be, in the order of the list."""
+    total = size(found)
+    first, stop = k * total // parts, (k + 1) * total // parts
+    result: list[Run] = []
+    for run in found:
+        if first < run.size and stop > 0:
+            result += _share(run, max(first, 0), min(stop, run.size))
+        first, stop = first - run.size, stop - run.size
+    return tuple(result)
+
+
+def _share(run: Run, first: int, stop: int) -> list[Run]:
+    """The pairs number ``first`` to ``stop``, exclusive, of a run."""
+    if first >= stop:
+        return []
+    if not run.loops:
+        return [Run(run.x + first, run.y + first, (), stop - first)]
+    each = run.size // run.loops[0][0]
+    (i, head), (k, tail) = divmod(first, each), divmod(stop, each)
+    if i == k:
+        return _share(run.turn(i), head, tail)
+    front = _share(run.turn(i), head, each) if head else []
+    back = _share(run.turn(k), 0, tail) if tail else []
+    return front + run.turns(i + bool(head), k) + back
+
+
+def _cut(run: Run, first: int, stop: int) -> list[Run]:
+    """The pairs with x in ``[first, stop)``."""
+    if run.x >= first and run.reach <= stop:
+        return [run]
+    if not run.loops:
+        begin, end = max(run.x, first), min(run.x + run.length, stop)
+        return [Run(begin, run.y + begin - run.x, (), end - begin)] if begin < end else []
+    count, dx, _ = run.loops[0]
+    reach = run.turn(0).reach - run.x
+    # Turns [some, until) have pairs in the interval, turns [whole, whole_until) have all of theirs.
+    some = max(0, (first - run.x - reach) // dx + 1)
+    until = min(count, -((run.x - stop) // dx))
+    whole = max(some, -((run.x - first) // dx))
+    whole_until = max(whole, min(until, (stop - run.x - reach) // dx + 1))
+    result: list[Run] = []
+    for i in range(some, min(whole, until)):
+        result += _cut(run.turn(i), first, stop)
+    result += run.turns(whole, whole_until) if whole < until else []
+    for i in range(max(whole_until, some), until):
+        result += _cut(run.turn(i), first, stop)
+    return result
+
+
+def _meet(ones: Sequence[Run], others: Sequence[Run]) -> list[Run]:
+    """(y of the one, y of the other) wherever their x are equal."""
+    result: list[Run] = []
+    for one in ones:
+        for other in others:
+            if one.x < other.reach and other.x < one.reach:
+                result += _meet_runs(one, other)
+    return result
+
+
+def _meet_runs(one: Run, other: Run) -> list[Run]:
+    if not other.loops:
+        shift = other.y - other.x
+        return [Run(r.y, r.x + shift, tuple([(c, dy, dx) for c, dx, dy in r.loops]), r.length) for r in _cut(one, other.x, other.x + other.length)]
+    if not one.loops:
+        return [r.flipped() for r in _meet_runs(other, one)]
+    (_, p, dy), (_, q, dz) = one.loops[0], other.loops[0]
+    first, stop = max(one.x, other.x), min(one.reach, other.reach)
+    window = lcm(p, q)
+    times = (stop - first) // window
+    if times >= 2:
+        # Both repeat from window to window as long as both last.
+        loop = (times, window // p * dy, window // q * dz)
+        once = _meet(_cut(one, first, first + window), _cut(other, first, first + window))
+        rest = first + times * window
+        return [Run(r.x, r.y, (loop, *r.loops), r.length) for r in once] + _meet(_cut(one, rest, stop), _cut(other, rest, stop))
+    if p < q:
+        return [r.flipped() for r in _meet_runs(other, one)]
+    result: list[Run] = []
+    for i in range(max(0, (first - one.x) // p), min(one.loops[0][0], -((one.x - stop) // p))):
+        turn = one.turn(i)
+        if turn.x < stop and turn.reach > first:
+            result += _meet_runs(turn, other)
+    return result
+
+
+def _joined(found: list[Run]) -> list[Run]:
+    """The same pairs in fewer runs: loops that touch are one, and so are runs that touch."""
+    result: list[Run] = []
+    for run in sorted(map(_coalesced, found)):
+        if result and not run.loops and not result[-1].loops:
+            last = result[-1]
+            if run.x - last.x == run.y - last.y == last.length:
+                result[-1] = Run(last.x, last.y, (), last.length + run.length)
+                continue
+        result.append(run)
+    return result
+
+
+def _coalesced(run: Run) -> Run:
+    loops: list[Loop] = []
+    length = run.length
+    for count, dx, dy in reversed(run.loops):
+        if count == 1:
+            continue
+        if not loops and dx == dy == length:
+            length *= count
+        elif loops and dx == loops[0][0] * loops[0][1] and dy == loops[0][0] * loops[0][2]:
+            loops[0] = (count * loops[0][0], loops[0][1], loops[0][2])
+        else:
+            loops.insert(0, (count, dx, dy))
+    return Run(run.x, run.y, tuple(loops), length)
