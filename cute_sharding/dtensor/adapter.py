@@ -1,4 +1,4 @@
-"""Switching DTensor's view ops to our rules, and back."""
+"""Switching DTensor's view ops and redistribution to our rules, and back."""
 
 from __future__ import annotations
 
@@ -8,35 +8,44 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.executor import TorchExecutor
 from cute_sharding.dtensor.propagate import decide
+from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.views import BY_OVERLOAD, Row
 
 
 @dataclass(frozen=True)
 class Settings:
+    views: bool = True
     implicit_redistribution: bool = False
+    redistribution: bool = False
 
 
 _lock = threading.RLock()
 _settings: Settings | None = None  # None: disabled
 _stock: list[compat.Registration] = []
+_stock_redistribution: compat.Redistribution | None = None
+_in_view = threading.local()  # .now: this thread is redistributing the input of a view op, whose rule is ours
 
 
-def enable(*, implicit_redistribution: bool = False) -> None:
+def enable(*, implicit_redistribution: bool = False, redistribution: bool = False, views: bool = True) -> None:
     """Propagate DTensor's view ops by layout algebra, from the next op on, in every thread.
 
     Args:
         implicit_redistribution: let strict views (``view`` and friends, hence also ``reshape``) redistribute their input where no placements of the
             output make them free, instead of raising.
+        redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and what ops do to their inputs) run by plan: each missing element moves
+            once. Without it only the inputs of view ops are redistributed so, and all else by torch.
+        views: False leaves the view ops to torch, for ``redistribution`` alone.
 
     Calling it again changes the setting. If it fails, everything is as it was. One thing a thread cannot take from another: after a change from
     ``implicit_redistribution=True`` to False, other threads may go on redistributing (rightly) for calls they have cached, where they would now be refused.
     """
     with _lock:
-        _switch(Settings(implicit_redistribution))
+        _switch(Settings(views, implicit_redistribution, redistribution))
 
 
 def disable() -> None:
@@ -46,11 +55,11 @@ def disable() -> None:
 
 
 @contextmanager
-def enabled(*, implicit_redistribution: bool = False) -> Iterator[None]:
+def enabled(*, implicit_redistribution: bool = False, redistribution: bool = False, views: bool = True) -> Iterator[None]:
     """:func:`enable` inside the ``with`` block, and what was before after it."""
     with _lock:
         before = _settings
-        _switch(Settings(implicit_redistribution))
+        _switch(Settings(views, implicit_redistribution, redistribution))
     try:
         yield
     finally:
@@ -79,17 +88,52 @@ def _switch(settings: Settings | None) -> None:
 
 def _install(settings: Settings | None) -> None:
     """Put torch's registrations back, and then, unless ``settings`` is None, ours in their place."""
+    global _stock_redistribution
     for registration in _stock:
         compat.restore(registration)
     _stock.clear()
+    if _stock_redistribution is not None:
+        compat.restore_redistribution(_stock_redistribution)
+        _stock_redistribution = None
     if settings is not None:
-        for name, (row, strict) in BY_OVERLOAD.items():
+        _stock_redistribution = compat.redistribution()
+        compat.install_redistribution(_redistribution(_stock_redistribution), _redistribution_of_arguments(_stock_redistribution))
+        for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():
             op = compat.overload(name)
             if op is not None:
                 stock = compat.registration(op)
                 _stock.append(stock)
                 compat.install_strategy(op, _strategy(row, name, strict, stock, settings))
     compat.clear_propagation_caches()
+
+
+def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]:
+    """What stands in for torch's redistribute_local_tensor: a plan's steps where they are wanted, else torch's own."""
+
+    def redistribute(local: torch.Tensor, current: compat.DTensorSpec, target: compat.DTensorSpec, *, async_op: bool = False, is_explicit: bool = False, **options: Any) -> torch.Tensor:
+        settings = _settings
+        wanted = settings is not None and (settings.redistribution or getattr(_in_view, "now", False))
+        if wanted and not compat.is_symbolic(tuple(current.shape), *compat.split_factors(current), *compat.split_factors(target)):
+            return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit)
+        return stock.local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
+
+    return redistribute
+
+
+def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., None]:
+    """The dispatcher's step that redistributes the arguments of an op, with a note of the ops whose rules are ours."""
+
+    def redistribute_local_args(op_info: Any, schema: compat.OpSchema, *options: Any) -> None:
+        settings = _settings
+        if settings is None or not settings.views or compat.name_of(schema.op) not in BY_OVERLOAD:
+            return stock.local_args(op_info, schema, *options)
+        _in_view.now = True
+        try:
+            return stock.local_args(op_info, schema, *options)
+        finally:
+            _in_view.now = False
+
+    return redistribute_local_args
 
 
 def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, settings: Settings) -> Callable[[compat.OpSchema], compat.OpStrategy]:
@@ -126,7 +170,6 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 row=row,
                 mesh_names=mesh.mesh_dim_names,
                 implicit_redistribution=settings.implicit_redistribution,
-                executor=TorchExecutor(spec),
                 stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
             )
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))

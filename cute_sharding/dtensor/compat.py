@@ -10,14 +10,19 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._collective_utils import redistribute_cost
+import torch.distributed._functional_collectives as funcol
+from torch.distributed._local_tensor import LocalIntNode, LocalTensor, enabled_local_tensor_mode
+from torch.distributed._local_tensor import local_tensor_mode as local_tensor_mode_of_any_state
+from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
+from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
+from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cute_sharding.views.dim_map import DimSpec
 
@@ -28,26 +33,44 @@ __all__ = [
     "OpStrategy",
     "Partial",
     "Placement",
+    "Redistribution",
     "Registration",
     "Replicate",
     "Shard",
     "StridedShard",
     "check_shard_order",
+    "cut_order",
     "clear_propagation_caches",
-    "cost_of",
-    "decodes_to_shard_order",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "active_debug_mode",
+    "check_no_mixed_partials",
+    "emulates_ranks",
+    "flattened_mesh",
     "generate_redistribute_costs",
+    "install_redistribution",
     "install_strategy",
     "is_symbolic",
+    "local_int",
+    "local_of",
+    "local_tensor_mode",
+    "name_of",
+    "no_modes",
     "op_spec",
     "overload",
+    "rank_lists",
+    "reduce_scatter",
+    "redistribution",
     "registration",
     "restore",
+    "restore_redistribution",
     "split_factors",
     "stock_dim_maps",
     "stock_input_placements",
     "stock_propagate",
     "torch_rule",
+    "waited",
 ]
 
 StridedShard = _StridedShard
@@ -107,6 +130,11 @@ def overload(name: str) -> torch._ops.OpOverload | None:
     return getattr(getattr(torch.ops.aten, packet, None), which, None)
 
 
+def name_of(op: torch._ops.OpOverload) -> str:
+    """The inverse of :func:`overload`, for aten ops."""
+    return op.name().removeprefix("aten::") + (".default" if op._overloadname == "default" else "")
+
+
 def registration(op: torch._ops.OpOverload) -> Registration:
     return Registration(op, tuple(table.get(op) for table in _tables()))
 
@@ -163,25 +191,17 @@ def check_shard_order(spec: DTensorSpec, op: str) -> None:
         )
 
 
-def decodes_to_shard_order(spec: DTensorSpec) -> bool:
-    """Whether the _StridedShard placements of ``spec`` are read as what they are.
-
-    torch takes those of a spec that a user makes for a shard order. On a mesh of several dims, split factors that no order has make its redistribution
-    silently wrong, or raise half way (2.13 and 2.15 alike). Specs that propagation makes are not read so, and are moved rightly.
-    """
-    if not spec.use_strided_shard_as_shard_order:
-        return True
-    return DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh) is not None
+def cut_order(spec: DTensorSpec) -> list[int] | None:
+    """The order in which the mesh dims of ``spec`` cut, where that is not left to right."""
+    order = spec.shard_order
+    if order is None or spec.use_strided_shard_as_shard_order or DTensorSpec.is_default_device_order(order):
+        return None
+    return [m for entry in order for m in entry.mesh_dims]
 
 
 def _placed(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:
     """``spec`` with other placements, applied left to right."""
     return DTensorSpec(mesh=spec.mesh, placements=placements, tensor_meta=spec.tensor_meta, use_strided_shard_as_shard_order=False)
-
-
-def cost_of(spec: DTensorSpec, placements: tuple[Placement, ...]) -> float:
-    """What torch's model says that a redistribution of ``spec`` to ``placements`` costs, in microseconds or so."""
-    return float(redistribute_cost(spec, _placed(spec, placements)))
 
 
 def op_spec(given: OpStrategy, spec: DTensorSpec, mesh: Any, source: tuple[Placement, ...], output: tuple[Placement, ...]) -> OpSpec:
@@ -194,3 +214,95 @@ def op_spec(given: OpStrategy, spec: DTensorSpec, mesh: Any, source: tuple[Place
         input_specs=(wanted,),
         redistribute_cost=[generate_redistribute_costs(given, wanted)],
     )
+
+
+# -- redistribution ----------------------------------------------------------------------------------------------------------
+
+
+def rank_lists(mesh: Any) -> list[list[int]]:
+    """The ranks of the mesh, row-major; where it is a slice of a larger one, those of every such slice."""
+    with no_modes():
+        return mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
+
+
+def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
+    """The mesh that the program made of those mesh dims by flattening them, or None."""
+    return _redistribute._get_flattened_mesh_by_layout_impl(mesh, dims)
+
+
+def no_modes() -> Any:
+    """Outside of tracing, for what is not to become part of the graph."""
+    return _disable_current_modes()
+
+
+def local_tensor_mode() -> Any | None:
+    """The mode that runs every rank in this process, if it is on."""
+    return enabled_local_tensor_mode()
+
+
+def emulates_ranks() -> bool:
+    """Whether every rank runs in this process, also while one of them has its turn."""
+    return local_tensor_mode_of_any_state() is not None
+
+
+def local_of(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """A rank's tensor of a LocalTensor."""
+    return tensor._local_tensors[rank] if isinstance(tensor, LocalTensor) else tensor
+
+
+def local_int(values: dict[int, int]) -> Any:
+    """An int that may differ from rank to rank."""
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return torch.SymInt(LocalIntNode(values))
+
+
+def all_to_all(buffer: torch.Tensor, receives: list[Any], sends: list[Any], group: Any) -> torch.Tensor:
+    return funcol.all_to_all_single(buffer, receives, sends, group)
+
+
+def all_gather(buffer: torch.Tensor, group: Any) -> torch.Tensor:
+    return _named(funcol, "all_gather_single", "all_gather_tensor")(buffer, 0, group)
+
+
+def reduce_scatter(buffer: torch.Tensor, op: str, group: Any) -> torch.Tensor:
+    return _named(funcol, "reduce_scatter_single", "reduce_scatter_tensor")(buffer, op, 0, group)
+
+
+def all_reduce(tensor: torch.Tensor, op: str, group: Any) -> torch.Tensor:
+    return funcol.all_reduce(tensor, op, group)
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """torch's own redistribution: of a local tensor, and of the arguments of an op."""
+
+    local_tensor: Callable[..., torch.Tensor]
+    local_args: Callable[..., None]
+
+
+# The modules that have taken redistribute_local_tensor by name.
+_USERS = (_redistribute, _dispatch, _api)
+
+
+def redistribution() -> Redistribution:
+    return Redistribution(_redistribute.redistribute_local_tensor, _dispatch.OpDispatcher.redistribute_local_args)
+
+
+def install_redistribution(local_tensor: Callable[..., torch.Tensor], local_args: Callable[..., None]) -> None:
+    for module in _USERS:
+        module.redistribute_local_tensor = local_tensor  # type: ignore[attr-defined]
+    _dispatch.OpDispatcher.redistribute_local_args = staticmethod(local_args)  # type: ignore[method-assign, assignment]
+
+
+def restore_redistribution(saved: Redistribution) -> None:
+    install_redistribution(saved.local_tensor, saved.local_args)
+
+
+def waited(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.wait() if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
+
+
+def _named(module: Any, *names: str) -> Any:
+    """The first of these names that this torch has."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))

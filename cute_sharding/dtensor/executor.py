@@ -1,58 +1,171 @@
-"""What torch's redistribution can be trusted with, and what it costs, when a view redistributes its input."""
+"""Running the steps of a plan on local tensors, with DTensor's functional collectives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
 
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.placements import Cuts, cut_of
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.dtensor.compat import waited
+from cute_sharding.dtensor.ranks import group_of, ints_on_each_rank, on_each_rank, peers, places, spans, true_on_each_rank
+from cute_sharding.redistribution.chains import Device
+from cute_sharding.redistribution.copies import Copy, flat
+from cute_sharding.redistribution.exchange import Exchange, Transfer
+from cute_sharding.redistribution.plan import Step
+from cute_sharding.redistribution.reduction import Reduction
 
 
-@dataclass(frozen=True)
-class TorchExecutor:
-    """torch's redistribution, on its way out of ``spec``."""
-
-    spec: compat.DTensorSpec
-
-    def cost(self, placements: tuple[compat.Placement, ...]) -> float:
-        """Of redistributing to ``placements``, by torch's own model."""
-        return compat.cost_of(self.spec, placements)
-
-    def trusts(self, target: Cuts) -> bool:
-        """Whether torch moves the data to ``target`` rightly, into local tensors that a view can follow on.
-
-        - A spec that a user makes with _StridedShard placements is read as a shard order; split factors that no order has give wrong data
-          (:func:`compat.decodes_to_shard_order`).
-        - On a mesh of several dims torch plans each rank by the rank's own sizes. With _StridedShard placements, sizes that do not divide and mesh dims that
-          share a tensor dim, ranks take different paths, and raise or wait for one another.
-        - Its all-to-all leaves a local tensor that cannot be viewed where it had to pad.
-        """
-        source = tuple([cut_of(p) for p in self.spec.placements])
-        mesh = tuple(self.spec.mesh.shape)
-        if source == target:
-            return True
-        if len(mesh) > 1 and not compat.decodes_to_shard_order(self.spec):
-            return False
-        strided = any(cut is not None and cut[1] > 1 for cut in (*source, *target))
-        wary = strided and (len(mesh) > 2 or (len(mesh) == 2 and (_nested(source) or _nested(target))))
-        return all(_evenly_enough(self.spec.shape, cuts, source, target, mesh, wary) for cuts in (source, target))
+# What every backend can move. Moving needs no arithmetic, so other dtypes travel as bytes.
+WIRE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8})
 
 
-def _nested(cuts: Cuts) -> bool:
-    dims = [cut[0] for cut in cuts if cut is not None]
-    return len(dims) != len(set(dims))
+def run(steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool = False) -> torch.Tensor:
+    """Take the local tensor of this rank through ``steps``.
+
+    With ``async_op``, what the last collective brings is returned unwaited, if it is the result as it lies.
+    """
+    for step in steps:
+        local = waited(local)
+        local = _exchange(step, local, mesh) if isinstance(step, Exchange) else _reduce(step, local, mesh)
+    return local if async_op else waited(local)
 
 
-def _evenly_enough(shape: Sequence[int], cuts: Cuts, source: Cuts, target: Cuts, mesh: Sequence[int], wary: bool) -> bool:
-    """Whether sizes divide under ``cuts`` where they must: everywhere if ``wary``, and where a mesh dim goes from one dim to another."""
-    sizes = list(shape)
-    for cut, before, after, parts in zip(cuts, source, target, mesh, strict=True):
-        if before is not None and after is not None and before != after and (sizes[before[0]] % parts or sizes[after[0]] % parts):
-            return False
-        if cut is not None:
-            if wary and sizes[cut[0]] % (cut[1] * parts):
-                return False
-            sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
-    return True
+def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    if not step.dims:
+        return on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x), local)
+    group = group_of(mesh, step.dims)
+    gathers = step.gathers and spans(group, mesh, step.dims)
+
+    def part(rank: int) -> Transfer:
+        return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank), gathers)
+
+    width = 1 if local.dtype in WIRE else local.element_size()
+    buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
+    if gathers:
+        received = compat.all_gather(buffer, group)
+    else:
+        splits = [ints_on_each_rank(lambda rank, side=side: [n * width for n in getattr(part(rank), side)]) for side in ("receives", "sends")]
+        received = compat.all_to_all(buffer, *splits, group)
+    del buffer
+    if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
+        received = waited(received)
+    return on_each_rank(lambda rank, got, x: _unpack(part(rank), got if got.dtype == x.dtype else got.view(x.dtype), x), received, local)
+
+
+def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    group = group_of(mesh, step.dims)
+    exact = spans(group, mesh, step.dims)
+
+    def part(rank: int) -> Transfer:
+        return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank))
+
+    if not step.scatters and exact:
+        # Of what its source has, a device keeps its target; all of the group keep the same.
+        kept = on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x), local)
+        reduced = compat.all_reduce(kept, step.op, group)
+    elif step.scatters and step.even and exact:
+        scattered = compat.reduce_scatter(on_each_rank(lambda rank, x: _pack(part(rank), x), local), step.op, group)
+        reduced = on_each_rank(lambda rank, got: got.view(part(rank).target_shape), scattered)
+    else:
+        # Blocks of different sizes, or a group that the mesh has not: everyone sends its contributions, and the receiver reduces them.
+        buffer = on_each_rank(lambda rank, x: _pack(part(rank), x), local)
+        received = compat.all_to_all(buffer, ints_on_each_rank(lambda rank: part(rank).receives), ints_on_each_rank(lambda rank: part(rank).sends), group)
+        reduced = on_each_rank(lambda rank, got: _REDUCE[step.op](got.view(step.parts, *part(rank).target_shape)), waited(received))
+    if step.divisor == 1:
+        return reduced
+    reduced = waited(reduced)
+    return reduced / step.divisor if reduced.is_floating_point() or reduced.is_complex() else torch.div(reduced, step.divisor, rounding_mode="trunc")
+
+
+def _bitwise(op: Any) -> Any:
+    def reduce(stacked: torch.Tensor) -> torch.Tensor:
+        result = stacked[0]
+        for contribution in stacked[1:]:
+            result = op(result, contribution)
+        return result
+
+    return reduce
+
+
+_REDUCE = {
+    "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
+    "product": lambda stacked: stacked.prod(0, dtype=stacked.dtype),
+    "min": lambda stacked: stacked.amin(0),
+    "max": lambda stacked: stacked.amax(0),
+    "band": _bitwise(torch.bitwise_and),
+    "bor": _bitwise(torch.bitwise_or),
+    "bxor": _bitwise(torch.bitwise_xor),
+}
+
+
+# -- one rank's part ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 12)
+def _transfer(step: Step, device: Device, among: tuple[Device | None, ...], gathers: bool = False) -> Transfer:
+    if gathers:
+        assert isinstance(step, Exchange)
+        return step.gathering(device, [peer for peer in among if peer is not None])
+    return step.transfer(device, among)
+
+
+def _alone(step: Step, device: Device) -> Transfer:
+    return _transfer(step, device, (device,))
+
+
+def _checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
+    if tuple(local.shape) == part.source_shape:
+        return local
+    if local.numel() == 0 == prod(part.source_shape):
+        return local.reshape(part.source_shape)
+    raise RuntimeError(
+        f"this rank's local tensor has shape {tuple(local.shape)}, and by the DTensor's global shape and placements it is {part.source_shape}. "
+        "Give DTensor.from_local the global shape and stride where sizes do not divide"
+    )
+
+
+def _pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
+    """The flat send buffer."""
+    local = _checked(part, local)
+    if part.packs is None:
+        return local.contiguous().view(-1)
+    buffer = local.new_empty(sum(part.sends))
+    for copy in part.packs:
+        _copy(copy, local, buffer)
+    return buffer
+
+
+def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    if part.unpacks is None:
+        return received.view(part.target_shape)
+    target = local.new_empty(part.target_shape)
+    for copy in part.unpacks:
+        _copy(copy, received, target)
+    for copy in part.own:
+        _copy(copy, local, target)
+    return target
+
+
+def _keep(part: Transfer, local: torch.Tensor) -> torch.Tensor:
+    """What this rank keeps of its own: its part in a transfer with itself alone."""
+    local = _checked(part, local)
+    if part.packs is None and part.unpacks is None:
+        return local.view(part.target_shape) if local.is_contiguous() else local.reshape(part.target_shape)
+    return _unpack(part, local if part.own else _pack(part, local), local)
+
+
+def _copy(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:
+    _strided(y, copy.sizes, copy.y, copy.dy).copy_(_strided(x, copy.sizes, copy.x, copy.dx))
+
+
+def _strided(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+    strides = tensor.stride()
+    return tensor.as_strided(sizes, [flat(step, strides) for step in steps], tensor.storage_offset() + flat(start, strides))
+
+
+def _to_wire(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer if buffer.dtype in WIRE else buffer.view(torch.uint8)

@@ -32,3 +32,7 @@ def placement_of(cut: Cut) -> Placement:
 def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Placement, ...]:
     """The placements of ``cuts``; where a mesh dim shards neither before nor after, the one of ``placements``, which may be Partial."""
     return tuple([p if cut is None and not isinstance(p, (Shard, StridedShard)) else placement_of(cut) for p, cut in zip(placements, cuts)])
+
+
+def text(placements: Sequence[Placement]) -> str:
+    return f"[{', '.join(map(str, placements))}]"

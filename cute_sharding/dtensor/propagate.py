@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate, torch_rule
-from cute_sharding.dtensor.executor import TorchExecutor
-from cute_sharding.dtensor.placements import Cuts, cut_of, replaced
+from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.redistribution import Target, free_targets
-from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import Row, View, carry, view_of
 
 SUGGESTIONS = 3
@@ -76,7 +74,6 @@ def decide(
     row: Row | None = None,
     mesh_names: Sequence[str] | None = None,
     implicit_redistribution: bool = False,
-    executor: TorchExecutor | None = None,
     stock: Callable[[], Sequence[Placement]] | None = None,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
@@ -86,9 +83,8 @@ def decide(
         strict: whether the op must not communicate.
         row: the op's row of the rule table, for the needs of its local form.
         implicit_redistribution: let strict ops redistribute as well.
-        executor: what will redistribute the input; placements that it cannot be trusted with are not chosen, nor suggested. None stands for one that does anything rightly.
         stock: what torch's own rule makes of the input placements; asked only for a strict view that cannot be free, since a program that runs on
-            torch's silent redistribution keeps running on ours, at no greater cost to the executor.
+            torch's silent redistribution keeps running on ours, and receives no more.
 
     Raises:
         RuntimeError: nothing is free, and redistribution is not allowed.
@@ -105,48 +101,26 @@ def decide(
         count(op, outcome)
         return Decision(placements, output, outcome)
 
-    def trusted(target: Cuts) -> bool:
-        return executor is None or executor.trusts(target)
-
-    def targets(most: int, allowed: Callable[[Cuts], bool]) -> list[_Choice]:
+    def targets(most: int, allowed: Callable[[Cuts], bool] = lambda target: True) -> list[_Choice]:
         not_sharded = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and row.wants_whole_dims else []
         pending = [m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))]
         result = []
         for target in free_targets(view, cuts, mesh, fixed=pending, unsharded=not_sharded, allowed=allowed, most=most):
-            if trusted(target.source):  # replicating everything is always among them
-                source = _reduced(row, replaced(placements, target.source))
-                result.append(_Choice(target, source, replaced(source, target.output)))
+            source = _reduced(row, replaced(placements, target.source))
+            result.append(_Choice(target, source, replaced(source, target.output)))
         return result
 
-    def allowed(target: Cuts) -> bool:
-        # view_as_complex cannot read the strides that torch's collectives leave on a device that holds nothing.
-        return trusted(target) and (row is None or not row.pairs or _every_device_holds_some(view.input_shape, target, mesh))
-
-    fallback = _stock_redistributes(stock, placements) if strict and not implicit_redistribution else None
-    choices = targets(1, allowed) if not strict or implicit_redistribution or fallback is not None else []
-    if choices:
-        _, source, output = choices[0]
-        if fallback is not None and executor is not None and executor.cost(fallback) < executor.cost(source):
-            as_stock = carry(view, tuple([cut_of(p) for p in fallback]), mesh)
-            if as_stock.blocked is None:
-                source, output = fallback, replaced(fallback, as_stock.cuts)
+    if not strict or implicit_redistribution or _stock_redistributes(stock, placements):
+        [(_, source, output)] = targets(1)
         _log(op, view, mesh, placements, source, output, "redistribution")
         count(op, "redistribution")
         return Decision(source, output, "redistribution")
 
     count(op, "refused")
-    plain = targets(SUGGESTIONS, lambda target: allowed(target) and all(cut is None or cut[1] == 1 for cut in target))
+    plain = targets(SUGGESTIONS, lambda target: all(cut is None or cut[1] == 1 for cut in target))
     message = _explain(op, view, mesh, mesh_names, placements, blocked, plain)
     logger.debug("refused: %s", message)
     raise RuntimeError(message)
-
-
-def _every_device_holds_some(shape: Sequence[int], cuts: Cuts, mesh: Sequence[int]) -> bool:
-    least = list(shape)
-    for cut, parts in zip(cuts, mesh):
-        if cut is not None:
-            least[cut[0]] = local_size(least[cut[0]], cut[1], parts, parts - 1)
-    return all(least)
 
 
 def _linear(placement: Placement) -> bool:
@@ -172,25 +146,20 @@ def _reduced(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placem
     return tuple([Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements])
 
 
-def _stock_redistributes(stock: Callable[[], Sequence[Placement]] | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...] | None:
-    """The placements to which torch redistributes the input of this strict view; None where it raises, or takes the view for free (which it is not)."""
+def _stock_redistributes(stock: Callable[[], Sequence[Placement]] | None, placements: tuple[Placement, ...]) -> bool:
+    """Whether torch redistributes the input of this strict view: it neither raises, nor takes the view for free (which it is not)."""
     if stock is None:
-        return None
+        return False
     try:
-        wanted = tuple(stock())
+        return tuple(stock()) != placements
     except Exception:  # whatever torch raises: it does not run
-        return None
-    return None if wanted == placements else wanted
+        return False
 
 
 def _log(op: str, view: View, mesh: Sequence[int], before: Sequence[Placement], source: Sequence[Placement], output: Sequence[Placement], outcome: str) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         how = {"algebra": "free, blocks of one size", "tracing": "free, traced on each kind of device"}.get(outcome, f"input redistributed to {text(source)}")
         logger.debug("%s: %s %s -> %s %s on mesh %s: %s", op, tuple(view.input_shape), text(before), view.output_shape, text(output), tuple(mesh), how)
-
-
-def text(placements: Sequence[Placement]) -> str:
-    return f"[{', '.join(map(str, placements))}]"
 
 
 def _explain(
@@ -208,14 +177,10 @@ def _explain(
         f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh ({sizes}) with placements {text(placements)} cannot be done without communication: "
         f"what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices is no Shard or _StridedShard of the output.",
     ]
-    if not choices:
-        lines.append(
-            "Nor can torch be trusted to redistribute it: on a mesh of several dims it reads split factors as a shard order, which these are not, or plans ranks of different "
-            "sizes differently, and gives wrong data or waits for ever. Make the tensor with Shard or Replicate placements in the first place."
-        )
-        return "\n".join(lines)
     lines.append("Redistribute the input first, for example (cheapest first):")
     for target, source, output in choices:
         lines.append(f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; each device receives up to {target.received} elements")
     lines.append("or let views do so themselves: cute_sharding.enable(implicit_redistribution=True).")
+    if len(mesh) > 1 and any(isinstance(p, StridedShard) for p in placements):
+        lines.append("Switch on cute_sharding.enable(redistribution=True) with it: on meshes of several dims torch's own redistribution gives wrong data for some split factors.")
     return "\n".join(lines)

@@ -19,11 +19,8 @@ DEVICES = 64
 
 def local_elements(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int]) -> int:
     """The most elements a device holds: device 0, everywhere."""
-    sizes = list(shape)
-    for cut, parts in zip(cuts, mesh, strict=True):
-        if cut is not None:
-            sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
-    return prod(sizes)
+    shape, mesh = tuple(shape), tuple(mesh)
+    return most_local(shape, chains_of(cuts, len(shape), mesh), mesh)
 
 
 def received_elements(shape: Sequence[int], source: Sequence[Cut], target: Sequence[Cut], mesh: Sequence[int]) -> int:
@@ -49,6 +46,16 @@ def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple
         have *= counts[0]
         need *= counts[1]
     return need - have
+
+
+@lru_cache(maxsize=1 << 12)
+def most_local(shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...]) -> int:
+    """The most elements a device holds: device 0, everywhere."""
+    sizes = list(shape)
+    for dim, chain in enumerate(chains):
+        for m, split_factor in chain:
+            sizes[dim] = local_size(sizes[dim], split_factor, mesh[m], 0)
+    return prod(sizes)
 
 
 def _devices(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]) -> list[tuple[int, int]]:

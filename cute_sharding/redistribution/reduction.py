@@ -1,0 +1,88 @@
+"""Finishing a pending reduction: all devices of a group hold contributions to the same elements, and each is to have some of the elements, reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from cute_sharding.layout.layout import row_major
+from cute_sharding.redistribution.chains import Chains, Device, cutting
+from cute_sharding.redistribution.copies import Copy, flat, folded, from_runs, in_place
+from cute_sharding.redistribution.cost import most_local
+from cute_sharding.redistribution.digits import digits
+from cute_sharding.redistribution.exchange import Transfer
+from cute_sharding.redistribution.meeting import Chain, held, meet, size
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Reduce over the mesh dims ``dims``, from the chains ``source`` to ``target``, where every device's target lies within its source.
+
+    Either none of ``dims`` cuts the target (an all-reduce, of what the target keeps), or all do (a reduce-scatter). ``op`` is the name of torch's reduction, and
+    ``divisor`` what the result is divided by: the number of contributions to an average.
+    """
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    source: Chains
+    target: Chains
+    dims: tuple[int, ...]
+    op: str
+    divisor: int = 1
+
+    @property
+    def scatters(self) -> bool:
+        return not cutting(self.target).isdisjoint(self.dims)
+
+    @property
+    def parts(self) -> int:
+        return prod(self.mesh[m] for m in self.dims)
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether every device of a group gets as much: what a native reduce-scatter wants."""
+        return all(digits(n, chain, self.mesh) is not None for n, chain in zip(self.shape, self.target) if any(m in self.dims for m, _ in chain))
+
+    @cached_property
+    def received_elements(self) -> int:
+        """By the busiest device: each contribution to its share by the others, and for an all-reduce the shares of the others as well (Chan et al. 2007)."""
+        most = most_local(self.shape, self.target, self.mesh)
+        if self.scatters:
+            return (self.parts - 1) * most
+        return -(-2 * (self.parts - 1) * most // self.parts)
+
+    def chain(self, chains: Chains, dim: int, device: Device) -> Chain:
+        return tuple([(f, self.mesh[m], device[m]) for m, f in chains[dim]])
+
+    def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
+        return tuple([size(held(n, self.chain(chains, d, device))) for d, n in enumerate(self.shape)])
+
+    def group(self, device: Device) -> list[Device]:
+        """The devices that contribute to the same elements, row-major."""
+        return [tuple(c) for c in product(*(range(n) if m in self.dims else (device[m],) for m, n in enumerate(self.mesh)))]
+
+    def slices(self, device: Device, receiver: Device) -> list[Copy]:
+        """What ``receiver`` is to have, from the source of ``device`` (x) to its own target (y)."""
+        runs = [meet(n, self.chain(self.source, d, device), self.chain(self.target, d, receiver)) for d, n in enumerate(self.shape)]
+        return [from_runs(box) for box in product(*runs)]
+
+    def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
+        """The part of ``device``: one block for each of ``peers``, as the peer's target lies; as many blocks of its own target come back."""
+        source_shape, target_shape = self.local_shape(self.source, device), self.local_shape(self.target, device)
+        packs, sends, at = [], [], 0
+        for peer in peers:
+            if peer is None:
+                sends.append(0)
+                continue
+            shape = self.local_shape(self.target, peer)
+            strides = row_major(shape)
+            for copy in self.slices(device, peer):
+                packs.append(Copy(copy.sizes, copy.x, copy.dx, (at + flat(copy.y, strides),), tuple([(flat(step, strides),) for step in copy.dy])))
+            sends.append(prod(shape))
+            at += prod(shape)
+        free = at == prod(source_shape) and in_place(packs, row_major(source_shape))
+        receives = tuple([0 if peer is None else prod(target_shape) for peer in peers])
+        return Transfer(source_shape, target_shape, tuple(sends), receives, None if free else tuple(folded(packs)), (), None)
