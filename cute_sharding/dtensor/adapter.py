@@ -6,14 +6,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.placements import Cuts
 from cute_sharding.dtensor.propagate import decide
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.stock import moves_rightly
 from cute_sharding.views import BY_OVERLOAD, Row
 
 
@@ -136,6 +139,11 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
     return redistribute_local_args
 
 
+def _reachable(settings: Settings, spec: compat.DTensorSpec, target: Cuts) -> bool:
+    """Whether an explicit redistribution, as it runs under ``settings``, can be trusted to take ``spec`` to ``target``."""
+    return settings.redistribution or moves_rightly(spec, target)
+
+
 def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, settings: Settings) -> Callable[[compat.OpSchema], compat.OpStrategy]:
     """The sharding strategy of one aten overload."""
 
@@ -171,6 +179,7 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 mesh_names=mesh.mesh_dim_names,
                 implicit_redistribution=settings.implicit_redistribution,
                 stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
+                reachable=partial(_reachable, settings, spec),
             )
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))
         return result

@@ -38,14 +38,15 @@ __all__ = [
     "Replicate",
     "Shard",
     "StridedShard",
-    "check_shard_order",
-    "cut_order",
-    "clear_propagation_caches",
+    "active_debug_mode",
     "all_gather",
     "all_reduce",
     "all_to_all",
-    "active_debug_mode",
     "check_no_mixed_partials",
+    "check_shard_order",
+    "clear_propagation_caches",
+    "cut_order",
+    "decodes_to_shard_order",
     "emulates_ranks",
     "flattened_mesh",
     "generate_redistribute_costs",
@@ -59,9 +60,11 @@ __all__ = [
     "no_modes",
     "op_spec",
     "overload",
+    "partition_value",
     "rank_lists",
-    "reduce_scatter",
     "redistribution",
+    "reduce_scatter",
+    "reduce_value",
     "registration",
     "restore",
     "restore_redistribution",
@@ -191,6 +194,17 @@ def check_shard_order(spec: DTensorSpec, op: str) -> None:
         )
 
 
+def decodes_to_shard_order(spec: DTensorSpec) -> bool:
+    """Whether torch reads the _StridedShard placements of ``spec`` as what they are.
+
+    It takes those of a spec that a user makes for a shard order. On a mesh of several dims, split factors that no order has make its redistribution
+    silently wrong, or raise half way (2.13 and 2.15 alike). Specs that propagation makes are not read so, and are moved rightly.
+    """
+    if not spec.use_strided_shard_as_shard_order:
+        return True
+    return DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh) is not None
+
+
 def cut_order(spec: DTensorSpec) -> list[int] | None:
     """The order in which the mesh dims of ``spec`` cut, where that is not left to right."""
     order = spec.shard_order
@@ -292,11 +306,21 @@ def redistribution() -> Redistribution:
 def install_redistribution(local_tensor: Callable[..., torch.Tensor], local_args: Callable[..., None]) -> None:
     for module in _USERS:
         module.redistribute_local_tensor = local_tensor  # type: ignore[attr-defined]
-    _dispatch.OpDispatcher.redistribute_local_args = staticmethod(local_args)  # type: ignore[method-assign, assignment]
+    _dispatch.OpDispatcher.redistribute_local_args = staticmethod(local_args)  # type: ignore[method-assign]
 
 
 def restore_redistribution(saved: Redistribution) -> None:
     install_redistribution(saved.local_tensor, saved.local_args)
+
+
+def reduce_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:
+    """Finish a pending reduction as the placement itself does."""
+    return waited(placement._reduce_value(tensor, mesh, mesh_dim))  # type: ignore[attr-defined]
+
+
+def partition_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:
+    """This rank's contribution to a pending reduction that is to give ``tensor``."""
+    return placement._partition_value(tensor, mesh, mesh_dim)  # type: ignore[attr-defined]
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:

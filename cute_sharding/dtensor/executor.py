@@ -18,7 +18,6 @@ from cute_sharding.redistribution.exchange import Exchange, Transfer
 from cute_sharding.redistribution.plan import Step
 from cute_sharding.redistribution.reduction import Reduction
 
-
 # What every backend can move. Moving needs no arithmetic, so other dtypes travel as bytes.
 WIRE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8})
 
@@ -48,8 +47,9 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     if gathers:
         received = compat.all_gather(buffer, group)
     else:
-        splits = [ints_on_each_rank(lambda rank, side=side: [n * width for n in getattr(part(rank), side)]) for side in ("receives", "sends")]
-        received = compat.all_to_all(buffer, *splits, group)
+        receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
+        sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
+        received = compat.all_to_all(buffer, receives, sends, group)
     del buffer
     if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
         received = waited(received)

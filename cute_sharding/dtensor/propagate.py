@@ -75,6 +75,7 @@ def decide(
     mesh_names: Sequence[str] | None = None,
     implicit_redistribution: bool = False,
     stock: Callable[[], Sequence[Placement]] | None = None,
+    reachable: Callable[[Cuts], bool] = lambda target: True,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
 
@@ -85,6 +86,7 @@ def decide(
         implicit_redistribution: let strict ops redistribute as well.
         stock: what torch's own rule makes of the input placements; asked only for a strict view that cannot be free, since a program that runs on
             torch's silent redistribution keeps running on ours, and receives no more.
+        reachable: whether an explicit redistribution of the input, as it would run now, can be trusted to get there: others are not suggested.
 
     Raises:
         RuntimeError: nothing is free, and redistribution is not allowed.
@@ -117,7 +119,8 @@ def decide(
         return Decision(source, output, "redistribution")
 
     count(op, "refused")
-    plain = targets(SUGGESTIONS, lambda target: all(cut is None or cut[1] == 1 for cut in target))
+    plain = targets(SUGGESTIONS, lambda target: reachable(target) and all(cut is None or cut[1] == 1 for cut in target))
+    plain = [choice for choice in plain if reachable(choice.target.source)]  # replicating everything is always among them
     message = _explain(op, view, mesh, mesh_names, placements, blocked, plain)
     logger.debug("refused: %s", message)
     raise RuntimeError(message)
@@ -177,10 +180,15 @@ def _explain(
         f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh ({sizes}) with placements {text(placements)} cannot be done without communication: "
         f"what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices is no Shard or _StridedShard of the output.",
     ]
-    lines.append("Redistribute the input first, for example (cheapest first):")
-    for target, source, output in choices:
-        lines.append(f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; each device receives up to {target.received} elements")
-    lines.append("or let views do so themselves: cute_sharding.enable(implicit_redistribution=True).")
-    if len(mesh) > 1 and any(isinstance(p, StridedShard) for p in placements):
-        lines.append("Switch on cute_sharding.enable(redistribution=True) with it: on meshes of several dims torch's own redistribution gives wrong data for some split factors.")
+    if choices:
+        lines.append("Redistribute the input first, for example (cheapest first):")
+        for target, source, output in choices:
+            lines.append(f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; each device receives up to {target.received} elements")
+        lines.append("or let views do so themselves: cute_sharding.enable(implicit_redistribution=True).")
+    else:
+        lines.append("Let views redistribute their input: cute_sharding.enable(implicit_redistribution=True).")
+        lines.append(
+            "To redistribute it yourself, switch on enable(redistribution=True) first: torch's own redistribution reads these split factors as a shard order, which they are not, or plans "
+            "ranks of different sizes differently, and gives wrong data or waits for ever."
+        )
     return "\n".join(lines)

@@ -53,16 +53,16 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
             if isinstance(placement, Partial) and type(placement) is not Partial and m not in foreign and sizes[m] > 1:
                 raise NotImplementedError(f"{placement} on mesh dim {m} belongs to the elements where they are, and cannot stay pending while they move: redistribute it to Replicate first")
     for m in made:
-        target.placements[m]._partition_value(local.new_empty(0), mesh, m)  # raises now if it cannot be done
+        compat.partition_value(target.placements[m], local.new_empty(0), mesh, m)  # raises now if it cannot be done
     steps = plan_steps(shape, sizes, Held(source, tuple(pending)), wanted)
     debug = compat.active_debug_mode()
     record = nullcontext() if debug is None else debug.record_redistribute_calls(local, current.placements, target.placements, " -> ".join(map(str, steps)), is_explicit=is_explicit)
     with record:
         for m in foreign:
-            local = compat.waited(current.placements[m]._reduce_value(local, mesh, m))
+            local = compat.reduce_value(current.placements[m], local, mesh, m)
         local = run(steps, local, mesh, async_op=async_op and not made)
         for m in made:
-            local = target.placements[m]._partition_value(local, mesh, m)
+            local = compat.partition_value(target.placements[m], local, mesh, m)
     return local
 
 

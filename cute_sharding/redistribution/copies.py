@@ -75,7 +75,7 @@ def _fold_once(copies: Sequence[Copy]) -> list[Copy]:
             if following.sizes != first.sizes or following.dx != first.dx or following.dy != first.dy:
                 break
             delta = (_minus(following.x, last.x), _minus(following.y, last.y))
-            if step is not None and delta != step or any(rows < 0 for vector in delta for rows in vector):
+            if (step is not None and delta != step) or any(rows < 0 for vector in delta for rows in vector):
                 break  # torch has no negative strides
             step, count = delta, count + 1
         result.append(first if step is None else Copy((count, *first.sizes), first.x, (step[0], *first.dx), first.y, (step[1], *first.dy)))

@@ -34,15 +34,13 @@ def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> D
         pieces = -(-rows // -(-rows // split_factor))
         if rows % (pieces * parts):
             return None
-        rest: list[Mode] | None = local
-        taken = []
-        for count in (rows // (pieces * parts), parts):
-            rest, mode = _take(rest, count)
-            if rest is None:
-                return None
-            taken.append(mode)
-        devices[m] = tuple(taken[1])
-        local = _coalesced([*rest, *taken[0]])
+        # Block, device and pieces, from the inside out: logical_divide twice.
+        inner = _take(local, rows // (pieces * parts))
+        middle = _take(inner[0], parts) if inner is not None else None
+        if inner is None or middle is None:
+            return None
+        devices[m] = tuple(middle[1])
+        local = _coalesced([*middle[0], *inner[1]])
     return Digits(devices, tuple(local))
 
 
@@ -74,23 +72,21 @@ def _weights(modes: Sequence[Mode], bounds: Sequence[int]) -> list[tuple[int, in
     return result
 
 
-def _take(modes: list[Mode] | None, count: int) -> tuple[list[Mode] | None, list[Mode]]:
-    """Split the innermost ``count`` off: (what is left, what was taken), or (None, ...) where a mode is cut across."""
+def _take(modes: Sequence[Mode], count: int) -> tuple[list[Mode], list[Mode]] | None:
+    """The innermost ``count`` split off: (what is left, what was taken), or None where that cuts across a mode."""
     taken: list[Mode] = []
-    rest = list(modes or [])
+    rest = list(modes)
     while count > 1:
-        if not rest:
-            return None, taken
-        size, stride = rest.pop()
-        if count % size == 0:
+        size, stride = rest.pop() if rest else (0, 0)
+        if size and count % size == 0:
             taken.insert(0, (size, stride))
             count //= size
-        elif size % count == 0:
+        elif size % count == 0 and size:
             taken.insert(0, (count, stride))
             rest.append((size // count, stride * count))
             count = 1
         else:
-            return None, taken
+            return None
     return rest, taken
 
 

@@ -22,6 +22,7 @@ from cute_sharding.redistribution.cost import DEVICES, received
 from cute_sharding.redistribution.digits import Digits, digits
 from cute_sharding.redistribution.meeting import Chain, Runs, held, meet, part, size
 
+
 class Message(NamedTuple):
     """What one device sends to another: the box of these rows, x on the sender and y on the receiver."""
 
