@@ -14,9 +14,9 @@ from cute_sharding.dtensor.compat import waited
 from cute_sharding.dtensor.ranks import group_of, ints_on_each_rank, on_each_rank, peers, places, spans, true_on_each_rank
 from cute_sharding.redistribution.chains import Device
 from cute_sharding.redistribution.copies import Copy, flat
-from cute_sharding.redistribution.exchange import Exchange, Transfer
-from cute_sharding.redistribution.plan import Step
+from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.reduction import Reduction
+from cute_sharding.redistribution.step import Step, Transfer
 
 # What every backend can move. Moving needs no arithmetic, so other dtypes travel as bytes.
 WIRE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8})
@@ -29,7 +29,11 @@ def run(steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool
     """
     for step in steps:
         local = waited(local)
-        local = _exchange(step, local, mesh) if isinstance(step, Exchange) else _reduce(step, local, mesh)
+        if isinstance(step, Reduction):
+            local = _reduce(step, local, mesh)
+        else:
+            assert isinstance(step, Exchange)
+            local = _exchange(step, local, mesh)
     return local if async_op else waited(local)
 
 

@@ -16,11 +16,12 @@ from math import prod
 from typing import NamedTuple
 
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.chains import Chains, Device, cutting
+from cute_sharding.redistribution.chains import Device, cutting
 from cute_sharding.redistribution.copies import Copy, folded, from_runs, in_place, packed
 from cute_sharding.redistribution.cost import DEVICES, received
 from cute_sharding.redistribution.digits import Digits, digits
-from cute_sharding.redistribution.meeting import Chain, Runs, held, meet, part, size
+from cute_sharding.redistribution.meeting import Runs, meet, part, size
+from cute_sharding.redistribution.step import Step, Transfer
 
 
 class Message(NamedTuple):
@@ -38,32 +39,10 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """One device's part in a collective: strided copies into a send buffer, its splits, and copies out of the receive buffer.
+class Exchange(Step):
+    """From the chains ``source`` to the chains ``target``, in one all-to-all, or as many as ``rounds`` says: smaller buffers, each for a share of every message."""
 
-    ``packs`` is None where the source is the send buffer as it lies (if contiguous), ``unpacks`` where the receive buffer is the target.
-    """
-
-    source_shape: tuple[int, ...]
-    target_shape: tuple[int, ...]
-    sends: tuple[int, ...]
-    receives: tuple[int, ...]
-    packs: tuple[Copy, ...] | None
-    own: tuple[Copy, ...]
-    unpacks: tuple[Copy, ...] | None
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """From the chains ``source`` to the chains ``target`` of a tensor of ``shape`` on ``mesh``.
-
-    ``spread`` are the mesh dims on which the source is replicated and every replica is asked for an even share.
-    """
-
-    shape: tuple[int, ...]
-    mesh: tuple[int, ...]
-    source: Chains
-    target: Chains
+    rounds: int = 1
 
     # -- which mesh dims take part ----------------------------------------------------------------------------------------
 
@@ -105,25 +84,39 @@ class Exchange:
             return False
         return all(digits(n, chain, self.mesh) is not None for n, chain in zip(self.shape, self.source) if any(m in self.dims for m, _ in chain))
 
+    @property
+    def mesh_dims(self) -> tuple[int, ...]:
+        return self.dims
+
+    @property
+    def kind(self) -> str:
+        if not self.communicates:
+            return "local slice"
+        if self.rounds > 1:
+            return f"all-to-all in {self.rounds} rounds"
+        return "all-gather" if self.gathers else "all-to-all"
+
+    @property
+    def collectives(self) -> int:
+        return self.rounds if self.communicates else 0
+
     # -- how much --------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def received_elements(self) -> int:
-        """The elements that the busiest device receives: those it needs and does not hold."""
+    def _received(self) -> int:
         return received(self.shape, self.source, self.target, self.mesh)
 
-    def chain(self, chains: Chains, dim: int, device: Device) -> Chain:
-        return tuple([(f, self.mesh[m], device[m]) for m, f in chains[dim]])
-
-    def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
-        return tuple([size(held(n, self.chain(chains, d, device))) for d, n in enumerate(self.shape)])
+    @property
+    def received_elements(self) -> int:
+        """What the busiest device receives: the elements that it needs and does not hold."""
+        return self._received
 
     def own(self, device: Device) -> Message:
         """What the device keeps: x in its source, y in its target."""
         return Message(tuple([meet(n, self.chain(self.source, d, device), self.chain(self.target, d, device)) for d, n in enumerate(self.shape)]))
 
-    def message(self, sender: Device, receiver: Device) -> Message | None:
-        """What ``sender`` sends to ``receiver``, or None."""
+    def message(self, sender: Device, receiver: Device, turn: int = 0) -> Message | None:
+        """What ``sender`` sends to ``receiver`` in that round, or None."""
         own = True
         spread = self.spread
         cutting = self._cutting
@@ -140,12 +133,12 @@ class Exchange:
             if not found:
                 return None
             runs.append(found)
-        for m in spread:
-            # Each replica gives a share, of the dim that divides best.
-            parts = self.mesh[m]
+        # Each replica gives a share, and each round another, of the dim that divides best.
+        shares = [(sender[m], self.mesh[m]) for m in spread] + ([(turn, self.rounds)] if self.rounds > 1 else [])
+        for k, parts in shares:
             sizes = [size(found) for found in runs]
             d = max(range(len(runs)), key=lambda d: (sizes[d] % parts == 0, sizes[d]))
-            runs[d] = part(runs[d], sender[m], parts)
+            runs[d] = part(runs[d], k, parts)
             if not runs[d]:
                 return None
         return Message(tuple(runs))
@@ -154,20 +147,39 @@ class Exchange:
     def _cutting(self) -> frozenset[int]:
         return cutting(self.source)
 
+    @property
+    def peak_elements(self) -> int:
+        if not self.communicates:
+            return max(self.transfer(device, (device,)).peak_elements for device in self._specimens)
+        if self.rounds > 1:
+            return max(
+                prod(t.source_shape) + prod(t.target_shape) + sum(t.sends) + sum(t.receives) for d in self._specimens for t in (self.transfer(d, self.group(d), 0),)
+            )
+        if self.gathers:
+            return max(self.gathering(device, self.group(device)).peak_elements for device in self._specimens)
+        return max(self.transfer(device, self.group(device)).peak_elements for device in self._specimens)
+
+    @property
+    def _specimens(self) -> list[Device]:
+        """All devices of a small mesh; of a larger one some from its corners."""
+        if prod(self.mesh) <= 8:
+            return self.slice_of((0,) * len(self.mesh), range(len(self.mesh)))
+        return [(0,) * len(self.mesh), tuple([n - 1 for n in self.mesh]), tuple([n // 2 for n in self.mesh])]
+
     # -- on one device ---------------------------------------------------------------------------------------------------
 
     def group(self, device: Device) -> list[Device]:
-        """The devices that differ from ``device`` on the mesh dims of the exchange alone, row-major."""
-        return [tuple(c) for c in product(*(range(n) if m in self.dims else (device[m],) for m, n in enumerate(self.mesh)))]
+        """The devices among which ``device`` exchanges, row-major."""
+        return self.slice_of(device, self.dims)
 
-    def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
-        """The part of ``device`` in an all-to-all among ``peers``, in their order; None stands for a peer of another group."""
+    def transfer(self, device: Device, peers: Sequence[Device | None], turn: int = 0) -> Transfer:
+        """The part of ``device`` in an all-to-all among ``peers``, in their order; None stands for a peer of another group. It keeps its own in the first round."""
         source_shape, target_shape = self.local_shape(self.source, device), self.local_shape(self.target, device)
 
         def between(sender: Device | None, receiver: Device | None) -> Message | None:
             if sender is None or receiver is None:
                 return None
-            return own if sender == receiver else self.message(sender, receiver)
+            return own if sender == receiver else self.message(sender, receiver, turn)
 
         own = self.own(device)
         out = [between(device, peer) for peer in peers]
@@ -177,12 +189,12 @@ class Exchange:
         # A buffer that is the tensor as it lies needs no copy; its own part then travels along.
         packs = _packs(out_copies)
         unpacks = _packs([[copy.flipped for copy in copies] for copies in into_copies])
-        pack_free = in_place(packs, row_major(source_shape)) and sum(_sizes(out)) == prod(source_shape)
-        unpack_free = in_place(unpacks, row_major(target_shape)) and sum(_sizes(into)) == prod(target_shape)
+        pack_free = self.rounds == 1 and in_place(packs, row_major(source_shape)) and sum(_sizes(out)) == prod(source_shape)
+        unpack_free = self.rounds == 1 and in_place(unpacks, row_major(target_shape)) and sum(_sizes(into)) == prod(target_shape)
         if pack_free or unpack_free:
             own_copies: list[Copy] = []
         else:
-            own_copies = into_copies[me]
+            own_copies = into_copies[me] if turn == 0 else []
             out_copies[me], into_copies[me], out[me], into[me] = [], [], None, None
             packs = _packs(out_copies)
             unpacks = _packs([[copy.flipped for copy in copies] for copies in into_copies])

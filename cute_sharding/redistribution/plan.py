@@ -1,21 +1,21 @@
-"""The steps from one sharding to another, on layouts alone: reductions where some are pending, then one exchange."""
+"""The steps from one sharding to another, on layouts alone: reductions where some are pending, then one exchange, or two where the network is not flat."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import TypeAlias
+from typing import Any
 
 from cute_sharding.redistribution.chains import Chains, cutting
-from cute_sharding.redistribution.cost import DEVICES, received
+from cute_sharding.redistribution.cost import DEVICES, most_local, received
 from cute_sharding.redistribution.digits import common, digits
 from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.reduction import Reduction
-
-Step: TypeAlias = "Exchange | Reduction"
+from cute_sharding.redistribution.step import Step
 
 
 @dataclass(frozen=True)
@@ -26,32 +26,165 @@ class Held:
     pending: tuple[tuple[int, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class RedistributionPlan:
+    """Steps that take a tensor of ``shape`` on ``mesh`` from one sharding to another, and what they cost on ``network``."""
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    source: Held
+    target: Held
+    steps: tuple[Step, ...]
+    network: Network
+    mesh_names: tuple[str, ...] | None = None
+
+    @cached_property
+    def received_elements(self) -> int:
+        """What the busiest device receives, step by step."""
+        return received_by(self.steps)
+
+    @cached_property
+    def lower_bound(self) -> int | None:
+        """What a device must receive at the least: what it needs and does not hold. None where something is to be reduced."""
+        return None if self.source.pending else received(self.shape, self.source.chains, self.target.chains, self.mesh)
+
+    @cached_property
+    def peak_elements(self) -> int:
+        """The most elements that a device holds at once: the source, which stays, the target, and the buffers between."""
+        return peak_of(self.steps, most_local(self.shape, self.source.chains, self.mesh))
+
+    @cached_property
+    def seconds(self) -> float:
+        """What the steps take by the network model."""
+        return sum(map(self.network.seconds, self.steps))
+
+    @property
+    def collectives(self) -> int:
+        return collectives(self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data: sizes in elements, times in seconds."""
+        return {
+            "shape": list(self.shape),
+            "mesh": list(self.mesh),
+            "steps": [
+                {
+                    "kind": step.kind,
+                    "mesh_dims": [self._name(m) for m in step.mesh_dims],
+                    "communicates": step.communicates,
+                    "received_elements": step.received_elements,
+                    "peak_elements": step.peak_elements,
+                    "seconds": self.network.seconds(step),
+                    "source_layout": _text(step.source_layout),
+                    "target_layout": _text(step.target_layout),
+                }
+                for step in self.steps
+            ],
+            "collectives": self.collectives,
+            "received_elements": self.received_elements,
+            "lower_bound": self.lower_bound,
+            "peak_elements": self.peak_elements,
+            "seconds": self.seconds,
+        }
+
+    def _name(self, m: int) -> int | str:
+        return self.mesh_names[m] if self.mesh_names else m
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return "nothing to do"
+        lines = []
+        for step in self.steps:
+            where = f" on mesh dims {', '.join(str(self._name(m)) for m in step.mesh_dims)}" if step.mesh_dims else ""
+            lines.append(f"{step.kind}{where}: receives {step.received_elements:,} elements, {self.network.seconds(step):.4g} s")
+            if step.source_layout is not None and step.target_layout is not None:
+                lines.append(f"  {step.source_layout} -> {step.target_layout}")
+        lines.append(f"in all: {self.collectives} collectives, {self.received_elements:,} elements received, at most {self.peak_elements:,} held, {self.seconds:.4g} s")
+        return "\n".join(lines)
+
+
+def _text(layout: Any) -> str | None:
+    return None if layout is None else str(layout)
+
+
 def received_by(steps: Sequence[Step]) -> int:
     return sum(step.received_elements for step in steps)
 
 
 def collectives(steps: Sequence[Step]) -> int:
-    return sum(isinstance(step, Reduction) or bool(step.dims) for step in steps)
+    return sum(step.collectives for step in steps)
+
+
+def peak_of(steps: Sequence[Step], source: int) -> int:
+    """``source``, the most elements of the tensor that a device holds, stays all the while."""
+    return max([step.peak_elements + (source if i else 0) for i, step in enumerate(steps)], default=source)
 
 
 @lru_cache(maxsize=1 << 10)
-def plan_steps(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains) -> tuple[Step, ...]:
-    """The steps that reduce everything pending of ``source`` and lead to ``target``: the fewest elements received, then the fewest collectives.
+def plan_steps(
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None = None, memory_limit: int | None = None
+) -> tuple[Step, ...]:
+    """The steps that reduce everything pending of ``source`` and lead to ``target``: the fastest on ``network``, then the fewest elements received, then the fewest collectives.
 
-    ``source.pending`` are the reductions to finish; those that stay pending are not the plan's affair, for they commute with moving elements.
-    At most two collectives.
+    ``source.pending`` are the reductions to finish; those that stay pending are not the plan's affair, for they commute with moving elements. On a flat network at most one
+    collective moves elements, and at most one reduces. ``network`` None counts elements received instead of seconds.
+
+    Raises:
+        ValueError: no plan keeps every device within ``memory_limit`` elements. It names the least that would do.
     """
-    if not source.pending:
-        return _moved(shape, mesh, source.chains, target)
-    best = min(_reductions(shape, mesh, source, target), key=lambda steps: (received_by(steps), collectives(steps), len(steps)))
-    return tuple(best)
+
+    def cost(steps: tuple[Step, ...]) -> tuple[float, int, int, int]:
+        seconds = 0.0 if network is None or network.is_flat else sum(map(network.seconds, steps))
+        return seconds, received_by(steps), collectives(steps), len(steps)
+
+    candidates = list(dict.fromkeys(_candidates(shape, mesh, source, target, network)))
+    if memory_limit is None:
+        return min(candidates, key=cost)
+    start = most_local(shape, source.chains, mesh)
+    fitting = [fitted for steps in candidates if (fitted := _fitted(steps, start, memory_limit)) is not None]
+    if not fitting:
+        least = min(peak_of([_most_rounds(step) for step in steps], start) for steps in candidates)
+        raise ValueError(f"no plan for {shape} on mesh {mesh} holds at most {memory_limit:,} elements on every device: the least that would do is memory_limit={least}")
+    return min(fitting, key=cost)
 
 
-def _moved(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains) -> tuple[Step, ...]:
-    return () if source == target else (Exchange(shape, mesh, source, target),)
+def _candidates(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None) -> Iterator[tuple[Step, ...]]:
+    def moved(before: Chains) -> Iterator[tuple[Step, ...]]:
+        return _moves(shape, mesh, before, target, network)
+
+    if not source.pending or not prod(shape):
+        yield from moved(source.chains)
+    else:
+        yield from _reductions(shape, mesh, source, target, moved)
 
 
-def _reductions(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains) -> Iterator[tuple[Step, ...]]:
+def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, network: Network | None) -> Iterator[tuple[Step, ...]]:
+    """One exchange; and where some links are slower than others, two: of the slow links one first, of shares that the fast links then gather, or the mesh dims of one kind before those of the other."""
+    if source == target:
+        yield ()
+        return
+    yield (Exchange(shape, mesh, source, target),)
+    if network is None or network.is_flat:
+        return
+    slow = max(network.link(m).beta for m in range(len(mesh)))
+    fast = [m for m in range(len(mesh)) if mesh[m] > 1 and network.link(m).beta < slow]
+    middles = []
+    for d in range(len(shape)):
+        middle = target
+        for m in fast:
+            if m not in cutting(target):
+                middle = appended(middle, m, d, 1)
+        middles.append(middle)
+    for first, last in ((source, target), (target, source)):
+        middles.append(tuple([(*[c for c in a if c[0] in fast], *[c for c in b if c[0] not in fast]) for a, b in zip(first, last)]))
+    for middle in dict.fromkeys(middles):
+        if middle not in (source, target):
+            yield Exchange(shape, mesh, source, middle), Exchange(shape, mesh, middle, target)
+
+
+def _reductions(
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, moved: Callable[[Chains], Iterator[tuple[Step, ...]]]
+) -> Iterator[tuple[Step, ...]]:
     """Ways to reduce, each followed by the exchange that is still needed.
 
     Before reducing a device may drop what it need not hold, which is free: the cuts of the target on mesh dims that replicate the source. A reduce-scatter hands out what is left along one
@@ -61,30 +194,28 @@ def _reductions(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, tar
     ops = {op for _, op in source.pending}
     op = "sum" if ops <= {"sum", "avg"} else next(iter(ops))
     divisor = prod(mesh[m] for m, op in source.pending if op == "avg")
-    if not prod(shape):
-        yield _moved(shape, mesh, source.chains, target)
-        return
 
-    def reduced(to: Chains) -> tuple[Step, ...]:
-        return (Reduction(shape, mesh, source.chains, to, dims, op, divisor), *_moved(shape, mesh, to, target))
+    def reduced(to: Chains) -> Iterator[tuple[Step, ...]]:
+        reduction = Reduction(shape, mesh, source.chains, to, dims, op, divisor)
+        return ((reduction, *steps) for steps in moved(to))
 
     pending = {*dims}
     if within(shape, mesh, source.chains, target) and (pending <= cutting(target) or pending.isdisjoint(cutting(target))):
-        yield reduced(target)
+        yield from reduced(target)
     wanted = {m: (d, f) for d, chain in enumerate(target) for m, f in chain}
     sliced = source.chains
     for m in sorted(wanted.keys() - cutting(source.chains) - pending):
-        sliced = _appended(sliced, m, *wanted[m])
-    for base in {source.chains, sliced}:
-        yield reduced(base)
-        for options in {tuple(option) for d in range(len(shape)) for option in product(*({(d, 1), wanted.get(m, (d, 1))} for m in dims))}:
+        sliced = appended(sliced, m, *wanted[m])
+    for base in dict.fromkeys((source.chains, sliced)):
+        yield from reduced(base)
+        for options in dict.fromkeys(tuple(option) for d in range(len(shape)) for option in product(*(((d, 1), wanted.get(m, (d, 1))) for m in dims))):
             to = base
             for m, (d, f) in zip(dims, options):
-                to = _appended(to, m, d, f)
-            yield reduced(to)
+                to = appended(to, m, d, f)
+            yield from reduced(to)
 
 
-def _appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
+def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
     """One more cut, of what the others leave: always within them."""
     return tuple([(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)])
 
@@ -93,10 +224,30 @@ def within(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target
     """Whether every device already holds what it is to hold. Never a mistaken yes."""
     if all(after[: len(before)] == before for before, after in zip(source, target)):
         return True
-    if prod(mesh) <= DEVICES:
-        return received(shape, source, target, mesh) == 0
-    for n, before, after in zip(shape, source, target):
-        one, other = digits(n, before, mesh), digits(n, after, mesh)
-        if one is None or other is None or common(n, one, other) is None:
-            return False
+    if prod(mesh) > DEVICES:
+        for n, before, after in zip(shape, source, target):
+            one, other = digits(n, before, mesh), digits(n, after, mesh)
+            if one is None or other is None or common(n, one, other) is None:
+                return False
     return received(shape, source, target, mesh) == 0
+
+
+def _fitted(steps: tuple[Step, ...], source: int, limit: int) -> tuple[Step, ...] | None:
+    """The steps, with exchanges in as many rounds as it takes to keep within ``limit``; None where nothing helps."""
+    fitted: list[Step] = []
+    for i, step in enumerate(steps):
+        room = limit - (source if i else 0)
+        if step.peak_elements > room and isinstance(step, Exchange) and step.communicates:
+            rounds, most = 2, _most_rounds(step)
+            while rounds < most.rounds and replace(step, rounds=rounds).peak_elements > room:
+                rounds *= 2
+            step = replace(step, rounds=min(rounds, most.rounds))
+        if step.peak_elements > room:
+            return None
+        fitted.append(step)
+    return tuple(fitted)
+
+
+def _most_rounds(step: Step) -> Any:
+    """The step in its smallest buffers: a row of the longest dim at a time."""
+    return replace(step, rounds=max(step.shape)) if isinstance(step, Exchange) and step.communicates else step

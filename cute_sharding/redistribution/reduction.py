@@ -9,28 +9,24 @@ from itertools import product
 from math import prod
 
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.chains import Chains, Device, cutting
+from cute_sharding.redistribution.chains import Device, cutting
 from cute_sharding.redistribution.copies import Copy, flat, folded, from_runs, in_place
 from cute_sharding.redistribution.cost import most_local
 from cute_sharding.redistribution.digits import digits
-from cute_sharding.redistribution.exchange import Transfer
-from cute_sharding.redistribution.meeting import Chain, held, meet, size
+from cute_sharding.redistribution.meeting import meet
+from cute_sharding.redistribution.step import Step, Transfer
 
 
 @dataclass(frozen=True)
-class Reduction:
+class Reduction(Step):
     """Reduce over the mesh dims ``dims``, from the chains ``source`` to ``target``, where every device's target lies within its source.
 
     Either none of ``dims`` cuts the target (an all-reduce, of what the target keeps), or all do (a reduce-scatter). ``op`` is the name of torch's reduction, and
     ``divisor`` what the result is divided by: the number of contributions to an average.
     """
 
-    shape: tuple[int, ...]
-    mesh: tuple[int, ...]
-    source: Chains
-    target: Chains
-    dims: tuple[int, ...]
-    op: str
+    dims: tuple[int, ...] = ()
+    op: str = "sum"
     divisor: int = 1
 
     @property
@@ -46,7 +42,15 @@ class Reduction:
         """Whether every device of a group gets as much: what a native reduce-scatter wants."""
         return all(digits(n, chain, self.mesh) is not None for n, chain in zip(self.shape, self.target) if any(m in self.dims for m, _ in chain))
 
-    @cached_property
+    @property
+    def kind(self) -> str:
+        return f"{'reduce-scatter' if self.scatters else 'all-reduce'} ({'avg' if self.divisor > 1 else self.op})"
+
+    @property
+    def mesh_dims(self) -> tuple[int, ...]:
+        return self.dims
+
+    @property
     def received_elements(self) -> int:
         """By the busiest device: each contribution to its share by the others, and for an all-reduce the shares of the others as well (Chan et al. 2007)."""
         most = most_local(self.shape, self.target, self.mesh)
@@ -54,15 +58,18 @@ class Reduction:
             return (self.parts - 1) * most
         return -(-2 * (self.parts - 1) * most // self.parts)
 
-    def chain(self, chains: Chains, dim: int, device: Device) -> Chain:
-        return tuple([(f, self.mesh[m], device[m]) for m, f in chains[dim]])
-
-    def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
-        return tuple([size(held(n, self.chain(chains, d, device))) for d, n in enumerate(self.shape)])
-
     def group(self, device: Device) -> list[Device]:
         """The devices that contribute to the same elements, row-major."""
-        return [tuple(c) for c in product(*(range(n) if m in self.dims else (device[m],) for m, n in enumerate(self.mesh)))]
+        return self.slice_of(device, self.dims)
+
+    @property
+    def peak_elements(self) -> int:
+        source, target = most_local(self.shape, self.source, self.mesh), most_local(self.shape, self.target, self.mesh)
+        if not self.scatters:
+            return source + target + (target if self.source != self.target else 0)
+        if self.even:
+            return 2 * source + target
+        return source + 2 * self.parts * target + target
 
     def slices(self, device: Device, receiver: Device) -> list[Copy]:
         """What ``receiver`` is to have, from the source of ``device`` (x) to its own target (y)."""

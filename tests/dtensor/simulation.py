@@ -10,7 +10,9 @@ from enumeration import devices, held
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def ranks_of(mesh):
@@ -21,6 +23,12 @@ def ranks_of(mesh):
 @lru_cache(None)
 def mesh_of(sizes, names=None):
     return DeviceMesh("cpu", torch.arange(prod(sizes)).reshape(sizes), mesh_dim_names=names)
+
+
+def number(shape):
+    """A tensor whose elements all differ; one tensor, also where the program runs on every rank."""
+    with _disable_current_modes():
+        return torch.arange(float(prod(shape))).reshape(shape)
 
 
 def placement_of(cut):
@@ -42,27 +50,38 @@ def cuts_of(placements):
     return tuple(map(cut, placements))
 
 
+def one(full):
+    return full.reconcile() if isinstance(full, LocalTensor) else full.detach()
+
+
 def locals_of(full, mesh, cuts):
-    """What each rank is to hold of ``full``."""
-    flat = full.reshape(-1)
-    return {rank: flat[torch.from_numpy(held(tuple(full.shape), mesh, cuts, device))] for rank, device in enumerate(devices(mesh))}
+    """What each rank is to hold of ``full``, which may be one tensor for all or, as a dict, one for each rank (whose contributions differ)."""
+    result = {}
+    for rank, device in enumerate(devices(mesh)):
+        mine = one(full[rank] if isinstance(full, dict) else full)
+        with _disable_current_modes():  # plain tensors, at the speed of plain tensors
+            result[rank] = mine.reshape(-1)[torch.from_numpy(held(tuple(mine.shape), mesh, cuts, device))]
+    return result
 
 
-def distribute(full, mesh, placements):
-    """``full`` as a DTensor; a mesh dim that is Partial gives each of its devices all of it (the values then mean the sum of the copies)."""
+def distribute(full, mesh, placements, requires_grad=False):
+    """``full`` as a DTensor; a mesh dim that is Partial gives each of its devices all of it (the values then mean the sum of the copies), or its own, as for locals_of."""
     parts = LocalTensor(locals_of(full, mesh, cuts_of(placements)))
-    return DTensor.from_local(parts, mesh_of(mesh), placements, run_check=False, shape=full.shape, stride=full.stride())
+    some = full[0] if isinstance(full, dict) else full
+    meta = TensorMeta(torch.Size(some.shape), torch.empty(some.shape, device="meta").stride(), some.dtype)
+    return DTensor(parts, DTensorSpec(mesh_of(mesh), tuple(placements), tensor_meta=meta), requires_grad=requires_grad)
 
 
 def assert_holds(tensor, full):
-    """Every rank of ``tensor`` holds its slice of ``full``."""
-    assert tuple(tensor.shape) == tuple(full.shape)
+    """Every rank of ``tensor`` holds its slice of ``full``, or of its own ``full``, as for locals_of."""
+    assert tuple(tensor.shape) == tuple((full[0] if isinstance(full, dict) else full).shape)
     mesh = tuple(tensor.device_mesh.shape)
-    local = tensor.to_local()
+    local = tensor._local_tensor
     for rank, expected in locals_of(full, mesh, cuts_of(tensor.placements)).items():
         got = local._local_tensors[rank]
         assert got.shape == expected.shape, f"rank {rank} of {tensor.placements}: local shape {tuple(got.shape)}, not {tuple(expected.shape)}"
-        assert torch.equal(got, expected), f"rank {rank} of {tensor.placements} holds other elements than its own"
+        with _disable_current_modes():
+            assert torch.equal(got, expected), f"rank {rank} of {tensor.placements} holds other elements than its own"
 
 
 def is_partial(placement):

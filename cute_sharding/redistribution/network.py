@@ -1,0 +1,143 @@
+"""What a step takes on a network: latency and time per element of each mesh dim.
+
+The times are the usual lower bounds of collectives in which a device sends and receives one message at a time (Chan, Heimlich, Purkayastha and van de Geijn, "Collective
+communication: theory, practice, and experience", 2007): ceil(log2 p) latencies, and the time of the elements that the busiest device receives. Elements are charged to the slowest mesh dim that they cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from cute_sharding.redistribution.cost import most_local
+from cute_sharding.redistribution.digits import Digits, common, digits
+from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.reduction import Reduction
+from cute_sharding.redistribution.step import Step
+
+
+@dataclass(frozen=True)
+class Link:
+    """alpha: seconds before the first element arrives; beta: seconds for each element."""
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        if not (self.alpha >= 0 and self.beta >= 0):
+            raise ValueError(f"{self}: latency and seconds per element cannot be negative")
+
+
+# Two-byte elements over NVLink 4 (450 GB/s in each direction of a device) and 400 Gb/s InfiniBand (50 GB/s).
+LINKS = {"nvlink": Link(3e-6, 4.4e-12), "infiniband": Link(1e-5, 4e-11)}
+DEVICES_PER_HOST = 8
+
+
+@dataclass(frozen=True)
+class Network:
+    """The link of each mesh dim, or one for all.
+
+    >>> Network.flat(alpha=1e-6, beta=3.2e-10).link(0)
+    Link(alpha=1e-06, beta=3.2e-10)
+    >>> Network.named(["infiniband", "nvlink"]).is_flat
+    False
+    """
+
+    links: tuple[Link, ...]
+
+    @classmethod
+    def flat(cls, *, alpha: float, beta: float) -> Network:
+        """One network between all devices."""
+        return cls((Link(alpha, beta),))
+
+    @classmethod
+    def named(cls, names: Sequence[str | Link] | Mapping[str, str | Link], mesh_dim_names: Sequence[str] | None = None) -> Network:
+        """A link for each mesh dim, by name (``nvlink``, ``infiniband``) or as a :class:`Link`; or by the name of the mesh dim, given ``mesh_dim_names``."""
+        if isinstance(names, Mapping):
+            missing = [name for name in mesh_dim_names or () if name not in names]
+            if mesh_dim_names is None or missing:
+                raise ValueError(f"no link for the mesh dims {missing or 'without names'}: give one for each of {list(mesh_dim_names or names)}")
+            names = [names[name] for name in mesh_dim_names]
+        unknown = [name for name in names if not isinstance(name, Link) and name not in LINKS]
+        if unknown:
+            raise ValueError(f"unknown links {unknown}: use {', '.join(LINKS)} or Link(alpha, beta)")
+        return cls(tuple([name if isinstance(name, Link) else LINKS[name] for name in names]))
+
+    @classmethod
+    def default(cls, mesh: Sequence[int]) -> Network:
+        """NVLink on the last mesh dims, as far as they fit a host of eight devices, and InfiniBand on the others."""
+        inside, names = 1, []
+        for n in reversed(mesh):
+            inside *= n
+            names.append("nvlink" if inside <= DEVICES_PER_HOST else "infiniband")
+        return cls.named(tuple(reversed(names)))
+
+    def link(self, mesh_dim: int) -> Link:
+        return self.links[mesh_dim if len(self.links) > 1 else 0]
+
+    def checked(self, mesh: Sequence[int]) -> Network:
+        """Itself, if it fits the mesh."""
+        if len(self.links) not in (1, len(mesh)):
+            raise ValueError(f"a network of {len(self.links)} links for a mesh of {len(mesh)} dims {tuple(mesh)}: give one for all, or one for each")
+        return self
+
+    @property
+    def is_flat(self) -> bool:
+        return len(set(self.links)) <= 1
+
+    def seconds(self, step: Step) -> float:
+        """What the step takes."""
+        if isinstance(step, Exchange):
+            return self._of_exchange(step)
+        assert isinstance(step, Reduction)
+        total, before = 0.0, 1
+        share = -(-most_local(step.shape, step.source, step.mesh) // step.parts) if not step.scatters else most_local(step.shape, step.target, step.mesh)
+        for m in sorted(step.dims, key=lambda m: self.link(m).beta):
+            link = self.link(m)
+            total += _rounds(step.mesh[m]) * link.alpha + (step.mesh[m] - 1) * before * share * link.beta
+            before *= step.mesh[m]
+        return total if step.scatters else 2 * total
+
+    def _of_exchange(self, step: Exchange) -> float:
+        if not step.communicates:
+            return 0.0
+        total = sum(step.rounds * _rounds(step.mesh[m]) * self.link(m).alpha for m in step.dims)
+        dims = sorted(step.dims, key=lambda m: self.link(m).beta)
+        if len({self.link(m).beta for m in dims}) == 1:
+            return total + step.received_elements * self.link(dims[0]).beta
+        left = step.received_elements
+        for i, m in enumerate(dims):
+            # What comes from beyond the dims up to this one.
+            beyond = _received_beyond(step, frozenset(dims[: i + 1]))
+            total += (left - beyond) * self.link(m).beta
+            left = beyond
+        return total
+
+
+def _rounds(parts: int) -> int:
+    """ceil(log2 parts)."""
+    return (parts - 1).bit_length()
+
+
+def _received_beyond(step: Exchange, near: frozenset[int]) -> int:
+    """What the busiest device receives from devices that differ from it on other mesh dims than ``near``; where sizes do not divide, as if they did."""
+    need = have = 1
+    for n, before, after in zip(step.shape, step.source, step.target):
+        counts = _nearby(n, before, after, step.mesh, near)
+        if counts is None:
+            need = most_local(step.shape, step.target, step.mesh)
+            far = prod(step.mesh[m] for m in step.dims if m not in near)
+            return min(step.received_elements, need - need // far)
+        have *= counts[0]
+        need *= counts[1]
+    return need - have
+
+
+def _nearby(n: int, before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...], mesh: tuple[int, ...], near: frozenset[int]) -> tuple[int, int] | None:
+    one, other = digits(n, before, mesh), digits(n, after, mesh)
+    if one is None or other is None:
+        return None
+    return common(n, Digits({m: modes for m, modes in one.devices.items() if m not in near}, one.local), other)
+
+
