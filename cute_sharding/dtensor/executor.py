@@ -41,10 +41,19 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     if not step.dims:
         return on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x), local)
     group = group_of(mesh, step.dims)
-    gathers = step.gathers and spans(group, mesh, step.dims)
+    target: torch.Tensor | None = None
+    for turn in range(step.rounds):
+        target = _exchange_once(step, turn, local, mesh, group, target)
+    assert target is not None
+    return target
+
+
+def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, group: Any, target: torch.Tensor | None) -> torch.Tensor:
+    """One round, into ``target`` where an earlier one has made it."""
+    gathers = step.gathers and step.rounds == 1 and spans(group, mesh, step.dims)
 
     def part(rank: int) -> Transfer:
-        return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank), gathers)
+        return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank), gathers, turn)
 
     width = 1 if local.dtype in WIRE else local.element_size()
     buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
@@ -57,7 +66,8 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     del buffer
     if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
         received = waited(received)
-    return on_each_rank(lambda rank, got, x: _unpack(part(rank), got if got.dtype == x.dtype else got.view(x.dtype), x), received, local)
+    into = () if target is None else (target,)
+    return on_each_rank(lambda rank, got, x, *out: _unpack(part(rank), _from_wire(got, x.dtype), x, *out), received, local, *into)
 
 
 def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
@@ -110,10 +120,9 @@ _REDUCE = {
 
 
 @lru_cache(maxsize=1 << 12)
-def _transfer(step: Step, device: Device, among: tuple[Device | None, ...], gathers: bool = False) -> Transfer:
-    if gathers:
-        assert isinstance(step, Exchange)
-        return step.gathering(device, [peer for peer in among if peer is not None])
+def _transfer(step: Step, device: Device, among: tuple[Device | None, ...], gathers: bool = False, turn: int = 0) -> Transfer:
+    if isinstance(step, Exchange):
+        return step.gathering(device, [peer for peer in among if peer is not None]) if gathers else step.transfer(device, among, turn)
     return step.transfer(device, among)
 
 
@@ -143,10 +152,12 @@ def _pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
-def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+    """The target, from what was received and what this rank keeps; or more of it into ``target``."""
     if part.unpacks is None:
         return received.view(part.target_shape)
-    target = local.new_empty(part.target_shape)
+    if target is None:
+        target = local.new_empty(part.target_shape)
     for copy in part.unpacks:
         _copy(copy, received, target)
     for copy in part.own:
@@ -173,3 +184,7 @@ def _strided(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...
 
 def _to_wire(buffer: torch.Tensor) -> torch.Tensor:
     return buffer if buffer.dtype in WIRE else buffer.view(torch.uint8)
+
+
+def _from_wire(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return buffer if buffer.dtype == dtype else buffer.view(dtype)

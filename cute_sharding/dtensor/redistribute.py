@@ -12,6 +12,7 @@ from cute_sharding.dtensor.compat import DTensorSpec, Partial
 from cute_sharding.dtensor.executor import run
 from cute_sharding.dtensor.placements import cut_of
 from cute_sharding.redistribution.chains import Chains, chains_of
+from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, plan_steps
 
 
@@ -54,9 +55,9 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
                 raise NotImplementedError(f"{placement} on mesh dim {m} belongs to the elements where they are, and cannot stay pending while they move: redistribute it to Replicate first")
     for m in made:
         compat.partition_value(target.placements[m], local.new_empty(0), mesh, m)  # raises now if it cannot be done
-    steps = plan_steps(shape, sizes, Held(source, tuple(pending)), wanted)
+    steps = plan_steps(shape, sizes, Held(source, tuple(pending)), wanted, Network.default(sizes))
     debug = compat.active_debug_mode()
-    record = nullcontext() if debug is None else debug.record_redistribute_calls(local, current.placements, target.placements, " -> ".join(map(str, steps)), is_explicit=is_explicit)
+    record = nullcontext() if debug is None else debug.record_redistribute_calls(local, current.placements, target.placements, " -> ".join(step.kind for step in steps), is_explicit=is_explicit)
     with record:
         for m in foreign:
             local = compat.reduce_value(current.placements[m], local, mesh, m)

@@ -245,7 +245,7 @@ def _fitted(steps: tuple[Step, ...], source: int, limit: int) -> tuple[Step, ...
         if step.peak_elements > room:
             return None
         fitted.append(step)
-    return tuple(fitted)
+    return tuple(fitted) if peak_of(fitted, source) <= limit else None
 
 
 def _most_rounds(step: Step) -> Any:
