@@ -205,12 +205,14 @@ def decodes_to_shard_order(spec: DTensorSpec) -> bool:
     return DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh) is not None
 
 
-def cut_order(spec: DTensorSpec) -> list[int] | None:
+def cut_order(spec: DTensorSpec) -> tuple[int, ...] | None:
     """The order in which the mesh dims of ``spec`` cut, where that is not left to right."""
-    order = spec.shard_order
-    if order is None or spec.use_strided_shard_as_shard_order or DTensorSpec.is_default_device_order(order):
+    if spec.use_strided_shard_as_shard_order:
         return None
-    return [m for entry in order for m in entry.mesh_dims]
+    order = spec.shard_order
+    if order is None or DTensorSpec.is_default_device_order(order):
+        return None
+    return tuple([m for entry in order for m in entry.mesh_dims])
 
 
 def _placed(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:

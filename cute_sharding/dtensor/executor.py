@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import waited
-from cute_sharding.dtensor.ranks import group_of, ints_on_each_rank, on_each_rank, peers, places, spans, true_on_each_rank
+from cute_sharding.dtensor.ranks import copies_natively, group_of, ints_on_each_rank, on_each_rank, peers, places, spans, true_on_each_rank
 from cute_sharding.redistribution.chains import Device
 from cute_sharding.redistribution.copies import Copy, flat
 from cute_sharding.redistribution.exchange import Exchange
@@ -50,8 +50,9 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 
 def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, group: Any, target: torch.Tensor | None) -> torch.Tensor:
     """One round, into ``target`` where an earlier one has made it."""
-    gathers = step.gathers and step.rounds == 1 and spans(group, mesh, step.dims)
+    gathers = step.gathers and step.rounds == 1 and spans(group, mesh, step.dims) and copies_natively(group)
 
+    @cache
     def part(rank: int) -> Transfer:
         return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank), gathers, turn)
 
@@ -74,6 +75,7 @@ def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     group = group_of(mesh, step.dims)
     exact = spans(group, mesh, step.dims)
 
+    @cache
     def part(rank: int) -> Transfer:
         return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank))
 
@@ -81,7 +83,7 @@ def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
         # Of what its source has, a device keeps its target; all of the group keep the same.
         kept = on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x), local)
         reduced = compat.all_reduce(kept, step.op, group)
-    elif step.scatters and step.even and exact:
+    elif step.scatters and step.even and exact and copies_natively(group):
         scattered = compat.reduce_scatter(on_each_rank(lambda rank, x: _pack(part(rank), x), local), step.op, group)
         reduced = on_each_rank(lambda rank, got: got.view(part(rank).target_shape), scattered)
     else:

@@ -99,3 +99,8 @@ def _peers(group: Any, mesh: Any, dims: tuple[int, ...], rank: int, emulated: bo
 def spans(group: Any, mesh: Any, dims: Sequence[int]) -> bool:
     """Whether the group has no ranks but those."""
     return dist.get_world_size(group) == prod(mesh.size(m) for m in dims)
+
+
+def copies_natively(group: Any) -> bool:
+    """Whether the backend gathers and reduce-scatters better than an all-to-all does it. gloo does not: its own go by lists of tensors that it copies once more."""
+    return dist.get_backend(group) != "gloo"

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import DTensorSpec, Partial
+from cute_sharding.dtensor.compat import DTensorSpec, Partial, Placement
 from cute_sharding.dtensor.executor import run
 from cute_sharding.dtensor.placements import cut_of
 from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, plan_steps
+from cute_sharding.redistribution.plan import Held, RedistributionPlan, plan_steps
+
+
+class Prepared(NamedTuple):
+    """A plan, and what placements do by methods of their own: mesh dims whose reduction comes before it, and on which the result is made a contribution after it."""
+
+    plan: RedistributionPlan
+    foreign: tuple[int, ...]
+    made: tuple[int, ...]
 
 
 def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, async_op: bool = False, is_explicit: bool = False) -> torch.Tensor:
@@ -25,49 +35,58 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     Raises:
         NotImplementedError: the meshes differ, or a reduction of another kind is to stay pending while elements move.
         RuntimeError: a change of one pending reduction into another.
-        ValueError: mixed reductions that do not commute.
+        ValueError: mixed reductions that do not commute, or a pending reduction that a result cannot be turned back into.
     """
     mesh: Any = current.mesh
     if mesh != target.mesh:
         raise NotImplementedError(f"redistribution from mesh {mesh} to another, {target.mesh}: DTensor has no such communication yet")
-    compat.check_no_mixed_partials(current.placements)
-    compat.check_no_mixed_partials(target.placements)
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
-    sizes, shape = tuple(mesh.shape), tuple(current.shape)
-    pending, foreign, made = [], [], []
-    for m, (before, after) in enumerate(zip(current.placements, target.placements, strict=True)):
-        if sizes[m] == 1 or before == after:
-            continue
-        if isinstance(before, Partial):
-            if isinstance(after, Partial):
-                raise RuntimeError(f"redistribution from one pending reduction, {before}, to another, {after}, on mesh dim {m}: redistribute to Replicate or Shard first")
-            if type(before) is Partial:
-                pending.append((m, before.reduce_op))
-            else:
-                foreign.append(m)
-        elif isinstance(after, Partial):
-            made.append(m)
-    source, wanted = chains_of_spec(current), chains_of_spec(target)
-    if source != wanted:
-        for m, placement in enumerate(current.placements):
-            if isinstance(placement, Partial) and type(placement) is not Partial and m not in foreign and sizes[m] > 1:
-                raise NotImplementedError(f"{placement} on mesh dim {m} belongs to the elements where they are, and cannot stay pending while they move: redistribute it to Replicate first")
+    before, after = tuple(current.placements), tuple(target.placements)
+    plan, foreign, made = prepare(tuple(current.shape), tuple(mesh.shape), before, after, compat.cut_order(current), compat.cut_order(target))
     for m in made:
-        compat.partition_value(target.placements[m], local.new_empty(0), mesh, m)  # raises now if it cannot be done
-    steps = plan_steps(shape, sizes, Held(source, tuple(pending)), wanted, Network.default(sizes))
+        compat.partition_value(after[m], local.new_empty(0), mesh, m)  # raises now if it cannot be done
     debug = compat.active_debug_mode()
-    record = nullcontext() if debug is None else debug.record_redistribute_calls(local, current.placements, target.placements, " -> ".join(step.kind for step in steps), is_explicit=is_explicit)
+    record = nullcontext() if debug is None else debug.record_redistribute_calls(local, before, after, " -> ".join(s.kind for s in plan.steps), is_explicit=is_explicit)
     with record:
         for m in foreign:
-            local = compat.reduce_value(current.placements[m], local, mesh, m)
-        local = run(steps, local, mesh, async_op=async_op and not made)
+            local = compat.reduce_value(before[m], local, mesh, m)
+        local = run(plan.steps, local, mesh, async_op=async_op and not made)
         for m in made:
-            local = compat.partition_value(target.placements[m], local, mesh, m)
+            local = compat.partition_value(after[m], local, mesh, m)
     return local
 
 
-def chains_of_spec(spec: DTensorSpec) -> Chains:
-    """The cuts of a spec's placements, left to right, or in its shard order if it has one of its own."""
-    cuts = [cut_of(p) for p in spec.placements]
-    return chains_of(cuts, len(spec.shape), tuple(spec.mesh.shape), compat.cut_order(spec))
+@lru_cache(maxsize=1 << 12)
+def prepare(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    before: tuple[Placement, ...],
+    after: tuple[Placement, ...],
+    order_before: tuple[int, ...] | None = None,
+    order_after: tuple[int, ...] | None = None,
+    network: Network | None = None,
+    memory_limit: int | None = None,
+) -> Prepared:
+    """The plan from one tuple of placements to another; ``order_...`` says in which order mesh dims cut, where that is not left to right."""
+    compat.check_no_mixed_partials(before)
+    compat.check_no_mixed_partials(after)
+    changing = [m for m in range(len(mesh)) if mesh[m] > 1 and before[m] != after[m]]
+    pending = [m for m in changing if isinstance(before[m], Partial)]
+    made = tuple([m for m in changing if isinstance(after[m], Partial)])
+    for m in pending:
+        if m in made:
+            raise RuntimeError(f"redistribution from one pending reduction, {before[m]}, to another, {after[m]}, on mesh dim {m}: redistribute to Replicate or Shard first")
+    foreign = tuple([m for m in pending if type(before[m]) is not Partial])
+    source, target = _chains(shape, mesh, before, order_before), _chains(shape, mesh, after, order_after)
+    for m, placement in enumerate(before):
+        if source != target and mesh[m] > 1 and m not in pending and isinstance(placement, Partial) and type(placement) is not Partial:
+            raise NotImplementedError(f"{placement} on mesh dim {m} belongs to the elements where they are, and cannot stay pending while they move: redistribute it to Replicate first")
+    held = Held(source, tuple([(m, before[m].reduce_op) for m in pending if m not in foreign]))  # type: ignore[attr-defined]
+    network = (network or Network.default(mesh)).checked(mesh)
+    steps = plan_steps(shape, mesh, held, target, network, memory_limit)
+    return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made)
+
+
+def _chains(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement], order: Sequence[int] | None) -> Chains:
+    return chains_of([cut_of(p) for p in placements], len(shape), mesh, order)

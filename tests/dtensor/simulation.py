@@ -25,9 +25,14 @@ def mesh_of(sizes, names=None):
     return DeviceMesh("cpu", torch.arange(prod(sizes)).reshape(sizes), mesh_dim_names=names)
 
 
+def plain():
+    """A context for the reference itself: one device, and the speed of plain tensors, also where the program runs on every rank."""
+    return _disable_current_modes()
+
+
 def number(shape):
-    """A tensor whose elements all differ; one tensor, also where the program runs on every rank."""
-    with _disable_current_modes():
+    """A tensor whose elements all differ."""
+    with plain():
         return torch.arange(float(prod(shape))).reshape(shape)
 
 
@@ -56,12 +61,10 @@ def one(full):
 
 def locals_of(full, mesh, cuts):
     """What each rank is to hold of ``full``, which may be one tensor for all or, as a dict, one for each rank (whose contributions differ)."""
-    result = {}
-    for rank, device in enumerate(devices(mesh)):
-        mine = one(full[rank] if isinstance(full, dict) else full)
-        with _disable_current_modes():  # plain tensors, at the speed of plain tensors
-            result[rank] = mine.reshape(-1)[torch.from_numpy(held(tuple(mine.shape), mesh, cuts, device))]
-    return result
+    everywhere = devices(mesh)
+    fulls = [one(full[rank]) for rank in range(len(everywhere))] if isinstance(full, dict) else [one(full)] * len(everywhere)
+    with plain():
+        return {rank: f.reshape(-1)[torch.from_numpy(held(tuple(f.shape), mesh, cuts, device))] for rank, (f, device) in enumerate(zip(fulls, everywhere, strict=True))}
 
 
 def distribute(full, mesh, placements, requires_grad=False):
@@ -80,7 +83,7 @@ def assert_holds(tensor, full):
     for rank, expected in locals_of(full, mesh, cuts_of(tensor.placements)).items():
         got = local._local_tensors[rank]
         assert got.shape == expected.shape, f"rank {rank} of {tensor.placements}: local shape {tuple(got.shape)}, not {tuple(expected.shape)}"
-        with _disable_current_modes():
+        with plain():
             assert torch.equal(got, expected), f"rank {rank} of {tensor.placements} holds other elements than its own"
 
 

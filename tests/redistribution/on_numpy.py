@@ -34,9 +34,9 @@ class Sharding(NamedTuple):
         return {device: held(self.shape, mesh, cuts, [device[m] for m in self.order]) for device in devices(self.mesh)}
 
 
-def drawn(rng, meshes=MESHES, most=1500):
+def drawn(rng, meshes=MESHES, sizes=None, most=1500):
     """Two shardings of a tensor of up to ``most`` elements; of sizes that divide as often as not, and in every fifth case related."""
-    mesh, sizes = rng.choice(meshes), rng.choice([DIVIDING, ANY])
+    mesh, sizes = rng.choice(meshes), sizes or rng.choice([DIVIDING, ANY])
     shape = tuple(rng.choice(sizes) for _ in range(rng.choice([1, 2, 2, 3])))
     while np.prod(shape) > most:
         shape = shape[1:]
@@ -72,30 +72,33 @@ def places(copy_sizes, start, steps):
     return tuple(index)
 
 
-def filled(shape, *parts):
-    """A new array, every element of which is written once, by the copies of the (copies, tensor) ``parts``."""
-    result = np.full(shape, UNSET, dtype=float)
-    written = 0
-    for copies, tensor in parts:
-        for copy in copies:
-            result[places(copy.sizes, copy.y, copy.dy)] = tensor[places(copy.sizes, copy.x, copy.dx)]
-            written += int(np.prod(copy.sizes))
-    assert written == result.size and (result != UNSET).all()
-    return result
+def write(copies, x, y):
+    """Run copies; nothing is written twice."""
+    for copy in copies:
+        into = places(copy.sizes, copy.y, copy.dy)
+        assert (y[into] == UNSET).all()
+        y[into] = x[places(copy.sizes, copy.x, copy.dx)]
 
 
 def packed(part, local):
     assert local.shape == part.source_shape
-    buffer = local.reshape(-1) if part.packs is None else filled(sum(part.sends), (part.packs, local))
-    assert len(buffer) == sum(part.sends)
+    buffer = local.reshape(-1)
+    if part.packs is not None:
+        buffer = np.full(sum(part.sends), UNSET, dtype=float)
+        write(part.packs, local, buffer)
+    assert len(buffer) == sum(part.sends) and (buffer != UNSET).all()
     return buffer
 
 
-def unpacked(part, received, local):
+def unpacked(part, received, local, target=None):
+    """The target, or what is new of it in ``target``, where it is filled in rounds."""
     if part.unpacks is None:
-        assert not part.own  # it travelled along
+        assert not part.own and target is None  # it travelled along
         return received.reshape(part.target_shape)
-    return filled(part.target_shape, (part.unpacks, received), (part.own, local))
+    target = np.full(part.target_shape, UNSET, dtype=float) if target is None else target
+    write(part.unpacks, received, target)
+    write(part.own, local, target)
+    return target
 
 
 # -- all devices ---------------------------------------------------------------------------------------------------------------
@@ -122,11 +125,16 @@ def from_others(parts, peers):
 
 
 def run_exchange(step, local, peers=None):
-    """(the local tensors after an all-to-all among ``peers``, how many elements each device received)."""
+    """(the local tensors after it, how many elements each device received in each round): an all-to-all among ``peers``, or as many as there are rounds."""
     peers = peers or {device: step.group(device) for device in local}
-    parts = {device: step.transfer(device, peers[device]) for device in local}
-    received = all_to_all(parts, peers, local)
-    return {device: unpacked(part, received[device], local[device]) for device, part in parts.items()}, from_others(parts, peers)
+    after, received = {}, []
+    for turn in range(step.rounds):
+        parts = {device: step.transfer(device, peers[device], turn) for device in local}
+        got = all_to_all(parts, peers, local)
+        after = {device: unpacked(part, got[device], local[device], after.get(device)) for device, part in parts.items()}
+        received.append(from_others(parts, peers))
+    assert all((tensor != UNSET).all() for tensor in after.values())
+    return after, {device: [counts[device] for counts in received] for device in local}
 
 
 def run_gather(step, local):

@@ -1,0 +1,248 @@
+"""The exchange, run on all devices at once: every device ends with its target, and each missing element moved once."""
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from enumeration import devices
+from on_numpy import Sharding, drawn, lacking, run_exchange, run_gather, strangers
+
+from cute_sharding.redistribution.digits import digits
+from cute_sharding.redistribution.exchange import Exchange
+
+
+def between(source, target):
+    return Exchange(source.shape, source.mesh, source.chains, target.chains)
+
+
+def cases(seed, count, **options):
+    """(step, what each device holds, what it needs), as flat indices: the tensor's values, as well."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        source, target = drawn(rng, **options)
+        yield between(source, target), source.indices, target.indices
+
+
+def dividing(seed, count, **options):
+    """Those where every device holds as much as the others."""
+    for step, have, want in cases(seed, count, **options):
+        if all(digits(n, chain, step.mesh) is not None for chains in (step.source, step.target) for n, chain in zip(step.shape, chains)):
+            yield step, have, want
+
+
+def plain(shape, mesh, *cuts):
+    return Sharding(shape, mesh, cuts, tuple(range(len(mesh))))
+
+
+def total(received):
+    return {device: sum(counts) for device, counts in received.items()}
+
+
+def assert_same(after, want, step):
+    for device in want:
+        assert after[device].shape == want[device].shape, (step, device)
+        assert (after[device] == want[device]).all(), (step, device)
+
+
+def owners(have):
+    """For every element, the devices that hold it."""
+    result = defaultdict(set)
+    for device, indices in have.items():
+        for element in indices.flat:
+            result[element].add(device)
+    return result
+
+
+# -- what arrives --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_everyone_ends_with_the_target_and_receives_what_it_lacks(seed):
+    for step, have, want in cases(seed, 250):
+        after, received = run_exchange(step, have)
+        assert_same(after, want, step)
+        assert total(received) == lacking(have, want), step
+        assert step.received_elements == max(total(received).values())
+
+
+def test_among_peers_in_another_order_and_of_a_larger_group():
+    """As on a process group that stands for no slice of the mesh: its other members get nothing, and send nothing."""
+    rng = random.Random(10)
+    for step, have, want in cases(11, 200):
+        after, received = run_exchange(step, have, strangers(step, rng))
+        assert_same(after, want, step)
+        assert total(received) == lacking(have, want), step
+
+
+def test_in_rounds():
+    """What each message brings is spread over the rounds; of 2 x 2 messages no round brings more than one row in excess of its share."""
+    rng = random.Random(13)
+    for step, have, want in cases(14, 250):
+        step = replace(step, rounds=rng.randint(2, 6))
+        after, received = run_exchange(step, have, strangers(step, rng) if rng.random() < 0.2 else None)
+        assert_same(after, want, step)
+        assert total(received) == lacking(have, want), step
+
+
+def test_on_meshes_too_large_to_be_counted_out():
+    """Above 64 devices the exchange goes by digits where it can, and otherwise takes mesh dims in that it might do without."""
+    for step, have, want in cases(12, 40, meshes=[(66,), (5, 14), (3, 5, 5)], most=300):
+        after, received = run_exchange(step, have)
+        assert_same(after, want, step)
+        assert total(received) == lacking(have, want), step
+
+
+def test_empty_and_single_elements():
+    """Sizes 0 and 1 in every place, on every small mesh."""
+    for shape in ((0,), (1,), (0, 3), (1, 1), (2, 0), (1, 5)):
+        for mesh in ((2,), (1, 2), (2, 2)):
+            cuts = [None, *((d, f) for d in range(len(shape)) for f in (1, 2))]
+            for source, target in product(product(cuts, repeat=len(mesh)), repeat=2):
+                before, to = plain(shape, mesh, *source), plain(shape, mesh, *target)
+                after, received = run_exchange(between(before, to), before.indices)
+                assert_same(after, to.indices, (before, to))
+                assert total(received) == lacking(before.indices, to.indices)
+
+
+# -- among whom ----------------------------------------------------------------------------------------------------------------
+
+
+def test_no_mesh_dims_exactly_if_nothing_has_to_move():
+    still = 0
+    for step, have, want in cases(20, 1500, most=400):
+        assert (step.dims == ()) == (not any(lacking(have, want).values())), step
+        still += step.dims == () and step.source != step.target
+    assert still > 100
+
+
+def test_mesh_dims_on_which_nothing_moves_take_no_part():
+    """Where sizes divide: an element moves on the mesh dims on which none that holds it has the coordinate of who needs it. And on those of the spread something moves, too."""
+    seen = 0
+    for step, have, want in dividing(21, 1200, most=400):
+        holding, needed = owners(have), set()
+        for device, indices in want.items():
+            for element in indices.flat:
+                needed |= {m for m in range(len(step.mesh)) if all(owner[m] != device[m] for owner in holding[element])}
+        assert {*step.dims} - {*step.spread} == needed, step
+        moved = {
+            m
+            for device in have
+            for peer, n in zip(step.group(device), step.transfer(device, step.group(device)).receives)
+            for m in range(len(step.mesh))
+            if n and peer[m] != device[m]
+        }
+        assert moved == {*step.dims}, step
+        seen += bool(step.dims) and len(step.dims) < sum(n > 1 for n in step.mesh)
+    assert seen > 50
+
+
+def sent(step, have):
+    """How many elements each device sends to others."""
+    parts = {device: step.transfer(device, step.group(device)) for device in have}
+    return {device: sum(n for peer, n in zip(step.group(device), part.sends) if peer != device) for device, part in parts.items()}
+
+
+def test_replicas_send_alike():
+    """Devices that hold the same are asked for as much. (Of messages with fewer elements than there are replicas some give none: not so here.)"""
+    seen = 0
+    for step, have, _ in dividing(22, 700, meshes=[(2, 2), (4, 2), (2, 4), (2, 2, 2)], sizes=(64, 128), most=128 * 64):
+        if cases_of := sent(step, have):
+            alike = defaultdict(set)
+            for device, n in cases_of.items():
+                alike[have[device].tobytes()].add(n)
+            assert all(len(counts) == 1 for counts in alike.values()), (step, cases_of)
+        seen += bool(step.spread)
+    assert seen > 50
+
+
+def test_shares_of_replicas_differ_by_an_element_at_most():
+    """Sizes dividing or not, of every message."""
+    rng = random.Random(23)
+    seen = 0
+    while seen < 100:
+        n, mesh = rng.randint(5, 60), rng.choice([(2, 3), (3, 2), (4, 2)])
+        source, target = plain((n,), mesh, (0, rng.randint(1, 5)), None), plain((n,), mesh, rng.choice([None, (0, 1)]), (0, rng.randint(1, 5)))
+        step = between(source, target)
+        if not step.spread:
+            continue
+        seen += 1
+        for receiver in devices(mesh):
+            got = dict(zip(step.group(receiver), step.transfer(receiver, step.group(receiver)).receives))
+            for a in range(mesh[0]):
+                shares = [got[a, b] for b in range(mesh[1])]
+                assert a == receiver[0] or max(shares) - min(shares) <= 1, (step, receiver, got)
+
+
+# -- as an all-gather ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_all_gather_is_recognized_and_right():
+    """Where sizes divide: exactly if each device's target is what its group has, in equal shares, and without an element twice."""
+    found = 0
+    for step, have, want in dividing(30, 1500):
+        gathers = bool(step.dims)
+        for device in have:
+            shares = [have[peer].reshape(-1) for peer in step.group(device)]
+            together = np.sort(np.concatenate(shares))
+            gathers &= len({*map(len, shares)}) == 1 and np.array_equal(together, np.sort(want[device].reshape(-1)))
+        assert step.gathers == gathers, step
+        if gathers:
+            found += 1
+            assert_same(run_gather(step, have), want, step)
+    assert found > 100
+
+
+def test_an_all_gather_of_sizes_that_do_not_all_divide_is_right():
+    """It may be one if what does not divide stays as it is."""
+    found = uneven = 0
+    for step, have, want in cases(31, 4000, meshes=[(2, 2), (2, 3), (3, 2, 2)], most=400):
+        if step.gathers:
+            found += 1
+            uneven += len({indices.size for indices in have.values()}) > 1
+            assert_same(run_gather(step, have), want, step)
+    assert found > 100 and uneven > 10
+
+
+# -- copies --------------------------------------------------------------------------------------------------------------------
+
+
+def parts_of(source, target):
+    step = between(source, target)
+    return [step.transfer(device, step.group(device)) for device in devices(source.mesh)]
+
+
+def test_what_lies_as_it_travels_is_not_copied():
+    """From columns to rows: the rows for each device are one block of the source. From rows to columns: so is what it gets. Otherwise it is one strided copy each."""
+    rows, columns = plain((8, 12), (4,), (0, 1)), plain((8, 12), (4,), (1, 1))
+    for part in parts_of(columns, rows):
+        assert part.packs is None and len(part.unpacks) == 1 and not part.own
+    for part in parts_of(rows, columns):
+        assert len(part.packs) == 1 and part.unpacks is None and not part.own
+    for part in parts_of(rows, plain((8, 12), (4,), None)):
+        assert part.unpacks is None
+    for part in parts_of(plain((4, 8, 12), (4,), (1, 1)), plain((4, 8, 12), (4,), (2, 1))):  # neither: what stays is copied once
+        assert part.packs is not None and part.unpacks is not None and len(part.own) == 1
+
+
+def test_no_buffer_without_need():
+    """Where sizes divide, exactly if the buffer, own part included, would be the tensor as it lies. (Elsewhere a message of several boxes goes box by box, and may be copied though it lies right.)"""
+    free = 0
+    for step, have, want in dividing(40, 1200, most=400):
+        if step.spread:
+            continue  # which share each replica gives, only the step knows
+
+        def message(sender, receiver):
+            missing = want[receiver] if sender == receiver else np.setdiff1d(want[receiver], have[receiver])
+            return np.intersect1d(have[sender], missing)
+
+        for device in have:
+            group = step.group(device)
+            part = step.transfer(device, group)
+            sent, taken = (np.concatenate([message(*ends) for ends in pairs]) for pairs in ([(device, peer) for peer in group], [(peer, device) for peer in group]))
+            assert (part.packs is None) == np.array_equal(sent, have[device].reshape(-1)), (step, device)
+            assert (part.unpacks is None) == np.array_equal(taken, want[device].reshape(-1)), (step, device)
+            free += (part.packs is None) + (part.unpacks is None)
+    assert free > 400
