@@ -3,9 +3,11 @@
 - :mod:`cute_sharding.layout`: the algebra.
 - :mod:`cute_sharding.sharding`: a tensor's distribution as a layout, and back.
 - :mod:`cute_sharding.views`: view ops as layouts, and placements carried through them.
+- :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 
-In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``. Or no code at all: ``USE_CUTE_VIEW_PROPAGATION=1``.
+In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``, ``plan_redistribution(...)``. Or no code at all: ``USE_CUTE_VIEW_PROPAGATION=1`` and
+``USE_CUTE_REDISTRIBUTION=1``.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cute_sharding.dtensor import disable, enable, enabled, is_enabled, reset_stats, stats
+    from cute_sharding.dtensor import disable, enable, enabled, is_enabled, plan_redistribution, reset_stats, stats
 
 __version__ = "0.1.0"
-__all__ = ["disable", "enable", "enabled", "is_enabled", "reset_stats", "stats"]
+__all__ = ["disable", "enable", "enabled", "is_enabled", "plan_redistribution", "reset_stats", "stats"]
 
 
 def __getattr__(name: str) -> Any:

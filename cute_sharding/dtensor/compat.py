@@ -5,16 +5,23 @@ Supported: torch 2.13 to 2.15.
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.distributed import distributed_c10d
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor, enabled_local_tensor_mode
 from torch.distributed._local_tensor import local_tensor_mode as local_tensor_mode_of_any_state
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
@@ -24,6 +31,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement, Replica
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from cute_sharding.layout.layout import row_major
 from cute_sharding.views.dim_map import DimSpec
 
 __all__ = [
@@ -57,6 +65,7 @@ __all__ = [
     "local_of",
     "local_tensor_mode",
     "name_of",
+    "new_group",
     "no_modes",
     "op_spec",
     "overload",
@@ -72,7 +81,9 @@ __all__ = [
     "stock_dim_maps",
     "stock_input_placements",
     "stock_propagate",
+    "stock_transforms",
     "torch_rule",
+    "unbound_spec",
     "waited",
 ]
 
@@ -246,6 +257,22 @@ def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
     return _redistribute._get_flattened_mesh_by_layout_impl(mesh, dims)
 
 
+_made: Counter[tuple[int, ...]] = Counter()
+
+
+def new_group(ranks: list[int]) -> Any:
+    """A process group that only its members make.
+
+    torch before 2.15 names such a group by how many groups a rank knows of, which differs from rank to rank where meshes overlap: they then wait for one another under different names.
+    Here the name is made of the ranks, and of how often a group of these has been made.
+    """
+    key = tuple(ranks)
+    name = hashlib.sha1(f"cute_sharding {key} {_made[key]}".encode(), usedforsecurity=False).hexdigest()
+    _made[key] += 1
+    with no_modes(), mock.patch.object(distributed_c10d, "_hash_ranks_to_str", lambda ranks: name):
+        return dist.new_group(ranks, use_local_synchronization=True)
+
+
 def no_modes() -> Any:
     """Outside of tracing, for what is not to become part of the graph."""
     return _disable_current_modes()
@@ -313,6 +340,25 @@ def install_redistribution(local_tensor: Callable[..., torch.Tensor], local_args
 
 def restore_redistribution(saved: Redistribution) -> None:
     install_redistribution(saved.local_tensor, saved.local_args)
+
+
+def unbound_spec(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]) -> DTensorSpec:
+    """The spec of a tensor that a user makes, on a mesh of those sizes as its first rank sees it. No process group is needed, and none is made."""
+    with no_modes():
+        devices = DeviceMesh("cpu", torch.arange(prod(mesh)).reshape(tuple(mesh)), _init_backend=False, _rank=0)
+    return DTensorSpec(devices, tuple(placements), TensorMeta(torch.Size(shape), row_major(tuple(shape)), torch.float32))
+
+
+def stock_transforms(source: DTensorSpec, target: DTensorSpec) -> list[Any]:
+    """torch's own steps from one spec to another: each has ``mesh_dim``, ``src_dst_placements`` and ``logical_shape``.
+
+    torch keeps planners, and they keep what earlier plans led to; so this one starts afresh, and leaves those of the program alone.
+    """
+    kept, _redistribute._planner_cache = _redistribute._planner_cache, {}
+    try:
+        return list(_redistribute._gen_transform_infos_non_cached(source, target))
+    finally:
+        _redistribute._planner_cache = kept
 
 
 def reduce_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:

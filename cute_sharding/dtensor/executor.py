@@ -133,6 +133,9 @@ def _alone(step: Step, device: Device) -> Transfer:
 
 
 def _checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
+    """The local tensor in the shape that the plan expects, its values as they lie in memory."""
+    if local.is_conj() or local.is_neg():
+        local = local.resolve_conj().resolve_neg()
     if tuple(local.shape) == part.source_shape:
         return local
     if local.numel() == 0 == prod(part.source_shape):

@@ -70,9 +70,8 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
         return dist.group.WORLD
     groups = mesh.__dict__.setdefault("_cute_sharding_groups", {})
     if dims not in groups:
-        me = places(mesh, dist.get_rank())
-        with compat.no_modes():
-            groups[dims] = dist.new_group(sorted(_slice(me, dims, dist.get_rank())), use_local_synchronization=True)
+        rank = dist.get_rank()
+        groups[dims] = compat.new_group(sorted(_slice(places(mesh, rank), dims, rank)))
     return groups[dims]
 
 

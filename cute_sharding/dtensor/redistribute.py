@@ -18,6 +18,10 @@ from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, plan_steps
 
 
+# Reductions that equal contributions of all devices give back what they were made of.
+MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
+
+
 class Prepared(NamedTuple):
     """A plan, and what placements do by methods of their own: mesh dims whose reduction comes before it, and on which the result is made a contribution after it."""
 
@@ -44,8 +48,6 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
         return local  # an empty tensor
     before, after = tuple(current.placements), tuple(target.placements)
     plan, foreign, made = prepare(tuple(current.shape), tuple(mesh.shape), before, after, compat.cut_order(current), compat.cut_order(target))
-    for m in made:
-        compat.partition_value(after[m], local.new_empty(0), mesh, m)  # raises now if it cannot be done
     debug = compat.active_debug_mode()
     record = nullcontext() if debug is None else debug.record_redistribute_calls(local, before, after, " -> ".join(s.kind for s in plan.steps), is_explicit=is_explicit)
     with record:
@@ -77,12 +79,16 @@ def prepare(
     for m in pending:
         if m in made:
             raise RuntimeError(f"redistribution from one pending reduction, {before[m]}, to another, {after[m]}, on mesh dim {m}: redistribute to Replicate or Shard first")
+    for m in made:
+        if type(after[m]) is Partial and after[m].reduce_op not in MADE_OF_COPIES:  # type: ignore[attr-defined]
+            raise ValueError(f"redistribution from {before[m]} to {after[m]} on mesh dim {m}: no contributions of equal devices reduce to a given result by {after[m]}")
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
     source, target = _chains(shape, mesh, before, order_before), _chains(shape, mesh, after, order_after)
     for m, placement in enumerate(before):
         if source != target and mesh[m] > 1 and m not in pending and isinstance(placement, Partial) and type(placement) is not Partial:
             raise NotImplementedError(f"{placement} on mesh dim {m} belongs to the elements where they are, and cannot stay pending while they move: redistribute it to Replicate first")
-    held = Held(source, tuple([(m, before[m].reduce_op) for m in pending if m not in foreign]))  # type: ignore[attr-defined]
+    reduced = tuple([(m, before[m].reduce_op) for m in pending if m not in foreign])  # type: ignore[attr-defined]
+    held = Held(source, reduced, tuple([m for m in range(len(mesh)) if isinstance(before[m], Partial) and m not in pending]))
     network = (network or Network.default(mesh)).checked(mesh)
     steps = plan_steps(shape, mesh, held, target, network, memory_limit)
     return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made)

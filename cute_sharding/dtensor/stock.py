@@ -1,12 +1,20 @@
-"""What torch's own redistribution can be trusted with: an error must not suggest what would go wrong."""
+"""torch's own redistribution: what it can be trusted with (an error must not suggest what would go wrong), and what it would do and cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
 
 from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard
 from cute_sharding.dtensor.placements import Cuts, cut_of
+from cute_sharding.redistribution.network import Network
 from cute_sharding.sharding.deal import local_size
+
+# torch lists every rank of a mesh.
+MOST_DEVICES = 1 << 20
 
 
 def moves_rightly(spec: compat.DTensorSpec, target: Cuts) -> bool:
@@ -45,3 +53,193 @@ def _evenly_enough(shape: Sequence[int], cuts: Cuts, source: Cuts, target: Cuts,
                 return False
             sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
     return True
+
+
+@dataclass(frozen=True)
+class StockStep:
+    """One step of torch's, on one mesh dim. ``latencies``: how often the devices wait for one another; 0 where they do not."""
+
+    kind: str
+    mesh_dim: int
+    change: str
+    latencies: int
+    received_elements: int
+    peak_elements: int
+
+    @property
+    def communicates(self) -> bool:
+        return self.latencies > 0
+
+
+@dataclass(frozen=True)
+class StockPlan:
+    """What torch's own redistribution does, counted for the busiest rank, as of a :class:`RedistributionPlan`.
+
+    ``error``: where torch refuses, why; there are no steps then. ``misread``: the placements have split factors that no shard order has, which torch may take for others on a mesh of
+    several dims; it may then do something else than this, raise half way, or give wrong data.
+    """
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    steps: tuple[StockStep, ...] = ()
+    source_elements: int = 0
+    error: str | None = None
+    misread: bool = False
+
+    @property
+    def received_elements(self) -> int:
+        return sum(step.received_elements for step in self.steps)
+
+    @property
+    def collectives(self) -> int:
+        return sum(step.communicates for step in self.steps)
+
+    @property
+    def peak_elements(self) -> int:
+        """The most elements held at once: the source, which stays, what a step starts from, its buffers and its result."""
+        return max([step.peak_elements + (self.source_elements if i else 0) for i, step in enumerate(self.steps)], default=self.source_elements)
+
+    def seconds(self, network: Network) -> float:
+        """What it takes by the model that our own plans are timed with."""
+        return sum(self._seconds(step, network.checked(self.mesh)) for step in self.steps)
+
+    def _seconds(self, step: StockStep, network: Network) -> float:
+        link = network.link(step.mesh_dim)
+        return step.latencies * (self.mesh[step.mesh_dim] - 1).bit_length() * link.alpha + step.received_elements * link.beta
+
+    def to_dict(self, network: Network, mesh_names: Sequence[str] | None = None) -> dict[str, Any]:
+        """The plan as plain data, with the names of :meth:`RedistributionPlan.to_dict`; null where torch refuses."""
+        if self.error is not None:
+            return {"error": self.error, "steps": None, "collectives": None, "received_elements": None, "peak_elements": None, "seconds": None}
+        steps = [
+            {
+                "kind": step.kind,
+                "mesh_dims": [mesh_names[step.mesh_dim] if mesh_names else step.mesh_dim],
+                "change": step.change,
+                "communicates": step.communicates,
+                "received_elements": step.received_elements,
+                "peak_elements": step.peak_elements,
+                "seconds": self._seconds(step, network),
+            }
+            for step in self.steps
+        ]
+        totals = {"collectives": self.collectives, "received_elements": self.received_elements, "peak_elements": self.peak_elements}
+        return {"error": None, "steps": steps, **totals, "seconds": self.seconds(network)}
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"torch refuses: {self.error}"
+        if not self.steps:
+            return "nothing to do"
+        lines = [f"{step.kind} on mesh dim {step.mesh_dim}, {step.change}: receives {step.received_elements:,} elements" for step in self.steps]
+        return "\n".join([*lines, f"in all: {self.collectives} collectives, {self.received_elements:,} elements received, at most {self.peak_elements:,} held"])
+
+
+def stock_plan(shape: Sequence[int], mesh: Sequence[int], src: Sequence[Placement], dst: Sequence[Placement]) -> StockPlan:
+    """What torch's own DTensor redistribution does to get a tensor of global ``shape`` on a mesh of those sizes from the placements ``src`` to ``dst``.
+
+    torch is asked for its steps; nothing is communicated, and no process group is needed. Rank 0 is counted, which holds the most. An all-to-all counts as one, as it is on GPUs
+    (over gloo torch gathers instead), and mesh dims that a program has flattened are not known here: torch may join collectives on those.
+    """
+    shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
+    try:
+        before, after = (_checked(placements, shape, mesh) for placements in (src, dst))
+        local = list(shape)
+        for placement, parts in zip(before, mesh):
+            if (cut := cut_of(placement)) is not None:
+                local[cut[0]] = local_size(local[cut[0]], cut[1], parts, 0)
+        held, steps = prod(local), []
+        source, target = (compat.unbound_spec(shape, mesh, placements) for placements in (before, after))
+        for info in compat.stock_transforms(source, target):
+            if mesh[info.mesh_dim] > 1:
+                step, local = _step(info.mesh_dim, mesh[info.mesh_dim], *info.src_dst_placements, local, info.logical_shape)
+                steps.append(step)
+    except Exception as error:  # whatever torch raises is what it says to this redistribution
+        return StockPlan(shape, mesh, error=next(iter(str(error).splitlines()), "") or type(error).__name__)
+    misread = len(mesh) > 1 and not all(map(compat.decodes_to_shard_order, (source, target)))
+    return StockPlan(shape, mesh, tuple(steps), held, misread=misread)
+
+
+def _checked(placements: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]) -> tuple[Placement, ...]:
+    """The placements as ``redistribute`` takes them: dims counted from 0, and no reductions mixed that do not commute."""
+    if len(placements) != len(mesh):
+        raise ValueError(f"{len(placements)} placements for a mesh of {len(mesh)} dims")
+    if prod(mesh) > MOST_DEVICES:
+        raise ValueError(f"torch lists the ranks of a mesh one by one: not asked about {prod(mesh):,} devices")
+    compat.check_no_mixed_partials(placements)
+    result = []
+    for placement in placements:
+        cut = cut_of(placement)
+        if cut is not None and cut[0] < 0:
+            dim = cut[0] + len(shape)
+            placement = StridedShard(dim, split_factor=cut[1]) if isinstance(placement, StridedShard) else Shard(dim)
+        result.append(placement)
+    return tuple(result)
+
+
+class _Collective(NamedTuple):
+    """A collective of torch's on the first rank: the elements received, those of its buffers and result, and the local shape that it leaves."""
+
+    kind: str
+    latencies: int
+    received: int
+    buffers: int
+    local: list[int]
+
+
+def _step(mesh_dim: int, parts: int, before: Placement, after: Placement, local: list[int], logical: Sequence[int]) -> tuple[StockStep, list[int]]:
+    """A step from the shape ``local``, and the shape it leads to, as ``redistribute_local_tensor`` does it; ``logical`` is what torch takes for the shape across this mesh dim."""
+    if isinstance(after, Partial) and not isinstance(before, Replicate):
+        raise RuntimeError(f"redistribute from {before} to {after} not supported yet")
+    # Only a Shard is gone to in one; all others by way of Replicate.
+    whole = not isinstance(after, Shard) or isinstance(before, StridedShard)
+    if isinstance(before, Replicate):
+        done = _Collective("", 0, 0, 0, local)
+    elif isinstance(before, Partial):
+        done = _reduction(before.reduce_op, parts, None if whole else after.dim, local)
+    else:
+        done = _exchange(before, parts, None if whole else after.dim, local, logical)
+    kinds, peak, result = [done.kind] if done.kind else [], prod(local) + done.buffers, done.local
+    if isinstance(before, Replicate) or (whole and not isinstance(after, Replicate)):
+        cut = cut_of(after)
+        if cut is not None:
+            result = _with(result, cut[0], local_size(result[cut[0]], cut[1], parts, 0))
+        kinds.append("local share" if cut is None else "local slice")
+        peak = max(peak, prod(local) + prod(result) + (prod(done.local) if done.kind else 0))
+    return StockStep(", ".join(kinds), mesh_dim, f"{before} -> {after}", done.latencies, done.received, peak), result
+
+
+def _reduction(op: str, parts: int, dim: int | None, local: list[int]) -> _Collective:
+    """To Shard(dim), or to Replicate."""
+    if dim is None:
+        return _Collective(f"all-reduce ({op})", 2, -(-2 * (parts - 1) * prod(local) // parts), prod(local), local)
+    rows = -(-local[dim] // parts)
+    result = _with(local, dim, rows)
+    # Blocks of equal size are made by padding, which copies twice, and laid one after the other.
+    copies = 2 * (rows * parts != local[dim]) + _apart(local, dim)
+    return _Collective(f"reduce-scatter ({op})", 1, (parts - 1) * prod(result), (parts * copies + 1) * prod(result), result)
+
+
+def _exchange(before: Placement, parts: int, to: int | None, local: list[int], logical: Sequence[int]) -> _Collective:
+    """From one Shard to Shard(to), or to Replicate."""
+    dim, split_factor = cut_of(before)  # type: ignore[misc]  # a Shard
+    rows, padded = local_size(logical[dim], split_factor, parts, 0), logical[dim] % (parts * split_factor) != 0
+    if to is None:
+        block = prod(_with(local, dim, rows))
+        # What is gathered comes block after block, and is copied once more unless it lies as the tensor does.
+        copies = 1 + (isinstance(before, StridedShard) or _apart(local, dim))
+        return _Collective("all-gather", 1, (parts - 1) * block, (parts * copies + padded) * block, _with(local, dim, logical[dim]))
+    columns = -(-local[to] // parts)
+    block = prod(_with(_with(local, dim, rows), to, columns))
+    # Padded, cut into blocks unless they lie so, received, and joined.
+    copies = 2 + (padded or columns * parts != local[to]) + _apart(local, to)
+    return _Collective("all-to-all", 1, (parts - 1) * block, parts * copies * block, _with(_with(local, dim, logical[dim]), to, columns))
+
+
+def _with(shape: Sequence[int], dim: int, n: int) -> list[int]:
+    return [*shape[:dim], n, *shape[dim + 1 :]]
+
+
+def _apart(shape: Sequence[int], dim: int) -> bool:
+    """Whether a block of rows of ``dim`` lies in pieces."""
+    return prod(shape[:dim]) > 1

@@ -10,7 +10,7 @@ from math import prod
 from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.digits import common, digits
 from cute_sharding.redistribution.meeting import Chain, held, meet, size
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.sharding.deal import kinds_of_device, local_size
 from cute_sharding.views import Cut
 
 # Devices looked at one by one; of larger meshes a few coordinates of each mesh dim stand for all, where sizes do not divide.
@@ -18,7 +18,7 @@ DEVICES = 64
 
 
 def local_elements(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int]) -> int:
-    """The most elements a device holds: device 0, everywhere."""
+    """The most elements a device holds."""
     shape, mesh = tuple(shape), tuple(mesh)
     return most_local(shape, chains_of(cuts, len(shape), mesh), mesh)
 
@@ -50,12 +50,14 @@ def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple
 
 @lru_cache(maxsize=1 << 12)
 def most_local(shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...]) -> int:
-    """The most elements a device holds: device 0, everywhere."""
-    sizes = list(shape)
-    for dim, chain in enumerate(chains):
+    """The most elements a device holds. Not always device 0: of fewer rows, in pieces that are shorter, a device may get more."""
+    most = 1
+    for n, chain in zip(shape, chains):
+        sizes = {n}
         for m, split_factor in chain:
-            sizes[dim] = local_size(sizes[dim], split_factor, mesh[m], 0)
-    return prod(sizes)
+            sizes = {local_size(size, split_factor, mesh[m], device) for size in sizes for device in kinds_of_device(size, split_factor, mesh[m])} or {0}
+        most *= max(sizes)
+    return most
 
 
 def _devices(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]) -> list[tuple[int, int]]:

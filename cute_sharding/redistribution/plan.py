@@ -20,10 +20,11 @@ from cute_sharding.redistribution.step import Step
 
 @dataclass(frozen=True)
 class Held:
-    """What the devices hold: the chains, and the mesh dims on which each device has but a contribution, with the op that reduces them."""
+    """What the devices hold: the chains, and the mesh dims on which each device has but a contribution, with the op that reduces them. On mesh dims in ``kept`` it stays so."""
 
     chains: Chains
     pending: tuple[tuple[int, str], ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,10 @@ class RedistributionPlan:
             "seconds": self.seconds,
         }
 
+    def named(self, mesh_names: Sequence[str] | None) -> RedistributionPlan:
+        """The plan with names for its mesh dims."""
+        return self if mesh_names is None else replace(self, mesh_names=tuple(mesh_names))
+
     def _name(self, m: int) -> int | str:
         return self.mesh_names[m] if self.mesh_names else m
 
@@ -126,7 +131,7 @@ def plan_steps(
 ) -> tuple[Step, ...]:
     """The steps that reduce everything pending of ``source`` and lead to ``target``: the fastest on ``network``, then the fewest elements received, then the fewest collectives.
 
-    ``source.pending`` are the reductions to finish; those that stay pending are not the plan's affair, for they commute with moving elements. On a flat network at most one
+    ``source.pending`` are the reductions to finish; those that stay pending commute with moving elements, between devices that hold the same contribution. On a flat network at most one
     collective moves elements, and at most one reduces. ``network`` None counts elements received instead of seconds.
 
     Raises:
@@ -150,7 +155,7 @@ def plan_steps(
 
 def _candidates(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None) -> Iterator[tuple[Step, ...]]:
     def moved(before: Chains) -> Iterator[tuple[Step, ...]]:
-        return _moves(shape, mesh, before, target, network)
+        return _moves(shape, mesh, before, target, network, source.kept)
 
     if not source.pending or not prod(shape):
         yield from moved(source.chains)
@@ -158,7 +163,7 @@ def _candidates(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, tar
         yield from _reductions(shape, mesh, source, target, moved)
 
 
-def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, network: Network | None) -> Iterator[tuple[Step, ...]]:
+def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, network: Network | None, kept: Sequence[int]) -> Iterator[tuple[Step, ...]]:
     """One exchange; and where some links are slower than others, two: of the slow links one first, of shares that the fast links then gather, or the mesh dims of one kind before those of the other."""
     if source == target:
         yield ()
@@ -167,7 +172,7 @@ def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target
     if network is None or network.is_flat:
         return
     slow = max(network.link(m).beta for m in range(len(mesh)))
-    fast = [m for m in range(len(mesh)) if mesh[m] > 1 and network.link(m).beta < slow]
+    fast = [m for m in range(len(mesh)) if mesh[m] > 1 and m not in kept and network.link(m).beta < slow]
     middles = []
     for d in range(len(shape)):
         middle = target
