@@ -1,4 +1,4 @@
-"""``python -m cute_sharding explain``: what a view does to a sharding, shown as layouts."""
+"""``python -m cute_sharding``: ``explain`` shows what a view does to a sharding, as layouts; ``plan`` how a redistribution goes, by plan and as torch would do it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 import sys
 from collections.abc import Sequence
 from itertools import islice, product
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from cute_sharding.layout import Layout, LayoutError
-from cute_sharding.redistribution import free_targets
+from cute_sharding.redistribution import Link, Network, free_targets
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
 from cute_sharding.views import BY_OP, View, carry
 
@@ -20,6 +20,10 @@ from cute_sharding.views import BY_OP, View, carry
 DEVICES_SHOWN = 16
 RUNS_LISTED = 64
 RUNS_SHOWN = 4
+
+REDUCTIONS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
+# The named links are timed for elements of two bytes.
+LINK_ITEMSIZE = 2
 
 
 class UsageError(Exception):
@@ -40,6 +44,8 @@ def _mesh(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
             raise UsageError(f"--mesh {text!r}: write name=size or size, separated by commas, such as dp=2,tp=4")
         names.append(match[1] or f"mesh{i}")
         sizes.append(int(match[2]))
+    if len(set(names)) < len(names):
+        raise UsageError(f"--mesh {text!r}: give each mesh dim a name of its own")
     return tuple(names), tuple(sizes)
 
 
@@ -166,37 +172,177 @@ def _show_rows(runs: list[list[int]] | dict[str, int]) -> str:
     return f"[{', '.join(shown + more)}]"
 
 
+# -- plan ------------------------------------------------------------------------------------------------------------------------
+
+
+def plan(
+    source: Sharding, target: Sharding, names: Sequence[str], network: Network, *, memory_limit: int | None = None, itemsize: int = 4
+) -> dict[str, Any]:
+    """The redistribution as data: our plan and what torch's own would do, in elements and seconds on one network."""
+    from cute_sharding import plan_redistribution
+    from cute_sharding.dtensor.stock import stock_plan
+
+    shape, mesh = source.shape, source.mesh
+    before, after = _of_torch(source), _of_torch(target)
+    ours = plan_redistribution(shape, mesh, before, after, memory_limit=memory_limit, network=network).named(names).to_dict()
+    torchs = stock_plan(shape, mesh, before, after).to_dict(network, names)
+    compared = ("received_elements", "peak_elements", "seconds")
+    return {
+        "shape": list(shape),
+        "mesh": dict(zip(names, mesh)),
+        "from": list(map(str, source.placements)),
+        "to": list(map(str, target.placements)),
+        "itemsize": itemsize,
+        "memory_limit": memory_limit,
+        "network": [{"alpha": link.alpha, "beta": link.beta} for link in map(network.link, range(len(mesh)))],
+        "ours": {key: value for key, value in ours.items() if key not in ("shape", "mesh")},
+        "torch": torchs,
+        "ours_over_torch": {key: ours[key] / torchs[key] if torchs[key] else None for key in compared},
+    }
+
+
+def _of_torch(sharding: Sharding) -> list[Any]:
+    from cute_sharding.dtensor import compat
+    from cute_sharding.dtensor.placements import placement_of
+
+    return [compat.Partial(p.reduce_op) if isinstance(p, Partial) else placement_of(cut) for p, cut in zip(sharding.placements, sharding.cuts)]
+
+
+def _sharding(text: str, option: str, shape: tuple[int, ...], mesh: tuple[int, ...]) -> Sharding:
+    placements = parse_placements(text)
+    for p in placements:
+        if isinstance(p, Partial) and p.reduce_op not in REDUCTIONS:
+            raise UsageError(f"{option}: unknown reduction {p}: use one of {', '.join(REDUCTIONS)}")
+    return Sharding(shape, mesh, placements)
+
+
+def _network(text: str | None, mesh: tuple[int, ...], itemsize: int) -> Network:
+    if text is not None and text.startswith("flat:"):
+        try:
+            alpha, beta = map(float, text.removeprefix("flat:").split(","))
+        except ValueError:
+            alpha = beta = float("inf")
+        if not (isfinite(alpha) and isfinite(beta)):
+            raise UsageError(f"--network {text!r}: write flat:ALPHA,BETA, the latency and the seconds for each element, such as flat:1e-6,3.2e-10")
+        return Network.flat(alpha=alpha, beta=beta)
+    network = Network.default(mesh) if text is None else Network.named([name.strip() for name in text.split(",")]).checked(mesh)
+    return Network(tuple([Link(link.alpha, link.beta * itemsize / LINK_ITEMSIZE) for link in network.links]))
+
+
+def _show_plan(result: dict[str, Any]) -> str:
+    mesh = ", ".join(f"{name}={n}" for name, n in result["mesh"].items())
+    ours, torchs, itemsize = result["ours"], result["torch"], result["itemsize"]
+    shape = f"({', '.join(f'{n:,}' for n in result['shape'])})"
+    lines = [f"{shape} on mesh ({mesh}), elements of {itemsize} bytes: [{', '.join(result['from'])}] -> [{', '.join(result['to'])}]", "", "by plan, with layouts (devices, local) -> flat index:"]
+    lines += _show_steps(ours, itemsize)
+    if ours["lower_bound"] is not None:
+        lines.append(f"  lower bound: {_amount(ours['lower_bound'], itemsize)}, what some device needs and does not hold")
+    lines += ["", "by torch itself:"]
+    if torchs["error"] is not None:
+        return "\n".join([*lines, f"  raises: {torchs['error']}"])
+    lines += _show_steps(torchs, itemsize)
+    if torchs["misread"]:
+        lines.append("  beware: torch may misread these _StridedShard placements, and then raise or give wrong data")
+    ratio = {key: "-" if value is None else f"{value:.3g}" for key, value in result["ours_over_torch"].items()}
+    return "\n".join([*lines, "", f"ours over torch's: received {ratio['received_elements']}, memory {ratio['peak_elements']}, time {ratio['seconds']}"])
+
+
+def _show_steps(side: dict[str, Any], itemsize: int) -> list[str]:
+    lines = []
+    for step in side["steps"]:
+        where = f" on {', '.join(step['mesh_dims'])}" if step["mesh_dims"] else ""
+        change = f", {step['change']}" if "change" in step else ""
+        cost = f": receives {_amount(step['received_elements'], itemsize)}, {_seconds(step['seconds'])}" if step["communicates"] else ": nothing to receive"
+        lines.append(f"  {step['kind']}{where}{change}{cost}")
+        if step.get("source_layout") is not None and step["target_layout"] is not None:
+            lines += [f"    from {step['source_layout']}", f"    to   {step['target_layout']}"]
+    count = side["collectives"]
+    total = f"{count} collective{'s' * (count != 1)}, {_amount(side['received_elements'], itemsize)} received, {_seconds(side['seconds'])}"
+    held = f"at most {_amount(side['peak_elements'], itemsize)} held at once"
+    return [*lines, f"  {'in all' if side['steps'] else 'nothing to do'}: {total}", f"  {held}"]
+
+
+def _amount(elements: int, itemsize: int) -> str:
+    size, unit = float(elements * itemsize), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{elements:,} element{'s' * (elements != 1)} ({size:.4g} {unit})"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 0.1 or not seconds:
+        return f"{seconds:,.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+# -- the command line --------------------------------------------------------------------------------------------------------------
+
+
+def _run_explain(arguments: argparse.Namespace) -> dict[str, Any]:
+    shape = _sizes(arguments.shape, "--shape")
+    names, mesh = _mesh(arguments.mesh)
+    placements = parse_placements(arguments.placements)
+    Sharding(shape, mesh, placements)  # checks that they fit together
+    what, view = _view(arguments, shape)
+    return explain(what, view, names, mesh, placements)
+
+
+def _run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
+    shape = _sizes(arguments.shape, "--shape")
+    names, mesh = _mesh(arguments.mesh)
+    source, target = (_sharding(getattr(arguments, name), f"--{name}", shape, mesh) for name in ("from", "to"))
+    if arguments.itemsize < 1:
+        raise UsageError(f"--itemsize {arguments.itemsize}: an element has at least one byte")
+    network = _network(arguments.network, mesh, arguments.itemsize)
+    return plan(source, target, names, network, memory_limit=arguments.memory_limit, itemsize=arguments.itemsize)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:  # one line, as for every other bad argument
         raise UsageError(message)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = _Parser(prog="python -m cute_sharding", description="Shardings and views as CuTe layouts.")
+def _parser() -> _Parser:
+    parser = _Parser(prog="python -m cute_sharding", description="Shardings, views and redistributions as CuTe layouts.")
     commands = parser.add_subparsers(dest="command", metavar="command", parser_class=_Parser)
-    command = commands.add_parser("explain", help="what a view does to a sharding: layouts, placements, who holds what")
-    command.add_argument("--shape", required=True, help="the tensor's global shape, such as 4,16,32")
-    command.add_argument("--mesh", required=True, help="the device mesh, such as dp=2,tp=4")
-    command.add_argument("--placements", required=True, help='one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"')
-    command.add_argument("--view", help="the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)")
-    command.add_argument("--permute", help="the new order of dims, such as 1,0,2")
-    command.add_argument("--expand", help="the expanded shape")
-    command.add_argument("--repeat", help="how often to repeat each dim")
-    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+    def command(name: str, text: str, run: Any, show: Any) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run, show=show)
+        added.add_argument("--shape", required=True, help="the tensor's global shape, such as 4,16,32")
+        added.add_argument("--mesh", required=True, help="the device mesh, such as dp=2,tp=4")
+        added.add_argument("--json", action="store_true", help="print JSON instead of text")
+        return added
+
+    added = command("explain", "what a view does to a sharding: layouts, placements, who holds what", _run_explain, _show)
+    added.add_argument("--placements", required=True, help='one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"')
+    added.add_argument("--view", help="the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)")
+    added.add_argument("--permute", help="the new order of dims, such as 1,0,2")
+    added.add_argument("--expand", help="the expanded shape")
+    added.add_argument("--repeat", help="how often to repeat each dim")
+
+    added = command("plan", "how a redistribution goes and what it costs, by plan and as torch itself would do it", _run_plan, _show_plan)
+    added.add_argument("--from", required=True, metavar="PLACEMENTS", help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"')
+    added.add_argument("--to", required=True, metavar="PLACEMENTS", help='such as "S(0),S(0)"')
+    links = "flat:ALPHA,BETA (latency, and seconds for each element), or a link for each mesh dim, such as infiniband,nvlink"
+    added.add_argument("--network", help=f"{links}; by default nvlink within hosts of eight devices and infiniband between")
+    added.add_argument("--memory-limit", type=int, metavar="ELEMENTS", help="the most elements that a device may hold at once in our plan")
+    added.add_argument("--itemsize", type=int, default=4, metavar="BYTES", help="bytes of an element (default 4)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     try:
-        arguments = parser.parse_args(argv)
+        arguments = _parser().parse_args(argv)
         if arguments.command is None:
-            raise UsageError("give a command: explain (see --help)")
-        shape = _sizes(arguments.shape, "--shape")
-        names, mesh = _mesh(arguments.mesh)
-        placements = parse_placements(arguments.placements)
-        Sharding(shape, mesh, placements)  # checks that they fit together
-        what, view = _view(arguments, shape)
-        result = explain(what, view, names, mesh, placements)
-    except (UsageError, ValueError, IndexError, TypeError) as error:
+            raise UsageError("give a command: explain or plan (see --help)")
+        result = arguments.run(arguments)
+    except (UsageError, ValueError, IndexError, TypeError, RuntimeError) as error:
         print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    print(json.dumps(result, indent=2) if arguments.json else _show(result))
+    print(json.dumps(result, indent=2) if arguments.json else arguments.show(result))
     return 0
 
 

@@ -75,7 +75,7 @@ class StockStep:
 class StockPlan:
     """What torch's own redistribution does, counted for the busiest rank, as of a :class:`RedistributionPlan`.
 
-    ``error``: where torch refuses, why; there are no steps then. ``misread``: the placements have split factors that no shard order has, which torch may take for others on a mesh of
+    ``error``: where torch raises, why; there are no steps then. ``misread``: the placements have split factors that no shard order has, which torch may take for others on a mesh of
     several dims; it may then do something else than this, raise half way, or give wrong data.
     """
 
@@ -96,7 +96,7 @@ class StockPlan:
 
     @property
     def peak_elements(self) -> int:
-        """The most elements held at once: the source, which stays, what a step starts from, its buffers and its result."""
+        """The most elements held at once: the source, which stays, what a step starts from, its buffers and its result. Where sizes do not divide, to within the padding."""
         return max([step.peak_elements + (self.source_elements if i else 0) for i, step in enumerate(self.steps)], default=self.source_elements)
 
     def seconds(self, network: Network) -> float:
@@ -108,9 +108,9 @@ class StockPlan:
         return step.latencies * (self.mesh[step.mesh_dim] - 1).bit_length() * link.alpha + step.received_elements * link.beta
 
     def to_dict(self, network: Network, mesh_names: Sequence[str] | None = None) -> dict[str, Any]:
-        """The plan as plain data, with the names of :meth:`RedistributionPlan.to_dict`; null where torch refuses."""
+        """The plan as plain data, with the names of :meth:`RedistributionPlan.to_dict`; null where torch raises."""
         if self.error is not None:
-            return {"error": self.error, "steps": None, "collectives": None, "received_elements": None, "peak_elements": None, "seconds": None}
+            return {"error": self.error, **dict.fromkeys(("misread", "steps", "collectives", "received_elements", "peak_elements", "seconds"))}
         steps = [
             {
                 "kind": step.kind,
@@ -124,11 +124,11 @@ class StockPlan:
             for step in self.steps
         ]
         totals = {"collectives": self.collectives, "received_elements": self.received_elements, "peak_elements": self.peak_elements}
-        return {"error": None, "steps": steps, **totals, "seconds": self.seconds(network)}
+        return {"error": None, "misread": self.misread, "steps": steps, **totals, "seconds": self.seconds(network)}
 
     def __str__(self) -> str:
         if self.error is not None:
-            return f"torch refuses: {self.error}"
+            return f"torch raises: {self.error}"
         if not self.steps:
             return "nothing to do"
         lines = [f"{step.kind} on mesh dim {step.mesh_dim}, {step.change}: receives {step.received_elements:,} elements" for step in self.steps]
@@ -152,7 +152,7 @@ def stock_plan(shape: Sequence[int], mesh: Sequence[int], src: Sequence[Placemen
         source, target = (compat.unbound_spec(shape, mesh, placements) for placements in (before, after))
         for info in compat.stock_transforms(source, target):
             if mesh[info.mesh_dim] > 1:
-                step, local = _step(info.mesh_dim, mesh[info.mesh_dim], *info.src_dst_placements, local, info.logical_shape)
+                step, local = _step(info, mesh[info.mesh_dim], local)
                 steps.append(step)
     except Exception as error:  # whatever torch raises is what it says to this redistribution
         return StockPlan(shape, mesh, error=next(iter(str(error).splitlines()), "") or type(error).__name__)
@@ -187,30 +187,32 @@ class _Collective(NamedTuple):
     local: list[int]
 
 
-def _step(mesh_dim: int, parts: int, before: Placement, after: Placement, local: list[int], logical: Sequence[int]) -> tuple[StockStep, list[int]]:
-    """A step from the shape ``local``, and the shape it leads to, as ``redistribute_local_tensor`` does it; ``logical`` is what torch takes for the shape across this mesh dim."""
+def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list[int]]:
+    """What ``redistribute_local_tensor`` makes of one of torch's transforms from the local shape ``local``, and the shape it leads to."""
+    before, after = transform.src_dst_placements
     if isinstance(after, Partial) and not isinstance(before, Replicate):
         raise RuntimeError(f"redistribute from {before} to {after} not supported yet")
-    # Only a Shard is gone to in one; all others by way of Replicate.
-    whole = not isinstance(after, Shard) or isinstance(before, StridedShard)
+    # Only to a Shard does torch go in one; otherwise by way of Replicate.
+    to = after.dim if isinstance(after, Shard) and not isinstance(before, StridedShard) else None
     if isinstance(before, Replicate):
         done = _Collective("", 0, 0, 0, local)
     elif isinstance(before, Partial):
-        done = _reduction(before.reduce_op, parts, None if whole else after.dim, local)
+        done = _reduction(before.reduce_op, parts, to, local)
     else:
-        done = _exchange(before, parts, None if whole else after.dim, local, logical)
+        done = _exchange(before, parts, to, local, transform.logical_shape)
     kinds, peak, result = [done.kind] if done.kind else [], prod(local) + done.buffers, done.local
-    if isinstance(before, Replicate) or (whole and not isinstance(after, Replicate)):
+    if isinstance(before, Replicate) or (to is None and not isinstance(after, Replicate)):
         cut = cut_of(after)
         if cut is not None:
             result = _with(result, cut[0], local_size(result[cut[0]], cut[1], parts, 0))
         kinds.append("local share" if cut is None else "local slice")
-        peak = max(peak, prod(local) + prod(result) + (prod(done.local) if done.kind else 0))
-    return StockStep(", ".join(kinds), mesh_dim, f"{before} -> {after}", done.latencies, done.received, peak), result
+        # What comes of the collective, and, where the pieces are strided, the slices of all devices.
+        peak = max(peak, prod(local) + prod(result) + prod(done.local) * (bool(done.kind) + isinstance(after, StridedShard)))
+    return StockStep(", ".join(kinds), transform.mesh_dim, f"{before} -> {after}", done.latencies, done.received, peak), result
 
 
 def _reduction(op: str, parts: int, dim: int | None, local: list[int]) -> _Collective:
-    """To Shard(dim), or to Replicate."""
+    """A pending reduction done, to Shard(dim) or to Replicate."""
     if dim is None:
         return _Collective(f"all-reduce ({op})", 2, -(-2 * (parts - 1) * prod(local) // parts), prod(local), local)
     rows = -(-local[dim] // parts)
@@ -221,7 +223,8 @@ def _reduction(op: str, parts: int, dim: int | None, local: list[int]) -> _Colle
 
 
 def _exchange(before: Placement, parts: int, to: int | None, local: list[int], logical: Sequence[int]) -> _Collective:
-    """From one Shard to Shard(to), or to Replicate."""
+    """From one Shard to Shard(to), or to Replicate. ``logical`` has the rows to gather; in other dims it may be longer than the local tensor."""
+    """From one Shard to Shard(to), or to Replicate. Torch takes the rows to gather from ``logical``, which in other dims may be longer than the local tensor."""
     dim, split_factor = cut_of(before)  # type: ignore[misc]  # a Shard
     rows, padded = local_size(logical[dim], split_factor, parts, 0), logical[dim] % (parts * split_factor) != 0
     if to is None:

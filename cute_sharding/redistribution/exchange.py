@@ -151,10 +151,9 @@ class Exchange(Step):
     def peak_elements(self) -> int:
         if not self.communicates:
             return max(self.transfer(device, (device,)).peak_elements for device in self._specimens)
-        if self.rounds > 1:
-            return max(
-                prod(t.source_shape) + prod(t.target_shape) + sum(t.sends) + sum(t.receives) for d in self._specimens for t in (self.transfer(d, self.group(d), 0),)
-            )
+        if self.rounds > 1:  # the target is there all the while; the last share is never the smaller
+            last = [self.transfer(device, self.group(device), self.rounds - 1) for device in self._specimens]
+            return max(prod(t.source_shape) + prod(t.target_shape) + sum(t.sends) + sum(t.receives) for t in last)
         if self.gathers:
             return max(self.gathering(device, self.group(device)).peak_elements for device in self._specimens)
         return max(self.transfer(device, self.group(device)).peak_elements for device in self._specimens)
