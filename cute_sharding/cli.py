@@ -175,9 +175,7 @@ def _show_rows(runs: list[list[int]] | dict[str, int]) -> str:
 # -- plan ------------------------------------------------------------------------------------------------------------------------
 
 
-def plan(
-    source: Sharding, target: Sharding, names: Sequence[str], network: Network, *, memory_limit: int | None = None, itemsize: int = 4
-) -> dict[str, Any]:
+def plan(source: Sharding, target: Sharding, names: Sequence[str], network: Network, *, memory_limit: int | None = None, itemsize: int = 4) -> dict[str, Any]:
     """The redistribution as data: our plan and what torch's own would do, in elements and seconds on one network."""
     from cute_sharding import plan_redistribution
     from cute_sharding.dtensor.stock import stock_plan
@@ -186,7 +184,11 @@ def plan(
     before, after = _of_torch(source), _of_torch(target)
     ours = plan_redistribution(shape, mesh, before, after, memory_limit=memory_limit, network=network).named(names).to_dict()
     torchs = stock_plan(shape, mesh, before, after).to_dict(network, names)
-    compared = ("received_elements", "peak_elements", "seconds")
+    ours = {key: value for key, value in ours.items() if key not in ("shape", "mesh")}
+    for side in (ours, torchs):
+        for what in ("received", "peak"):
+            elements = side[f"{what}_elements"]
+            side[f"{what}_bytes"] = None if elements is None else elements * itemsize
     return {
         "shape": list(shape),
         "mesh": dict(zip(names, mesh)),
@@ -195,9 +197,9 @@ def plan(
         "itemsize": itemsize,
         "memory_limit": memory_limit,
         "network": [{"alpha": link.alpha, "beta": link.beta} for link in map(network.link, range(len(mesh)))],
-        "ours": {key: value for key, value in ours.items() if key not in ("shape", "mesh")},
+        "ours": ours,
         "torch": torchs,
-        "ours_over_torch": {key: ours[key] / torchs[key] if torchs[key] else None for key in compared},
+        "ours_over_torch": {key: ours[key] / torchs[key] if torchs[key] else None for key in ("received_elements", "peak_elements", "seconds")},
     }
 
 
@@ -213,7 +215,10 @@ def _sharding(text: str, option: str, shape: tuple[int, ...], mesh: tuple[int, .
     for p in placements:
         if isinstance(p, Partial) and p.reduce_op not in REDUCTIONS:
             raise UsageError(f"{option}: unknown reduction {p}: use one of {', '.join(REDUCTIONS)}")
-    return Sharding(shape, mesh, placements)
+    try:
+        return Sharding(shape, mesh, placements)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def _network(text: str | None, mesh: tuple[int, ...], itemsize: int) -> Network:
@@ -221,7 +226,7 @@ def _network(text: str | None, mesh: tuple[int, ...], itemsize: int) -> Network:
         try:
             alpha, beta = map(float, text.removeprefix("flat:").split(","))
         except ValueError:
-            alpha = beta = float("inf")
+            alpha = beta = float("nan")
         if not (isfinite(alpha) and isfinite(beta)):
             raise UsageError(f"--network {text!r}: write flat:ALPHA,BETA, the latency and the seconds for each element, such as flat:1e-6,3.2e-10")
         return Network.flat(alpha=alpha, beta=beta)
@@ -232,9 +237,10 @@ def _network(text: str | None, mesh: tuple[int, ...], itemsize: int) -> Network:
 def _show_plan(result: dict[str, Any]) -> str:
     mesh = ", ".join(f"{name}={n}" for name, n in result["mesh"].items())
     ours, torchs, itemsize = result["ours"], result["torch"], result["itemsize"]
-    shape = f"({', '.join(f'{n:,}' for n in result['shape'])})"
-    lines = [f"{shape} on mesh ({mesh}), elements of {itemsize} bytes: [{', '.join(result['from'])}] -> [{', '.join(result['to'])}]", "", "by plan, with layouts (devices, local) -> flat index:"]
-    lines += _show_steps(ours, itemsize)
+    shape, source, target = (", ".join(items) for items in ([f"{n:,}" for n in result["shape"]], result["from"], result["to"]))
+    links = ", ".join(f"{name} {link['alpha']:.3g} s + {link['beta']:.3g} s an element" for name, link in zip(result["mesh"], result["network"]))
+    lines = [f"({shape}) on mesh ({mesh}), elements of {itemsize} bytes: [{source}] -> [{target}]", f"network: {links}"]
+    lines += ["", "by plan, with layouts (devices, local) -> flat index:", *_show_steps(ours, itemsize)]
     if ours["lower_bound"] is not None:
         lines.append(f"  lower bound: {_amount(ours['lower_bound'], itemsize)}, what some device needs and does not hold")
     lines += ["", "by torch itself:"]
@@ -264,7 +270,7 @@ def _show_steps(side: dict[str, Any], itemsize: int) -> list[str]:
 
 def _amount(elements: int, itemsize: int) -> str:
     size, unit = float(elements * itemsize), "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
+    for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
         if size < 1000:
             break
         size, unit = size / 1000, larger
@@ -327,7 +333,7 @@ def _parser() -> _Parser:
     added.add_argument("--from", required=True, metavar="PLACEMENTS", help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"')
     added.add_argument("--to", required=True, metavar="PLACEMENTS", help='such as "S(0),S(0)"')
     links = "flat:ALPHA,BETA (latency, and seconds for each element), or a link for each mesh dim, such as infiniband,nvlink"
-    added.add_argument("--network", help=f"{links}; by default nvlink within hosts of eight devices and infiniband between")
+    added.add_argument("--network", help=f"{links}; by default nvlink within hosts of eight devices and infiniband between. Links have so many bytes a second")
     added.add_argument("--memory-limit", type=int, metavar="ELEMENTS", help="the most elements that a device may hold at once in our plan")
     added.add_argument("--itemsize", type=int, default=4, metavar="BYTES", help="bytes of an element (default 4)")
     return parser
@@ -339,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command is None:
             raise UsageError("give a command: explain or plan (see --help)")
         result = arguments.run(arguments)
-    except (UsageError, ValueError, IndexError, TypeError, RuntimeError) as error:
+    except (UsageError, ValueError, IndexError, TypeError, RuntimeError, OverflowError) as error:
         print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     print(json.dumps(result, indent=2) if arguments.json else arguments.show(result))

@@ -1,12 +1,17 @@
 """python -m cute_sharding: what is printed, and what bad arguments are told."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from cute_sharding.cli import main
 
 ISSUE = ["explain", "--shape", "4,16,32", "--mesh", "dp=2,tp=4", "--placements", "S(0),S(2)", "--view", "4,16,8,4"]
+MOVE = ["plan", "--shape", "10000000,512", "--mesh", "2,4", "--from", "S(0),S(1)", "--to", "S(0),S(0)", "--network", "flat:1e-6,3.2e-10"]
 
 
 def run(capsys, *argv):
@@ -59,6 +64,103 @@ def test_explain_scalars_and_empty_tensors(capsys, shape, placements, view):
     assert "free" in out
 
 
+def test_explain_needs_no_torch():
+    code = f"import sys; from cute_sharding.cli import main; main({ISSUE}); sys.exit('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+
+
+def planned(capsys, shape, mesh, source, target, *options):
+    code, out, err = run(capsys, "plan", "--shape", shape, "--mesh", mesh, "--from", source, "--to", target, *options, "--json")
+    assert (code, err) == (0, ""), err
+    return json.loads(out)
+
+
+def test_plan_as_text(capsys):
+    code, out, err = run(capsys, *MOVE)
+    assert (code, err) == (0, "")
+    assert "(10,000,000, 512) on mesh (mesh0=2, mesh1=4), elements of 4 bytes: [S(0), S(1)] -> [S(0), S(0)]" in out
+    assert "network: mesh0 1e-06 s + 3.2e-10 s an element, mesh1 1e-06 s + 3.2e-10 s an element" in out
+    assert "  all-to-all on mesh1: receives 480,000,000 elements (1.92 GB), 0.154 s" in out
+    assert "    from ((2,4),(5000000,128)):((2560000000,128),(512,1))" in out
+    assert "    to   ((2,4),(1250000,512)):((2560000000,640000000),(512,1))" in out
+    assert "  at most 1,920,000,000 elements (7.68 GB) held at once" in out
+    assert "  lower bound: 480,000,000 elements (1.92 GB)" in out
+    assert "  all-to-all on mesh1, S(1) -> S(0): receives 480,000,000 elements (1.92 GB), 0.154 s" in out  # torch's own
+    assert "ours over torch's: received 1, memory 1, time 1" in out
+
+
+def test_plan_as_json(capsys):
+    code, out, _ = run(capsys, *MOVE, "--json")
+    result = json.loads(out)
+    assert code == 0 and result["network"] == [{"alpha": 1e-6, "beta": 3.2e-10}] * 2
+    ours, torchs = result["ours"], result["torch"]
+    assert [step["kind"] for step in ours["steps"]] == [step["kind"] for step in torchs["steps"]] == ["all-to-all"]
+    assert ours["received_elements"] == ours["lower_bound"] == torchs["received_elements"] == 480_000_000
+    assert ours["received_bytes"] == torchs["received_bytes"] == 1_920_000_000
+    assert ours["seconds"] == pytest.approx(0.154, abs=5e-4)
+    assert torchs["seconds"] == pytest.approx(ours["seconds"])
+    assert result["ours_over_torch"]["received_elements"] == 1
+
+
+def test_plan_beside_what_torch_does(capsys):
+    """torch gathers what ours moves in one step; an element need not have four bytes, and mesh dims have their names and links."""
+    result = planned(capsys, "64,64", "dp=2,tp=4", "S(0),S(1)", "S(1),S(0)", "--network", "infiniband,nvlink", "--itemsize", "2")
+    assert result["mesh"] == {"dp": 2, "tp": 4} and result["network"][0]["beta"] > result["network"][1]["beta"]
+    ours, torchs = result["ours"], result["torch"]
+    assert {name for step in ours["steps"] for name in step["mesh_dims"]} == {"dp", "tp"}
+    assert [(step["kind"], step["mesh_dims"]) for step in torchs["steps"]] == [("all-gather", ["tp"]), ("all-to-all", ["dp"]), ("local slice", ["tp"])]
+    assert torchs["received_elements"] == 3 * 512 + 4 * 256 and torchs["received_bytes"] == 2 * torchs["received_elements"]
+    assert result["ours_over_torch"]["received_elements"] == ours["received_elements"] / torchs["received_elements"] < 0.3
+    _, out, _ = run(capsys, "plan", "--shape", "64,64", "--mesh", "dp=2,tp=4", "--from", "S(0),S(1)", "--to", "S(1),S(0)")
+    assert "on mesh (dp=2, tp=4)" in out and "all-gather on tp, S(1) -> R: receives 1,536 elements (6.144 kB)" in out
+    assert "local slice on tp, R -> S(0): nothing to receive" in out
+
+
+def test_named_links_have_so_many_bytes_a_second(capsys):
+    """Elements twice as large take twice as long, but for the latency."""
+    two, four = (planned(capsys, "4096,4096", "4", "S(0)", "S(1)", "--network", "infiniband", "--itemsize", size)["ours"]["seconds"] for size in ("2", "4"))
+    assert four - 2e-5 == pytest.approx(2 * (two - 2e-5))
+
+
+def test_plan_of_pending_reductions_and_uneven_shards(capsys):
+    result = planned(capsys, "64,64", "dp=2,tp=4", "P(sum),S(0)", "S(0),R")
+    assert result["ours"]["lower_bound"] is None and result["ours"]["steps"][0]["kind"] == "reduce-scatter (sum)"
+    assert [step["kind"] for step in result["torch"]["steps"]] == ["all-gather", "reduce-scatter (sum)"]
+    result = planned(capsys, "7,5", "4", "S(0)", "S(1)")
+    assert result["ours"]["received_elements"] == result["ours"]["lower_bound"] == 10 and result["ours"]["steps"][0]["source_layout"] is None
+    assert result["torch"]["received_elements"] == 12  # with padding
+    _, out, _ = run(capsys, "plan", "--shape", "7,5", "--mesh", "2,2", "--from", "_S(0,3),S(0)", "--to", "R,R")
+    assert "beware: torch may misread" in out
+
+
+def test_plan_where_nothing_moves(capsys):
+    _, out, _ = run(capsys, "plan", "--shape", "8,8", "--mesh", "2", "--from", "S(0)", "--to", "S(0)")
+    assert out.count("nothing to do: 0 collectives, 0 elements (0 B) received, 0 s") == 2
+    assert "ours over torch's: received -, memory 1, time -" in out
+
+
+def test_plan_where_torch_raises(capsys, monkeypatch):
+    from cute_sharding.dtensor import compat
+
+    def raises(source, target):
+        raise AssertionError("no path\nand more")
+
+    monkeypatch.setattr(compat, "stock_transforms", raises)
+    _, out, _ = run(capsys, *MOVE)
+    assert out.endswith("by torch itself:\n  raises: no path\n")
+    result = planned(capsys, "8,8", "2", "S(0)", "S(1)")
+    assert result["torch"]["error"] == "no path" and result["torch"]["steps"] is None and result["ours_over_torch"]["seconds"] is None
+
+
+def test_plan_within_a_memory_limit(capsys):
+    at_once = planned(capsys, "64,64", "4", "S(0)", "S(1)")["ours"]
+    within = planned(capsys, "64,64", "4", "S(0)", "S(1)", "--memory-limit", str(at_once["peak_elements"] - 1))["ours"]
+    assert within["peak_elements"] < at_once["peak_elements"] and within["collectives"] > at_once["collectives"]
+    code, out, err = run(capsys, *MOVE, "--memory-limit", "1000")
+    assert code == 2 and out == "" and err.count("\n") == 1 and "the least that would do" in err
+
+
 @pytest.mark.parametrize(
     "argv, message",
     [
@@ -75,6 +177,22 @@ def test_explain_scalars_and_empty_tensors(capsys, shape, placements, view):
         (["explain", "--shape", "4", "--mesh", "2", "--placements", "R"], "--view, --permute"),
         (["explain", "--shape", "4", "--mesh", "2", "--placements", "R", "--view", "4", "--json", "--colour"], "--colour"),
         (["explain", "--shape", "-4", "--mesh", "2", "--placements", "R", "--view", "4"], "shape"),
+        (["explain", "--shape", "4", "--mesh", "tp=2,tp=2", "--placements", "R,R", "--view", "4"], "a name of its own"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R"], "--to"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R,R", "--to", "R"], "--from: 2 placements"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "S(1)"], "--to: placement S(1) names dim 1"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "Q", "--to", "R"], "'Q'"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "P(mean)", "--to", "R"], "unknown reduction P(mean)"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "P"], "from R to P(sum)"),
+        (["plan", "--shape", "4", "--mesh", "2,2", "--from", "P,P(max)", "--to", "R,R"], "Mixed Partial"),
+        (["plan", "--shape=-4", "--mesh", "2", "--from", "R", "--to", "R"], "negative"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "R", "--network", "flat:1e-6"], "flat:ALPHA,BETA"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "R", "--network", "flat:1e-6,nan"], "flat:ALPHA,BETA"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "R", "--network", "flat:-1,1"], "negative"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "R", "--network", "pigeon"], "'pigeon'"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "R", "--network", "nvlink,nvlink"], "2 links"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "R", "--itemsize", "0"], "--itemsize 0"),
+        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "R", "--memory-limit", "1GB"], "--memory-limit"),
     ],
 )
 def test_bad_arguments_are_told_in_one_line(capsys, argv, message):

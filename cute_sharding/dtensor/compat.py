@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.distributed import distributed_c10d
-from torch.distributed._local_tensor import LocalIntNode, LocalTensor, enabled_local_tensor_mode
+from torch.distributed._local_tensor import LocalIntNode, LocalTensor, enabled_local_tensor_mode, maybe_disable_local_tensor_mode
 from torch.distributed._local_tensor import local_tensor_mode as local_tensor_mode_of_any_state
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
@@ -356,7 +356,8 @@ def stock_transforms(source: DTensorSpec, target: DTensorSpec) -> list[Any]:
     """
     kept, _redistribute._planner_cache = _redistribute._planner_cache, {}
     try:
-        return list(_redistribute._gen_transform_infos_non_cached(source, target))
+        with maybe_disable_local_tensor_mode():
+            return list(_redistribute._gen_transform_infos_non_cached(source, target))
     finally:
         _redistribute._planner_cache = kept
 

@@ -17,7 +17,6 @@ from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, plan_steps
 
-
 # Reductions that equal contributions of all devices give back what they were made of.
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
 

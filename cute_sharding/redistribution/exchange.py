@@ -185,11 +185,15 @@ class Exchange(Step):
         into = [between(peer, device) for peer in peers]
         out_copies, into_copies = ([[] if m is None else m.boxes for m in messages] for messages in (out, into))
         me = list(peers).index(device)
-        # A buffer that is the tensor as it lies needs no copy; its own part then travels along.
         packs = _packs(out_copies)
         unpacks = _packs([[copy.flipped for copy in copies] for copies in into_copies])
-        pack_free = self.rounds == 1 and in_place(packs, row_major(source_shape)) and sum(_sizes(out)) == prod(source_shape)
-        unpack_free = self.rounds == 1 and in_place(unpacks, row_major(target_shape)) and sum(_sizes(into)) == prod(target_shape)
+        # A buffer that is the tensor as it lies needs no copy, but its own part then travels along: worth it where less is its own than would be copied, and within memory.
+        sent, got, kept = sum(_sizes(out)), sum(_sizes(into)), own.size
+        alone = len(peers) == 1
+        pack_free = (alone or 2 * kept < sent) and self.rounds == 1 and sent == prod(source_shape) and in_place(packs, row_major(source_shape))
+        unpack_free = (alone or 2 * kept < got) and self.rounds == 1 and got == prod(target_shape) and in_place(unpacks, row_major(target_shape))
+        if unpack_free and not pack_free and sent > max(prod(source_shape), got):
+            unpack_free = alone
         if pack_free or unpack_free:
             own_copies: list[Copy] = []
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -196,20 +196,31 @@ def _reductions(
     tensor dim or another, or as the target will have it; an all-reduce leaves it where it is.
     """
     dims = tuple([m for m, _ in source.pending])
-    ops = {op for _, op in source.pending}
-    op = "sum" if ops <= {"sum", "avg"} else next(iter(ops))
-    divisor = prod(mesh[m] for m, op in source.pending if op == "avg")
+
+    def reduction(before: Chains, after: Chains, among: Sequence[int]) -> Reduction:
+        ops = {m: op for m, op in source.pending if m in among}
+        op = "sum" if {*ops.values()} <= {"sum", "avg"} else next(iter(ops.values()))
+        return Reduction(shape, mesh, before, after, tuple(among), op, prod(mesh[m] for m in ops if ops[m] == "avg"))
 
     def reduced(to: Chains) -> Iterator[tuple[Step, ...]]:
-        reduction = Reduction(shape, mesh, source.chains, to, dims, op, divisor)
-        return ((reduction, *steps) for steps in moved(to))
+        return ((reduction(source.chains, to, dims), *steps) for steps in moved(to))
 
-    pending = {*dims}
-    if within(shape, mesh, source.chains, target) and (pending <= cutting(target) or pending.isdisjoint(cutting(target))):
-        yield from reduced(target)
+    def alike(among: Sequence[int], to: Chains) -> bool:
+        return len({m in cutting(to) for m in among}) == 1  # all of them cut it, or none
+
+    if within(shape, mesh, source.chains, target):
+        if alike(dims, target):
+            yield from reduced(target)
+        # Or one part of the mesh dims after the other. Where blocks differ in size a sum of sums receives less than all the contributions at once.
+        for count in range(1, len(dims)):
+            for first in combinations(dims, count):
+                last = [m for m in dims if m not in first]
+                middle = tuple([tuple([cut for cut in chain if cut[0] not in last]) for chain in target])
+                if alike(first, middle) and alike(last, target) and within(shape, mesh, source.chains, middle) and within(shape, mesh, middle, target):
+                    yield reduction(source.chains, middle, first), reduction(middle, target, last)
     wanted = {m: (d, f) for d, chain in enumerate(target) for m, f in chain}
     sliced = source.chains
-    for m in sorted(wanted.keys() - cutting(source.chains) - pending):
+    for m in sorted(wanted.keys() - cutting(source.chains) - {*dims}):
         sliced = appended(sliced, m, *wanted[m])
     for base in dict.fromkeys((source.chains, sliced)):
         yield from reduced(base)
