@@ -18,10 +18,14 @@ from typing import NamedTuple
 from cute_sharding.layout.layout import row_major
 from cute_sharding.redistribution.chains import Device, cutting
 from cute_sharding.redistribution.copies import Copy, folded, from_runs, in_place, packed
-from cute_sharding.redistribution.cost import DEVICES, received
+from cute_sharding.redistribution.cost import DEVICES, most_local, received
 from cute_sharding.redistribution.digits import Digits, digits
 from cute_sharding.redistribution.meeting import Runs, meet, part, size
 from cute_sharding.redistribution.step import Step, Transfer
+
+
+# Peers listed one by one to find the most that a device holds; in larger groups their messages are taken to be alike.
+PEERS = 256
 
 
 class Message(NamedTuple):
@@ -151,6 +155,13 @@ class Exchange(Step):
     def peak_elements(self) -> int:
         if not self.communicates:
             return max(self.transfer(device, (device,)).peak_elements for device in self._specimens)
+        if prod(self.mesh[m] for m in self.dims) > PEERS:
+            source, target = most_local(self.shape, self.source, self.mesh), most_local(self.shape, self.target, self.mesh)
+            owners, users = (prod(n for m, n in enumerate(self.mesh) if m not in cutting(chains)) for chains in (self.source, self.target))
+            sent = -(-source * users // owners)  # all that is asked for, evenly among those that have it
+            if self.rounds > 1:
+                return source + target + -(-(sent + self.received_elements) // self.rounds)
+            return source + self.received_elements + max(sent, target)
         if self.rounds > 1:  # the target is there all the while; the last share is never the smaller
             last = [self.transfer(device, self.group(device), self.rounds - 1) for device in self._specimens]
             return max(prod(t.source_shape) + prod(t.target_shape) + sum(t.sends) + sum(t.receives) for t in last)

@@ -208,16 +208,9 @@ def _reductions(
     def alike(among: Sequence[int], to: Chains) -> bool:
         return len({m in cutting(to) for m in among}) == 1  # all of them cut it, or none
 
-    if within(shape, mesh, source.chains, target):
-        if alike(dims, target):
-            yield from reduced(target)
-        # Or one part of the mesh dims after the other. Where blocks differ in size a sum of sums receives less than all the contributions at once.
-        for count in range(1, len(dims)):
-            for first in combinations(dims, count):
-                last = [m for m in dims if m not in first]
-                middle = tuple([tuple([cut for cut in chain if cut[0] not in last]) for chain in target])
-                if alike(first, middle) and alike(last, target) and within(shape, mesh, source.chains, middle) and within(shape, mesh, middle, target):
-                    yield reduction(source.chains, middle, first), reduction(middle, target, last)
+    direct = within(shape, mesh, source.chains, target)
+    if direct and alike(dims, target):
+        yield from reduced(target)
     wanted = {m: (d, f) for d, chain in enumerate(target) for m, f in chain}
     sliced = source.chains
     for m in sorted(wanted.keys() - cutting(source.chains) - {*dims}):
@@ -229,6 +222,13 @@ def _reductions(
             for m, (d, f) in zip(dims, options):
                 to = appended(to, m, d, f)
             yield from reduced(to)
+    # Or one part of the mesh dims after the other. Where blocks differ in size a sum of sums receives less than all the contributions at once.
+    for count in range(1, len(dims) if direct else 1):
+        for first in combinations(dims, count):
+            last = [m for m in dims if m not in first]
+            middle = tuple([tuple([cut for cut in chain if cut[0] not in last]) for chain in target])
+            if alike(first, middle) and alike(last, target) and within(shape, mesh, source.chains, middle) and within(shape, mesh, middle, target):
+                yield reduction(source.chains, middle, first), reduction(middle, target, last)
 
 
 def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
