@@ -25,6 +25,8 @@ docs: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.views
 	$(BIN)/python -m benchmarks.views --answers
+	$(BIN)/python -m benchmarks.search
+	$(BIN)/python -m benchmarks.redistribution
 
 # torch first and by itself: the constraint picks the release that the tests are pinned to.
 $(VENV)/.installed: pyproject.toml constraints.txt
