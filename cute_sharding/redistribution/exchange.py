@@ -23,7 +23,6 @@ from cute_sharding.redistribution.digits import Digits, digits
 from cute_sharding.redistribution.meeting import Runs, meet, part, size
 from cute_sharding.redistribution.step import Step, Transfer
 
-
 # Peers listed one by one to find the most that a device holds; in larger groups their messages are taken to be alike.
 PEERS = 256
 

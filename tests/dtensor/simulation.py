@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 
 import torch
+import torch.distributed as dist
 from enumeration import devices, held
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +16,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
+
+from cute_sharding.dtensor import compat
 
 
 def ranks_of(mesh):
@@ -64,11 +69,15 @@ def locals_of(full, mesh, cuts):
     everywhere = devices(mesh)
     fulls = [one(full[rank]) for rank in range(len(everywhere))] if isinstance(full, dict) else [one(full)] * len(everywhere)
     with plain():
-        return {rank: f.reshape(-1)[torch.from_numpy(held(tuple(f.shape), mesh, cuts, device))] for rank, (f, device) in enumerate(zip(fulls, everywhere, strict=True))}
+        indices = [torch.from_numpy(held(tuple(f.shape), mesh, cuts, device)) for f, device in zip(fulls, everywhere, strict=True)]
+        return {rank: f.reshape(-1)[index] for rank, (f, index) in enumerate(zip(fulls, indices))}
 
 
 def distribute(full, mesh, placements, requires_grad=False):
-    """``full`` as a DTensor; a mesh dim that is Partial gives each of its devices all of it (the values then mean the sum of the copies), or its own, as for locals_of."""
+    """``full`` as a DTensor, cut as for locals_of.
+
+    A mesh dim that is Partial gives each of its devices all of it (the values then mean the sum of the copies), or its own.
+    """
     parts = LocalTensor(locals_of(full, mesh, cuts_of(placements)))
     some = full[0] if isinstance(full, dict) else full
     meta = TensorMeta(torch.Size(some.shape), torch.empty(some.shape, device="meta").stride(), some.dtype)
@@ -89,3 +98,37 @@ def assert_holds(tensor, full):
 
 def is_partial(placement):
     return isinstance(placement, Partial)
+
+
+@contextmanager
+def watched_wire(monkeypatch):
+    """For each exchange, the dtype on the wire and the elements of it that every rank is sent by others."""
+    wire, all_to_all, all_gather = [], compat.all_to_all, compat.all_gather
+
+    def from_others(ints, rank, group):
+        """Of one int for each rank of the group, those of the others. The groups of a row-major mesh: ranks so far apart, so many of them."""
+        ranks = dist.get_process_group_ranks(group)
+        me = rank // (ranks[1] - ranks[0]) % len(ranks)
+        return sum(n if isinstance(n, int) else n.node._local_ints[rank] for i, n in enumerate(ints) if i != me)
+
+    def watched_all_to_all(buffer, receives, sends, group):
+        wire.append((buffer.dtype, {rank: from_others(receives, rank, group) for rank in buffer._ranks}))
+        return all_to_all(buffer, receives, sends, group)
+
+    def watched_all_gather(buffer, group):
+        parts = dist.get_world_size(group)
+        wire.append((buffer.dtype, {rank: from_others([part.numel()] * parts, rank, group) for rank, part in buffer._local_tensors.items()}))
+        return all_gather(buffer, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compat, "all_to_all", watched_all_to_all)
+        patch.setattr(compat, "all_gather", watched_all_gather)
+        yield wire
+
+
+def most_received(wire):
+    """By the busiest rank, of all the exchanges."""
+    totals = Counter()
+    for _, received in wire:
+        totals.update(received)
+    return max(totals.values(), default=0)

@@ -1,4 +1,4 @@
-"""Redistribution on all devices at once, with numpy arrays: what the executor does with torch and a process group, every position read or written checked.
+"""Redistribution on all devices at once, with numpy: what the executor does with torch and a process group, every position read or written checked.
 
 Who holds what comes from ``enumeration``, which shares nothing with the package; so do the reductions. Only the steps are the package's.
 """
@@ -43,7 +43,8 @@ def drawn(rng, meshes=MESHES, sizes=None, most=1500):
 
     def cut():
         dim = rng.randrange(len(shape))
-        return rng.choice([None, (dim, rng.choice([1, 1, 1, 2, 4, rng.randint(1, shape[dim] + 2)]))])
+        factor = rng.choice([1, 1, 1, 2, 4, rng.randint(1, shape[dim] + 2)])
+        return None if rng.random() < 0.3 else (dim, factor)
 
     source, target = (tuple(cut() for _ in mesh) for _ in range(2))
     orders = [tuple(rng.sample(range(len(mesh)), len(mesh))) if rng.random() < 0.3 else tuple(range(len(mesh))) for _ in range(2)]
@@ -110,7 +111,7 @@ def all_to_all(parts, peers, local):
     for device, part in parts.items():
         pieces = np.split(packed(part, local[device]), np.cumsum(part.sends)[:-1])
         sent |= {(device, peer): piece for peer, piece in zip(peers[device], pieces, strict=True)}
-        assert all(not sends and not receives for peer, sends, receives in zip(peers[device], part.sends, part.receives, strict=True) if peer is None)
+        assert all(peer or not sends + receives for peer, sends, receives in zip(peers[device], part.sends, part.receives, strict=True))
     received = {}
     for device, part in parts.items():
         pieces = [sent[peer, device] if peer is not None else np.empty(0) for peer in peers[device]]
@@ -125,7 +126,7 @@ def from_others(parts, peers):
 
 
 def run_exchange(step, local, peers=None):
-    """(the local tensors after it, how many elements each device received in each round): an all-to-all among ``peers``, or as many as there are rounds."""
+    """(the local tensors after, how many elements each device received in each round): an all-to-all among ``peers``, or one for each round."""
     peers = peers or {device: step.group(device) for device in local}
     after, received = {}, []
     for turn in range(step.rounds):
@@ -152,9 +153,10 @@ REDUCE = {"sum": np.sum, "max": np.max}
 
 
 def run_reduction(step, local, peers=None):
-    """(the local tensors after, how many elements each device received): an all-reduce of what each keeps, for which the count is None, or blocks for everyone to reduce.
+    """(the local tensors after, how many elements each device received): an all-reduce of what each keeps, or blocks for everyone to reduce.
 
-    With ``peers``, everything goes by blocks, as where the mesh has no group for it.
+    How an all-reduce travels is not the step's affair: there the count is None. With ``peers`` everything goes by blocks, as where the mesh has no
+    group for it.
     """
     if peers is None and not step.scatters:
         parts = {device: step.transfer(device, (device,)) for device in local}

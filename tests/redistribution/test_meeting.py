@@ -129,6 +129,8 @@ WINDOWS = 420 * 10**9  # periods of 6, 10, 14, 15, 20, 21 rows and so on divide 
         (WINDOWS, ((WINDOWS // 14, 2, 1),), ((WINDOWS // 21, 3, 1),), 4),
         (WINDOWS, ((WINDOWS // 60, 2, 1), (WINDOWS // 12, 3, 0)), ((WINDOWS // 20, 4, 1), (WINDOWS // 70, 2, 1)), 20),
         (BILLION, ((BILLION // 6, 4, 1),), ((BILLION // 10, 8, 3),), 49),
+        # A short period meets a long one: those of the long one count.
+        (10**6, ((10**6 // 7, 4, 1),), ((2, 5, 1),), 8),
         (BILLION + 7, ((BILLION // 30, 7, 2), (1, 3, 1)), ((1, 5, 2), (BILLION // 42, 4, 1)), 49),
     ],
 )

@@ -1,0 +1,130 @@
+"""What the processes of test_processes.py run: every rank draws the same cases, and compares its own part with what one device computes."""
+
+import random
+import time
+from datetime import timedelta
+from math import prod
+
+import torch
+import torch.distributed as dist
+from drawing import contributions, draw_placements, draw_program, draw_shape, draw_view, reduced, run
+from simulation import cuts_of, is_partial, locals_of, number, placements_of
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import cute_sharding
+
+PATIENCE = timedelta(seconds=40)
+
+
+def start(rank, job, world, rendezvous, *args):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=PATIENCE)
+    try:
+        globals()[job](*args)
+        dist.barrier()  # whoever is done first waits for the others: its threads serve them still
+    finally:
+        dist.destroy_process_group()
+        time.sleep(0.5)  # gloo aborts where a process ends before its threads do
+
+
+def mesh_of_ranks(ranks):
+    return DeviceMesh("cpu", torch.tensor(ranks))
+
+
+def part_of(full, mesh, placements):
+    """What this rank holds of ``full``, or of its own ``full`` as for locals_of; None where it is not on the mesh."""
+    ranks = mesh.mesh.flatten().tolist()
+    me = dist.get_rank()
+    return locals_of(full, tuple(mesh.shape), cuts_of(placements))[ranks.index(me)] if me in ranks else None
+
+
+def distribute(full, mesh, placements):
+    """As a program would: each rank gives its local tensor, those outside the mesh one that nobody wants."""
+    some = full[0] if isinstance(full, dict) else full
+    part = part_of(full, mesh, placements)
+    local = torch.full((3,), torch.nan) if part is None else part
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=some.shape, stride=some.stride()).detach().requires_grad_()
+
+
+def assert_holds(tensor, full, case):
+    wanted = part_of(full, tensor.device_mesh, tensor.placements)
+    got = tensor.to_local()
+    if wanted is None:
+        assert got.numel() == 0, case
+    else:
+        assert got.shape == wanted.shape and torch.equal(got, wanted), f"rank {dist.get_rank()}: {case}: {got} is not {wanted}"
+
+
+# -- jobs ---------------------------------------------------------------------------------------------------------------------
+
+
+def views(ranks, count):
+    """Drawn programs, forward and backward, most of which have to redistribute."""
+    mesh = mesh_of_ranks(ranks)
+    sizes = tuple(mesh.shape)
+    rng = random.Random(f"processes {ranks}")
+    with cute_sharding.enabled(implicit_redistribution=True):
+        cute_sharding.reset_stats()
+        for _ in range(count):
+            shape, target, cuts = draw_view(rng, sizes, range(49), wants_communication=rng.random() < 0.7)
+            single = number(shape).requires_grad_()
+            program = draw_program(rng, single, target)
+            case = (shape, placements_of(cuts), ranks, program)
+            expected = run(program, single)
+            gradient = number(expected.shape) + 0.5
+            expected.backward(gradient)
+            tensor = distribute(number(shape), mesh, placements_of(cuts))
+            result = run(program, tensor)
+            assert_holds(result, expected.detach(), case)
+            if dist.get_rank() in mesh.mesh:  # outside of it torch 2.13 itself cannot always put a gradient away: new_empty_strided fails
+                result.backward(distribute(gradient, mesh, result.placements).detach())
+                assert_holds(tensor.grad, single.grad, case)
+        outcomes = [sum(counts[outcome] for counts in cute_sharding.stats().values()) for outcome in ("redistribution", "refused", "stock")]
+    # Where a rank is outside of the mesh, DTensor asks no rule anything.
+    assert outcomes[0] > count // 3 or dist.get_rank() not in mesh.mesh
+    assert outcomes[1:] == [0, 0]
+
+
+def redistributions(ranks, count):
+    """Drawn pairs of placements, values and gradients, waited for or not."""
+    mesh = mesh_of_ranks(ranks)
+    sizes = tuple(mesh.shape)
+    rng = random.Random(f"processes {ranks}")
+    with cute_sharding.enabled(redistribution=True):
+        for k in range(count):
+            shape = draw_shape(rng)
+            before = draw_placements(rng, sizes, shape, pending=rng.choice(("sum", "max")), chance=rng.choice((0, 0.5)))
+            after = draw_placements(rng, sizes, shape)
+            given = contributions(rng, shape, sizes, before) if any(map(is_partial, before)) else number(shape).double()
+            case = (shape, before, after, ranks)
+            tensor = distribute(given, mesh, before)
+            result = tensor.redistribute(placements=after, async_op=k % 2 == 1)
+            each = given if isinstance(given, dict) else dict.fromkeys(range(prod(sizes)), given)
+            assert_holds(result, reduced(each, sizes, before, after), case)
+            gradient = number(shape).double() + 0.5
+            result.backward(distribute(gradient, mesh, after).detach())
+            assert list(tensor.grad.placements) == [Replicate() if is_partial(p) else p for p in before]
+            assert_holds(tensor.grad, gradient, case)
+            full = tensor.full_tensor()
+            if dist.get_rank() in mesh.mesh:
+                assert torch.equal(full, reduced(each, sizes, before, [Replicate()] * len(sizes))[0]), case
+
+
+def slices():
+    """Two slices of a mesh side by side, of other values: nothing of one reaches the other."""
+    whole = DeviceMesh("cpu", torch.arange(4).reshape(2, 2), mesh_dim_names=("a", "b"))
+    for name in ("a", "b"):
+        mesh = whole[name]
+        full = number((5, 7)) + 100 * mesh.mesh[0]
+        with cute_sharding.enabled(redistribution=True, implicit_redistribution=True):
+            tensor = distribute(full, mesh, [Shard(0)])
+            assert_holds(tensor.redistribute(placements=[_StridedShard(1, split_factor=2)]), full, name)
+            assert_holds(distribute(full, mesh, [Shard(1)]).view(35, 1), full.view(35, 1), name)
+
+
+def several(*jobs):
+    """Jobs one after the other: processes take longer to start than most jobs to run."""
+    for job, *args in jobs:
+        globals()[job](*args)

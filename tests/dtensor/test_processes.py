@@ -1,0 +1,41 @@
+"""Real processes over gloo: views and redistributions as programs run them, with uneven shards, empty ranks, and ranks outside of the mesh."""
+
+import time
+
+import processes_worker
+import pytest
+import torch.multiprocessing as multiprocessing
+
+pytestmark = pytest.mark.processes
+
+SECONDS = 120  # for the slowest of machines; a process that waits for ever is killed
+
+
+def run(world, folder, *jobs):
+    context = multiprocessing.spawn(processes_worker.start, args=("several", world, str(folder / "rendezvous"), *jobs), nprocs=world, join=False)
+    deadline = time.monotonic() + SECONDS
+    try:
+        while not context.join(timeout=max(deadline - time.monotonic(), 0)):  # raises what a process raises
+            assert time.monotonic() < deadline, f"still running after {SECONDS} s"
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def test_views_on_three(tmp_path):
+    run(3, tmp_path, ("views", [0, 1, 2], 60))
+
+
+def test_views_on_four(tmp_path):
+    run(4, tmp_path, ("views", [0, 1, 2, 3], 30), ("views", [[0, 1], [2, 3]], 30), ("slices",))
+
+
+def test_redistributions(tmp_path):
+    run(4, tmp_path, *[("redistributions", ranks, 40) for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])])
+
+
+def test_meshes_smaller_than_the_world(tmp_path):
+    """Ranks outside come through unharmed; exchanges over two mesh dims need a group of their own there."""
+    run(5, tmp_path, *[(job, ranks, 20) for ranks in ([3, 1, 4], [[4, 1], [2, 0]]) for job in ("views", "redistributions")])
