@@ -1,9 +1,11 @@
 """What the processes of test_processes.py run: every rank draws the same cases, and compares its own part with what one device computes."""
 
+import os
 import random
 import time
 from datetime import timedelta
 from math import prod
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -128,3 +130,26 @@ def several(*jobs):
     """Jobs one after the other: processes take longer to start than most jobs to run."""
     for job, *args in jobs:
         globals()[job](*args)
+
+
+def dying(rank, world, rendezvous, folder):
+    """The last rank dies before it sends anything. The others get the backend's error within its timeout, with their own tensors as they were."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=timedelta(seconds=10))
+    mesh = mesh_of_ranks(list(range(world)))
+    tensor = distribute(number((8, 9)), mesh, [Shard(0)]).detach()
+    tensor.redistribute(placements=[Shard(1)])  # connections are made
+    dist.barrier()
+    if rank == world - 1:
+        os._exit(0)
+    with cute_sharding.enabled(redistribution=True):
+        begin = time.monotonic()
+        try:
+            tensor.redistribute(placements=[Shard(1)])
+            outcome = "no error"
+        except RuntimeError as error:
+            outcome = type(error).__name__
+        took = time.monotonic() - begin
+    assert_holds(tensor, number((8, 9)), "after a peer died")
+    Path(folder, str(rank)).write_text(f"{outcome} {took < 20}")
+    os._exit(0)  # what is left of the group cannot be taken down in order

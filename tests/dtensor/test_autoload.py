@@ -28,11 +28,14 @@ def installed(tmp_path_factory):
 
 @pytest.fixture
 def program(installed):
-    def run(code, flag=None, timeout=120):
-        environment = {name: value for name, value in os.environ.items() if name not in ("USE_CUTE_VIEW_PROPAGATION", "TORCH_DEVICE_BACKEND_AUTOLOAD")}
+    def run(code, flag=None, timeout=120, redistribution=None):
+        ours = ("USE_CUTE_VIEW_PROPAGATION", "USE_CUTE_REDISTRIBUTION", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+        environment = {name: value for name, value in os.environ.items() if name not in ours}
         environment["PYTHONPATH"] = os.pathsep.join([str(installed), str(REPOSITORY), str(Path(__file__).parent)])
         if flag is not None:
             environment["USE_CUTE_VIEW_PROPAGATION"] = flag
+        if redistribution is not None:
+            environment["USE_CUTE_REDISTRIBUTION"] = redistribution
         return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=timeout)
 
     return run
@@ -128,3 +131,36 @@ if __name__ == "__main__":
     print("done")
 """
     assert succeeds(program(code, "1")).strip() == "done"
+
+
+# What each flag switches on: a view that torch's rules refuse, and a redistribution that torch takes two collectives for.
+WHICH = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+mesh = init_device_mesh("cpu", (2, 2))
+tensor = DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0), Shard(1)], run_check=False)
+with CommDebugMode() as collectives:
+    tensor.redistribute(placements=[Shard(1), Shard(0)])
+uneven = DTensor.from_local(torch.ones(2, 3), init_device_mesh("cpu", (4,)), [Shard(0)], run_check=False, shape=(7, 3), stride=(3, 1))
+try:
+    views = list(uneven.view(21).shape) == [21]
+except RuntimeError:
+    views = False
+print(views, collectives.get_total_counts() == 1)
+"""
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("redistribution", [False, True])
+def test_the_two_flags_are_two_switches(program, views, redistribution):
+    out = succeeds(program(WHICH, str(int(views)), redistribution=str(int(redistribution))))
+    assert out.split() == [str(views), str(redistribution)]
+
+
+def test_a_redistribution_flag_that_is_neither_on_nor_off(program):
+    result = program("import torch", redistribution="perhaps")
+    assert "USE_CUTE_REDISTRIBUTION='perhaps'" in result.stderr

@@ -12,7 +12,11 @@ SECONDS = 120  # for the slowest of machines; a process that waits for ever is k
 
 
 def run(world, folder, *jobs):
-    context = multiprocessing.spawn(processes_worker.start, args=("several", world, str(folder / "rendezvous"), *jobs), nprocs=world, join=False)
+    spawn(processes_worker.start, world, "several", world, str(folder / "rendezvous"), *jobs)
+
+
+def spawn(function, world, *args):
+    context = multiprocessing.spawn(function, args=args, nprocs=world, join=False)
     deadline = time.monotonic() + SECONDS
     try:
         while not context.join(timeout=max(deadline - time.monotonic(), 0)):  # raises what a process raises
@@ -39,3 +43,8 @@ def test_redistributions(tmp_path):
 def test_meshes_smaller_than_the_world(tmp_path):
     """Ranks outside come through unharmed; exchanges over two mesh dims need a group of their own there."""
     run(5, tmp_path, *[(job, ranks, 20) for ranks in ([3, 1, 4], [[4, 1], [2, 0]]) for job in ("views", "redistributions")])
+
+
+def test_a_process_that_dies(tmp_path):
+    spawn(processes_worker.dying, 3, 3, str(tmp_path / "rendezvous"), str(tmp_path))
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["RuntimeError True", "RuntimeError True"]
