@@ -151,7 +151,8 @@ def _meet_runs(one: Run, other: Run) -> list[Run]:
     if not one.loops:
         return [r.flipped() for r in _meet_runs(other, one)]
     (_, p, dy), (_, q, dz) = one.loops[0], other.loops[0]
-    first, stop = max(one.x, other.x), min(one.reach, other.reach)
+    # To the end of the last period, held to its end or not.
+    first, stop = max(one.x, other.x), min(run.x + run.loops[0][0] * run.loops[0][1] for run in (one, other))
     window = lcm(p, q)
     times = (stop - first) // window
     if times >= 2:
@@ -171,7 +172,7 @@ def _meet_runs(one: Run, other: Run) -> list[Run]:
 
 
 def _joined(found: list[Run]) -> list[Run]:
-    """The same pairs in fewer runs: loops that touch are one, and so are runs that touch."""
+    """The same pairs in fewer runs: runs that touch are one, neighbours that differ by one step are turns of a loop, and loops that touch are one."""
     result: list[Run] = []
     for run in sorted(map(_coalesced, found)):
         if result and not run.loops and not result[-1].loops:
@@ -180,6 +181,24 @@ def _joined(found: list[Run]) -> list[Run]:
                 result[-1] = Run(last.x, last.y, (), last.length + run.length)
                 continue
         result.append(run)
+    while len(folded := _folded(result)) < len(result):
+        result = folded
+    return result
+
+
+def _folded(found: list[Run]) -> list[Run]:
+    result, i = [], 0
+    while i < len(found):
+        first, count = found[i], 1
+        step: tuple[int, int] | None = None
+        while i + count < len(found):
+            last, run = found[i + count - 1], found[i + count]
+            delta = run.x - last.x, run.y - last.y
+            if (run.loops, run.length) != (first.loops, first.length) or step not in (None, delta) or run.x < last.reach:
+                break
+            step, count = delta, count + 1
+        result.append(first if step is None else _coalesced(Run(first.x, first.y, ((count, *step), *first.loops), first.length)))
+        i += count
     return result
 
 
