@@ -126,6 +126,25 @@ def slices():
             assert_holds(distribute(full, mesh, [Shard(1)]).view(35, 1), full.view(35, 1), name)
 
 
+def compiled():
+    """The same plan in a graph: uneven shards, two mesh dims at once, a gather; forward and backward, equal to eager."""
+    R, flat, square = Replicate(), mesh_of_ranks([0, 1, 2, 3]), mesh_of_ranks([[0, 1], [2, 3]])
+    cases = [(flat, 9, [Shard(0)], [Shard(1)], "aot_eager"), (square, 9, [R, Shard(0)], [Shard(0), R], "aot_eager"), (square, 8, [Shard(0), Shard(1)], [Shard(1), R], "inductor")]
+    with cute_sharding.enabled(redistribution=True):
+        for mesh, n, before, after, backend in cases:
+            torch._dynamo.reset()
+            tensor = distribute(number((n, n)), mesh, before)
+
+            def program(x, after=after):
+                return (x * 2).redistribute(placements=after).square()
+
+            for function in (program, torch.compile(program, backend=backend, fullgraph=True)):
+                result = function(tensor)
+                assert_holds(result.detach(), (number((n, n)) * 2).square(), (before, after, backend))
+                (gradient,) = torch.autograd.grad(result.sum(), tensor)
+                assert torch.equal(gradient.full_tensor(), number((n, n)) * 8), (before, after, backend)
+
+
 def several(*jobs):
     """Jobs one after the other: processes take longer to start than most jobs to run."""
     for job, *args in jobs:

@@ -45,6 +45,10 @@ def test_meshes_smaller_than_the_world(tmp_path):
     run(5, tmp_path, *[(job, ranks, 20) for ranks in ([3, 1, 4], [[4, 1], [2, 0]]) for job in ("views", "redistributions")])
 
 
+def test_compiled_programs(tmp_path):
+    run(4, tmp_path, ("compiled",))
+
+
 def test_a_process_that_dies(tmp_path):
     spawn(processes_worker.dying, 3, 3, str(tmp_path / "rendezvous"), str(tmp_path))
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["RuntimeError True", "RuntimeError True"]
