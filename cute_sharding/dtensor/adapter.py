@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.placements import Cuts
-from cute_sharding.dtensor.propagate import decide
+from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
+from cute_sharding.dtensor.propagate import Decision, decide
+from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.dtensor.stock import moves_rightly
-from cute_sharding.views import BY_OVERLOAD, Row
+from cute_sharding.views import BY_OVERLOAD, Row, View, carry
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,17 @@ def _install(settings: Settings | None) -> None:
                 stock = compat.registration(op)
                 _stock.append(stock)
                 compat.install_strategy(op, _strategy(row, name, strict, stock, settings))
+    compat.tag_compiled_graphs(None if settings is None else f"{_fingerprint()}:{int(settings.views)}{int(settings.implicit_redistribution)}{int(settings.redistribution)}")
     compat.clear_propagation_caches()
+
+
+@cache
+def _fingerprint() -> str:
+    """Of this package's code: another version may answer otherwise, and compiled graphs outlive the process."""
+    digest = hashlib.sha1(usedforsecurity=False)
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]:
@@ -116,7 +129,8 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
     def redistribute(local: torch.Tensor, current: compat.DTensorSpec, target: compat.DTensorSpec, *, async_op: bool = False, is_explicit: bool = False, **options: Any) -> torch.Tensor:
         settings = _settings
         wanted = settings is not None and (settings.redistribution or getattr(_in_view, "now", False))
-        if wanted and not compat.is_symbolic(tuple(current.shape), *compat.split_factors(current), *compat.split_factors(target)):
+        symbolic = wanted and compat.is_symbolic(tuple(current.shape), *compat.split_factors(current), *compat.split_factors(target))
+        if wanted and not symbolic and not compat.is_wrapper(local):
             return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit)
         return stock.local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
@@ -142,6 +156,31 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
 def _reachable(settings: Settings, spec: compat.DTensorSpec, target: Cuts) -> bool:
     """Whether an explicit redistribution, as it runs under ``settings``, can be trusted to take ``spec`` to ``target``."""
     return settings.redistribution or moves_rightly(spec, target)
+
+
+def _says_what_it_means(view: View, spec: compat.DTensorSpec, decision: Decision) -> bool:
+    """Whether the decision holds however the placements are read (reading.py). torch marks the result, and a redistributed input, as its input was marked: to be read as a shard order, or not."""
+    if not spec.use_strided_shard_as_shard_order:
+        return True
+    shapes = ((view.input_shape, spec.placements), (view.input_shape, decision.source), (view.output_shape, decision.output))
+    if all(agree(shape, spec, placements) for shape, placements in shapes):
+        return True
+    # Whole dims that keep their cuts, as in a permutation, hold in any reading.
+    before, after = ([cut_of(p) for p in placements] for placements in (spec.placements, decision.output))
+    moved = {(a[0], b[0]) for a, b in zip(before, after) if a is not None and b is not None}
+    same = all(a == b or (a is not None and b is not None and a[1] == b[1] and view.input_shape[a[0]] == view.output_shape[b[0]]) for a, b in zip(before, after))
+    return decision.source == tuple(spec.placements) and same and len({a for a, _ in moved}) == len({b for _, b in moved}) == len(moved)
+
+
+def _whole(view: View, spec: compat.DTensorSpec, mesh: tuple[int, ...], decision: Decision, name: str, *, may_redistribute: bool) -> Decision:
+    """The decision with an input that is not sharded."""
+    if not may_redistribute:
+        raise RuntimeError(
+            f"{name}: the placements {text(spec.placements)} of a tensor of shape {tuple(spec.shape)} can be read left to right or as a shard order, and where sizes do not divide these "
+            f"differ. Redistribute it first, to placements without _StridedShard: .redistribute(placements={[compat.Replicate()] * len(mesh)!r}), with cute_sharding.enable(redistribution=True)."
+        )
+    source = tuple([p if cut_of(p) is None else compat.Replicate() for p in decision.source])
+    return Decision(source, replaced(source, carry(view, (None,) * len(mesh), mesh).cuts), "redistribution")
 
 
 def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, settings: Settings) -> Callable[[compat.OpSchema], compat.OpStrategy]:
@@ -181,6 +220,8 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
                 reachable=partial(_reachable, settings, spec),
             )
+            if not _says_what_it_means(view, spec, decision):
+                decision = _whole(view, spec, sizes, decision, name, may_redistribute=not strict or settings.implicit_redistribution)
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))
         return result
 

@@ -6,19 +6,20 @@ Supported: torch 2.13 to 2.15.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
-from unittest import mock
 
 import torch
+import torch.compiler.config
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.distributed import distributed_c10d
+from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor, enabled_local_tensor_mode, maybe_disable_local_tensor_mode
-from torch.distributed._local_tensor import local_tensor_mode as local_tensor_mode_of_any_state
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -27,15 +28,16 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _StridedShard
+from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _MaskPartial, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from cute_sharding.layout.layout import row_major
 from cute_sharding.views.dim_map import DimSpec
 
 __all__ = [
     "DTensorSpec",
+    "MaskPartial",
     "OpSchema",
     "OpSpec",
     "OpStrategy",
@@ -50,17 +52,19 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "backend_name",
     "check_no_mixed_partials",
     "check_shard_order",
     "clear_propagation_caches",
-    "cut_order",
+    "decoded_order",
     "decodes_to_shard_order",
-    "emulates_ranks",
     "flattened_mesh",
     "generate_redistribute_costs",
     "install_redistribution",
     "install_strategy",
     "is_symbolic",
+    "is_tracing",
+    "is_wrapper",
     "local_int",
     "local_of",
     "local_tensor_mode",
@@ -77,17 +81,20 @@ __all__ = [
     "registration",
     "restore",
     "restore_redistribution",
+    "shard_order",
     "split_factors",
     "stock_dim_maps",
     "stock_input_placements",
     "stock_propagate",
     "stock_transforms",
+    "tag_compiled_graphs",
     "torch_rule",
     "unbound_spec",
     "waited",
 ]
 
 StridedShard = _StridedShard
+MaskPartial = _MaskPartial
 
 # torch's own rules: an oracle in the tests, and what a strict view falls back to is asked of it.
 stock_propagate = _view_ops.propagate_shape_and_sharding
@@ -176,6 +183,15 @@ def restore(saved: Registration) -> None:
             table[saved.op] = entry
 
 
+def tag_compiled_graphs(tag: str | None) -> None:
+    """Keep what torch.compile caches on disk under this tag apart from what it caches without, or with another: the graphs differ, and ranks must not mix them.
+
+    None takes the tag away again.
+    """
+    kept = [part for part in torch.compiler.config.cache_key_tag.split(" ") if part and not part.startswith("cute_sharding:")]
+    torch.compiler.config.cache_key_tag = " ".join(kept + ([f"cute_sharding:{tag}"] if tag is not None else []))
+
+
 def clear_propagation_caches() -> None:
     """Forget every cached propagation of the Python cache in all threads (by a fresh cache object), and of this thread's C++ cache.
 
@@ -216,14 +232,29 @@ def decodes_to_shard_order(spec: DTensorSpec) -> bool:
     return DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh) is not None
 
 
-def cut_order(spec: DTensorSpec) -> tuple[int, ...] | None:
-    """The order in which the mesh dims of ``spec`` cut, where that is not left to right."""
+def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+    """The (tensor dim, mesh dims in the order in which they cut) that ``spec`` says or that torch decodes from it; None where it is left to right, or no order."""
     if spec.use_strided_shard_as_shard_order:
-        return None
+        return decoded_order(tuple(spec.placements), spec.mesh)
     order = spec.shard_order
     if order is None or DTensorSpec.is_default_device_order(order):
         return None
-    return tuple([m for entry in order for m in entry.mesh_dims])
+    if any(isinstance(p, StridedShard) for p in spec.placements):
+        raise NotImplementedError(f"placements {spec.placements} in the shard order {order}: say the order by _StridedShard alone, or by Shard placements and an order")
+    return tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
+
+
+def decoded_order(placements: tuple[Placement, ...], mesh: Any) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+    """The shard order for which torch takes the _StridedShard placements of a spec that a program made; None without any, or where no order has these split factors."""
+    if not any(isinstance(p, StridedShard) for p in placements):
+        return None
+    order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
+    return None if order is None else tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
+
+
+def is_tracing() -> bool:
+    """Whether what runs now becomes part of a graph."""
+    return bool(_are_we_tracing())
 
 
 def _placed(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:
@@ -257,20 +288,50 @@ def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
     return _redistribute._get_flattened_mesh_by_layout_impl(mesh, dims)
 
 
-_made: Counter[tuple[int, ...]] = Counter()
-
-
-def new_group(ranks: list[int]) -> Any:
-    """A process group that only its members make.
+def new_group(ranks: list[int], like: Any) -> Any:
+    """A process group that only its members make, of the backend of the group ``like``. To be made once for the same ranks.
 
     torch before 2.15 names such a group by how many groups a rank knows of, which differs from rank to rank where meshes overlap: they then wait for one another under different names.
-    Here the name is made of the ranks, and of how often a group of these has been made.
+    Here the name is made of the ranks.
     """
-    key = tuple(ranks)
-    name = hashlib.sha1(f"cute_sharding {key} {_made[key]}".encode(), usedforsecurity=False).hexdigest()
-    _made[key] += 1
-    with no_modes(), mock.patch.object(distributed_c10d, "_hash_ranks_to_str", lambda ranks: name):
-        return dist.new_group(ranks, use_local_synchronization=True)
+    name = hashlib.sha1(f"cute_sharding {ranks}".encode(), usedforsecurity=False).hexdigest()
+    with no_modes(), _named_groups(name):
+        return dist.new_group(ranks, backend=dist.get_backend(like), use_local_synchronization=True)
+
+
+class _Naming(threading.local):
+    name: str | None = None
+
+
+_naming = _Naming()
+_naming_lock = threading.Lock()
+_naming_stock: list[Any] = []  # torch's own function, once for each thread that is naming a group
+
+
+@contextmanager
+def _named_groups(name: str) -> Iterator[None]:
+    """The group that this thread makes has this name. Threads wait for one another while they make groups, so no lock is held meanwhile."""
+    with _naming_lock:
+        stock = _naming_stock[0] if _naming_stock else distributed_c10d._hash_ranks_to_str
+        _naming_stock.append(stock)
+        distributed_c10d._hash_ranks_to_str = lambda ranks: _naming.name or stock(ranks)
+    _naming.name = name
+    try:
+        yield
+    finally:
+        _naming.name = None
+        with _naming_lock:
+            _naming_stock.pop()
+            if not _naming_stock:
+                distributed_c10d._hash_ranks_to_str = stock
+
+
+def backend_name(group: Any, device_type: str) -> str | None:
+    """The name of the group's backend for a kind of device; None where it has none."""
+    try:
+        return str(group._get_backend(torch.device(device_type)).name())
+    except RuntimeError:
+        return None
 
 
 def no_modes() -> Any:
@@ -283,9 +344,9 @@ def local_tensor_mode() -> Any | None:
     return enabled_local_tensor_mode()
 
 
-def emulates_ranks() -> bool:
-    """Whether every rank runs in this process, also while one of them has its turn."""
-    return local_tensor_mode_of_any_state() is not None
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is a subclass that wraps others (a float8 tensor with its scale): it has its own ways to be split and gathered."""
+    return is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, (LocalTensor, funcol.AsyncCollectiveTensor))
 
 
 def local_of(tensor: torch.Tensor, rank: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from math import prod
 from typing import Any
@@ -39,7 +39,7 @@ def run(steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool
 
 def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     if not step.dims:
-        return on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x), local)
+        return on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x, alias=False), local)
     group = group_of(mesh, step.dims)
     target: torch.Tensor | None = None
     for turn in range(step.rounds):
@@ -50,25 +50,31 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 
 def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, group: Any, target: torch.Tensor | None) -> torch.Tensor:
     """One round, into ``target`` where an earlier one has made it."""
-    gathers = step.gathers and step.rounds == 1 and spans(group, mesh, step.dims) and copies_natively(group)
+    gathers = step.gathers and step.rounds == 1 and spans(group, mesh, step.dims)
 
     @cache
     def part(rank: int) -> Transfer:
         return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank), gathers, turn)
 
-    width = 1 if local.dtype in WIRE else local.element_size()
+    # What a gather brings lies the same on all ranks of the group, so all of them decide alike.
+    if gathers and not copies_natively(group, mesh) and not true_on_each_rank(lambda rank: part(rank).unpacks is None):
+        gathers = False
+        part.cache_clear()
+
     buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
-    if gathers:
-        received = compat.all_gather(buffer, group)
-    else:
-        receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
-        sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
-        received = compat.all_to_all(buffer, receives, sends, group)
+    received = compat.all_gather(buffer, group) if gathers else _all_to_all(part, buffer, local, group)
     del buffer
     if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
         received = waited(received)
     into = () if target is None else (target,)
     return on_each_rank(lambda rank, got, x, *out: _unpack(part(rank), _from_wire(got, x.dtype), x, *out), received, local, *into)
+
+
+def _all_to_all(part: Callable[[int], Transfer], buffer: torch.Tensor, local: torch.Tensor, group: Any) -> torch.Tensor:
+    width = 1 if local.dtype in WIRE else local.element_size()
+    receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
+    sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
+    return compat.all_to_all(buffer, receives, sends, group)
 
 
 def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
@@ -81,16 +87,16 @@ def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 
     if not step.scatters and exact:
         # Of what its source has, a device keeps its target; all of the group keep the same.
-        kept = on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x), local)
+        kept = on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x, alias=True), local)
         reduced = compat.all_reduce(kept, step.op, group)
-    elif step.scatters and step.even and exact and copies_natively(group):
+    elif step.scatters and step.even and exact and copies_natively(group, mesh):
         scattered = compat.reduce_scatter(on_each_rank(lambda rank, x: _pack(part(rank), x), local), step.op, group)
         reduced = on_each_rank(lambda rank, got: got.view(part(rank).target_shape), scattered)
     else:
         # Blocks of different sizes, or a group that the mesh has not: everyone sends its contributions, and the receiver reduces them.
-        buffer = on_each_rank(lambda rank, x: _pack(part(rank), x), local)
-        received = compat.all_to_all(buffer, ints_on_each_rank(lambda rank: part(rank).receives), ints_on_each_rank(lambda rank: part(rank).sends), group)
-        reduced = on_each_rank(lambda rank, got: _REDUCE[step.op](got.view(step.parts, *part(rank).target_shape)), waited(received))
+        buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
+        received = waited(_all_to_all(part, buffer, local, group))
+        reduced = on_each_rank(lambda rank, got: _REDUCE[step.op](_from_wire(got, local.dtype).view(step.parts, *part(rank).target_shape)), received)
     if step.divisor == 1:
         return reduced
     reduced = waited(reduced)
@@ -128,8 +134,10 @@ def _transfer(step: Step, device: Device, among: tuple[Device | None, ...], gath
     return step.transfer(device, among)
 
 
-def _alone(step: Step, device: Device) -> Transfer:
-    return _transfer(step, device, (device,))
+@lru_cache(maxsize=1 << 12)
+def _alone(step: Step, device: Device) -> tuple[Transfer, tuple[Copy, ...]]:
+    """A device's transfer with itself alone, and the copies from its source to its target."""
+    return step.transfer(device, (device,)), step.kept_by(device)
 
 
 def _checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
@@ -170,12 +178,21 @@ def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor, target:
     return target
 
 
-def _keep(part: Transfer, local: torch.Tensor) -> torch.Tensor:
-    """What this rank keeps of its own: its part in a transfer with itself alone."""
+def _keep(copies: tuple[Transfer, tuple[Copy, ...]], local: torch.Tensor, *, alias: bool) -> torch.Tensor:
+    """What this rank keeps of its own, in the memory order of its own. All of it, where that is what it keeps, as it is if ``alias``."""
+    part, own = copies
     local = _checked(part, local)
-    if part.packs is None and part.unpacks is None:
-        return local.view(part.target_shape) if local.is_contiguous() else local.reshape(part.target_shape)
-    return _unpack(part, local if part.own else _pack(part, local), local)
+    if part.packs is None and part.unpacks is None and part.source_shape == part.target_shape:
+        return local if alias else local.clone()
+    # Dims in the order of their strides, as clone() has them.
+    given, strides, below = local.stride(), [0] * local.ndim, 1
+    for dim in sorted(range(local.ndim), key=lambda dim: (given[dim], -dim)):
+        strides[dim] = below
+        below *= max(part.target_shape[dim], 1)
+    target = local.new_empty_strided(part.target_shape, strides)
+    for copy in own:
+        _copy(copy, local, target)
+    return target
 
 
 def _copy(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -58,21 +59,40 @@ def _coordinate(index: int, sizes: tuple[int, ...]) -> Device:
 def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
     """A process group of the ranks that differ on those mesh dims alone, or of more of them.
 
-    In this order: the group of the one mesh dim; that of the dims flattened, where the program has flattened them; the default group, where the mesh is all of it (ranks
-    of other slices then have nothing to say to one another, and need no communicator of their own); else a new group, made once for each mesh.
+    In this order: the group of the one mesh dim; that of the dims flattened, where the program has flattened them; the default group, where the mesh is all of it and of its kind (ranks
+    of other slices then have nothing to say to one another, and need no communicator of their own); else a new group, made once for the ranks.
     """
+    group = existing_group(mesh, dims)
+    if group is not None:
+        return group
+    rank = dist.get_rank()
+    ranks = tuple(sorted(_slice(places(mesh, rank), dims, rank)))
+    # Kept by ranks and not by mesh: a program may make the same slice of its mesh anew in every step.
+    groups = _made()
+    groups[ranks] = compat.new_group(list(ranks), mesh.get_group(dims[0]))
+    return groups[ranks]
+
+
+def existing_group(mesh: Any, dims: tuple[int, ...]) -> Any | None:
+    """:func:`group_of`, if there is one already."""
     if len(dims) == 1:
         return mesh.get_group(dims[0])
     flattened = compat.flattened_mesh(mesh, dims)
     if flattened is not None:
         return flattened.get_group()
-    if mesh.size() == dist.get_world_size():
-        return dist.group.WORLD
-    groups = mesh.__dict__.setdefault("_cute_sharding_groups", {})
-    if dims not in groups:
-        rank = dist.get_rank()
-        groups[dims] = compat.new_group(sorted(_slice(places(mesh, rank), dims, rank)))
-    return groups[dims]
+    world = dist.group.WORLD
+    if mesh.size() == dist.get_world_size() and compat.backend_name(world, mesh.device_type) == compat.backend_name(mesh.get_group(dims[0]), mesh.device_type):
+        return world
+    rank = dist.get_rank()
+    return _made().get(tuple(sorted(_slice(places(mesh, rank), dims, rank))))
+
+
+_groups: WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = WeakKeyDictionary()
+
+
+def _made() -> dict[tuple[int, ...], Any]:
+    """The groups that were made, by their ranks. They end with the default group."""
+    return _groups.setdefault(dist.group.WORLD, {})
 
 
 def _slice(coordinates: dict[int, Device], dims: Sequence[int], rank: int) -> list[int]:
@@ -82,16 +102,15 @@ def _slice(coordinates: dict[int, Device], dims: Sequence[int], rank: int) -> li
 
 def peers(group: Any, mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device | None, ...]:
     """The coordinates of the group's ranks, in its order; None for those that differ from ``rank`` on other mesh dims than ``dims``."""
-    return _peers(group, mesh, dims, rank, compat.emulates_ranks())
+    return _peers(tuple(dist.get_process_group_ranks(group)), mesh, dims, rank)
 
 
 @lru_cache(maxsize=1 << 10)
-def _peers(group: Any, mesh: Any, dims: tuple[int, ...], rank: int, emulated: bool) -> tuple[Device | None, ...]:
+def _peers(ranks: tuple[int, ...], mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device | None, ...]:
     coordinates = places(mesh, rank)
     members = set(_slice(coordinates, dims, rank))
-    ranks = dist.get_process_group_ranks(group)
-    if emulated and len(ranks) < dist.get_world_size():
-        ranks = sorted(members)  # the group at hand is that of rank 0
+    if not members <= {*ranks}:
+        ranks = tuple(sorted(members))  # every rank runs in this process, and the group at hand is that of rank 0
     return tuple([coordinates[r] if r in members else None for r in ranks])
 
 
@@ -100,6 +119,6 @@ def spans(group: Any, mesh: Any, dims: Sequence[int]) -> bool:
     return dist.get_world_size(group) == prod(mesh.size(m) for m in dims)
 
 
-def copies_natively(group: Any) -> bool:
-    """Whether the backend gathers and reduce-scatters better than an all-to-all does it. gloo does not: its own go by lists of tensors that it copies once more."""
-    return dist.get_backend(group) != "gloo"
+def copies_natively(group: Any, mesh: Any) -> bool:
+    """Whether the backend gathers and reduce-scatters better than an all-to-all does it. gloo does not, where copies follow: its own go by lists of tensors that it copies once more."""
+    return compat.backend_name(group, mesh.device_type) != "gloo"

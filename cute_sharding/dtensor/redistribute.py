@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -10,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import DTensorSpec, Partial, Placement
+from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Placement
 from cute_sharding.dtensor.executor import run
-from cute_sharding.dtensor.placements import cut_of
-from cute_sharding.redistribution.chains import Chains, chains_of
+from cute_sharding.dtensor.ranks import existing_group
+from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
+from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, RedistributionPlan, plan_steps
+from cute_sharding.redistribution.plan import Held, RedistributionPlan, one_by_one, plan_steps
 
 # Reductions that equal contributions of all devices give back what they were made of.
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
@@ -33,10 +33,10 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     """Take this rank's local tensor from the placements of ``current`` to those of ``target``.
 
     Pending reductions of torch's own Partial are part of the plan; those of other kinds (a masked embedding's, a norm's) are finished first, by the placement's own method.
-    Everything that can be refused is refused before anything is sent, by every rank alike.
+    What the specs tell to be wrong is refused before anything is sent, by every rank alike; a local tensor that is not of the shape its spec gives it, by the rank that has it.
 
     Raises:
-        NotImplementedError: the meshes differ, or a reduction of another kind is to stay pending while elements move.
+        NotImplementedError: the meshes differ, or a masked embedding's reduction is to stay pending while elements move.
         RuntimeError: a change of one pending reduction into another.
         ValueError: mixed reductions that do not commute, or a pending reduction that a result cannot be turned back into.
     """
@@ -46,13 +46,18 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
     before, after = tuple(current.placements), tuple(target.placements)
-    plan, foreign, made = prepare(tuple(current.shape), tuple(mesh.shape), before, after, compat.cut_order(current), compat.cut_order(target))
+    source, wanted = of_source(current, local), of_target(target, is_explicit=is_explicit)
+    plan, foreign, made = prepare(tuple(current.shape), tuple(mesh.shape), before, after, source, wanted)
+    steps = plan.steps
+    if compat.is_tracing() and any(step.communicates and existing_group(mesh, step.mesh_dims) is None for step in steps):
+        # A graph may run from a cache where nobody traced it: it must not need a group that tracing makes.
+        steps = one_by_one(plan.shape, plan.mesh, plan.source, plan.target.chains)
     debug = compat.active_debug_mode()
-    record = nullcontext() if debug is None else debug.record_redistribute_calls(local, before, after, " -> ".join(s.kind for s in plan.steps), is_explicit=is_explicit)
+    record = nullcontext() if debug is None else debug.record_redistribute_calls(local, before, after, " -> ".join(step.kind for step in steps), is_explicit=is_explicit)
     with record:
         for m in foreign:
             local = compat.reduce_value(before[m], local, mesh, m)
-        local = run(plan.steps, local, mesh, async_op=async_op and not made)
+        local = run(steps, local, mesh, async_op=async_op and not made)
         for m in made:
             local = compat.partition_value(after[m], local, mesh, m)
     return local
@@ -64,12 +69,12 @@ def prepare(
     mesh: tuple[int, ...],
     before: tuple[Placement, ...],
     after: tuple[Placement, ...],
-    order_before: tuple[int, ...] | None = None,
-    order_after: tuple[int, ...] | None = None,
+    source: Chains | None = None,
+    target: Chains | None = None,
     network: Network | None = None,
     memory_limit: int | None = None,
 ) -> Prepared:
-    """The plan from one tuple of placements to another; ``order_...`` says in which order mesh dims cut, where that is not left to right."""
+    """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut, where that is not left to right."""
     compat.check_no_mixed_partials(before)
     compat.check_no_mixed_partials(after)
     changing = [m for m in range(len(mesh)) if mesh[m] > 1 and before[m] != after[m]]
@@ -82,16 +87,14 @@ def prepare(
         if type(after[m]) is Partial and after[m].reduce_op not in MADE_OF_COPIES:  # type: ignore[attr-defined]
             raise ValueError(f"redistribution from {before[m]} to {after[m]} on mesh dim {m}: no contributions of equal devices reduce to a given result by {after[m]}")
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
-    source, target = _chains(shape, mesh, before, order_before), _chains(shape, mesh, after, order_after)
+    source = left_to_right(shape, mesh, before) if source is None else source
+    target = left_to_right(shape, mesh, after) if target is None else target
     for m, placement in enumerate(before):
-        if source != target and mesh[m] > 1 and m not in pending and isinstance(placement, Partial) and type(placement) is not Partial:
-            raise NotImplementedError(f"{placement} on mesh dim {m} belongs to the elements where they are, and cannot stay pending while they move: redistribute it to Replicate first")
+        if source != target and mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
+            raise NotImplementedError(f"the mask of {placement} on mesh dim {m} lies as the elements lie, so it cannot stay pending while they move: redistribute it to Replicate first")
     reduced = tuple([(m, before[m].reduce_op) for m in pending if m not in foreign])  # type: ignore[attr-defined]
     held = Held(source, reduced, tuple([m for m in range(len(mesh)) if isinstance(before[m], Partial) and m not in pending]))
     network = (network or Network.default(mesh)).checked(mesh)
     steps = plan_steps(shape, mesh, held, target, network, memory_limit)
     return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made)
 
-
-def _chains(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement], order: Sequence[int] | None) -> Chains:
-    return chains_of([cut_of(p) for p in placements], len(shape), mesh, order)

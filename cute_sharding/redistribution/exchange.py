@@ -118,6 +118,9 @@ class Exchange(Step):
         """What the device keeps: x in its source, y in its target."""
         return Message(tuple([meet(n, self.chain(self.source, d, device), self.chain(self.target, d, device)) for d, n in enumerate(self.shape)]))
 
+    def kept_by(self, device: Device) -> tuple[Copy, ...]:
+        return tuple(folded(self.own(device).boxes))
+
     def message(self, sender: Device, receiver: Device, turn: int = 0) -> Message | None:
         """What ``sender`` sends to ``receiver`` in that round, or None."""
         own = True

@@ -231,6 +231,28 @@ def _reductions(
                 yield reduction(source.chains, middle, first), reduction(middle, target, last)
 
 
+def one_by_one(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains) -> tuple[Step, ...]:
+    """Steps that each communicate on one mesh dim: for where there are no groups of several. They move more than they must.
+
+    Reductions are all-reduces. Then the source gives up its cuts, the last first, until every device holds what it needs.
+    """
+    steps: list[Step] = []
+    for m, op in source.pending:
+        steps.append(Reduction(shape, mesh, source.chains, source.chains, (m,), "sum" if op == "avg" else op, mesh[m] if op == "avg" else 1))
+    at = source.chains
+    while not within(shape, mesh, at, target):
+        # A cut that the target lacks, or has in another place; the last of its tensor dim, so that the others stay as they are.
+        d = next(d for d, (before, after) in enumerate(zip(at, target)) if before != after[: len(before)])
+        fewer = tuple([chain[:-1] if i == d else chain for i, chain in enumerate(at)])
+        steps.append(Exchange(shape, mesh, at, fewer))
+        at = fewer
+    return (*steps, *_moved(shape, mesh, at, target))
+
+
+def _moved(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains) -> tuple[Step, ...]:
+    return () if source == target else (Exchange(shape, mesh, source, target),)
+
+
 def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
     """One more cut, of what the others leave: always within them."""
     return tuple([(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)])

@@ -76,6 +76,9 @@ class Reduction(Step):
         runs = [meet(n, self.chain(self.source, d, device), self.chain(self.target, d, receiver)) for d, n in enumerate(self.shape)]
         return [from_runs(box) for box in product(*runs)]
 
+    def kept_by(self, device: Device) -> tuple[Copy, ...]:
+        return tuple(folded(self.slices(device, device)))
+
     def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
         """The part of ``device``: one block for each of ``peers``, as the peer's target lies; as many blocks of its own target come back."""
         source_shape, target_shape = self.local_shape(self.source, device), self.local_shape(self.target, device)

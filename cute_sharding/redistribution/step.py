@@ -73,6 +73,10 @@ class Step(ABC):
     def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
         """The part of ``device`` among ``peers``, in their order; None stands for a peer of another group."""
 
+    @abstractmethod
+    def kept_by(self, device: Device) -> tuple[Copy, ...]:
+        """The copies of what the device keeps, from its source (x) to its target (y)."""
+
     @property
     def communicates(self) -> bool:
         return bool(self.mesh_dims)

@@ -1,0 +1,111 @@
+"""In which order the mesh dims of a DTensor cut its tensor dims.
+
+Left to right, each what the ones before it left: that is how torch lays out what ``distribute_tensor`` gets, and what view propagation means. But a spec may also say an order of its
+own; and torch *moves* specs of _StridedShard placements that a program made (fully_shard over tensor parallelism does) as if the split factors encoded an order: ``[_StridedShard(0, split_factor=2), Shard(0)]``
+on mesh dims of 4 and 2 is then the second mesh dim first. Where sizes divide, both readings say the same. Where they do not, they may say different sizes, torch has tensors of both
+kinds, and nothing but the local shapes tells which one is at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.compat import DTensorSpec, Placement
+from cute_sharding.dtensor.placements import cut_of
+from cute_sharding.dtensor.ranks import group_of, on_each_rank, places, true_on_each_rank
+from cute_sharding.redistribution.chains import Chains, chains_of
+from cute_sharding.redistribution.meeting import held, size
+from cute_sharding.redistribution.plan import within
+
+# What was found of specs that can be read in two ways: the reading of the last tensor at hand.
+_settled: dict[Any, Chains] = {}
+
+
+def left_to_right(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]) -> Chains:
+    return chains_of([cut_of(p) for p in placements], len(shape), mesh)
+
+
+def readings(spec: DTensorSpec) -> tuple[Chains, Chains | None]:
+    """The chains of a spec, and other chains that it might mean as well, where devices would then hold something else."""
+    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
+    plain = left_to_right(shape, mesh, spec.placements)
+    order = compat.shard_order(spec)
+    if order is None:
+        return plain, None
+    ordered = _ordered(order, len(shape), mesh)
+    if not spec.use_strided_shard_as_shard_order:
+        return ordered, None
+    return plain, None if _same(shape, mesh, plain, ordered) else ordered
+
+
+def agree(shape: Sequence[int], spec: DTensorSpec, placements: Sequence[Placement]) -> bool:
+    """Whether a tensor of those placements on the mesh of ``spec`` is the same in both readings."""
+    order = compat.decoded_order(tuple(placements), spec.mesh)
+    if order is None:
+        return True
+    mesh = tuple(spec.mesh.shape)
+    return _same(tuple(shape), mesh, left_to_right(shape, mesh, placements), _ordered(order, len(shape), mesh))
+
+
+def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
+    """How the tensor at hand is cut. Where that can be read in two ways, the ranks tell one another which one their local shapes fit, in one tiny all-reduce.
+
+    Raises:
+        RuntimeError: on every rank, where neither fits them all.
+    """
+    plain, ordered = readings(spec)
+    if ordered is None:
+        return plain
+    if compat.is_tracing():
+        return _settled.get(_key(spec), ordered)
+    if _fits(spec, ordered, local):
+        chosen = ordered  # both fit, on a few meshes of three dims: then what torch's redistribution takes it for
+    elif _fits(spec, plain, local):
+        chosen = plain
+    else:
+        raise RuntimeError(f"the local tensors of a DTensor of shape {tuple(spec.shape)} with placements {spec.placements} are of sizes that neither reading of the placements gives")
+    _settled[_key(spec)] = chosen
+    return chosen
+
+
+def of_target(spec: DTensorSpec, *, is_explicit: bool) -> Chains:
+    """How a result is to be cut: as the last tensor of that spec was; else left to right where the program asks for it, and as torch would where autograd or an op does."""
+    plain, ordered = readings(spec)
+    return plain if ordered is None else _settled.get(_key(spec), plain if is_explicit else ordered)
+
+
+def _key(spec: DTensorSpec) -> Any:
+    return spec.mesh, tuple(spec.placements), tuple(spec.shape)
+
+
+def _ordered(order: Sequence[tuple[int, Sequence[int]]], ndim: int, mesh: Sequence[int]) -> Chains:
+    chains: list[tuple[tuple[int, int], ...]] = [()] * ndim
+    for dim, mesh_dims in order:
+        chains[dim] = tuple([(m, 1) for m in mesh_dims if mesh[m] > 1])
+    return tuple(chains)
+
+
+@lru_cache(maxsize=1 << 12)
+def _same(shape: tuple[int, ...], mesh: tuple[int, ...], one: Chains, other: Chains) -> bool:
+    return one == other or (within(shape, mesh, one, other) and within(shape, mesh, other, one))
+
+
+def _fits(spec: DTensorSpec, chains: Chains, local: torch.Tensor) -> bool:
+    """Whether every rank's local tensor has the shape that the chains give it."""
+    mesh = spec.mesh
+    sizes = tuple(mesh.shape)
+
+    def expected(rank: int) -> tuple[int, ...]:
+        device = places(mesh, rank)[rank]
+        return tuple([size(held(n, tuple([(f, sizes[m], device[m]) for m, f in chain]))) for n, chain in zip(spec.shape, chains)])
+
+    if compat.local_tensor_mode() is not None:
+        return true_on_each_rank(lambda rank: tuple(compat.local_of(compat.waited(local), rank).shape) == expected(rank))
+    mine = on_each_rank(lambda rank, x: torch.tensor([tuple(x.shape) == expected(rank)], dtype=torch.int32, device=x.device), local)
+    dims = tuple([m for m, n in enumerate(sizes) if n > 1])
+    return bool(compat.waited(compat.all_reduce(mine, "min", group_of(mesh, dims))).item())
