@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
@@ -110,8 +111,18 @@ def _install(settings: Settings | None) -> None:
                 stock = compat.registration(op)
                 _stock.append(stock)
                 compat.install_strategy(op, _strategy(row, name, strict, stock, settings))
-    compat.tag_compiled_graphs(None if settings is None else f"{_fingerprint()}:{int(settings.views)}{int(settings.implicit_redistribution)}{int(settings.redistribution)}")
+    _tag_compiled_graphs(settings)
     compat.clear_propagation_caches()
+
+
+def _tag_compiled_graphs(settings: Settings | None) -> None:
+    """Keep the graphs that torch.compile caches on disk apart by version, settings and rank: what a rank sends and holds stands in its graph, and torch's keys do not tell ranks apart."""
+    if settings is None:
+        compat.tag_compiled_graphs(None)
+        return
+    rank = dist.get_rank() if dist.is_initialized() else None
+    flags = (settings.views, settings.implicit_redistribution, settings.redistribution)
+    compat.tag_compiled_graphs(f"{_fingerprint()}:{''.join(str(int(flag)) for flag in flags)}:{rank}")
 
 
 @cache
@@ -128,6 +139,8 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
 
     def redistribute(local: torch.Tensor, current: compat.DTensorSpec, target: compat.DTensorSpec, *, async_op: bool = False, is_explicit: bool = False, **options: Any) -> torch.Tensor:
         settings = _settings
+        if compat.is_tracing():
+            _tag_compiled_graphs(settings)  # dynamo comes by here before a cache is asked
         wanted = settings is not None and (settings.redistribution or getattr(_in_view, "now", False))
         symbolic = wanted and compat.is_symbolic(tuple(current.shape), *compat.split_factors(current), *compat.split_factors(target))
         if wanted and not symbolic and not compat.is_wrapper(local):
@@ -187,6 +200,8 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
     """The sharding strategy of one aten overload."""
 
     def strategy(schema: compat.OpSchema) -> compat.OpStrategy:
+        if compat.is_tracing():
+            _tag_compiled_graphs(_settings)
         given: Any = schema.args_schema[0]
         shape = tuple(given.shape)
         arguments = schema.args_schema[1:]

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import waited
@@ -62,7 +63,7 @@ def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, gr
         part.cache_clear()
 
     buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
-    received = compat.all_gather(buffer, group) if gathers else _all_to_all(part, buffer, local, group)
+    received = compat.all_gather(buffer, group) if gathers else _all_to_all(part, buffer, local, group, mesh)
     del buffer
     if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
         received = waited(received)
@@ -70,32 +71,38 @@ def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, gr
     return on_each_rank(lambda rank, got, x, *out: _unpack(part(rank), _from_wire(got, x.dtype), x, *out), received, local, *into)
 
 
-def _all_to_all(part: Callable[[int], Transfer], buffer: torch.Tensor, local: torch.Tensor, group: Any) -> torch.Tensor:
+def _all_to_all(part: Callable[[int], Transfer], buffer: torch.Tensor, local: torch.Tensor, group: Any, mesh: Any) -> torch.Tensor:
     width = 1 if local.dtype in WIRE else local.element_size()
     receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
     sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
+    if compat.backend_name(group, mesh.device_type) == "fake" and compat.local_tensor_mode() is None and not any(sends) and any(receives):
+        # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves nothing anyway.
+        at = dist.get_rank(group)
+        sends[at], receives[at] = 1, receives[at] + 1
+        got = waited(compat.all_to_all(buffer.new_zeros(1), receives, sends, group))
+        return got[1:]
     return compat.all_to_all(buffer, receives, sends, group)
 
 
 def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
-    group = group_of(mesh, step.dims)
-    exact = spans(group, mesh, step.dims)
+    # A larger group would make every reduction an exchange of all contributions.
+    group = group_of(mesh, step.dims, exact=True)
 
     @cache
     def part(rank: int) -> Transfer:
         return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank))
 
-    if not step.scatters and exact:
+    if not step.scatters:
         # Of what its source has, a device keeps its target; all of the group keep the same.
         kept = on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x, alias=True), local)
         reduced = compat.all_reduce(kept, step.op, group)
-    elif step.scatters and step.even and exact and copies_natively(group, mesh):
+    elif step.even and copies_natively(group, mesh):
         scattered = compat.reduce_scatter(on_each_rank(lambda rank, x: _pack(part(rank), x), local), step.op, group)
         reduced = on_each_rank(lambda rank, got: got.view(part(rank).target_shape), scattered)
     else:
-        # Blocks of different sizes, or a group that the mesh has not: everyone sends its contributions, and the receiver reduces them.
+        # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
         buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
-        received = waited(_all_to_all(part, buffer, local, group))
+        received = waited(_all_to_all(part, buffer, local, group, mesh))
         reduced = on_each_rank(lambda rank, got: _REDUCE[step.op](_from_wire(got, local.dtype).view(step.parts, *part(rank).target_shape)), received)
     if step.divisor == 1:
         return reduced

@@ -56,13 +56,13 @@ def _coordinate(index: int, sizes: tuple[int, ...]) -> Device:
     return tuple(reversed(result))
 
 
-def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
-    """A process group of the ranks that differ on those mesh dims alone, or of more of them.
+def group_of(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> Any:
+    """A process group of the ranks that differ on those mesh dims alone; or, unless ``exact``, of more of them.
 
     In this order: the group of the one mesh dim; that of the dims flattened, where the program has flattened them; the default group, where the mesh is all of it and of its kind (ranks
     of other slices then have nothing to say to one another, and need no communicator of their own); else a new group, made once for the ranks.
     """
-    group = existing_group(mesh, dims)
+    group = existing_group(mesh, dims, exact=exact)
     if group is not None:
         return group
     rank = dist.get_rank()
@@ -73,7 +73,7 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
     return groups[ranks]
 
 
-def existing_group(mesh: Any, dims: tuple[int, ...]) -> Any | None:
+def existing_group(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> Any | None:
     """:func:`group_of`, if there is one already."""
     if len(dims) == 1:
         return mesh.get_group(dims[0])
@@ -81,7 +81,8 @@ def existing_group(mesh: Any, dims: tuple[int, ...]) -> Any | None:
     if flattened is not None:
         return flattened.get_group()
     world = dist.group.WORLD
-    if mesh.size() == dist.get_world_size() and compat.backend_name(world, mesh.device_type) == compat.backend_name(mesh.get_group(dims[0]), mesh.device_type):
+    whole = mesh.size() == dist.get_world_size() and (not exact or spans(world, mesh, dims))
+    if whole and compat.backend_name(world, mesh.device_type) == compat.backend_name(mesh.get_group(dims[0]), mesh.device_type):
         return world
     rank = dist.get_rank()
     return _made().get(tuple(sorted(_slice(places(mesh, rank), dims, rank))))

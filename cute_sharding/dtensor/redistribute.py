@@ -16,6 +16,7 @@ from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, one_by_one, plan_steps
+from cute_sharding.redistribution.reduction import Reduction
 
 # Reductions that equal contributions of all devices give back what they were made of.
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
@@ -49,7 +50,7 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     source, wanted = of_source(current, local), of_target(target, is_explicit=is_explicit)
     plan, foreign, made = prepare(tuple(current.shape), tuple(mesh.shape), before, after, source, wanted)
     steps = plan.steps
-    if compat.is_tracing() and any(step.communicates and existing_group(mesh, step.mesh_dims) is None for step in steps):
+    if compat.is_tracing() and any(step.communicates and existing_group(mesh, step.mesh_dims, exact=isinstance(step, Reduction)) is None for step in steps):
         # A graph may run from a cache where nobody traced it: it must not need a group that tracing makes.
         steps = one_by_one(plan.shape, plan.mesh, plan.source, plan.target.chains)
     debug = compat.active_debug_mode()

@@ -172,3 +172,28 @@ def dying(rank, world, rendezvous, folder):
     assert_holds(tensor, number((8, 9)), "after a peer died")
     Path(folder, str(rank)).write_text(f"{outcome} {took < 20}")
     os._exit(0)  # what is left of the group cannot be taken down in order
+
+
+def fully_sharded():
+    """fully_shard over tensor parallelism, of rows that do not divide: the parameters come whole, and train as on one device."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = DeviceMesh("cpu", torch.arange(6).reshape(3, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    single = torch.nn.Linear(4, 7)
+    model = torch.nn.Linear(4, 7)
+    model.load_state_dict(single.state_dict())
+    parallelize_module(model, mesh["tp"], ColwiseParallel(output_layouts=Replicate()))
+    fully_shard(model, mesh=mesh["dp"])
+    batch = number((3, 4))
+    with cute_sharding.enabled(redistribution=True, implicit_redistribution=True):
+        for _ in range(2):
+            for module in (single, model):
+                module(batch).square().sum().backward()
+                with torch.no_grad():
+                    for parameter in module.parameters():
+                        parameter -= 1e-4 * parameter.grad
+                        parameter.grad = None
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(parameter.full_tensor(), dict(single.named_parameters())[name]), name

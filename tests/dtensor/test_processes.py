@@ -52,3 +52,7 @@ def test_compiled_programs(tmp_path):
 def test_a_process_that_dies(tmp_path):
     spawn(processes_worker.dying, 3, 3, str(tmp_path / "rendezvous"), str(tmp_path))
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["RuntimeError True", "RuntimeError True"]
+
+
+def test_fully_sharded_over_tensor_parallel(tmp_path):
+    run(6, tmp_path, ("fully_sharded",))

@@ -27,7 +27,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import adapter, compat
+from cute_sharding.dtensor import adapter, compat, ranks
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 
@@ -420,3 +420,58 @@ def test_a_view_that_fails_leaves_no_trace(by_plan):
         assert len(by_plan) == 1
         distribute(number((6, 6)), (2,), [Shard(1)]).redistribute(placements=[Replicate()])
         assert len(by_plan) == 1
+
+
+# -- what programs rely on ------------------------------------------------------------------------------------------------------
+
+
+def test_slices_of_a_mesh_stay_plain():
+    """A program may make the same slice anew in every step: no group each time, and nothing on the mesh that cannot be pickled."""
+    with ranks_of((2, 2, 2)), cute_sharding.enabled(redistribution=True):
+        whole = mesh_of((2, 2, 2), ("a", "b", "c"))
+        groups = set()
+        for _ in range(3):
+            slice_ = whole["b", "c"]
+            tensor = DTensor.from_local(torch.ones(4, 4), slice_, [Shard(0), Shard(1)], run_check=False)
+            tensor.redistribute(placements=[Shard(1), Shard(0)])
+            groups.add(ranks.group_of(slice_, (0, 1)))
+        assert len(groups) == 1
+        assert not any("cute" in name for name in vars(slice_))
+
+
+def test_slices_keep_the_order_of_dims_in_memory():
+    """As clone() does, which is how torch slices: a view after the redistribution may depend on it."""
+    full = number((4, 6))
+    with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
+        turned = distribute(full, (2,), [Replicate()]).t()
+        assert_holds(turned.redistribute(placements=[Shard(1)]).t().view(24), full.view(24))
+
+
+def test_a_slice_that_is_all_of_it_is_a_copy():
+    """Or writing to the result would change the source, on some ranks only."""
+    with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
+        tensor = distribute(torch.ones(1, 4), (2,), [Replicate()])
+        tensor.redistribute(placements=[Shard(0)]).mul_(2)
+        assert_holds(tensor, torch.ones(1, 4))
+
+
+def test_the_contributions_of_a_norm_move():
+    """A norm is pending in a Partial of its own kind, and commutes with moving as a sum does."""
+    full = number((6, 4)) + 1
+    with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
+        norm = torch.linalg.vector_norm(distribute(full, (2, 2), [Shard(0), Shard(1)]), 2, dim=0)
+        assert norm.placements[0].is_partial() and type(norm.placements[0]) is not Partial and norm.placements[1] == Shard(0)
+        gathered = norm.redistribute(placements=[norm.placements[0], Replicate()])
+        for rank in range(4):
+            local = gathered.full_tensor()
+            assert torch.allclose(local._local_tensors[rank] if isinstance(local, LocalTensor) else local, torch.linalg.vector_norm(full, 2, dim=0))
+
+
+def test_compiled_graphs_of_other_settings_are_kept_apart():
+    """On disk: a rank that finds a graph there and one that does not must run the same collectives."""
+    tags = [torch.compiler.config.cache_key_tag]
+    for options in ({}, {"redistribution": True}, {"implicit_redistribution": True}):
+        with cute_sharding.enabled(**options):
+            tags.append(torch.compiler.config.cache_key_tag)
+    assert len(set(tags)) == 4
+    assert torch.compiler.config.cache_key_tag == tags[0]

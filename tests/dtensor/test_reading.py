@@ -1,0 +1,95 @@
+"""Specs of _StridedShard placements that torch's redistribution takes for a shard order, where sizes do not divide: tensors of both kinds exist."""
+
+from itertools import product
+
+import pytest
+import torch
+from simulation import distribute, locals_of, mesh_of, ranks_of
+from torch.distributed._local_tensor import LocalTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import cute_sharding
+from cute_sharding.dtensor import compat, reading
+from cute_sharding.sharding.deal import rows
+
+MESH = (4, 2)
+PLACEMENTS = [_StridedShard(0, split_factor=2), Shard(0)]  # read as an order: mesh dim 1 first, then mesh dim 0
+
+
+@pytest.fixture(autouse=True)
+def nothing_settled():
+    reading._settled.clear()
+    yield
+    reading._settled.clear()
+
+
+def laid(full, by_order):
+    """What fully_shard over tensor parallelism lays out (mesh dim 1, then 0), or distribute_tensor (left to right)."""
+    if not by_order:
+        return distribute(full, MESH, PLACEMENTS)
+    parts = {}
+    for rank, (a, b) in enumerate(product(range(4), range(2))):
+        parts[rank] = torch.cat([full[start:stop] for start, stop in rows(len(full), [(1, 2, b), (1, 4, a)])] or [full[:0]])
+    return DTensor.from_local(LocalTensor(parts), mesh_of(MESH), PLACEMENTS, run_check=False, shape=full.shape, stride=full.stride())
+
+
+def everywhere(tensor):
+    local = tensor._local_tensor
+    return list(local._local_tensors.values()) if isinstance(local, LocalTensor) else [local]
+
+
+@pytest.mark.parametrize("by_order", [True, False])
+@pytest.mark.parametrize("n", [8, 9, 11, 16, 17])
+def test_the_local_shapes_tell(n, by_order):
+    full = torch.arange(3.0 * n).reshape(n, 3)
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
+        tensor = laid(full, by_order).requires_grad_()
+        whole = tensor.redistribute(placements=[Replicate(), Replicate()])
+        assert all(torch.equal(local, full) for local in everywhere(whole))
+        # And back, as autograd does: the gradient lies as the tensor does.
+        (gradient,) = torch.autograd.grad((whole * 2).sum(), tensor)
+        shapes = [local.shape for local in everywhere(tensor)]
+        assert [local.shape for local in everywhere(gradient)] == shapes
+        assert all(torch.equal(local, torch.full_like(local, 2)) for local in everywhere(gradient))
+
+
+def test_there_are_two_readings():
+    with ranks_of(MESH):
+        uneven, even = (laid(torch.zeros(n, 3), by_order=False)._spec for n in (9, 16))
+        assert uneven.use_strided_shard_as_shard_order and compat.shard_order(uneven) == ((0, (1, 0)),)
+        assert reading.readings(uneven)[1] is not None and reading.readings(even)[1] is None
+
+
+def test_sizes_that_neither_gives_are_refused_on_every_rank():
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
+        parts = LocalTensor({rank: torch.zeros(5, 3) for rank in range(8)})
+        tensor = DTensor.from_local(parts, mesh_of(MESH), PLACEMENTS, run_check=False, shape=torch.Size((9, 3)), stride=(3, 1))
+        with pytest.raises(RuntimeError, match="neither reading"):
+            tensor.full_tensor()
+
+
+@pytest.mark.parametrize("by_order", [True, False])
+def test_views_hold_in_both_readings_or_do_not_run(by_order):
+    full = torch.arange(27.0).reshape(9, 3)
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
+        # Whole dims keep their cuts, whatever these mean.
+        turned = laid(full, by_order).t()
+        assert tuple(turned.placements) == (_StridedShard(1, split_factor=2), Shard(1))
+        assert all(torch.equal(local, full.t()) for local in everywhere(turned.redistribute(placements=[Replicate(), Replicate()])))
+        # Rows that are flattened would not.
+        with pytest.raises(RuntimeError, match=r"cannot be done without communication|left to right or as a shard order"):
+            laid(full, by_order).view(27)
+    with ranks_of(MESH), cute_sharding.enabled(implicit_redistribution=True):
+        flat = laid(full, by_order).view(27)
+        assert tuple(flat.placements) == (Replicate(), Replicate())
+        assert all(torch.equal(local, full.view(27)) for local in everywhere(flat))
+
+
+def test_what_divides_is_not_asked_about():
+    full = torch.arange(48.0).reshape(16, 3)
+    with ranks_of(MESH), cute_sharding.enabled():
+        viewed = distribute(full, MESH, PLACEMENTS).view(48)
+        assert any(isinstance(p, _StridedShard) for p in viewed.placements)
+        expected = locals_of(full.view(48), MESH, [(p.dim, getattr(p, "split_factor", 1)) for p in viewed.placements])
+        assert all(torch.equal(local, expected[rank]) for rank, local in enumerate(everywhere(viewed)))
