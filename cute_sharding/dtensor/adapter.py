@@ -171,13 +171,15 @@ def _reachable(settings: Settings, spec: compat.DTensorSpec, target: Cuts) -> bo
     return settings.redistribution or moves_rightly(spec, target)
 
 
-def _says_what_it_means(view: View, spec: compat.DTensorSpec, decision: Decision) -> bool:
+def _says_what_it_means(view: View, spec: compat.DTensorSpec, decision: Decision, *, sized: bool) -> bool:
     """Whether the decision holds however the placements are read (reading.py). torch marks the result, and a redistributed input, as its input was marked: to be read as a shard order, or not."""
     if not spec.use_strided_shard_as_shard_order:
         return True
     shapes = ((view.input_shape, spec.placements), (view.input_shape, decision.source), (view.output_shape, decision.output))
     if all(agree(shape, spec, placements) for shape, placements in shapes):
         return True
+    if sized:
+        return False
     # Whole dims that keep their cuts, as in a permutation, hold in any reading.
     before, after = ([cut_of(p) for p in placements] for placements in (spec.placements, decision.output))
     moved = {(a[0], b[0]) for a, b in zip(before, after) if a is not None and b is not None}
@@ -235,7 +237,7 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
                 reachable=partial(_reachable, settings, spec),
             )
-            if not _says_what_it_means(view, spec, decision):
+            if not _says_what_it_means(view, spec, decision, sized=compat.takes_local_sizes(schema.op)):
                 decision = _whole(view, spec, sizes, decision, name, may_redistribute=not strict or settings.implicit_redistribution)
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))
         return result

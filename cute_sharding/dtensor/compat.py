@@ -88,6 +88,7 @@ __all__ = [
     "stock_propagate",
     "stock_transforms",
     "tag_compiled_graphs",
+    "takes_local_sizes",
     "torch_rule",
     "unbound_spec",
     "waited",
@@ -154,6 +155,11 @@ def overload(name: str) -> torch._ops.OpOverload | None:
 def name_of(op: torch._ops.OpOverload) -> str:
     """The inverse of :func:`overload`, for aten ops."""
     return op.name().removeprefix("aten::") + (".default" if op._overloadname == "default" else "")
+
+
+def takes_local_sizes(op: torch._ops.OpOverload) -> bool:
+    """Whether torch gives the op's local form sizes that it works out from the output's placements, left to right."""
+    return op in _propagator().op_to_shape_and_stride_idx
 
 
 def registration(op: torch._ops.OpOverload) -> Registration:

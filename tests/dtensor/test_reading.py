@@ -77,10 +77,14 @@ def test_views_hold_in_both_readings_or_do_not_run(by_order):
         turned = laid(full, by_order).t()
         assert tuple(turned.placements) == (_StridedShard(1, split_factor=2), Shard(1))
         assert all(torch.equal(local, full.t()) for local in everywhere(turned.redistribute(placements=[Replicate(), Replicate()])))
-        # Rows that are flattened would not.
+        # A view is given local sizes, and these are one reading's.
+        with pytest.raises(RuntimeError, match="left to right or as a shard order"):
+            laid(full, by_order).view(9, 3, 1)
+        # Rows that are flattened would not be free in any.
         with pytest.raises(RuntimeError, match=r"cannot be done without communication|left to right or as a shard order"):
             laid(full, by_order).view(27)
     with ranks_of(MESH), cute_sharding.enabled(implicit_redistribution=True):
+        assert all(torch.equal(local, full.view(9, 3, 1)) for local in everywhere(laid(full, by_order).view(9, 3, 1)))
         flat = laid(full, by_order).view(27)
         assert tuple(flat.placements) == (Replicate(), Replicate())
         assert all(torch.equal(local, full.view(27)) for local in everywhere(flat))
