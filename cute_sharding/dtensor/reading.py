@@ -22,8 +22,9 @@ from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.meeting import held, size
 from cute_sharding.redistribution.plan import within
 
-# What was found of specs that can be read in two ways: the reading of the last tensor at hand.
+# What was found of specs that can be read in two ways: the reading of the last tensor that was redistributed, which its gradient is to have as well.
 _settled: dict[Any, Chains] = {}
+MOST_SETTLED = 1 << 10
 
 
 def left_to_right(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]) -> Chains:
@@ -69,14 +70,18 @@ def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
         chosen = plain
     else:
         raise RuntimeError(f"the local tensors of a DTensor of shape {tuple(spec.shape)} with placements {spec.placements} are of sizes that neither reading of the placements gives")
+    if len(_settled) >= MOST_SETTLED:
+        _settled.clear()
     _settled[_key(spec)] = chosen
     return chosen
 
 
 def of_target(spec: DTensorSpec, *, is_explicit: bool) -> Chains:
-    """How a result is to be cut: as the last tensor of that spec was; else left to right where the program asks for it, and as torch would where autograd or an op does."""
+    """How a result is to be cut: where that can be read in two ways, as torch's redistribution cuts it, in the order; a gradient as the tensor that it belongs to."""
     plain, ordered = readings(spec)
-    return plain if ordered is None else _settled.get(_key(spec), plain if is_explicit else ordered)
+    if ordered is None:
+        return plain
+    return ordered if is_explicit else _settled.get(_key(spec), ordered)
 
 
 def _key(spec: DTensorSpec) -> Any:

@@ -54,6 +54,18 @@ def test_the_local_shapes_tell(n, by_order):
         assert all(torch.equal(local, torch.full_like(local, 2)) for local in everywhere(gradient))
 
 
+@pytest.mark.parametrize("seen_before", [None, True, False])
+def test_a_result_is_laid_out_in_the_order(seen_before):
+    """As torch's own redistribution lays it out and fully_shard has it, whatever tensors came by before."""
+    full = torch.arange(27.0).reshape(9, 3)
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
+        if seen_before is not None:
+            laid(full, seen_before).full_tensor()
+        result = distribute(full, MESH, [Replicate(), Replicate()]).redistribute(placements=PLACEMENTS)
+        for got, wanted in zip(everywhere(result), everywhere(laid(full, by_order=True))):
+            assert torch.equal(got, wanted)
+
+
 def test_there_are_two_readings():
     with ranks_of(MESH):
         uneven, even = (laid(torch.zeros(n, 3), by_order=False)._spec for n in (9, 16))
