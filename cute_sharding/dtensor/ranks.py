@@ -84,6 +84,8 @@ def existing_group(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> 
     whole = mesh.size() == dist.get_world_size() and (not exact or spans(world, mesh, dims))
     if whole and compat.backend_name(world, mesh.device_type) == compat.backend_name(mesh.get_group(dims[0]), mesh.device_type):
         return world
+    if compat.is_tracing():
+        return None  # a graph may run from a cache in a program that has not made such a group
     rank = dist.get_rank()
     return _made().get(tuple(sorted(_slice(places(mesh, rank), dims, rank))))
 

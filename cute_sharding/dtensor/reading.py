@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from cute_sharding.dtensor.compat import DTensorSpec, Placement
 from cute_sharding.dtensor.placements import cut_of
 from cute_sharding.dtensor.ranks import group_of, on_each_rank, places, true_on_each_rank
 from cute_sharding.redistribution.chains import Chains, chains_of
+from cute_sharding.redistribution.cost import coordinates
 from cute_sharding.redistribution.meeting import held, size
 from cute_sharding.redistribution.plan import within
 
@@ -57,15 +60,21 @@ def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
     """How the tensor at hand is cut. Where that can be read in two ways, the ranks tell one another which one their local shapes fit, in one tiny all-reduce.
 
     Raises:
-        RuntimeError: on every rank, where neither fits them all.
+        RuntimeError: on every rank, where neither fits them all; or where local shapes cannot tell, as on a few meshes of three dims.
     """
     plain, ordered = readings(spec)
     if ordered is None:
         return plain
+    shape, sizes = tuple(spec.shape), tuple(spec.mesh.shape)
+    if not _shapes_tell(shape, sizes, plain, ordered):
+        raise RuntimeError(
+            f"a DTensor of shape {shape} on mesh {sizes} with placements {spec.placements} can be read left to right or as a shard order, which are other rows in local tensors of the same "
+            "sizes: nothing tells which. Make it with Shard or Replicate placements, and redistribute it from there"
+        )
     if compat.is_tracing():
         return _settled.get(_key(spec), ordered)
     if _fits(spec, ordered, local):
-        chosen = ordered  # both fit, on a few meshes of three dims: then what torch's redistribution takes it for
+        chosen = ordered
     elif _fits(spec, plain, local):
         chosen = plain
     else:
@@ -98,6 +107,17 @@ def _ordered(order: Sequence[tuple[int, Sequence[int]]], ndim: int, mesh: Sequen
 @lru_cache(maxsize=1 << 12)
 def _same(shape: tuple[int, ...], mesh: tuple[int, ...], one: Chains, other: Chains) -> bool:
     return one == other or (within(shape, mesh, one, other) and within(shape, mesh, other, one))
+
+
+@lru_cache(maxsize=1 << 10)
+def _shapes_tell(shape: tuple[int, ...], mesh: tuple[int, ...], one: Chains, other: Chains) -> bool:
+    """Whether some device's local shape differs."""
+    for device in product(*(coordinates(n, prod(mesh)) for n in mesh)):
+        for n, a, b in zip(shape, one, other):
+            sizes = [size(held(n, tuple([(f, mesh[m], device[m]) for m, f in chain]))) for chain in (a, b)]
+            if sizes[0] != sizes[1]:
+                return True
+    return False
 
 
 def _fits(spec: DTensorSpec, chains: Chains, local: torch.Tensor) -> bool:

@@ -109,3 +109,13 @@ def test_what_divides_is_not_asked_about():
         assert any(isinstance(p, _StridedShard) for p in viewed.placements)
         expected = locals_of(full.view(48), MESH, [(p.dim, getattr(p, "split_factor", 1)) for p in viewed.placements])
         assert all(torch.equal(local, expected[rank]) for rank, local in enumerate(everywhere(viewed)))
+
+
+def test_where_sizes_cannot_tell_nothing_is_guessed():
+    mesh, placements = (2, 2, 2), [_StridedShard(0, split_factor=4), Shard(0), Shard(0)]
+    shape, plain, ordered = (9,), (((0, 6), (1, 2), (2, 1)),), (((2, 1), (1, 1), (0, 1)),)
+    assert not reading._shapes_tell(shape, (2, 3, 2), plain, ordered)
+    with ranks_of(mesh), cute_sharding.enabled(redistribution=True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_shapes_tell", lambda *_: False)
+        with pytest.raises(RuntimeError, match="nothing tells which"):
+            distribute(torch.arange(5.0), mesh, placements).full_tensor()
