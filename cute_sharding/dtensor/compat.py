@@ -294,13 +294,13 @@ def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
     return _redistribute._get_flattened_mesh_by_layout_impl(mesh, dims)
 
 
-def new_group(ranks: list[int], like: Any) -> Any:
-    """A process group that only its members make, of the backend of the group ``like``. To be made once for the same ranks.
+def new_group(ranks: list[int], like: Any, kind: tuple[Any, ...]) -> Any:
+    """A process group that only its members make, of the backend of the group ``like``. To be made once for the same ranks and ``kind``.
 
     torch before 2.15 names such a group by how many groups a rank knows of, which differs from rank to rank where meshes overlap: they then wait for one another under different names.
-    Here the name is made of the ranks.
+    Here the name is made of the ranks and the kind.
     """
-    name = hashlib.sha1(f"cute_sharding {ranks}".encode(), usedforsecurity=False).hexdigest()
+    name = hashlib.sha1(f"cute_sharding {ranks} {kind}".encode(), usedforsecurity=False).hexdigest()
     with no_modes(), _named_groups(name):
         return dist.new_group(ranks, backend=dist.get_backend(like), use_local_synchronization=True)
 

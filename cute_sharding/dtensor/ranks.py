@@ -65,12 +65,16 @@ def group_of(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> Any:
     group = existing_group(mesh, dims, exact=exact)
     if group is not None:
         return group
+    # Kept by ranks and backend and not by mesh: a program may make the same slice of its mesh anew in every step.
+    groups, key = _made(), _key(mesh, dims)
+    groups[key] = compat.new_group(list(key[0]), mesh.get_group(dims[0]), key[1:])
+    return groups[key]
+
+
+def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
+    """What a made group is known by: its ranks, and the kind of device and backend that it serves."""
     rank = dist.get_rank()
-    ranks = tuple(sorted(_slice(places(mesh, rank), dims, rank)))
-    # Kept by ranks and not by mesh: a program may make the same slice of its mesh anew in every step.
-    groups = _made()
-    groups[ranks] = compat.new_group(list(ranks), mesh.get_group(dims[0]))
-    return groups[ranks]
+    return tuple(sorted(_slice(places(mesh, rank), dims, rank))), mesh.device_type, compat.backend_name(mesh.get_group(dims[0]), mesh.device_type)
 
 
 def existing_group(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> Any | None:
@@ -86,15 +90,14 @@ def existing_group(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> 
         return world
     if compat.is_tracing():
         return None  # a graph may run from a cache in a program that has not made such a group
-    rank = dist.get_rank()
-    return _made().get(tuple(sorted(_slice(places(mesh, rank), dims, rank))))
+    return _made().get(_key(mesh, dims))
 
 
-_groups: WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
-def _made() -> dict[tuple[int, ...], Any]:
-    """The groups that were made, by their ranks. They end with the default group."""
+def _made() -> dict[tuple[Any, ...], Any]:
+    """The groups that were made. They end with the default group."""
     return _groups.setdefault(dist.group.WORLD, {})
 
 
