@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,6 +21,9 @@ from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.dtensor.stock import moves_rightly
+from cute_sharding.dtensor.symbols import hinted, known, symbols_of, unknown
+from cute_sharding.layout import Size, Undecided
+from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import BY_OVERLOAD, Row, View, carry
 
 
@@ -35,6 +38,7 @@ _lock = threading.RLock()
 _settings: Settings | None = None  # None: disabled
 _stock: list[compat.Registration] = []
 _stock_redistribution: compat.Redistribution | None = None
+_tracing: compat.Tracing | None = None
 _in_view = threading.local()  # .now: this thread is redistributing the input of a view op, whose rule is ours
 
 
@@ -95,14 +99,18 @@ def _switch(settings: Settings | None) -> None:
 
 def _install(settings: Settings | None) -> None:
     """Put torch's registrations back, and then, unless ``settings`` is None, ours in their place."""
-    global _stock_redistribution
+    global _stock_redistribution, _tracing
     for registration in _stock:
         compat.restore(registration)
     _stock.clear()
     if _stock_redistribution is not None:
         compat.restore_redistribution(_stock_redistribution)
         _stock_redistribution = None
+    if _tracing is not None:
+        _tracing.restore()
+        _tracing = None
     if settings is not None:
+        _tracing = compat.Tracing(_local_shape)
         _stock_redistribution = compat.redistribution()
         compat.install_redistribution(_redistribution(_stock_redistribution), _redistribution_of_arguments(_stock_redistribution))
         for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():
@@ -113,6 +121,7 @@ def _install(settings: Settings | None) -> None:
                 compat.install_strategy(op, _strategy(row, name, strict, stock, settings))
     _tag_compiled_graphs(settings)
     compat.clear_propagation_caches()
+    compat.forget_compiled_code()
 
 
 def _tag_compiled_graphs(settings: Settings | None) -> None:
@@ -134,6 +143,23 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
+def _local_shape(shape: Sequence[Any], mesh: Any, placements: Sequence[compat.Placement]) -> tuple[Any, ...] | None:
+    """The shape of this rank's local tensor where global sizes are symbolic; None where it cannot be said."""
+    device = mesh.get_coordinate()
+    if device is None:
+        return None
+    try:
+        with symbols_of(shape):
+            local = list(known(tuple(shape)))
+            for placement, parts, coordinate in zip(placements, mesh.shape, device):
+                cut = cut_of(placement)
+                if cut is not None:
+                    local[cut[0]] = local_size(local[cut[0]], cut[1], parts, coordinate)
+            return tuple(unknown(local))
+    except Undecided:
+        return None
+
+
 def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]:
     """What stands in for torch's redistribute_local_tensor: a plan's steps where they are wanted, else torch's own."""
 
@@ -141,6 +167,7 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
         settings = _settings
         if compat.is_tracing():
             _tag_compiled_graphs(settings)  # dynamo comes by here before a cache is asked
+            current, target = compat.settled_spec(current), compat.settled_spec(target)
         wanted = settings is not None and (settings.redistribution or getattr(_in_view, "now", False))
         symbolic = wanted and compat.is_symbolic(tuple(current.shape), *compat.split_factors(current), *compat.split_factors(target))
         if wanted and not symbolic and not compat.is_wrapper(local):
@@ -175,7 +202,12 @@ def _says_what_it_means(view: View, spec: compat.DTensorSpec, decision: Decision
     """Whether the decision holds however the placements are read (reading.py). torch marks the result, and a redistributed input, as its input was marked: to be read as a shard order, or not."""
     if not spec.use_strided_shard_as_shard_order:
         return True
-    shapes = ((view.input_shape, spec.placements), (view.input_shape, decision.source), (view.output_shape, decision.output))
+    shapes: Any = ((view.input_shape, spec.placements), (view.input_shape, decision.source), (view.output_shape, decision.output))
+    if any(isinstance(n, Size) for shape, _ in shapes for n in shape):
+        if all(_divides(shape, spec.mesh.shape, placements) for shape, placements in shapes):
+            return True
+        # Which readings differ is then a matter of numbers.
+        shapes = [([int(unknown(n)) for n in shape], placements) for shape, placements in shapes]
     if all(agree(shape, spec, placements) for shape, placements in shapes):
         return True
     if sized:
@@ -185,6 +217,16 @@ def _says_what_it_means(view: View, spec: compat.DTensorSpec, decision: Decision
     moved = {(a[0], b[0]) for a, b in zip(before, after) if a is not None and b is not None}
     same = all(a == b or (a is not None and b is not None and a[1] == b[1] and view.input_shape[a[0]] == view.output_shape[b[0]]) for a, b in zip(before, after))
     return decision.source == tuple(spec.placements) and same and len({a for a, _ in moved}) == len({b for _, b in moved}) == len(moved)
+
+
+def _divides(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[compat.Placement]) -> bool:
+    """Whether the mesh dims that shard a dim divide it together, so that all readings say the same."""
+    parts = [1] * len(shape)
+    for placement, n in zip(placements, mesh):
+        cut = cut_of(placement)
+        if cut is not None:
+            parts[cut[0]] *= n
+    return all(n % m == 0 for n, m in zip(shape, parts))
 
 
 def _whole(view: View, spec: compat.DTensorSpec, mesh: tuple[int, ...], decision: Decision, name: str, *, may_redistribute: bool) -> Decision:
@@ -205,13 +247,19 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
         if compat.is_tracing():
             _tag_compiled_graphs(_settings)
         given: Any = schema.args_schema[0]
-        shape = tuple(given.shape)
-        arguments = schema.args_schema[1:]
-        mesh = schema.get_mesh_from_args(validate=False)
-        if stock.strategy is not None and compat.is_symbolic(shape, arguments, *(p for s in given.strategies for p in compat.split_factors(s.output_spec))):
+        shape, arguments = tuple(given.shape), schema.args_schema[1:]
+        sized = (shape, arguments, tuple(schema.kwargs_schema.values()), *(compat.split_factors(option.output_spec) for option in given.strategies))
+        if not compat.is_symbolic(*sized):
+            return decided(schema, given, shape, arguments, schema.kwargs_schema)
+        if stock.strategy is not None and not compat.has_shape_env(*sized):
             count(name, "stock")
-            logger.debug("%s: shape %s is symbolic: left to torch's own rule", name, shape)
+            logger.debug("%s: shape %s has sizes of another kind than a compiler's: left to torch's own rule", name, shape)
             return stock.strategy(schema)
+        with symbols_of(*sized):
+            return decided(schema, given, known(shape), known(arguments), {key: known(value) for key, value in schema.kwargs_schema.items()})
+
+    def decided(schema: compat.OpSchema, given: Any, shape: Sequence[int], arguments: Sequence[Any], options: dict[str, Any]) -> compat.OpStrategy:
+        mesh = schema.get_mesh_from_args(validate=False)
         sizes = tuple(mesh.shape)
         if sizes == (1,):
             # On one device every placement is right, and torch uses just such a mesh as a stand-in: for an op without a rule it traces the decomposition there, and takes
@@ -220,7 +268,7 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 count(name, "stock")
                 return stock.strategy(schema)
             sizes = (2,)
-        view = row.view(shape, *arguments, **schema.kwargs_schema)
+        view = row.view(shape, *arguments, **options)
         result = compat.OpStrategy([])
         for option in given.strategies:
             spec = option.output_spec
@@ -237,6 +285,8 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
                 reachable=partial(_reachable, settings, spec),
             )
+            if spec.use_strided_shard_as_shard_order:
+                decision = decision._replace(output=compat.settled(decision.output))
             if not _says_what_it_means(view, spec, decision, sized=compat.takes_local_sizes(schema.op)):
                 decision = _whole(view, spec, sizes, decision, name, may_redistribute=not strict or settings.implicit_redistribution)
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))

@@ -6,6 +6,7 @@ Supported: torch 2.13 to 2.15.
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor, enabled_local_tensor_mode, maybe_disable_local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute
+from torch._functorch._aot_autograd import subclass_utils as _subclass_utils
+from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute, _sharding_prop
+from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops import _view_ops
@@ -48,6 +51,7 @@ __all__ = [
     "Replicate",
     "Shard",
     "StridedShard",
+    "Tracing",
     "active_debug_mode",
     "all_gather",
     "all_reduce",
@@ -59,7 +63,9 @@ __all__ = [
     "decoded_order",
     "decodes_to_shard_order",
     "flattened_mesh",
+    "forget_compiled_code",
     "generate_redistribute_costs",
+    "has_shape_env",
     "install_redistribution",
     "install_strategy",
     "is_symbolic",
@@ -81,8 +87,11 @@ __all__ = [
     "registration",
     "restore",
     "restore_redistribution",
+    "settled",
+    "settled_spec",
     "shard_order",
     "split_factors",
+    "strided_shard",
     "stock_dim_maps",
     "stock_input_placements",
     "stock_propagate",
@@ -208,6 +217,13 @@ def clear_propagation_caches() -> None:
     torch._C._clear_DTensor_sharding_propagator_cache()
 
 
+def forget_compiled_code() -> None:
+    """Have torch.compile's programs compiled anew at their next call: what they hold of placements is no longer so."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset_code_caches()
+
+
 def is_symbolic(*values: Any) -> bool:
     """Whether a SymInt stands among the values (tracing with dynamic shapes)."""
     return any(isinstance(v, torch.SymInt) or (isinstance(v, (tuple, list, torch.Size)) and is_symbolic(*v)) for v in values)
@@ -215,6 +231,126 @@ def is_symbolic(*values: Any) -> bool:
 
 def split_factors(spec: DTensorSpec) -> list[Any]:
     return [p.split_factor for p in spec.placements if isinstance(p, StridedShard)]
+
+
+# Whether placements of this torch can hold a SymInt as their split factor, beside the number that C++ keeps.
+_HOLDS_SYMBOLS = hasattr(_StridedShard, "_split_factor_int")
+
+
+def strided_shard(dim: int, split_factor: Any) -> Placement:
+    """A _StridedShard. Where the split factor is a SymInt, no guard is added yet: :func:`settled` adds it where the number is needed."""
+    if not isinstance(split_factor, torch.SymInt):
+        return _StridedShard(dim, split_factor=split_factor)
+    if not _HOLDS_SYMBOLS:
+        return _StridedShard(dim, split_factor=int(split_factor))
+    placement = _StridedShard(dim, split_factor=split_factor.node.hint)
+    placement._symbolic_split_factor = split_factor
+    return placement
+
+
+def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """The placements with numbers for split factors: where one is a SymInt, a guard says that it has the value that it has now."""
+    return tuple([_StridedShard(p.dim, split_factor=int(p.split_factor)) if isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt) else p for p in placements])
+
+
+def settled_spec(spec: DTensorSpec) -> DTensorSpec:
+    if not is_symbolic(*split_factors(spec)):
+        return spec
+    return DTensorSpec(spec.mesh, settled(spec.placements), spec.tensor_meta, spec.shard_order, spec.use_strided_shard_as_shard_order)
+
+
+def has_shape_env(*values: Any) -> bool:
+    """Whether every SymInt among the values belongs to a trace (in LocalTensorMode there are others, which stand for a number on each rank)."""
+    return all(has_shape_env(*v) if isinstance(v, (tuple, list)) else not isinstance(v, torch.SymInt) or hasattr(v.node, "shape_env") for v in values)
+
+
+class Tracing:
+    """What the compiler sees of DTensors, where torch 2.13 to 2.15 stop short. Made, it is in force; :meth:`restore` puts torch's own back.
+
+    - A DTensor with _StridedShard placements that are no shard order, as views make them, cannot leave a compiled program or enter one: `__tensor_unflatten__` takes them for an order.
+    - A split factor that is a SymInt is believed to be what it is now (`_guarded_hint_int` leaves an assertion for later calls to trip over). Here it is a guard, and only where the
+      number is needed: in what leaves the program, in a redistribution, in what the program itself reads.
+    - The sizes of a local tensor are known to be those that the placements give it (``local_shape``), not other symbols.
+    - Views are given the local sizes that ``local_shape`` says, which needs no guard on whether sizes divide.
+    """
+
+    def __init__(self, local_shape: Callable[[Sequence[Any], Any, Sequence[Placement]], tuple[Any, ...] | None]) -> None:
+        self._stock: list[tuple[Any, str, Any]] = []
+        self._local_shape = local_shape
+        try:
+            self._replace(DTensor, "__tensor_flatten__", self._flatten(DTensor.__tensor_flatten__))
+            self._replace(DTensor, "__tensor_unflatten__", staticmethod(self._unflatten(DTensor.__tensor_unflatten__)))
+            self._replace(DTensor, "placements", property(lambda tensor: settled(tensor._spec.placements), doc=DTensor.placements.__doc__))
+            self._replace(_subclass_utils, "create_subclass_metadata", self._metadata(_subclass_utils.create_subclass_metadata))
+            self._replace(_sharding_prop, "compute_local_shape_and_global_offset", self._local(_sharding_prop.compute_local_shape_and_global_offset))
+            if _HOLDS_SYMBOLS:
+                self._replace(_placement_types, "_guarded_hint_int", self._number(_placement_types._guarded_hint_int))
+                self._replace(_StridedShard, "_split_factor_int", lambda placement: int(placement.split_factor))
+        except BaseException:
+            self.restore()
+            raise
+
+    def restore(self) -> None:
+        while self._stock:
+            owner, name, value = self._stock.pop()
+            setattr(owner, name, value)
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        self._stock.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, value)
+
+    def _flatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def __tensor_flatten__(tensor: DTensor) -> Any:
+            spec = tensor._spec
+            inner, (placements, meta, order, requires_grad) = stock(tensor)
+            if split_factors(spec) and not spec.use_strided_shard_as_shard_order and DTensorSpec.is_default_device_order(order):
+                order = _LEFT_TO_RIGHT
+            return inner, (placements, meta, order, requires_grad)
+
+        return __tensor_flatten__
+
+    def _unflatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def __tensor_unflatten__(inner: dict[str, Any], context: Any, size: Any, stride: Any) -> Any:
+            placements, meta, order, requires_grad = context
+            local, mesh = inner["_local_tensor"], inner["device_mesh"]
+            if is_symbolic(tuple(size)) and has_shape_env(tuple(size)):
+                expected = self._local_shape(size, mesh, placements)
+                for actual, wanted in zip(local.shape, expected or ()):
+                    bool(actual == wanted)
+            if order != _LEFT_TO_RIGHT:
+                return stock(inner, context, size, stride)
+            spec = DTensorSpec(mesh, placements, TensorMeta(size, stride, meta.dtype), use_strided_shard_as_shard_order=False)
+            return DTensor(local, spec, requires_grad=requires_grad)  # type: ignore[call-arg, arg-type]
+
+        return __tensor_unflatten__
+
+    def _metadata(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def create_subclass_metadata(tensor: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(tensor, DTensor):
+                tensor._spec = settled_spec(tensor._spec)
+            return stock(tensor, *args, **options)
+
+        return create_subclass_metadata
+
+    def _local(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def compute_local_shape_and_global_offset(shape: Any, mesh: Any, placements: Any, skip_offset: bool = False) -> Any:
+            if skip_offset and is_symbolic(tuple(shape)) and has_shape_env(tuple(shape)):
+                local = self._local_shape(shape, mesh, placements)
+                if local is not None:
+                    return local, ()
+            return stock(shape, mesh, placements, skip_offset)
+
+        return compute_local_shape_and_global_offset
+
+    def _number(self, stock: Callable[..., int]) -> Callable[..., int]:
+        def _guarded_hint_int(value: Any, *, reason: str) -> int:
+            return int(value) if isinstance(value, torch.SymInt) and value.node.has_hint() else stock(value, reason=reason)
+
+        return _guarded_hint_int
+
+
+# Stands for the shard order in what a flattened DTensor says of itself, where _StridedShard placements are to be read left to right.
+_LEFT_TO_RIGHT = ()
 
 
 def check_shard_order(spec: DTensorSpec, op: str) -> None:

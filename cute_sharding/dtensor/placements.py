@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard
+from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, strided_shard
+from cute_sharding.dtensor.symbols import known, unknown
 from cute_sharding.views import Cut
 
 Cuts: TypeAlias = tuple[Cut, ...]
@@ -14,7 +15,7 @@ Cuts: TypeAlias = tuple[Cut, ...]
 def cut_of(placement: Placement) -> Cut:
     """What a placement does to the tensor, as views and redistribution see it. A kind of placement that is not known is refused, not taken for Replicate."""
     if isinstance(placement, StridedShard):
-        return placement.dim, placement.split_factor  # type: ignore[return-value]  # a SymInt never gets here: see adapter.py
+        return placement.dim, known(placement.split_factor)
     if isinstance(placement, Shard):
         return placement.dim, 1
     if isinstance(placement, (Replicate, Partial)):
@@ -26,7 +27,7 @@ def placement_of(cut: Cut) -> Placement:
     if cut is None:
         return Replicate()
     dim, split_factor = cut
-    return Shard(dim) if split_factor == 1 else StridedShard(dim, split_factor=split_factor)
+    return Shard(dim) if split_factor == 1 else strided_shard(dim, unknown(split_factor))
 
 
 def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Placement, ...]:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate, torch_rule
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.symbols import hinted
+from cute_sharding.layout import Size, Undecided
 from cute_sharding.redistribution import Target, free_targets
 from cute_sharding.views import Row, View, carry, view_of
 
@@ -92,7 +94,15 @@ def decide(
         RuntimeError: nothing is free, and redistribution is not allowed.
     """
     cuts = tuple([cut_of(p) for p in placements])
-    carried = carry(view, cuts, mesh)
+    may_redistribute = not strict or implicit_redistribution
+    try:
+        carried = carry(view, cuts, mesh)
+        _check_has_numbers(carried.cuts)
+    except Undecided as error:
+        if not may_redistribute:
+            count(op, "refused")
+            raise RuntimeError(_unknown(op, view, mesh, placements, error.fact)) from None
+        return _all_replicated(op, view, row, mesh, placements)
     blocked = _blocked_by_row(view, row, placements, cuts, mesh)
     if blocked is None:
         blocked = carried.blocked
@@ -107,23 +117,64 @@ def decide(
         not_sharded = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and row.wants_whole_dims else []
         pending = [m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))]
         result = []
-        for target in free_targets(view, cuts, mesh, fixed=pending, unsharded=not_sharded, allowed=allowed, most=most):
+        # Which is cheapest is a matter of the sizes at hand; that it is free is proved for all.
+        at_hand = _at_hand(view)
+        for target in free_targets(at_hand, hinted(cuts), mesh, fixed=pending, unsharded=not_sharded, allowed=allowed, most=most):
             source = _reduced(row, replaced(placements, target.source))
-            result.append(_Choice(target, source, replaced(source, target.output)))
+            cuts_after = target.output if at_hand is view else carry(view, target.source, mesh).cuts
+            result.append(_Choice(target, source, replaced(source, cuts_after)))
         return result
 
-    if not strict or implicit_redistribution or _stock_redistributes(stock, placements):
+    if may_redistribute or _stock_redistributes(stock, placements):
+        if None in hinted((*view.input_shape, *view.target)):
+            return _all_replicated(op, view, row, mesh, placements)
         [(_, source, output)] = targets(1)
         _log(op, view, mesh, placements, source, output, "redistribution")
         count(op, "redistribution")
         return Decision(source, output, "redistribution")
 
     count(op, "refused")
+    if None in hinted((*view.input_shape, *view.target)):
+        raise RuntimeError(_explain(op, view, mesh, mesh_names, placements, blocked, None))
     plain = targets(SUGGESTIONS, lambda target: reachable(target) and all(cut is None or cut[1] == 1 for cut in target))
     plain = [choice for choice in plain if reachable(choice.target.source)]  # replicating everything is always among them
     message = _explain(op, view, mesh, mesh_names, placements, blocked, plain)
     logger.debug("refused: %s", message)
     raise RuntimeError(message)
+
+
+def _at_hand(view: View) -> View:
+    """The view for the sizes of the call that is being compiled."""
+    if not any(isinstance(n, Size) for n in (*view.input_shape, *view.sizes, *view.target)):
+        return view
+    return View(hinted(view.input_shape), view.source, hinted(view.sizes), hinted(view.target), view.kept, view.home, view.rank)
+
+
+def _check_has_numbers(cuts: Cuts) -> None:
+    """A placement needs its split factor as a number, at the latest where it leaves the compiled program."""
+    for cut in cuts:
+        if cut is not None and hinted(cut[1]) is None:
+            raise Undecided(f"{cut[1]} == 2 (or whatever number it is)")
+
+
+def _all_replicated(op: str, view: View, row: Row | None, mesh: Sequence[int], placements: tuple[Placement, ...]) -> Decision:
+    """What is right whatever the sizes."""
+    source = _reduced(row, _unsharded(placements))
+    _log(op, view, mesh, placements, source, source, "redistribution")
+    count(op, "redistribution")
+    return Decision(source, source, "redistribution")
+
+
+def _unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    return tuple([Replicate() if isinstance(p, (Shard, StridedShard)) else p for p in placements])
+
+
+def _unknown(op: str, view: View, mesh: Sequence[int], placements: Sequence[Placement], fact: str) -> str:
+    return (
+        f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh {tuple(mesh)} with placements {text(placements)}: whether that is free depends on sizes that have no "
+        f"value while the program is compiled. It could be decided if this were known: {fact}. Say so before the view, if it holds: torch._check({fact}); or redistribute the tensor first "
+        f"to {text(_unsharded(placements))}; or let views do so themselves: cute_sharding.enable(implicit_redistribution=True)."
+    )
 
 
 def _linear(placement: Placement) -> bool:
@@ -172,7 +223,7 @@ def _explain(
     names: Sequence[str] | None,
     placements: Sequence[Placement],
     blocked: int,
-    choices: list[_Choice],
+    choices: list[_Choice] | None,
 ) -> str:
     sizes = ", ".join(f"{name}={n}" for name, n in zip(names, mesh)) if names else ", ".join(map(str, mesh))
     axis = f"mesh dim {blocked}" + (f" ({names[blocked]!r})" if names else "")
@@ -180,7 +231,9 @@ def _explain(
         f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh ({sizes}) with placements {text(placements)} cannot be done without communication: "
         f"what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices is no Shard or _StridedShard of the output.",
     ]
-    if choices:
+    if choices is None:
+        lines.append(f"Redistribute the input first: .redistribute(placements={list(_unsharded(placements))!r})")
+    elif choices:
         lines.append("Redistribute the input first, for example (cheapest first):")
         for target, source, output in choices:
             lines.append(f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; each device receives up to {target.received} elements")

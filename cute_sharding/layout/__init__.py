@@ -20,14 +20,19 @@ from cute_sharding.layout.algebra import (
 )
 from cute_sharding.layout.errors import LayoutError, Undecided
 from cute_sharding.layout.layout import IntTuple, Layout, make_layout
-from cute_sharding.layout.symbolic import assuming, symbol
+from cute_sharding.layout.size import Oracle, Size, asking
+from cute_sharding.layout.symbolic import Fact, assuming, symbol
 
 __all__ = [
+    "Fact",
     "IntTuple",
     "Layout",
     "LayoutError",
+    "Oracle",
+    "Size",
     "Tiler",
     "Undecided",
+    "asking",
     "assuming",
     "blocked_product",
     "coalesce",

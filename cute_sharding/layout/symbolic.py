@@ -14,7 +14,8 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cute_sharding.layout.errors import LayoutError, Undecided
@@ -32,13 +33,38 @@ def is_static(*values: Int) -> bool:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """``left % right == 0`` ("divides"), ``left == right`` ("equal") or ``left <= right`` ("at most"); or, where not ``holds``, that this is not so.
+
+    Its text is what :func:`assuming` reads.
+    """
+
+    relation: str
+    left: Int
+    right: Int
+    holds: bool = True
+
+    def __str__(self) -> str:
+        left, right = _text(self.left), _text(self.right)
+        if self.relation == "divides":
+            return f"{_operand(self.left)} % {_operand(self.right)} {'==' if self.holds else '!='} 0"
+        if self.relation == "equal":
+            return f"{left} {'==' if self.holds else '!='} {right}"
+        return f"{left} {'<=' if self.holds else '>'} {right}"
+
+
+@dataclass(frozen=True)
 class _Facts:
-    """Facts in force: substitutions for symbols, and divisibilities and inequalities that are no substitution."""
+    """Facts in force: substitutions for symbols (and, the other way, what each made-up symbol stands for), and what is no substitution."""
 
     substitution: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
+    meaning: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
     divisible: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()  # (expr, n): n divides expr
     nonnegative: tuple[sympy.Expr, ...] = ()
-    zero: tuple[sympy.Expr, ...] = field(default=())
+    zero: tuple[sympy.Expr, ...] = ()
+    nonzero: tuple[sympy.Expr, ...] = ()
+    indivisible: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
+    least: tuple[tuple[sympy.Expr, int], ...] = ()  # (symbol, its smallest value), where that is not 1
 
 
 _NO_FACTS = _Facts()
@@ -123,51 +149,80 @@ def assuming(*facts: str) -> Iterator[None]:
 
 
 def _extend(facts: _Facts, texts: tuple[str, ...]) -> _Facts:
-    import sympy
-
     for text in texts:
-        try:
-            node = ast.parse(text.strip(), mode="eval").body
-        except SyntaxError:
-            node = None
-        if not (isinstance(node, ast.Compare) and len(node.ops) == 1):
-            raise LayoutError(f"cannot read the fact {text!r}: expected one comparison, such as 's0 % 4 == 0' or 's0 >= 8'")
-        left, right = node.left, node.comparators[0]
-        kind = type(node.ops[0])
-        b = parse_expr(ast.unparse(right), rational=True)
-        if kind is ast.Eq and isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and b == 0:
-            expr, n = parse_expr(ast.unparse(left.left), rational=True), parse_expr(ast.unparse(left.right), rational=True)
-            substituted = None
-            if isinstance(expr, sympy.Symbol):
-                quotient = sympy.Dummy(f"{expr.name}_over", integer=True, positive=True)
-                substituted = _substituted(facts, expr, n * quotient)
-            if substituted is not None:
-                facts = substituted
-            else:
-                facts = _Facts(facts.substitution, (*facts.divisible, (sympy.sympify(expr), sympy.sympify(n))), facts.nonnegative, facts.zero)
-            continue
-        a = parse_expr(ast.unparse(left), rational=True)
-        if kind is ast.Eq:
-            target = next((x for x in (a, b) if isinstance(x, sympy.Symbol)), None)
-            substituted = None
-            if target is not None:
-                substituted = _substituted(facts, target, sympy.sympify(b if target is a else a))
-            if substituted is not None:
-                facts = substituted
-            else:
-                facts = _Facts(facts.substitution, facts.divisible, facts.nonnegative, (*facts.zero, sympy.sympify(a) - b))
-            continue
-        if isinstance(a, tuple) or isinstance(b, tuple):
-            raise LayoutError(f"cannot read the fact {text!r}: it compares tuples")
-        differences: dict[type, Any] = {ast.GtE: a - b, ast.Gt: a - b - 1, ast.LtE: b - a, ast.Lt: b - a - 1}
-        if kind not in differences:
-            raise LayoutError(f"cannot read the fact {text!r}: use ==, <, <=, > or >=")
-        facts = _Facts(facts.substitution, facts.divisible, (*facts.nonnegative, sympy.sympify(differences[kind])), facts.zero)
+        facts = _with(facts, parse_fact(text))
     return facts
 
 
-def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr) -> _Facts | None:
-    """``facts`` with ``name`` written as ``value``; where ``name`` is already written otherwise, both are kept."""
+def parse_fact(text: str) -> Fact:
+    """The fact that ``text`` says, such as ``"s0 % 4 == 0"``, ``"s0 < s1"`` or ``"s0 != 4"``."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        node = None
+    if not (isinstance(node, ast.Compare) and len(node.ops) == 1):
+        raise LayoutError(f"cannot read the fact {text!r}: expected one comparison, such as 's0 % 4 == 0' or 's0 >= 8'")
+    left, right = node.left, node.comparators[0]
+    kind = type(node.ops[0])
+    b = parse_expr(ast.unparse(right), rational=True)
+    if kind in (ast.Eq, ast.NotEq) and isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and b == 0:
+        return Fact("divides", parse_expr(ast.unparse(left.left), rational=True), parse_expr(ast.unparse(left.right), rational=True), kind is ast.Eq)
+    a = parse_expr(ast.unparse(left), rational=True)
+    if isinstance(a, tuple) or isinstance(b, tuple):
+        raise LayoutError(f"cannot read the fact {text!r}: it compares tuples")
+    if kind in (ast.Eq, ast.NotEq):
+        return Fact("equal", a, b, kind is ast.Eq)
+    orders = {ast.LtE: (a, b, True), ast.Gt: (a, b, False), ast.GtE: (b, a, True), ast.Lt: (b, a, False)}
+    if kind not in orders:
+        raise LayoutError(f"cannot read the fact {text!r}: use ==, !=, <, <=, > or >=")
+    return Fact("at most", *orders[kind])
+
+
+def _with(facts: _Facts, fact: Fact) -> _Facts:
+    import sympy
+
+    a, b = sympy.sympify(fact.left), sympy.sympify(fact.right)
+    if fact.relation == "divides":
+        if not fact.holds:
+            return replace(facts, indivisible=(*facts.indivisible, (a, b)))
+        # In lowest terms, s / 4 for 2 s / 8: a symbol that is a multiple is a substitution.
+        a, b = _fraction(a / b)
+        if isinstance(a, sympy.Symbol):
+            multiple = sympy.Dummy(f"{a.name}_over", integer=True, positive=True)
+            substituted = _substituted(facts, a, b * multiple, (multiple, a / b))
+            if substituted is not None:
+                return substituted
+        return replace(facts, divisible=(*facts.divisible, (a, b)))
+    if fact.relation == "equal":
+        if not fact.holds:
+            return replace(facts, nonzero=(*facts.nonzero, a - b))
+        for target, value in ((a, b), (b, a)):
+            substituted = _substituted(facts, target, value) if isinstance(target, sympy.Symbol) else None
+            if substituted is not None:
+                return substituted
+        return replace(facts, zero=(*facts.zero, a - b))
+    if fact.holds and isinstance(b, sympy.Symbol) and a.is_Integer:
+        return _at_least(facts, b, int(a))
+    if not fact.holds and isinstance(a, sympy.Symbol) and b.is_Integer:
+        return _at_least(facts, a, int(b) + 1)
+    if fact.holds and isinstance(a, sympy.Symbol) and b.is_Integer and dict(facts.least).get(a, 1) == b:
+        return _with(facts, Fact("equal", a, b))
+    return replace(facts, nonnegative=(*facts.nonnegative, b - a if fact.holds else a - b - 1))
+
+
+def _at_least(facts: _Facts, name: sympy.Symbol, value: int) -> _Facts:
+    """``facts`` with ``name >= value``."""
+    written = _rewrite(name, facts)
+    coefficient, symbol_part = written.as_coeff_Mul()
+    if symbol_part.is_Symbol and coefficient.is_Integer and coefficient > 0:
+        known = dict(facts.least)
+        known[symbol_part] = max(known.get(symbol_part, 1), -(-value // int(coefficient)))
+        return replace(facts, least=tuple(known.items()))
+    return replace(facts, nonnegative=(*facts.nonnegative, name - value))
+
+
+def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr, meaning: tuple[Any, Any] | None = None) -> _Facts | None:
+    """``facts`` with ``name`` written as ``value``; where ``name`` is already written otherwise, both are kept. ``meaning`` is what the symbol that ``value`` brings in stands for."""
     import sympy
 
     written = _rewrite(name, facts)
@@ -178,14 +233,30 @@ def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr) -> _Facts
         # s = 4 t is known and s = 6 u is new: t = 6 / gcd(4, 6) * v says both.
         coefficient, symbols = written.as_coeff_Mul()
         new, _ = value.as_coeff_Mul()
-        if isinstance(symbols, sympy.Symbol) and coefficient.is_Integer and new.is_Integer and len(value.free_symbols) == 1:
+        if isinstance(symbols, sympy.Symbol) and coefficient.is_Integer and new.is_Integer and len(value.free_symbols) == 1 and meaning is not None:
+            factor = new // sympy.gcd(coefficient, new)
             fresh = sympy.Dummy(f"{name.name}_over", integer=True, positive=True)
-            written, value = symbols, fresh * (new // sympy.gcd(coefficient, new))
+            written, value, meaning = symbols, fresh * factor, (fresh, symbols / factor)
         else:
             return None
     if written in value.free_symbols:
         return None
-    return _Facts((*facts.substitution, (written, value)), facts.divisible, facts.nonnegative, facts.zero)
+    least = dict(facts.least)
+    smallest = least.pop(written, 1)
+    if smallest > 1 and meaning is not None:
+        coefficient, _ = value.as_coeff_Mul()
+        if coefficient.is_Integer and value == coefficient * meaning[0]:
+            least[meaning[0]] = -(-smallest // int(coefficient))
+    nonnegative = facts.nonnegative if smallest <= 1 or value.is_Symbol else (*facts.nonnegative, value - smallest)
+    if value.is_Symbol and smallest > 1:
+        least[value] = max(least.get(value, 1), smallest)
+    return replace(
+        facts,
+        substitution=(*facts.substitution, (written, value)),
+        meaning=facts.meaning if meaning is None else (*facts.meaning, meaning),
+        nonnegative=nonnegative,
+        least=tuple(least.items()),
+    )
 
 
 def _rewrite(expr: Int, facts: _Facts) -> Any:
@@ -198,10 +269,85 @@ def _rewrite(expr: Int, facts: _Facts) -> Any:
 
 
 def _normal(expr: Int) -> Any:
-    """``expr`` expanded under the facts in force, so that equal polynomials are equal objects."""
+    """``expr`` expanded under the facts in force, so that equal polynomials are equal objects. Quotients that are rounded down stand as ``floor``."""
+    return _normalized(expr, _facts.get())
+
+
+@lru_cache(maxsize=1 << 14)
+def _normalized(expr: Int, facts: _Facts) -> Any:
     import sympy
 
-    return sympy.expand(sympy.cancel(_rewrite(expr, _facts.get())))
+    expr = _rewrite(expr, facts)
+    if expr.has(sympy.floor, sympy.ceiling, sympy.Mod):
+        expr = _floored(expr, facts)
+    return sympy.expand(sympy.cancel(expr))
+
+
+def _floored(expr: Any, facts: _Facts) -> Any:
+    """``expr`` with every rounded quotient as one of floor, in lowest terms, or as the quotient where it is exact."""
+    import sympy
+
+    if not expr.args:
+        return expr
+    args = [_floored(arg, facts) for arg in expr.args]
+    if expr.func is sympy.Mod:
+        return args[0] - args[1] * _floor(args[0], args[1], facts)
+    if expr.func is sympy.floor:
+        return _floor(*_fraction(args[0]), facts)
+    if expr.func is sympy.ceiling:
+        numerator, denominator = _fraction(args[0])
+        return _floor(numerator + denominator - 1, denominator, facts)
+    return expr.func(*args)
+
+
+def _fraction(expr: Any) -> tuple[Any, Any]:
+    """Numerator and denominator in lowest terms."""
+    import sympy
+
+    return sympy.fraction(sympy.together(sympy.cancel(expr)))
+
+
+def _floor(numerator: Any, denominator: Any, facts: _Facts) -> Any:
+    import sympy
+
+    numerator, denominator = _fraction(numerator / denominator)
+    if numerator.is_polynomial() and all(c.is_negative for c in numerator.as_coefficients_dict().values()):
+        return -_floor(denominator - numerator - 1, denominator, facts)
+    if denominator == 1 or _divides(denominator, numerator, facts):
+        return sympy.expand(sympy.cancel(numerator / denominator))
+    for beyond in (sympy.expand(numerator).as_coeff_Add()[0], denominator - 1):
+        # What is a multiple but for a constant, or was rounded up to here.
+        if beyond != 0 and _divides(denominator, sympy.expand(numerator - beyond), facts):
+            return sympy.expand(sympy.cancel((numerator - beyond) / denominator)) + sympy.floor(beyond / denominator)
+    if not denominator.is_number:
+        # What is a multiple of the denominator comes out: floor((s n + r) / s) = n + floor(r / s).
+        whole, rest = sympy.Integer(0), sympy.Integer(0)
+        for term in sympy.Add.make_args(sympy.expand(numerator)):
+            quotient, below = _fraction(term / denominator)
+            if below == 1:
+                whole += quotient
+            else:
+                rest += term
+        if rest == 0 or (_is_nonnegative(rest) and _is_positive(sympy.expand(denominator - rest))):
+            return whole
+        if whole != 0:
+            return whole + sympy.floor(rest / denominator)
+    return sympy.floor(sympy.expand(numerator / denominator))
+
+
+def simplified(expr: Int) -> Int:
+    """``expr`` in the simplest form that the facts in force allow, in the caller's symbols. Where the facts make it an integer it may read as a fraction, such as ``s/4``."""
+    import sympy
+
+    facts = _facts.get()
+    return as_int(sympy.factor_terms(_meant(_normalized(expr, facts), facts)))
+
+
+def _meant(expr: Any, facts: _Facts) -> Any:
+    """``expr`` without symbols that a fact brought in."""
+    for name, value in reversed(facts.meaning):
+        expr = expr.xreplace({name: value})
+    return expr
 
 
 def is_zero(expr: Int) -> bool | None:
@@ -210,9 +356,23 @@ def is_zero(expr: Int) -> bool | None:
     e = _normal(expr)
     if e.is_number:
         return bool(e == 0)
-    if any(_normal(e - z) == 0 or _normal(e + z) == 0 for z in _facts.get().zero):
+    facts = _facts.get()
+    if any(_normal(e - z) == 0 or _normal(e + z) == 0 for z in facts.zero):
         return True
-    return False if _positive_coefficients(e, strict=True) or _positive_coefficients(-e, strict=True) else None
+    if _is_positive(e) or _is_positive(-e):
+        return False
+    import sympy
+
+    constant, powers = sympy.factor_list(_fraction(e)[0])
+    if len(powers) > 1 or constant not in (1, -1):
+        answers = [is_zero(factor) for factor, _ in powers]
+        if True in answers:
+            return True
+        if None not in answers:
+            return False
+    if any(_normal(e - z) == 0 or _normal(e + z) == 0 for z in facts.nonzero):
+        return False
+    return None
 
 
 def is_nonnegative(expr: Int) -> bool | None:
@@ -221,16 +381,16 @@ def is_nonnegative(expr: Int) -> bool | None:
     e = _normal(expr)
     if e.is_number:
         return bool(e >= 0)
-    if _positive_coefficients(e, strict=False):
+    if _is_nonnegative(e):
         return True
-    if _positive_coefficients(-e, strict=True):
+    if _is_positive(-e):
         return False
     known = [_normal(n) for n in _facts.get().nonnegative]
     # A fact, or a sum of two, may be all that is missing.
     sums = known + [a + b for a in known for b in known]
-    if any(_positive_coefficients(_normal(e - n), strict=False) for n in sums):
+    if any(_is_nonnegative(_normal(e - n)) for n in sums):
         return True
-    if any(_positive_coefficients(_normal(-e - n), strict=True) for n in sums):
+    if any(_is_positive(_normal(-e - n)) for n in sums):
         return False
     return None
 
@@ -243,23 +403,30 @@ def divides(n: Int, expr: Int) -> bool | None:
     """Whether ``n`` divides ``expr`` for every value of the symbols; ``n`` is taken to be positive."""
     if type(n) is int and type(expr) is int:
         return expr % n == 0
+    return _divides(_normal(n), _normal(expr), _facts.get())
+
+
+def _divides(n: Any, expr: Any, facts: _Facts) -> bool | None:
     import sympy
 
-    numerator, denominator = sympy.fraction(sympy.together(sympy.cancel(_rewrite(expr, _facts.get()) / _rewrite(n, _facts.get()))))
+    n, expr = sympy.sympify(n), sympy.sympify(expr)
+    numerator, denominator = _fraction(expr / n)
     if denominator == 1:
         return True if _integral(numerator) else None
     if denominator.is_Integer and numerator.is_Integer:
         return False
-    for known, divisor in _facts.get().divisible:
-        quotient = sympy.cancel(_normal(expr) * _normal(divisor) / (_normal(known) * _normal(n)))
-        if sympy.fraction(quotient)[1] == 1 and _integral(quotient):
+    for known, divisor in facts.divisible:
+        quotient, rest = _fraction(expr * _rewrite(divisor, facts) / (_rewrite(known, facts) * n))
+        if rest == 1 and _integral(quotient):
             return True
+    for known, divisor in facts.indivisible:
+        # n does not divide e if it does not divide a multiple of e.
+        if sympy.cancel(_rewrite(divisor, facts) / n) == 1 and _fraction(_rewrite(known, facts) / expr)[1] == 1:
+            return False
     # A constant remainder of a polynomial that is otherwise divisible disproves it, as in (4 s + 1) % 4.
-    e = _normal(expr)
-    modulus = _normal(n)
-    if modulus.is_Integer and e.is_polynomial():
-        constant, rest = e.as_coeff_Add()
-        if constant.is_Integer and constant % modulus != 0 and divides(n, rest):
+    if n.is_Integer and expr.is_polynomial():
+        constant, rest = sympy.expand(expr).as_coeff_Add()
+        if constant.is_Integer and constant % n != 0 and _divides(n, rest, facts):
             return False
     return None
 
@@ -276,18 +443,73 @@ def _integral(numerator: Any) -> bool:
         return bool(numerator.is_integer)
 
 
-def _positive_coefficients(e: Any, *, strict: bool) -> bool:
-    """Whether ``e`` is a polynomial with non-negative coefficients in (symbol - 1); strict: and a positive constant."""
+def _is_nonnegative(e: Any) -> bool:
+    """Whether the integer ``e`` is never negative: above -1 at the bounds of what it rounds."""
     import sympy
 
+    if _rounds(e):
+        return any(_positive_coefficients(b + 1, strict=True) for b in _bounds(e))
+    return not e.has(sympy.floor, sympy.Max, sympy.Min) and _positive_coefficients(e, strict=False)
+
+
+def _is_positive(e: Any) -> bool:
+    import sympy
+
+    if _rounds(e):
+        return any(_positive_coefficients(b, strict=True) for b in _bounds(e))
+    return not e.has(sympy.floor, sympy.Max, sympy.Min) and _positive_coefficients(e, strict=True)
+
+
+def _rounds(e: Any) -> bool:
+    import sympy
+
+    return bool(e.has(sympy.floor))
+
+
+def _bounds(e: Any) -> Iterator[Any]:
+    """Expressions without floor that ``e`` is never below."""
+    import sympy
+
+    atoms = [a for a in e.atoms(sympy.floor) if not any(a is not b and b.has(a) for b in e.atoms(sympy.floor))]
+    if not atoms:
+        if not e.has(sympy.Max, sympy.Min):
+            yield e
+        return
+    atom = min(atoms, key=str)
+    stand_in = sympy.Dummy("rounded", integer=True, nonnegative=True)
+    try:
+        poly = sympy.Poly(e.xreplace({atom: stand_in}), stand_in)
+    except sympy.PolynomialError:
+        return
+    if poly.degree() != 1:
+        return
+    coefficient = poly.coeff_monomial(stand_in)
+    plain = coefficient.xreplace({a: sympy.Dummy("rounded", integer=True, nonnegative=True) for a in coefficient.atoms(sympy.floor)})
+    argument = atom.args[0]
+    _, denominator = _fraction(argument)
+    if _positive_coefficients(plain, strict=False):
+        bound = argument - 1 + 1 / denominator
+    elif _positive_coefficients(-plain, strict=False):
+        bound = argument
+    else:
+        return
+    yield from _bounds(sympy.expand(poly.coeff_monomial(1) + coefficient * bound))
+
+
+def _positive_coefficients(e: Any, *, strict: bool) -> bool:
+    """Whether ``e`` is a polynomial, over a positive denominator, with non-negative coefficients once each symbol is its smallest value and more; strict: and a positive constant."""
+    import sympy
+
+    numerator, denominator = _fraction(e)
+    if denominator != 1:
+        return _positive_coefficients(denominator, strict=True) and _positive_coefficients(sympy.expand(numerator), strict=strict)
     symbols = sorted(e.free_symbols, key=str)
-    if any(not (s.is_integer and s.is_positive) for s in symbols):
-        symbols_ok = [s for s in symbols if s.is_integer and s.is_nonnegative]
-        if len(symbols_ok) != len(symbols):
-            return False
-    shifted = e.subs({s: s + 1 for s in symbols if s.is_positive}, simultaneous=True)
+    if any(not (s.is_integer and s.is_nonnegative) for s in symbols):
+        return False
     if not symbols:
         return bool(e > 0) if strict else bool(e >= 0)
+    least = dict(_facts.get().least)
+    shifted = e.subs({s: s + least.get(s, 1) for s in symbols if s.is_positive}, simultaneous=True)
     try:
         poly = sympy.Poly(sympy.expand(shifted), *symbols)
     except sympy.PolynomialError:
@@ -297,13 +519,93 @@ def _positive_coefficients(e: Any, *, strict: bool) -> bool:
     return not strict or bool(poly.coeff_monomial(1) > 0)
 
 
+def prove(fact: Fact) -> bool | None:
+    """True where ``fact`` holds for every value of the symbols, False where it holds for none, else None."""
+    if fact.relation == "divides":
+        answer = divides(fact.right, fact.left)
+    elif fact.relation == "equal":
+        answer = is_zero(fact.left - fact.right)
+    else:
+        answer = is_nonnegative(fact.right - fact.left)
+    return answer if answer is None or fact.holds else not answer
+
+
+@contextmanager
+def forgetting_afterwards() -> Iterator[None]:
+    """Facts learnt inside the ``with`` block hold until it ends."""
+    token = _facts.set(_facts.get())
+    try:
+        yield
+    finally:
+        _facts.reset(token)
+
+
+def learn(fact: Fact) -> None:
+    """Take ``fact`` as given."""
+    _facts.set(_with(_facts.get(), fact))
+
+
+def lowest_terms(fact: Fact) -> Fact:
+    """The same fact, in the caller's symbols, with what is common and positive on both sides left out."""
+    import sympy
+
+    facts = _facts.get()
+    if fact.relation == "divides":
+        numerator, denominator = _fraction(_meant(_normal(fact.left), facts) / _meant(_normal(fact.right), facts))
+        return Fact("divides", as_int(numerator), as_int(denominator), fact.holds)
+    difference = sympy.fraction(sympy.together(_meant(_normal(fact.left - fact.right), facts)))[0]
+    constant, powers = sympy.factor_list(difference)
+    difference = sympy.Integer(1 if constant > 0 else -1)
+    for factor, power in powers:
+        if not _is_positive(_normal(factor)):
+            difference *= factor**power
+    terms = sympy.Add.make_args(sympy.expand(difference))
+    left = sympy.Add(*[t for t in terms if not t.could_extract_minus_sign()])
+    return Fact(fact.relation, as_int(left), as_int(left - sympy.expand(difference)), fact.holds)
+
+
+def candidates(fact: Fact) -> list[Fact]:
+    """Divisibilities on which the rounded quotients in ``fact`` depend, the weakest first."""
+    import sympy
+
+    facts = _facts.get()
+    found: dict[Fact, None] = {}
+    for side in (fact.left, fact.right):
+        for atom in sorted(_normal(side).atoms(sympy.floor), key=str):
+            numerator, denominator = map(sympy.expand, _fraction(atom.args[0]))
+            above = sympy.expand(numerator - denominator + 1)  # rounded up, if that is how it came about
+            multiple = min(numerator, above, key=lambda e: len(sympy.Add.make_args(e)))
+            found[lowest_terms(Fact("divides", _meant(multiple, facts), _meant(denominator, facts)))] = None
+    return sorted(found, key=lambda c: (c.right.is_number if not isinstance(c.right, int) else True, -sympy.count_ops(c.left)), reverse=True)
+
+
+def _operand(value: Int) -> str:
+    return str(value) if type(value) is int or value.is_Atom else f"({_text(value)})"
+
+
+def _text(value: Int) -> str:
+    """``value`` with quotients rounded down as Python writes them."""
+    if type(value) is int:
+        return str(value)
+    import sympy
+    from sympy.printing.str import StrPrinter
+
+    class Printer(StrPrinter):  # type: ignore[misc]
+        def _print_floor(self, expr: Any) -> str:
+            numerator, denominator = _fraction(expr.args[0])
+            return "({}//{})".format(*(self._print(e) if e.is_Atom else f"({self._print(e)})" for e in (numerator, denominator)))
+
+        def _print_ceiling(self, expr: Any) -> str:
+            numerator, denominator = _fraction(expr.args[0])
+            return str(self._print_floor(sympy.floor((numerator + denominator - 1) / denominator, evaluate=False)))
+
+    return str(Printer().doprint(value))
+
+
 def divisibility(expr: Int, n: Int) -> str:
     """The fact that ``n`` divides ``expr``, as :func:`assuming` reads it."""
 
-    def operand(value: Int) -> str:
-        return str(value) if type(value) is int or value.is_Atom else f"({value})"
-
-    return f"{operand(expr)} % {operand(n)} == 0"
+    return str(Fact("divides", expr, n))
 
 
 def quotient(expr: Int, n: Int) -> Int:

@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from cute_sharding.layout.size import least, most, number
+
 # (piece, block, full, rest, block of the rest) in elements, but for full, a count; (piece, block) where rest is 0.
 # None: device 0 holds everything.
 Deal: TypeAlias = "tuple[int, ...] | None"
@@ -49,16 +51,13 @@ def dim_of(dealt: tuple[int, ...], shape: list[int]) -> int:
     return -1
 
 
-def split_factors(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> tuple[int, int] | None:
-    """The range (first, last) of split factors that deal ``n`` rows of ``inner`` elements as ``dealt``, or None."""
+def split_factor(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:
+    """The smallest split factor that deals ``n`` rows of ``inner`` elements as ``dealt``, or None."""
     piece, odd = divmod(dealt[0], inner)
     if odd or piece < 2:
         return None
-    first = -(-n // piece)
-    last = (n - 1) // (piece - 1)  # ceil(n / f) == piece for first <= f <= last
-    if first > last or deal(n, inner, first, parts) != dealt:
-        return None
-    return first, last
+    smallest = -(-n // piece)
+    return smallest if deal(n, inner, smallest, parts) == dealt else None
 
 
 def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
@@ -68,10 +67,10 @@ def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
     piece = -(-n // split_factor)
     full, rest = divmod(n, piece)
     block = -(-piece // parts)
-    size = full * max(0, min(block, piece - device * block))
+    size = full * most(0, least(block, piece - device * block))
     if rest:
         block = -(-rest // parts)
-        size += max(0, min(block, rest - device * block))
+        size += most(0, least(block, rest - device * block))
     return size
 
 
@@ -84,7 +83,7 @@ def kinds_of_device(n: int, split_factor: int, parts: int) -> list[int]:
     devices = {0}
     for length in (piece, rest):
         if length:
-            short = length // -(-length // parts)  # the first device without a whole block
+            short = number(length // -(-length // parts), range(1, parts + 1))  # the first device without a whole block
             devices |= {short, short + 1}
     sizes: dict[int, int] = {}
     for device in sorted(devices):

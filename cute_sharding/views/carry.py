@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factors
+from cute_sharding.layout.size import is_multiple, is_same
+from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor as factor_of
 from cute_sharding.views.view import View
 
 # What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole (Replicate, Partial).
@@ -56,16 +57,30 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
 
     kinds = kinds_of(view)
     carried: list[Cut] = []
-    traced = False
+    last = max(mesh_dim for mesh_dim, cut in enumerate(cuts) if cut is not None and cut[0] not in kept)
     for mesh_dim, (cut, parts) in enumerate(zip(cuts, mesh, strict=True)):
-        if cut is not None:
-            traced = traced or kinds[0][0][view.position[cut[0]]] % (cut[1] * parts) != 0
-        step = carry_one(view, kinds, cut, parts)
-        if step is None:
-            return Carried(tuple(carried), mesh_dim, traced)
-        found, kinds = step
+        if mesh_dim > last:  # whole dims are kept, whatever the devices hold
+            found = None if cut is None else (kept[cut[0]], cut[1])
+        else:
+            found = _placed(view, kinds, cut, parts)
+            if cut is not None and found is None and parts > 1:
+                return Carried(tuple(carried), mesh_dim, not _of_one_size(view.input_shape, cuts, mesh))
+            if mesh_dim < last:
+                kinds = _divided(view, kinds, cut, found, parts)
         carried.append(found)
-    return Carried(tuple(carried), None, traced)
+    return Carried(tuple(carried), None, not _of_one_size(view.input_shape, cuts, mesh))
+
+
+def _of_one_size(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
+    """Whether it is known that all blocks are."""
+    left = list(shape)
+    for cut, parts in zip(cuts, mesh, strict=True):
+        if cut is not None and parts > 1:
+            dim, split_factor = cut
+            if not is_multiple(left[dim], split_factor * parts):
+                return False
+            left[dim] //= parts
+    return True
 
 
 def kinds_of(view: View) -> Kinds:
@@ -78,20 +93,21 @@ def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kind
 
     ``kinds`` are those that the mesh dims before it leave; the view has elements.
     """
+    found = _placed(view, kinds, cut, parts)
+    if cut is not None and found is None and parts > 1:
+        return None
+    return found, _divided(view, kinds, cut, found, parts)
+
+
+def _placed(view: View, kinds: Kinds, cut: Cut, parts: int) -> Cut:
+    """The cut of the output that holds on every kind of device what ``cut`` of the input does; None where there is none (or nothing is cut, as by one device)."""
     if cut is None:
-        return None, kinds
+        return None
     dim, split_factor = cut
-    at = view.position[dim]
-    found: Cut
     if dim in view.kept:
-        found = (view.kept[dim], split_factor)
-    elif parts == 1:
-        found = _nearest(view, at)
-    else:
-        found = _place(view, kinds, at, split_factor, parts)
-        if found is None:
-            return None
-    return found, kinds if found is None or parts == 1 else _divided(kinds, at, split_factor, *found, parts)
+        return view.kept[dim], split_factor
+    at = view.position[dim]
+    return _nearest(view, at) if parts == 1 else _place(view, kinds, at, split_factor, parts)
 
 
 def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
@@ -128,7 +144,7 @@ def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carr
 def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> Cut:
     """The output dim and split factor that deal as source dim ``at`` does, on every kind of device."""
     where = -1
-    first, last = 1, None
+    found: list[tuple[tuple[int, ...], int, int, int]] = []  # deal, rows, elements below them, smallest split factor
     whole: list[list[int]] = []  # local target shapes of the kinds that device 0 holds whole
     for source, target in kinds:
         dealt = deal(source[at], prod(source[at + 1 :]), split_factor, parts)
@@ -136,25 +152,27 @@ def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> 
             whole.append(target)
             continue
         dim = dim_of(dealt, target)
-        if where not in (-1, dim) or dim >= view.rank:
+        if where not in (-1, dim) or not 0 <= dim < view.rank:
             return None
         where = dim
-        factors = split_factors(dealt, target[dim], prod(target[dim + 1 :]), parts)
-        if factors is None:
+        n, inner = target[dim], prod(target[dim + 1 :])
+        factor = factor_of(dealt, n, inner, parts)
+        if factor is None:
             return None
-        first = max(first, factors[0])
-        last = factors[1] if last is None else min(last, factors[1])
-    if whole:
+        found.append((dealt, n, inner, factor))
+    if not found:
         # Device 0 keeps everything where pieces have one row: a split factor of at least the local size.
-        if where < 0:
-            home = view.home.get(view.source[at], -1)  # type: ignore[arg-type]
-            if home >= 0:
-                return home, max(target[home] for target in whole)
-            return min(((dim, max(target[dim] for target in whole)) for dim in range(view.rank)), key=lambda cut: cut[1], default=None)
-        first = max(first, *(target[where] for target in whole))
-    if last is not None and first > last:
+        home = view.home.get(view.source[at], -1)  # type: ignore[arg-type]
+        if home >= 0:
+            return home, max(target[home] for target in whole)
+        return min(((dim, max(target[dim] for target in whole)) for dim in range(view.rank)), key=lambda cut: cut[1], default=None)
+    # The split factors that deal so are a range for each kind: its largest start is in all of them, or nothing is.
+    factor = found[0][3]
+    for other in [other for _, _, _, other in found[1:]] + [target[where] for target in whole]:
+        factor = max(factor, other)
+    if any(not is_same(factor, smallest) and deal(n, inner, factor, parts) != dealt for dealt, n, inner, smallest in found):
         return None
-    return where, first
+    return where, factor
 
 
 def _nearest(view: View, at: int) -> Cut:
@@ -167,15 +185,19 @@ def _nearest(view: View, at: int) -> Cut:
     return best
 
 
-def _divided(kinds: Kinds, at: int, split_factor: int, dim: int, factor: int, parts: int) -> Kinds:
-    """The kinds of device after a mesh dim deals source dim ``at`` and target dim ``dim`` out alike; kinds that hold nothing are left out."""
-    result: Kinds = []
+def _divided(view: View, kinds: Kinds, cut: Cut, found: Cut, parts: int) -> Kinds:
+    """The kinds of device after a mesh dim deals ``cut`` of the source and ``found`` of the target out alike; kinds that hold nothing are left out."""
+    if cut is None or found is None or parts == 1:
+        return kinds
+    at, split_factor = view.position[cut[0]], cut[1]
+    dim, factor = found
+    result: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for source, target in kinds:
         n, m = source[at], target[dim]
         for device in kinds_of_device(n, split_factor, parts):
             new_source, new_target = source.copy(), target.copy()
             new_source[at] = local_size(n, split_factor, parts, device)
             new_target[dim] = local_size(m, factor, parts, device)
-            if new_source[at] and (new_source, new_target) not in result:
-                result.append((new_source, new_target))
-    return result
+            if new_source[at]:
+                result.setdefault((*new_source, *new_target), (new_source, new_target))
+    return list(result.values())

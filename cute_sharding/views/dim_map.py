@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from cute_sharding.layout.size import Size, expression, is_same
 
 
 class DimSpec:
@@ -74,8 +76,13 @@ DimMap: TypeAlias = tuple[DimSpec, ...]
 _SINGLETON = Singleton()
 
 
+def _is_one(n: int) -> bool:
+    """Whether ``n`` is known to be 1. A size that is 1 unknown to us is only a longer way to say the same."""
+    return n == 1 if type(n) is int else is_same(n, 1)
+
+
 def repeat_of(dim: DimSpec, times: int) -> DimSpec:
-    if times == 1:
+    if _is_one(times):
         return dim
     return Broadcast(dim, times) if isinstance(dim, Singleton) else Repeat(dim, times)
 
@@ -90,11 +97,11 @@ def split_into(dim: DimSpec, sizes: list[int]) -> list[DimSpec]:
     """The dims of ``dim`` cut into ``sizes``: those of size 1 are singletons and count for nothing in the others."""
     if len(sizes) == 1:
         return [dim]
-    group = tuple([n for n in sizes if n != 1])
+    group = tuple([n for n in sizes if not _is_one(n)])
     result: list[DimSpec] = []
     split_id = 0
     for n in sizes:
-        if n == 1:
+        if _is_one(n):
             result.append(_SINGLETON)
         elif len(group) == 1:
             # torch keeps a group of one as a Split; so do we, for DimMaps to be equal.
@@ -156,7 +163,9 @@ def expand(shape: Sequence[int], *sizes: int | Sequence[int], implicit: bool = F
     for j, size in enumerate(target):
         dim: DimSpec = _SINGLETON if j < pad else InputDim(j - pad)
         actual = 1 if j < pad else shape[j - pad]
-        if size in (actual, -1) and not (size == -1 and j < pad):
+        if is_same(size, actual) or (size == -1 and j >= pad):
+            result.append(dim)
+        elif not _is_one(actual) and size == actual:
             result.append(dim)
         elif actual != 1 or size < 0:
             raise ValueError(f"cannot expand shape {tuple(shape)} to {target}: output dim {j} would turn size {actual} into {size}")
@@ -266,6 +275,8 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
     """view and reshape: the shapes cut into the smallest runs of dims with equal products, each run flattened and split."""
     target = _varargs(sizes)
     target = infer_size(prod(shape), target)
+    if any(isinstance(n, Size) for n in (*shape, *target)):
+        return _regrouped(shape, target)
     result: list[DimSpec] = []
     i, j, ndim, out = 0, 0, len(shape), len(target)
     while i < ndim or j < out:
@@ -299,3 +310,27 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
             continue
         result += split_into(flatten_of(tuple([InputDim(d) for d in dims])), group)
     return tuple(result)
+
+
+def _regrouped(shape: Sequence[int], target: Sequence[int]) -> DimMap:
+    """:func:`reshape` where some sizes are not known: the runs end where input and output are known to have as many elements before. Nothing is asked."""
+    if is_same(prod(target), 0):
+        return tuple([_SINGLETON if _is_one(n) else NewDim(n) for n in target])  # no elements to say how dims match
+
+    def ends(sizes: Sequence[int]) -> dict[Any, int]:
+        """How many elements there are up to each dim's end -> how many dims that are."""
+        return {expression(prod(sizes[: i + 1])): i + 1 for i in range(len(sizes))}
+
+    dims = [d for d, n in enumerate(shape) if not _is_one(n)]
+    parts = [n for n in target if not _is_one(n)]
+    reached = ends([shape[d] for d in dims])
+    made: list[DimSpec] = []
+    i, j = 0, 0
+    for elements, end in ends(parts).items():
+        if elements in reached:
+            made += split_into(flatten_of(tuple([InputDim(d) for d in dims[i : reached[elements]]])), parts[j:end])
+            i, j = reached[elements], end
+    if parts[j:]:
+        made += split_into(flatten_of(tuple([InputDim(d) for d in dims[i:]])), parts[j:])
+    rest = iter(made)
+    return tuple([_SINGLETON if _is_one(n) else next(rest) for n in target])

@@ -362,7 +362,7 @@ def test_facts_do_not_leak():
             complement(Layout(6), s)
 
 
-@pytest.mark.parametrize("fact", ["", "s", "s %", "s != 4", "1 < s < 4", "s in t", "s % 4", "f(s) == 0", "(s, 2) < 3"])
+@pytest.mark.parametrize("fact", ["", "s", "s %", "1 < s < 4", "s in t", "s % 4", "f(s) == 0", "(s, 2) < 3"])
 def test_a_fact_that_is_no_comparison_is_refused(fact):
     with pytest.raises(LayoutError, match="cannot read"), assuming(fact):
         pass

@@ -1,0 +1,218 @@
+"""The sizes of a program that is being compiled: torch's SymInts as sizes of the layout algebra, and back.
+
+A SymInt carries a sympy expression, so a Size of it needs no more than torch's own functions written as sympy's. What the algebra cannot prove it asks (cute_sharding/layout/size.py): the answer is
+what holds for the call that is being compiled, and it becomes a guard of torch's ShapeEnv, by evaluating the fact as a SymBool. For sizes that have no value yet (unbacked ones) only what
+torch knows for sure counts: the algebra then raises Undecided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from cute_sharding.dtensor.stats import logger
+from cute_sharding.layout.size import Size, asking, expression, size
+from cute_sharding.layout.symbolic import Fact, Int, forgetting_afterwards, learn, symbol
+
+
+class Symbols:
+    """The symbols of one trace; an Oracle for what cannot be proved of them.
+
+    Attributes:
+        guards: what was assumed, in order.
+    """
+
+    def __init__(self, shape_env: Any) -> None:
+        self.guards: list[Fact] = []
+        self._shape_env = shape_env
+        self._torch: dict[Any, Any] = {}  # our symbol -> torch's expression
+        self._ours: dict[Any, Any] = {}
+
+    def size(self, value: int | torch.SymInt) -> Int:
+        """A number or SymInt as an int or Size."""
+        if not isinstance(value, torch.SymInt):
+            return value
+        return size(self._read(value.node.expr))
+
+    def symint(self, value: Int) -> Any:
+        """The inverse of :meth:`size`."""
+        return self._written(expression(value)) if isinstance(value, Size) else value
+
+    def hint(self, value: Int) -> int | None:
+        """The size's value in the call that is being compiled; None where it has none yet."""
+        if not isinstance(value, Size):
+            return value
+        expr = value.expr.subs({s: self._hint_of(s) for s in value.expr.free_symbols})
+        return int(expr) if expr.is_number and expr.is_Integer else None
+
+    def holds(self, fact: Fact) -> bool | None:
+        left, right = (self.hint(size(side)) for side in (fact.left, fact.right))
+        if left is not None and right is not None:
+            answer = {"divides": lambda: left % right == 0, "equal": lambda: left == right, "at most": lambda: left <= right}[fact.relation]()
+            return answer is fact.holds
+        condition = self._condition(fact)
+        if statically_known_true(condition):
+            return True
+        return False if statically_known_true(torch.sym_not(condition)) else None
+
+    def assume(self, fact: Fact) -> None:
+        condition = self._condition(fact)
+        if not statically_known_true(condition):
+            self.guards.append(fact)
+            logger.debug("guard: %s", fact)
+        if not bool(condition):
+            raise RuntimeError(f"the fact {fact} was found to hold for the sizes at hand, and torch finds that it does not; please report this")
+
+    def _condition(self, fact: Fact) -> Any:
+        left, right = self._written(fact.left), self._written(fact.right)
+        if fact.relation == "divides":
+            return left % right == 0 if fact.holds else left % right != 0
+        if fact.relation == "equal":
+            return left == right if fact.holds else left != right
+        return left <= right if fact.holds else left > right
+
+    def _hint_of(self, ours: Any) -> Any:
+        node = self._node(ours).node
+        return node.hint if node.has_hint() else ours
+
+    def _node(self, ours: Any) -> Any:
+        return self._shape_env.create_symintnode(self._torch[ours], hint=None)
+
+    def _symbol(self, expr: Any) -> Any:
+        """Our symbol for a symbol of torch, or for an expression of a kind that we do not know: a positive integer, of which we know the bounds that torch has."""
+        if expr not in self._ours:
+            ours = symbol(str(expr) if expr.is_Symbol else f"({expr})")
+            self._ours[expr], self._torch[ours] = ours, expr
+            lower = self._shape_env.bound_sympy(expr).lower
+            if lower.is_Integer and lower > 1:
+                learn(Fact("at most", int(lower), ours))
+            elif not (lower.is_Integer and lower == 1) and self._node(ours).node.has_hint():
+                # Sizes without a value may turn out to be 0: what is proved of positive ones then holds of an empty tensor, of which nothing is wrong.
+                self.assume(Fact("at most", 1, ours))
+        return self._ours[expr]
+
+    def _read(self, expr: Any) -> Any:
+        import sympy
+
+        if expr.is_Integer:
+            return expr
+        read = _READ.get(type(expr).__name__)
+        if read is None or (read is _power and not expr.exp.is_Integer):
+            return self._symbol(expr)
+        return read(sympy, *(self._read(arg) for arg in expr.args))
+
+    def _written(self, expr: Any) -> Any:
+        """A sympy expression of ours as an int or SymInt."""
+        import sympy
+
+        expr = sympy.sympify(expr)
+        numerator, denominator = sympy.fraction(sympy.together(expr))
+        if denominator != 1:
+            return self._written(numerator) // self._written(denominator)
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Symbol:
+            return self._node(expr)
+        if isinstance(expr, (sympy.floor, sympy.ceiling)):
+            numerator, denominator = map(self._written, sympy.fraction(sympy.together(expr.args[0])))
+            return numerator // denominator if isinstance(expr, sympy.floor) else -(-numerator // denominator)
+        args = [self._written(arg) for arg in expr.args]
+        if expr.is_Add:
+            return sum(args[1:], args[0])
+        if expr.is_Mul:
+            return prod(args[1:], start=args[0])
+        if expr.is_Pow:
+            return prod([args[0]] * args[1])
+        if isinstance(expr, sympy.Mod):
+            return args[0] % args[1]
+        fold = torch.sym_max if isinstance(expr, sympy.Max) else torch.sym_min
+        result = args[0]
+        for arg in args[1:]:
+            result = fold(result, arg)
+        return result
+
+
+def _power(sympy: Any, base: Any, exponent: Any) -> Any:
+    return base**exponent
+
+
+# torch's functions (torch/utils/_sympy/functions.py), and sympy's, by name.
+_READ = {
+    "Add": lambda sympy, *args: sympy.Add(*args),
+    "Mul": lambda sympy, *args: sympy.Mul(*args),
+    "Pow": _power,
+    "PowByNatural": _power,
+    "FloorDiv": lambda sympy, a, b: sympy.floor(a / b),
+    "CleanDiv": lambda sympy, a, b: sympy.floor(a / b),
+    "CeilDiv": lambda sympy, a, b: sympy.ceiling(a / b),
+    "Mod": lambda sympy, a, b: sympy.Mod(a, b),
+    "PythonMod": lambda sympy, a, b: sympy.Mod(a, b),
+    "Max": lambda sympy, *args: sympy.Max(*args),
+    "Min": lambda sympy, *args: sympy.Min(*args),
+}
+
+_now: ContextVar[Symbols | None] = ContextVar("cute_sharding_symbols", default=None)
+
+
+@contextmanager
+def symbols_of(*values: Any) -> Iterator[Symbols | None]:
+    """Inside the ``with`` block, sizes that the algebra cannot decide are asked of the trace that the SymInts among ``values`` belong to. Nothing changes where there are none."""
+    first = next(_symints(values), None)
+    if first is None:
+        yield _now.get()
+        return
+    found = Symbols(first.node.shape_env)
+    token = _now.set(found)
+    try:
+        with asking(found), forgetting_afterwards():
+            yield found
+    finally:
+        _now.reset(token)
+
+
+def _symints(values: Iterable[Any]) -> Iterator[torch.SymInt]:
+    for value in values:
+        if isinstance(value, torch.SymInt):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _symints(value)
+
+
+def known(value: Any) -> Any:
+    """A SymInt as a Size, also inside tuples and lists; anything else as it is."""
+    if isinstance(value, torch.SymInt):
+        return _here().size(value)
+    if isinstance(value, (tuple, list)):
+        return tuple([known(item) for item in value])
+    return value
+
+
+def unknown(value: Any) -> Any:
+    """The inverse of :func:`known`."""
+    if isinstance(value, Size):
+        return _here().symint(value)
+    if isinstance(value, (tuple, list)):
+        return tuple([unknown(item) for item in value])
+    return value
+
+
+def hinted(value: Any) -> Any:
+    """Sizes as they are in the call that is being compiled, also inside tuples and lists; None for one that has no value yet."""
+    if isinstance(value, Size):
+        return _here().hint(value)
+    if isinstance(value, (tuple, list)):
+        return tuple([hinted(item) for item in value])
+    return value
+
+
+def _here() -> Symbols:
+    symbols = _now.get()
+    if symbols is None:
+        raise RuntimeError("a symbolic size outside of symbols_of(...)")
+    return symbols

@@ -1,0 +1,239 @@
+"""Sizes that are not known as numbers, for code that is written for ints.
+
+A :class:`Size` is a sympy expression in positive integer symbols that computes like an int. Its comparisons are answered at once, True or False, and never guessed:
+
+1. by proof, from the expressions and the facts in force (cute_sharding/layout/symbolic.py);
+2. else by what holds *now*, if there is someone to ask (:func:`asking`: a compiler, that knows the sizes of the call it is compiling for, and can have
+   the answer checked before each later call). Asked is the weakest fact that settles the comparison: a divisibility that the comparison's rounded quotients depend on, else
+   the comparison itself. What was asked is a fact from then on;
+3. else :class:`~cute_sharding.layout.errors.Undecided` is raised, which names that fact.
+
+So an algorithm on ints, given sizes, is a proof for all sizes that satisfy what was asked, and the same code serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import combinations
+from typing import Any, Protocol
+
+from cute_sharding.layout.errors import LayoutError, Undecided
+from cute_sharding.layout.symbolic import Fact, Int, as_int, candidates, divides, forgetting_afterwards, learn, lowest_terms, prove, simplified
+
+
+class Oracle(Protocol):
+    """One who knows the sizes of the case at hand."""
+
+    def holds(self, fact: Fact) -> bool | None:
+        """Whether ``fact`` holds in this case; None where that is not known. Nothing is promised by asking."""
+
+    def assume(self, fact: Fact) -> None:
+        """Have it checked, from now on, that ``fact`` holds, which it does in this case."""
+
+
+_oracle: ContextVar[Oracle | None] = ContextVar("cute_sharding_oracle", default=None)
+
+
+@contextmanager
+def asking(oracle: Oracle) -> Iterator[None]:
+    """Inside the ``with`` block, what cannot be proved is asked of ``oracle``; what it is asked is a fact until the block ends."""
+    token = _oracle.set(oracle)
+    try:
+        with forgetting_afterwards():
+            yield
+    finally:
+        _oracle.reset(token)
+
+
+class Size:
+    """An integer known as a sympy expression: see the module."""
+
+    __slots__ = ("expr",)
+
+    expr: Any
+
+    def __init__(self, expr: Any) -> None:
+        self.expr = expr
+
+    def __repr__(self) -> str:
+        return str(Fact("equal", self.expr, 0)).removesuffix(" == 0")
+
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def __add__(self, other: Int) -> Int:
+        return size(self.expr + _expr(other))
+
+    def __sub__(self, other: Int) -> Int:
+        return size(self.expr - _expr(other))
+
+    def __rsub__(self, other: Int) -> Int:
+        return size(_expr(other) - self.expr)
+
+    def __mul__(self, other: Int) -> Int:
+        return size(self.expr * _expr(other))
+
+    def __neg__(self) -> Int:
+        return size(-self.expr)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Int) -> Int:
+        return _quotient(self.expr, _expr(other))
+
+    def __rfloordiv__(self, other: Int) -> Int:
+        return _quotient(_expr(other), self.expr)
+
+    def __mod__(self, other: Int) -> Int:
+        return _remainder(self.expr, _expr(other))
+
+    def __rmod__(self, other: Int) -> Int:
+        return _remainder(_expr(other), self.expr)
+
+    def __divmod__(self, other: Int) -> tuple[Int, Int]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Int) -> tuple[Int, Int]:
+        return other // self, other % self
+
+    def __bool__(self) -> bool:
+        return not decide(Fact("equal", self.expr, 0))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (int, Size)):
+            return NotImplemented
+        return decide(Fact("equal", self.expr, _expr(other)))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __le__(self, other: Int) -> bool:
+        return decide(Fact("at most", self.expr, _expr(other)))
+
+    def __lt__(self, other: Int) -> bool:
+        return not decide(Fact("at most", _expr(other), self.expr))
+
+    def __ge__(self, other: Int) -> bool:
+        return decide(Fact("at most", _expr(other), self.expr))
+
+    def __gt__(self, other: Int) -> bool:
+        return not decide(Fact("at most", self.expr, _expr(other)))
+
+
+def size(expr: Any) -> Int:
+    """An int where ``expr`` is a number, else a Size."""
+    expr = as_int(expr)
+    return expr if type(expr) is int else Size(expr)
+
+
+def _expr(value: Int) -> Any:
+    return value.expr if isinstance(value, Size) else value
+
+
+def _quotient(a: Any, b: Any) -> Int:
+    import sympy
+
+    if divides(b, a):
+        return size(simplified(sympy.sympify(a) / b))
+    return size(sympy.floor(sympy.sympify(a) / b))
+
+
+def _remainder(a: Any, b: Any) -> Int:
+    import sympy
+
+    return 0 if divides(b, a) else size(sympy.Mod(a, b))
+
+
+def expression(value: Int) -> Any:
+    """The int, or the sympy expression in its simplest form, of a size."""
+    return simplified(value.expr) if isinstance(value, Size) else value
+
+
+def is_multiple(a: Int, b: Int) -> bool:
+    """Whether ``b`` is known to divide ``a``; nothing is asked."""
+    if isinstance(a, Size) or isinstance(b, Size):
+        return bool(divides(_expr(b), _expr(a)))
+    return a % b == 0
+
+
+def is_same(a: Int, b: Int) -> bool:
+    """Whether ``a`` and ``b`` are known to be equal; nothing is asked."""
+    if isinstance(a, Size) or isinstance(b, Size):
+        return prove(Fact("equal", _expr(a), _expr(b))) is True
+    return bool(a == b)
+
+
+def least(a: Int, b: Int) -> Int:
+    """The smaller one; nothing is asked: where that is not known, an expression."""
+    return _chosen("Min", a, b) if isinstance(a, Size) or isinstance(b, Size) else min(a, b)
+
+
+def most(a: Int, b: Int) -> Int:
+    """The larger one; nothing is asked: where that is not known, an expression."""
+    return _chosen("Max", a, b) if isinstance(a, Size) or isinstance(b, Size) else max(a, b)
+
+
+def _chosen(which: str, a: Int, b: Int) -> Int:
+    import sympy
+
+    x, y = _expr(a), _expr(b)
+    ordered = prove(Fact("at most", x, y))
+    if ordered is None:
+        ordered = True if prove(Fact("at most", y, x)) is False else None
+        if prove(Fact("at most", y, x)):
+            ordered = False
+    if ordered is None:
+        return size(getattr(sympy, which)(x, y))
+    return a if ordered == (which == "Min") else b
+
+
+def number(value: Int, choices: Iterable[int]) -> int:
+    """The one of ``choices`` that ``value`` is; asked where it is not known."""
+    if not isinstance(value, Size):
+        return int(value)
+    oracle = _oracle.get()
+    facts = [Fact("equal", value.expr, choice) for choice in choices]
+    for fact in facts:
+        if prove(fact) or (oracle is not None and oracle.holds(fact)):
+            if decide(fact):
+                return int(fact.right)
+    raise Undecided(" or ".join(map(str, facts)))
+
+
+def decide(fact: Fact) -> bool:
+    """Whether ``fact`` holds: proved, or asked.
+
+    Raises:
+        Undecided: neither.
+    """
+    answer = prove(fact)
+    if answer is not None:
+        return answer
+    oracle = _oracle.get()
+    fact = lowest_terms(fact)
+    if oracle is None:
+        raise Undecided(str(fact))
+    useful = [c for c in candidates(fact) if oracle.holds(c)]
+    for count in (1, 2):
+        for chosen in combinations(useful, count):
+            with forgetting_afterwards():
+                for c in chosen:
+                    learn(c)
+                answer = prove(fact)
+            if answer is not None:
+                for c in chosen:
+                    oracle.assume(c)
+                    learn(c)
+                return answer
+    answer = oracle.holds(fact)
+    if answer is None:
+        raise Undecided(str(fact))
+    settled = fact if answer else Fact(fact.relation, fact.left, fact.right, not fact.holds)
+    oracle.assume(settled)
+    learn(settled)
+    if prove(fact) is not answer:
+        raise LayoutError(f"the fact {settled} was asked and is not used; please report this")  # else it would be asked again and again
+    return answer
