@@ -110,7 +110,7 @@ def _install(settings: Settings | None) -> None:
         _tracing.restore()
         _tracing = None
     if settings is not None:
-        _tracing = compat.Tracing(_local_shape)
+        _tracing = compat.Tracing(_local_size)
         _stock_redistribution = compat.redistribution()
         compat.install_redistribution(_redistribution(_stock_redistribution), _redistribution_of_arguments(_stock_redistribution))
         for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():
@@ -143,19 +143,11 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def _local_shape(shape: Sequence[Any], mesh: Any, placements: Sequence[compat.Placement]) -> tuple[Any, ...] | None:
-    """The shape of this rank's local tensor where global sizes are symbolic; None where it cannot be said."""
-    device = mesh.get_coordinate()
-    if device is None:
-        return None
+def _local_size(n: Any, split_factor: Any, parts: int, coordinate: int) -> Any:
+    """How many of ``n`` rows the device at that coordinate of a mesh dim of ``parts`` holds, where some of these are SymInts; None where it cannot be said."""
     try:
-        with symbols_of(shape):
-            local = list(known(tuple(shape)))
-            for placement, parts, coordinate in zip(placements, mesh.shape, device):
-                cut = cut_of(placement)
-                if cut is not None:
-                    local[cut[0]] = local_size(local[cut[0]], cut[1], parts, coordinate)
-            return tuple(unknown(local))
+        with symbols_of(n, split_factor):
+            return unknown(local_size(known(n), known(split_factor), parts, coordinate))
     except Undecided:
         return None
 

@@ -6,6 +6,7 @@ Supported: torch 2.13 to 2.15.
 from __future__ import annotations
 
 import hashlib
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +19,11 @@ import torch
 import torch.compiler.config
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._functorch._aot_autograd import subclass_utils as _subclass_utils
 from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor, enabled_local_tensor_mode, maybe_disable_local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
-from torch._functorch._aot_autograd import subclass_utils as _subclass_utils
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute, _sharding_prop
 from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -32,6 +33,7 @@ from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _MaskPartial, _StridedShard
+from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
@@ -270,19 +272,23 @@ class Tracing:
     - A DTensor with _StridedShard placements that are no shard order, as views make them, cannot leave a compiled program or enter one: `__tensor_unflatten__` takes them for an order.
     - A split factor that is a SymInt is believed to be what it is now (`_guarded_hint_int` leaves an assertion for later calls to trip over). Here it is a guard, and only where the
       number is needed: in what leaves the program, in a redistribution, in what the program itself reads.
-    - The sizes of a local tensor are known to be those that the placements give it (``local_shape``), not other symbols.
-    - Views are given the local sizes that ``local_shape`` says, which needs no guard on whether sizes divide.
+    - The sizes of a local tensor are known to be those that the placements give it, not other symbols.
+    - They are worked out by ``local_size(rows, split factor, devices, coordinate)``, which needs no guard on whether sizes divide.
+    - An expression that the tracer has not met before is put together from what it has, also where it has powers or products of three (torch makes calls of them that fail).
     """
 
-    def __init__(self, local_shape: Callable[[Sequence[Any], Any, Sequence[Placement]], tuple[Any, ...] | None]) -> None:
+    def __init__(self, local_size: Callable[[Any, Any, int, int], Any]) -> None:
         self._stock: list[tuple[Any, str, Any]] = []
-        self._local_shape = local_shape
+        self._local_size = local_size
         try:
             self._replace(DTensor, "__tensor_flatten__", self._flatten(DTensor.__tensor_flatten__))
             self._replace(DTensor, "__tensor_unflatten__", staticmethod(self._unflatten(DTensor.__tensor_unflatten__)))
             self._replace(DTensor, "placements", property(lambda tensor: settled(tensor._spec.placements), doc=DTensor.placements.__doc__))
             self._replace(_subclass_utils, "create_subclass_metadata", self._metadata(_subclass_utils.create_subclass_metadata))
             self._replace(_sharding_prop, "compute_local_shape_and_global_offset", self._local(_sharding_prop.compute_local_shape_and_global_offset))
+            self._replace(_StridedShard, "local_shard_size_and_offset", self._strided(_StridedShard.local_shard_size_and_offset))
+            if hasattr(_proxy_tensor, "_build_proxy_for_sym_expr"):
+                self._replace(_proxy_tensor, "_build_proxy_for_sym_expr", _binary(_proxy_tensor._build_proxy_for_sym_expr))
             if _HOLDS_SYMBOLS:
                 self._replace(_placement_types, "_guarded_hint_int", self._number(_placement_types._guarded_hint_int))
                 self._replace(_StridedShard, "_split_factor_int", lambda placement: int(placement.split_factor))
@@ -324,6 +330,29 @@ class Tracing:
 
         return __tensor_unflatten__
 
+    def _local_shape(self, shape: Sequence[Any], mesh: Any, placements: Sequence[Placement]) -> tuple[Any, ...] | None:
+        """The shape of this rank's local tensor where global sizes are symbolic; None where it cannot be said."""
+        device = mesh.get_coordinate()
+        if device is None:
+            return None
+        local = list(shape)
+        for placement, parts, coordinate in zip(placements, mesh.shape, device):
+            if isinstance(placement, (Shard, _StridedShard)) and local[placement.dim] is not None:
+                local[placement.dim] = self._local_size(local[placement.dim], getattr(placement, "split_factor", 1), parts, coordinate)
+        return None if None in local else tuple(local)
+
+    def _strided(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def local_shard_size_and_offset(placement: Any, curr_local_size: Any, num_chunks: int, rank: Any, offset_mode: Any = 0) -> Any:
+            sizes = curr_local_size, placement.split_factor
+            if is_symbolic(*sizes) and has_shape_env(*sizes) and type(rank) is int and offset_mode != _ALL_OFFSETS:
+                size = self._local_size(*sizes, num_chunks, rank)
+                if size is not None:
+                    piece = -(-curr_local_size // placement.split_factor)
+                    return size, rank * -(-piece // num_chunks)
+            return stock(placement, curr_local_size, num_chunks, rank, offset_mode)
+
+        return local_shard_size_and_offset
+
     def _metadata(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def create_subclass_metadata(tensor: Any, *args: Any, **options: Any) -> Any:
             if isinstance(tensor, DTensor):
@@ -348,6 +377,31 @@ class Tracing:
 
         return _guarded_hint_int
 
+
+def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that finds how to compute an expression, with powers and long products as products of two."""
+
+    def _build_proxy_for_sym_expr(tracer: Any, expr: Any, out: Any = None) -> Any:
+        if expr in tracer.sympy_expr_tracker:
+            return stock(tracer, expr, out)
+        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 1:
+            parts = expr.base ** (expr.exp - 1), expr.base
+        elif expr.is_Mul and len(expr.args) > 2:
+            parts = expr.func(*expr.args[:-1]), expr.args[-1]
+        else:
+            return stock(tracer, expr, out)
+        args = tuple([_build_proxy_for_sym_expr(tracer, part) for part in parts])
+        if None in args:
+            return None
+        if out is None:
+            return args[0] * args[1]
+        _proxy_tensor._sym_register(tracer, operator.mul, args, out)
+        return out
+
+    return _build_proxy_for_sym_expr
+
+
+_ALL_OFFSETS = getattr(_placement_types, "_StridedShardOffsetMode", None) and _placement_types._StridedShardOffsetMode.ALL
 
 # Stands for the shard order in what a flattened DTensor says of itself, where _StridedShard placements are to be read left to right.
 _LEFT_TO_RIGHT = ()
