@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.dtensor.stock import moves_rightly
-from cute_sharding.dtensor.symbols import hinted, known, symbols_of, unknown
+from cute_sharding.dtensor.strided import as_strided
+from cute_sharding.dtensor.symbols import known, symbols_of, unknown
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import BY_OVERLOAD, Row, View, carry
@@ -110,7 +112,7 @@ def _install(settings: Settings | None) -> None:
         _tracing.restore()
         _tracing = None
     if settings is not None:
-        _tracing = compat.Tracing(_local_size)
+        _tracing = compat.Tracing(_local_size, as_strided)
         _stock_redistribution = compat.redistribution()
         compat.install_redistribution(_redistribution(_stock_redistribution), _redistribution_of_arguments(_stock_redistribution))
         for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():
@@ -119,6 +121,12 @@ def _install(settings: Settings | None) -> None:
                 stock = compat.registration(op)
                 _stock.append(stock)
                 compat.install_strategy(op, _strategy(row, name, strict, stock, settings))
+        for name, first in WHOLE_SLICES.items() if settings.views else ():
+            op = compat.overload(name)
+            if op is not None and compat.registration(op).strategy is not None:
+                stock = compat.registration(op)
+                _stock.append(stock)
+                compat.install_strategy(op, _slice_strategy(first, stock))
     _tag_compiled_graphs(settings)
     compat.clear_propagation_caches()
     compat.forget_compiled_code()
@@ -230,6 +238,28 @@ def _whole(view: View, spec: compat.DTensorSpec, mesh: tuple[int, ...], decision
         )
     source = tuple([p if cut_of(p) is None else compat.Replicate() for p in decision.source])
     return Decision(source, replaced(source, carry(view, (None,) * len(mesh), mesh).cuts), "redistribution")
+
+
+# Slices that a compiler writes for the `:` of `x[:, :, None]`, which eager programs never run: (overload, where its arguments dim, start, end, step begin).
+WHOLE_SLICES = {"slice.Tensor": 1, "slice_backward.default": 2}
+
+
+def _slice_strategy(first: int, stock: compat.Registration) -> Callable[[compat.OpSchema], compat.OpStrategy]:
+    """The strategy of a slice: one that takes a whole dim leaves its placements alone; torch gathers the dim where its size is symbolic. All others are torch's."""
+
+    def strategy(schema: compat.OpSchema) -> compat.OpStrategy:
+        given: Any = schema.args_schema[0]
+        _, start, end, step = (*schema.args_schema[first:], *(0, None, None, 1)[len(schema.args_schema) - first :])
+        whole = (start is None or (type(start) is int and start == 0)) and (end is None or (type(end) is int and end >= sys.maxsize)) and type(step) is int and step == 1
+        if not whole:
+            return stock.strategy(schema)  # type: ignore[misc]
+        result = compat.OpStrategy([])
+        for option in given.strategies:
+            spec = option.output_spec
+            result.strategies.append(compat.op_spec(given, spec, spec.mesh, tuple(spec.placements), tuple(spec.placements)))
+        return result
+
+    return strategy
 
 
 def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, settings: Settings) -> Callable[[compat.OpSchema], compat.OpStrategy]:

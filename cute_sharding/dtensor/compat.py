@@ -27,8 +27,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute, _sharding_prop
 from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, StrategyType
 from torch.distributed.tensor._ops import _view_ops
+from torch.distributed.tensor._ops import single_dim_strategy as _single_dim_strategy
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
@@ -275,11 +276,15 @@ class Tracing:
     - The sizes of a local tensor are known to be those that the placements give it, not other symbols.
     - They are worked out by ``local_size(rows, split factor, devices, coordinate)``, which needs no guard on whether sizes divide.
     - An expression that the tracer has not met before is put together from what it has, also where it has powers or products of three (torch makes calls of them that fail).
+    - An op that can run on its inputs as they are is asked about that first: torch weighs every other way to shard them too, each with guards on the sizes.
+    - A compiled program that returns a view of its input makes it again by `as_strided`, which torch refuses for DTensors that are not as before: ``as_strided(tensor, size, stride, offset)``.
     """
 
-    def __init__(self, local_size: Callable[[Any, Any, int, int], Any]) -> None:
+    def __init__(self, local_size: Callable[[Any, Any, int, int], Any], as_strided: Callable[..., torch.Tensor | None]) -> None:
         self._stock: list[tuple[Any, str, Any]] = []
         self._local_size = local_size
+        handlers = DTensor._op_dispatcher._custom_op_handlers
+        self._as_strided = handlers, handlers[torch.ops.aten.as_strided.default]
         try:
             self._replace(DTensor, "__tensor_flatten__", self._flatten(DTensor.__tensor_flatten__))
             self._replace(DTensor, "__tensor_unflatten__", staticmethod(self._unflatten(DTensor.__tensor_unflatten__)))
@@ -287,6 +292,9 @@ class Tracing:
             self._replace(_subclass_utils, "create_subclass_metadata", self._metadata(_subclass_utils.create_subclass_metadata))
             self._replace(_sharding_prop, "compute_local_shape_and_global_offset", self._local(_sharding_prop.compute_local_shape_and_global_offset))
             self._replace(_StridedShard, "local_shard_size_and_offset", self._strided(_StridedShard.local_shard_size_and_offset))
+            if hasattr(_sharding_prop, "_expand_single_dim_strategy_to_mesh") and hasattr(_single_dim_strategy, "_PreparedSingleDimStrategy"):
+                self._replace(_sharding_prop, "_expand_single_dim_strategy_to_mesh", _as_they_are(_sharding_prop._expand_single_dim_strategy_to_mesh))
+            handlers[torch.ops.aten.as_strided.default] = _strided_views(self._as_strided[1], as_strided)
             if hasattr(_proxy_tensor, "_build_proxy_for_sym_expr"):
                 self._replace(_proxy_tensor, "_build_proxy_for_sym_expr", _binary(_proxy_tensor._build_proxy_for_sym_expr))
             if _HOLDS_SYMBOLS:
@@ -300,6 +308,8 @@ class Tracing:
         while self._stock:
             owner, name, value = self._stock.pop()
             setattr(owner, name, value)
+        handlers, stock = self._as_strided
+        handlers[torch.ops.aten.as_strided.default] = stock
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         self._stock.append((owner, name, vars(owner)[name]))
@@ -376,6 +386,35 @@ class Tracing:
             return int(value) if isinstance(value, torch.SymInt) and value.node.has_hint() else stock(value, reason=reason)
 
         return _guarded_hint_int
+
+
+def _as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's expansion of a strategy for one mesh dim to the mesh; with symbolic sizes it first tries the placements that the inputs have, which is what it would choose."""
+
+    def _expand_single_dim_strategy_to_mesh(mesh: Any, schema: OpSchema, info: Any, metas: Any) -> Any:
+        expanded = stock(mesh, schema, info, metas)
+        inputs = [arg for arg in schema.args_schema if isinstance(arg, OpStrategy)]
+        others = [arg for arg in (*schema.args_schema, *schema.kwargs_schema.values()) if isinstance(arg, StrategyType) and arg not in inputs]
+        name = schema.op.name().split("::")[1].split(".")[0]
+        if others or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs) or not any(is_symbolic(tuple(arg.shape)) for arg in inputs):
+            return expanded
+
+        def expanded_strategy(op: Any, args: Any, kwargs: Any) -> Any:
+            specs = [arg.strategies[0].output_spec for arg in inputs]
+            prepared = _single_dim_strategy._PreparedSingleDimStrategy(info, schema, metas, num_inputs=len(specs))
+            return prepared.try_propagate(mesh, tuple([spec.placements for spec in specs]), specs) or expanded(op, args, kwargs)
+
+        return expanded_strategy
+
+    return _expand_single_dim_strategy_to_mesh
+
+
+def _strided_views(stock: Callable[..., Any], as_strided: Callable[..., torch.Tensor | None]) -> Callable[..., Any]:
+    def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        view = as_strided(*args, **kwargs)
+        return stock(op, args, kwargs) if view is None else view
+
+    return handler
 
 
 def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:
