@@ -276,13 +276,17 @@ class Tracing:
     - The sizes of a local tensor are known to be those that the placements give it, not other symbols.
     - They are worked out by ``local_size(rows, split factor, devices, coordinate)``, which needs no guard on whether sizes divide.
     - An expression that the tracer has not met before is put together from what it has, also where it has powers or products of three (torch makes calls of them that fail).
+      What it knows to compute a symbol stays as it is: torch takes `max(s, 1)`, which is s again, for the way to s, and then looks for s without end.
     - An op that can run on its inputs as they are is asked about that first: torch weighs every other way to shard them too, each with guards on the sizes.
     - A compiled program that returns a view of its input makes it again by `as_strided`, which torch refuses for DTensors that are not as before: ``as_strided(tensor, size, stride, offset)``.
     """
 
-    def __init__(self, local_size: Callable[[Any, Any, int, int], Any], as_strided: Callable[..., torch.Tensor | None]) -> None:
+    def __init__(
+        self, local_size: Callable[[Any, Any, int, int], Any], equate: Callable[[Any, Any], None], as_strided: Callable[..., torch.Tensor | None]
+    ) -> None:
         self._stock: list[tuple[Any, str, Any]] = []
         self._local_size = local_size
+        self._equate = equate
         handlers = DTensor._op_dispatcher._custom_op_handlers
         self._as_strided = handlers, handlers[torch.ops.aten.as_strided.default]
         try:
@@ -297,6 +301,7 @@ class Tracing:
             handlers[torch.ops.aten.as_strided.default] = _strided_views(self._as_strided[1], as_strided)
             if hasattr(_proxy_tensor, "_build_proxy_for_sym_expr"):
                 self._replace(_proxy_tensor, "_build_proxy_for_sym_expr", _binary(_proxy_tensor._build_proxy_for_sym_expr))
+                self._replace(_proxy_tensor, "set_proxy_slot", _first_wins(_proxy_tensor.set_proxy_slot))
             if _HOLDS_SYMBOLS:
                 self._replace(_placement_types, "_guarded_hint_int", self._number(_placement_types._guarded_hint_int))
                 self._replace(_StridedShard, "_split_factor_int", lambda placement: int(placement.split_factor))
@@ -332,7 +337,7 @@ class Tracing:
             if is_symbolic(tuple(size)) and has_shape_env(tuple(size)):
                 expected = self._local_shape(size, mesh, placements)
                 for actual, wanted in zip(local.shape, expected or ()):
-                    bool(actual == wanted)
+                    self._equate(actual, wanted)
             if order != _LEFT_TO_RIGHT:
                 return stock(inner, context, size, stride)
             spec = DTensorSpec(mesh, placements, TensorMeta(size, stride, meta.dtype), use_strided_shard_as_shard_order=False)
@@ -438,6 +443,17 @@ def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:
         return out
 
     return _build_proxy_for_sym_expr
+
+
+def _first_wins(stock: Callable[..., None]) -> Callable[..., None]:
+    def set_proxy_slot(value: Any, tracer: Any, proxy: Any) -> None:
+        expr = value.node.expr if isinstance(value, torch.SymInt) else None
+        known = tracer.sympy_expr_tracker.get(expr) if expr is not None else None
+        stock(value, tracer, proxy)
+        if known is not None:
+            tracer.sympy_expr_tracker[expr] = known
+
+    return set_proxy_slot
 
 
 _ALL_OFFSETS = getattr(_placement_types, "_StridedShardOffsetMode", None) and _placement_types._StridedShardOffsetMode.ALL

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.size import Size, asking, expression, size
-from cute_sharding.layout.symbolic import Fact, Int, forgetting_afterwards, learn, symbol
+from cute_sharding.layout.symbolic import Fact, Int, forgetting_afterwards, fraction, learn, symbol
 
 
 class Symbols:
@@ -42,7 +43,11 @@ class Symbols:
 
     def symint(self, value: Int) -> Any:
         """The inverse of :meth:`size`."""
-        return self._written(expression(value)) if isinstance(value, Size) else value
+        if not isinstance(value, Size):
+            return value
+        replace = self._shape_env.replace  # what has become known since
+        names = [(self._read(replace(expr)), self._read(replace(name))) for expr, name in _named.get(self._shape_env, {}).items()]
+        return self._written(expression(value, [(expr, name) for expr, name in names if name.is_Symbol]))
 
     def hint(self, value: Int) -> int | None:
         """The size's value in the call that is being compiled; None where it has none yet."""
@@ -112,7 +117,7 @@ class Symbols:
         import sympy
 
         expr = sympy.sympify(expr)
-        numerator, denominator = sympy.fraction(sympy.together(expr))
+        numerator, denominator = fraction(expr)
         if denominator != 1:
             return self._written(numerator) // self._written(denominator)
         if expr.is_Integer:
@@ -120,7 +125,7 @@ class Symbols:
         if expr.is_Symbol:
             return self._node(expr)
         if isinstance(expr, (sympy.floor, sympy.ceiling)):
-            numerator, denominator = map(self._written, sympy.fraction(sympy.together(expr.args[0])))
+            numerator, denominator = map(self._written, fraction(expr.args[0]))
             return numerator // denominator if isinstance(expr, sympy.floor) else -(-numerator // denominator)
         args = [self._written(arg) for arg in expr.args]
         if expr.is_Add:
@@ -156,6 +161,18 @@ _READ = {
     "Max": lambda sympy, *args: sympy.Max(*args),
     "Min": lambda sympy, *args: sympy.Min(*args),
 }
+
+# For each trace, torch's expressions for sizes that have a symbol of their own as well: the sizes of its inputs' local tensors, which are symbols beside those of the global sizes.
+_named: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def equate(name: Any, value: Any) -> None:
+    """Guard that two sizes are equal, and write ``name`` for ``value`` from now on, if it is a symbol."""
+    if isinstance(value, torch.SymInt) and isinstance(name, torch.SymInt):
+        expr, symbol = value.node.expr, name.node.expr
+        if bool(name == value) and symbol.is_Symbol and not expr.is_Symbol:
+            _named.setdefault(name.node.shape_env, {})[expr] = symbol
+
 
 _now: ContextVar[Symbols | None] = ContextVar("cute_sharding_symbols", default=None)
 

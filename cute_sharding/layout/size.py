@@ -147,9 +147,9 @@ def _remainder(a: Any, b: Any) -> Int:
     return 0 if divides(b, a) else size(sympy.Mod(a, b))
 
 
-def expression(value: Int) -> Any:
-    """The int, or the sympy expression in its simplest form, of a size."""
-    return simplified(value.expr) if isinstance(value, Size) else value
+def expression(value: Int, names: Iterable[tuple[Any, Any]] = ()) -> Any:
+    """The int, or the sympy expression in its simplest form, of a size; ``names`` as for :func:`~cute_sharding.layout.symbolic.simplified`."""
+    return simplified(value.expr, names) if isinstance(value, Size) else value
 
 
 def is_multiple(a: Int, b: Int) -> bool:

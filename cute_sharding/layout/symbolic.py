@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -186,7 +186,7 @@ def _with(facts: _Facts, fact: Fact) -> _Facts:
         if not fact.holds:
             return replace(facts, indivisible=(*facts.indivisible, (a, b)))
         # In lowest terms, s / 4 for 2 s / 8: a symbol that is a multiple is a substitution.
-        a, b = _fraction(a / b)
+        a, b = fraction(a / b)
         if isinstance(a, sympy.Symbol):
             multiple = sympy.Dummy(f"{a.name}_over", integer=True, positive=True)
             substituted = _substituted(facts, a, b * multiple, (multiple, a / b))
@@ -293,14 +293,14 @@ def _floored(expr: Any, facts: _Facts) -> Any:
     if expr.func is sympy.Mod:
         return args[0] - args[1] * _floor(args[0], args[1], facts)
     if expr.func is sympy.floor:
-        return _floor(*_fraction(args[0]), facts)
+        return _floor(*fraction(args[0]), facts)
     if expr.func is sympy.ceiling:
-        numerator, denominator = _fraction(args[0])
+        numerator, denominator = fraction(args[0])
         return _floor(numerator + denominator - 1, denominator, facts)
     return expr.func(*args)
 
 
-def _fraction(expr: Any) -> tuple[Any, Any]:
+def fraction(expr: Any) -> tuple[Any, Any]:
     """Numerator and denominator in lowest terms."""
     import sympy
 
@@ -310,7 +310,7 @@ def _fraction(expr: Any) -> tuple[Any, Any]:
 def _floor(numerator: Any, denominator: Any, facts: _Facts) -> Any:
     import sympy
 
-    numerator, denominator = _fraction(numerator / denominator)
+    numerator, denominator = fraction(numerator / denominator)
     if numerator.is_polynomial() and all(c.is_negative for c in numerator.as_coefficients_dict().values()):
         return -_floor(denominator - numerator - 1, denominator, facts)
     if denominator == 1 or _divides(denominator, numerator, facts):
@@ -323,7 +323,7 @@ def _floor(numerator: Any, denominator: Any, facts: _Facts) -> Any:
         # What is a multiple of the denominator comes out: floor((s n + r) / s) = n + floor(r / s).
         whole, rest = sympy.Integer(0), sympy.Integer(0)
         for term in sympy.Add.make_args(sympy.expand(numerator)):
-            quotient, below = _fraction(term / denominator)
+            quotient, below = fraction(term / denominator)
             if below == 1:
                 whole += quotient
             else:
@@ -335,12 +335,20 @@ def _floor(numerator: Any, denominator: Any, facts: _Facts) -> Any:
     return sympy.floor(sympy.expand(numerator / denominator))
 
 
-def simplified(expr: Int) -> Int:
-    """``expr`` in the simplest form that the facts in force allow, in the caller's symbols. Where the facts make it an integer it may read as a fraction, such as ``s/4``."""
+def simplified(expr: Int, names: Iterable[tuple[Any, Any]] = ()) -> Int:
+    """``expr`` in the simplest form that the facts in force allow, in the caller's symbols. Where the facts make it an integer it may read as a fraction, such as ``s/4``.
+
+    ``names`` are (expression, symbol) pairs: expressions that have a symbol of their own, to be used where they are part of ``expr``.
+    """
     import sympy
 
     facts = _facts.get()
-    return as_int(sympy.factor_terms(_meant(_normalized(expr, facts), facts)))
+    expr = _normalized(expr, facts)
+    for named, name in names:
+        form = _normalized(named, facts)
+        if form.is_Symbol or isinstance(form, (sympy.floor, sympy.Max, sympy.Min)):
+            expr = expr.xreplace({form: name})
+    return as_int(sympy.factor_terms(_meant(expr, facts)))
 
 
 def _meant(expr: Any, facts: _Facts) -> Any:
@@ -363,7 +371,7 @@ def is_zero(expr: Int) -> bool | None:
         return False
     import sympy
 
-    constant, powers = sympy.factor_list(_fraction(e)[0])
+    constant, powers = sympy.factor_list(fraction(e)[0])
     if len(powers) > 1 or constant not in (1, -1):
         answers = [is_zero(factor) for factor, _ in powers]
         if True in answers:
@@ -410,18 +418,18 @@ def _divides(n: Any, expr: Any, facts: _Facts) -> bool | None:
     import sympy
 
     n, expr = sympy.sympify(n), sympy.sympify(expr)
-    numerator, denominator = _fraction(expr / n)
+    numerator, denominator = fraction(expr / n)
     if denominator == 1:
         return True if _integral(numerator) else None
     if denominator.is_Integer and numerator.is_Integer:
         return False
     for known, divisor in facts.divisible:
-        quotient, rest = _fraction(expr * _rewrite(divisor, facts) / (_rewrite(known, facts) * n))
+        quotient, rest = fraction(expr * _rewrite(divisor, facts) / (_rewrite(known, facts) * n))
         if rest == 1 and _integral(quotient):
             return True
     for known, divisor in facts.indivisible:
         # n does not divide e if it does not divide a multiple of e.
-        if sympy.cancel(_rewrite(divisor, facts) / n) == 1 and _fraction(_rewrite(known, facts) / expr)[1] == 1:
+        if sympy.cancel(_rewrite(divisor, facts) / n) == 1 and fraction(_rewrite(known, facts) / expr)[1] == 1:
             return False
     # A constant remainder of a polynomial that is otherwise divisible disproves it, as in (4 s + 1) % 4.
     if n.is_Integer and expr.is_polynomial():
@@ -486,7 +494,7 @@ def _bounds(e: Any) -> Iterator[Any]:
     coefficient = poly.coeff_monomial(stand_in)
     plain = coefficient.xreplace({a: sympy.Dummy("rounded", integer=True, nonnegative=True) for a in coefficient.atoms(sympy.floor)})
     argument = atom.args[0]
-    _, denominator = _fraction(argument)
+    _, denominator = fraction(argument)
     if _positive_coefficients(plain, strict=False):
         bound = argument - 1 + 1 / denominator
     elif _positive_coefficients(-plain, strict=False):
@@ -500,7 +508,7 @@ def _positive_coefficients(e: Any, *, strict: bool) -> bool:
     """Whether ``e`` is a polynomial, over a positive denominator, with non-negative coefficients once each symbol is its smallest value and more; strict: and a positive constant."""
     import sympy
 
-    numerator, denominator = _fraction(e)
+    numerator, denominator = fraction(e)
     if denominator != 1:
         return _positive_coefficients(denominator, strict=True) and _positive_coefficients(sympy.expand(numerator), strict=strict)
     symbols = sorted(e.free_symbols, key=str)
@@ -551,7 +559,7 @@ def lowest_terms(fact: Fact) -> Fact:
 
     facts = _facts.get()
     if fact.relation == "divides":
-        numerator, denominator = _fraction(_meant(_normal(fact.left), facts) / _meant(_normal(fact.right), facts))
+        numerator, denominator = fraction(_meant(_normal(fact.left), facts) / _meant(_normal(fact.right), facts))
         return Fact("divides", as_int(numerator), as_int(denominator), fact.holds)
     difference = sympy.fraction(sympy.together(_meant(_normal(fact.left - fact.right), facts)))[0]
     constant, powers = sympy.factor_list(difference)
@@ -572,7 +580,7 @@ def candidates(fact: Fact) -> list[Fact]:
     found: dict[Fact, None] = {}
     for side in (fact.left, fact.right):
         for atom in sorted(_normal(side).atoms(sympy.floor), key=str):
-            numerator, denominator = map(sympy.expand, _fraction(atom.args[0]))
+            numerator, denominator = map(sympy.expand, fraction(atom.args[0]))
             above = sympy.expand(numerator - denominator + 1)  # rounded up, if that is how it came about
             multiple = min(numerator, above, key=lambda e: len(sympy.Add.make_args(e)))
             found[lowest_terms(Fact("divides", _meant(multiple, facts), _meant(denominator, facts)))] = None
@@ -592,11 +600,11 @@ def _text(value: Int) -> str:
 
     class Printer(StrPrinter):  # type: ignore[misc]
         def _print_floor(self, expr: Any) -> str:
-            numerator, denominator = _fraction(expr.args[0])
+            numerator, denominator = fraction(expr.args[0])
             return "({}//{})".format(*(self._print(e) if e.is_Atom else f"({self._print(e)})" for e in (numerator, denominator)))
 
         def _print_ceiling(self, expr: Any) -> str:
-            numerator, denominator = _fraction(expr.args[0])
+            numerator, denominator = fraction(expr.args[0])
             return str(self._print_floor(sympy.floor((numerator + denominator - 1) / denominator, evaluate=False)))
 
     return str(Printer().doprint(value))
