@@ -249,7 +249,8 @@ def _slice_strategy(first: int, stock: compat.Registration) -> Callable[[compat.
 
     def strategy(schema: compat.OpSchema) -> compat.OpStrategy:
         given: Any = schema.args_schema[0]
-        _, start, end, step = (*schema.args_schema[first:], *(0, None, None, 1)[len(schema.args_schema) - first :])
+        arguments: list[Any] = list(schema.args_schema[first:])
+        _, start, end, step = arguments + [0, None, None, 1][len(arguments) :]
         whole = (start is None or (type(start) is int and start == 0)) and (end is None or (type(end) is int and end >= sys.maxsize)) and type(step) is int and step == 1
         if not whole:
             return stock.strategy(schema)  # type: ignore[misc]

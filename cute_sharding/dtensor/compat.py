@@ -94,11 +94,11 @@ __all__ = [
     "settled_spec",
     "shard_order",
     "split_factors",
-    "strided_shard",
     "stock_dim_maps",
     "stock_input_placements",
     "stock_propagate",
     "stock_transforms",
+    "strided_shard",
     "tag_compiled_graphs",
     "takes_local_sizes",
     "torch_rule",
@@ -237,7 +237,7 @@ def split_factors(spec: DTensorSpec) -> list[Any]:
 
 
 # Whether placements of this torch can hold a SymInt as their split factor, beside the number that C++ keeps.
-_HOLDS_SYMBOLS = hasattr(_StridedShard, "_split_factor_int")
+_HOLDS_SYMBOLS = hasattr(_StridedShard, "_split_factor_int") and hasattr(_subclass_utils, "create_subclass_metadata")
 
 
 def strided_shard(dim: int, split_factor: Any) -> Placement:
@@ -284,27 +284,32 @@ class Tracing:
     def __init__(
         self, local_size: Callable[[Any, Any, int, int], Any], equate: Callable[[Any, Any], None], as_strided: Callable[..., torch.Tensor | None]
     ) -> None:
+        self._local_size, self._equate, self._as_strided = local_size, equate, as_strided
         self._stock: list[tuple[Any, str, Any]] = []
-        self._local_size = local_size
-        self._equate = equate
         handlers = DTensor._op_dispatcher._custom_op_handlers
-        self._as_strided = handlers, handlers[torch.ops.aten.as_strided.default]
+        op = torch.ops.aten.as_strided.default
+        self._handlers = handlers, op, handlers[op]
+        wrappers: list[tuple[Any, str, Callable[[Any], Any]]] = [
+            (DTensor, "__tensor_flatten__", self._flatten),
+            (DTensor, "__tensor_unflatten__", self._unflatten),
+            (DTensor, "placements", self._read),
+            (_subclass_utils, "create_subclass_metadata", self._metadata),
+            (_sharding_prop, "compute_local_shape_and_global_offset", self._local),
+            (_sharding_prop, "_expand_single_dim_strategy_to_mesh", self._as_they_are),
+            (_StridedShard, "local_shard_size_and_offset", self._strided),
+            (_StridedShard, "_split_factor_int", lambda stock: lambda placement: int(placement.split_factor)),
+            (_placement_types, "_guarded_hint_int", self._number),
+            (_proxy_tensor, "_build_proxy_for_sym_expr", _binary),
+            (_proxy_tensor, "set_proxy_slot", _first_wins),
+            (_proxy_tensor, "_sympy_handlers", _with_plain_functions),
+        ]
         try:
-            self._replace(DTensor, "__tensor_flatten__", self._flatten(DTensor.__tensor_flatten__))
-            self._replace(DTensor, "__tensor_unflatten__", staticmethod(self._unflatten(DTensor.__tensor_unflatten__)))
-            self._replace(DTensor, "placements", property(lambda tensor: settled(tensor._spec.placements), doc=DTensor.placements.__doc__))
-            self._replace(_subclass_utils, "create_subclass_metadata", self._metadata(_subclass_utils.create_subclass_metadata))
-            self._replace(_sharding_prop, "compute_local_shape_and_global_offset", self._local(_sharding_prop.compute_local_shape_and_global_offset))
-            self._replace(_StridedShard, "local_shard_size_and_offset", self._strided(_StridedShard.local_shard_size_and_offset))
-            if hasattr(_sharding_prop, "_expand_single_dim_strategy_to_mesh") and hasattr(_single_dim_strategy, "_PreparedSingleDimStrategy"):
-                self._replace(_sharding_prop, "_expand_single_dim_strategy_to_mesh", _as_they_are(_sharding_prop._expand_single_dim_strategy_to_mesh))
-            handlers[torch.ops.aten.as_strided.default] = _strided_views(self._as_strided[1], as_strided)
-            if hasattr(_proxy_tensor, "_build_proxy_for_sym_expr"):
-                self._replace(_proxy_tensor, "_build_proxy_for_sym_expr", _binary(_proxy_tensor._build_proxy_for_sym_expr))
-                self._replace(_proxy_tensor, "set_proxy_slot", _first_wins(_proxy_tensor.set_proxy_slot))
-            if _HOLDS_SYMBOLS:
-                self._replace(_placement_types, "_guarded_hint_int", self._number(_placement_types._guarded_hint_int))
-                self._replace(_StridedShard, "_split_factor_int", lambda placement: int(placement.split_factor))
+            for owner, name, wrap in wrappers:
+                stock = vars(owner).get(name)
+                if stock is not None:  # not every torch has each of them
+                    self._stock.append((owner, name, stock))
+                    setattr(owner, name, staticmethod(wrap(stock.__func__)) if isinstance(stock, staticmethod) else wrap(stock))
+            handlers[op] = self._strided_views(handlers[op])
         except BaseException:
             self.restore()
             raise
@@ -313,12 +318,11 @@ class Tracing:
         while self._stock:
             owner, name, value = self._stock.pop()
             setattr(owner, name, value)
-        handlers, stock = self._as_strided
-        handlers[torch.ops.aten.as_strided.default] = stock
+        handlers, op, stock = self._handlers
+        handlers[op] = stock
 
-    def _replace(self, owner: Any, name: str, value: Any) -> None:
-        self._stock.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, value)
+    def _read(self, stock: property) -> property:
+        return property(lambda tensor: settled(tensor._spec.placements), doc=stock.__doc__)
 
     def _flatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def __tensor_flatten__(tensor: DTensor) -> Any:
@@ -341,7 +345,7 @@ class Tracing:
             if order != _LEFT_TO_RIGHT:
                 return stock(inner, context, size, stride)
             spec = DTensorSpec(mesh, placements, TensorMeta(size, stride, meta.dtype), use_strided_shard_as_shard_order=False)
-            return DTensor(local, spec, requires_grad=requires_grad)  # type: ignore[call-arg, arg-type]
+            return DTensor(local, spec, requires_grad=requires_grad)
 
         return __tensor_unflatten__
 
@@ -368,6 +372,33 @@ class Tracing:
 
         return local_shard_size_and_offset
 
+    def _as_they_are(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """torch's expansion of a strategy for one mesh dim to the mesh; with symbolic sizes it first tries the placements that the inputs have, which is what it would choose."""
+
+        def _expand_single_dim_strategy_to_mesh(mesh: Any, schema: OpSchema, info: Any, metas: Any) -> Any:
+            expanded = stock(mesh, schema, info, metas)
+            inputs = [arg for arg in schema.args_schema if isinstance(arg, OpStrategy)]
+            others = [arg for arg in (*schema.args_schema, *schema.kwargs_schema.values()) if isinstance(arg, StrategyType) and arg not in inputs]
+            name = schema.op.name().split("::")[1].split(".")[0]
+            if others or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs) or not any(is_symbolic(tuple(arg.shape)) for arg in inputs):
+                return expanded
+
+            def expanded_strategy(op: Any, args: Any, kwargs: Any) -> Any:
+                specs = [arg.strategies[0].output_spec for arg in inputs]
+                prepared = _single_dim_strategy._PreparedSingleDimStrategy(info, schema, metas, num_inputs=len(specs))
+                return prepared.try_propagate(mesh, tuple([spec.placements for spec in specs]), specs) or expanded(op, args, kwargs)
+
+            return expanded_strategy
+
+        return _expand_single_dim_strategy_to_mesh
+
+    def _strided_views(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            view = self._as_strided(*args, **kwargs)
+            return stock(op, args, kwargs) if view is None else view
+
+        return handler
+
     def _metadata(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def create_subclass_metadata(tensor: Any, *args: Any, **options: Any) -> Any:
             if isinstance(tensor, DTensor):
@@ -393,56 +424,39 @@ class Tracing:
         return _guarded_hint_int
 
 
-def _as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's expansion of a strategy for one mesh dim to the mesh; with symbolic sizes it first tries the placements that the inputs have, which is what it would choose."""
-
-    def _expand_single_dim_strategy_to_mesh(mesh: Any, schema: OpSchema, info: Any, metas: Any) -> Any:
-        expanded = stock(mesh, schema, info, metas)
-        inputs = [arg for arg in schema.args_schema if isinstance(arg, OpStrategy)]
-        others = [arg for arg in (*schema.args_schema, *schema.kwargs_schema.values()) if isinstance(arg, StrategyType) and arg not in inputs]
-        name = schema.op.name().split("::")[1].split(".")[0]
-        if others or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs) or not any(is_symbolic(tuple(arg.shape)) for arg in inputs):
-            return expanded
-
-        def expanded_strategy(op: Any, args: Any, kwargs: Any) -> Any:
-            specs = [arg.strategies[0].output_spec for arg in inputs]
-            prepared = _single_dim_strategy._PreparedSingleDimStrategy(info, schema, metas, num_inputs=len(specs))
-            return prepared.try_propagate(mesh, tuple([spec.placements for spec in specs]), specs) or expanded(op, args, kwargs)
-
-        return expanded_strategy
-
-    return _expand_single_dim_strategy_to_mesh
-
-
-def _strided_views(stock: Callable[..., Any], as_strided: Callable[..., torch.Tensor | None]) -> Callable[..., Any]:
-    def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        view = as_strided(*args, **kwargs)
-        return stock(op, args, kwargs) if view is None else view
-
-    return handler
-
-
 def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that finds how to compute an expression, with powers and long products as products of two."""
+    """torch's function that finds how to compute an expression, with powers, long products and long maxima as ones of two."""
 
     def _build_proxy_for_sym_expr(tracer: Any, expr: Any, out: Any = None) -> Any:
         if expr in tracer.sympy_expr_tracker:
             return stock(tracer, expr, out)
-        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 1:
+        if getattr(expr, "is_Pow", False) and expr.exp.is_Integer and expr.exp > 1:
             parts = expr.base ** (expr.exp - 1), expr.base
-        elif expr.is_Mul and len(expr.args) > 2:
+        elif type(expr).__name__ in ("Mul", "Max", "Min") and len(expr.args) > 2:
             parts = expr.func(*expr.args[:-1]), expr.args[-1]
         else:
             return stock(tracer, expr, out)
-        args = tuple([_build_proxy_for_sym_expr(tracer, part) for part in parts])
-        if None in args:
+        args = [_build_proxy_for_sym_expr(tracer, part) for part in parts]
+        if any(arg is None for arg in args):
             return None
+        function: Any = {"Max": torch.sym_max, "Min": torch.sym_min}.get(type(expr).__name__, operator.mul)
         if out is None:
-            return args[0] * args[1]
-        _proxy_tensor._sym_register(tracer, operator.mul, args, out)
+            return function(*args)
+        _proxy_tensor._sym_register(tracer, function, tuple(args), out)
         return out
 
     return _build_proxy_for_sym_expr
+
+
+def _with_plain_functions(stock: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
+    """torch's functions for kinds of expressions. Where it has its own for Max and Min, that Inductor does not know, torch.sym_max and torch.sym_min: see :func:`_binary`."""
+
+    plain = {getattr(_proxy_tensor, "_nary_sym_max", None): torch.sym_max, getattr(_proxy_tensor, "_nary_sym_min", None): torch.sym_min}
+
+    def _sympy_handlers() -> dict[Any, Any]:
+        return {kind: plain.get(function, function) for kind, function in stock().items()}
+
+    return _sympy_handlers
 
 
 def _first_wins(stock: Callable[..., None]) -> Callable[..., None]:

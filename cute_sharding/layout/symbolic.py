@@ -345,9 +345,9 @@ def simplified(expr: Int, names: Iterable[tuple[Any, Any]] = ()) -> Int:
     facts = _facts.get()
     expr = _normalized(expr, facts)
     for named, name in names:
-        form = _normalized(named, facts)
-        if form.is_Symbol or isinstance(form, (sympy.floor, sympy.Max, sympy.Min)):
-            expr = expr.xreplace({form: name})
+        coefficient, form = _normalized(named, facts).as_coeff_Mul()
+        if form.is_Symbol or (coefficient == 1 and isinstance(form, (sympy.floor, sympy.Max, sympy.Min))):
+            expr = expr.xreplace({form: name / coefficient})
     return as_int(sympy.factor_terms(_meant(expr, facts)))
 
 
@@ -492,7 +492,10 @@ def _bounds(e: Any) -> Iterator[Any]:
     if poly.degree() != 1:
         return
     coefficient = poly.coeff_monomial(stand_in)
-    plain = coefficient.xreplace({a: sympy.Dummy("rounded", integer=True, nonnegative=True) for a in coefficient.atoms(sympy.floor)})
+    others = coefficient.atoms(sympy.floor)
+    if not all(_positive_coefficients(a.args[0], strict=False) for a in others):
+        return
+    plain = coefficient.xreplace({a: sympy.Dummy("rounded", integer=True, nonnegative=True) for a in others})
     argument = atom.args[0]
     _, denominator = fraction(argument)
     if _positive_coefficients(plain, strict=False):

@@ -51,7 +51,7 @@ def dim_of(dealt: tuple[int, ...], shape: list[int]) -> int:
     return -1
 
 
-def split_factor(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:
+def split_factor_of(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:
     """The smallest split factor that deals ``n`` rows of ``inner`` elements as ``dealt``, or None."""
     piece, odd = divmod(dealt[0], inner)
     if odd or piece < 2:

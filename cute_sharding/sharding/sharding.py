@@ -10,7 +10,7 @@ from math import prod
 
 from cute_sharding.layout import Layout, LayoutError, coalesce, composition, make_layout
 from cute_sharding.layout.layout import from_leaves, row_major
-from cute_sharding.sharding.deal import dim_of, local_size, row_at, rows, split_factor
+from cute_sharding.sharding.deal import dim_of, local_size, row_at, rows, split_factor_of
 from cute_sharding.sharding.placement import Partial, Placement, Replicate, Shard, format_placements
 
 
@@ -128,7 +128,7 @@ class Sharding:
             dealt = (parts * inside, inside)
             dim = dim_of(dealt, local_shape)
             below = prod(local_shape[dim + 1 :])
-            factor = split_factor(dealt, local_shape[dim], below, parts)
+            factor = split_factor_of(dealt, local_shape[dim], below, parts)
             if factor is None:
                 raise LayoutError(
                     f"{where}: its blocks of {inside} elements, {parts} to a piece, fall across dims of the local shape {tuple(local_shape)}: "

@@ -19,7 +19,7 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.layout.size import is_multiple, is_same
-from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor as factor_of
+from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor_of
 from cute_sharding.views.view import View
 
 # What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole (Replicate, Partial).
@@ -156,7 +156,7 @@ def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> 
             return None
         where = dim
         n, inner = target[dim], prod(target[dim + 1 :])
-        factor = factor_of(dealt, n, inner, parts)
+        factor = split_factor_of(dealt, n, inner, parts)
         if factor is None:
             return None
         found.append((dealt, n, inner, factor))

@@ -163,9 +163,7 @@ def expand(shape: Sequence[int], *sizes: int | Sequence[int], implicit: bool = F
     for j, size in enumerate(target):
         dim: DimSpec = _SINGLETON if j < pad else InputDim(j - pad)
         actual = 1 if j < pad else shape[j - pad]
-        if is_same(size, actual) or (size == -1 and j >= pad):
-            result.append(dim)
-        elif not _is_one(actual) and size == actual:
+        if is_same(size, actual) or (size == -1 and j >= pad) or (not _is_one(actual) and size == actual):
             result.append(dim)
         elif actual != 1 or size < 0:
             raise ValueError(f"cannot expand shape {tuple(shape)} to {target}: output dim {j} would turn size {actual} into {size}")

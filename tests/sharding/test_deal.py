@@ -7,7 +7,7 @@ from math import prod
 import pytest
 from enumeration import dealt, rows_after
 
-from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, row_at, rows, runs, split_factor
+from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, row_at, rows, runs, split_factor_of
 
 
 def divisors(n):
@@ -49,8 +49,8 @@ def test_dim_and_split_factors_are_read_off_the_deal(parts):
     """On every shape: only one dim can be dealt so, with exactly the split factors of one range."""
     for total in (6, 8, 12, 16, 18, 24, 30):
         shapes = [(a, b, total // a // b) for a in divisors(total) for b in divisors(total // a)]
-        for n, inner, factor in ways(total):
-            name = deal(n, inner, factor, parts)
+        for n, inner, split_factor in ways(total):
+            name = deal(n, inner, split_factor, parts)
             if name is None:
                 continue
             for shape in shapes:
@@ -60,7 +60,7 @@ def test_dim_and_split_factors_are_read_off_the_deal(parts):
                     fitting |= {(dim, f) for f in range(1, size + 1) if deal(size, below, f, parts) == name}
                 dim = dim_of(name, list(shape))
                 below = prod(shape[dim + 1 :])
-                found = split_factor(name, shape[dim], below, parts)
+                found = split_factor_of(name, shape[dim], below, parts)
                 # They are neighbours, the smallest of which is found.
                 assert fitting == (set() if found is None else {(dim, f) for f in range(found, found + len(fitting))}), (name, shape)
 
