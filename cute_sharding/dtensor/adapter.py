@@ -23,7 +23,7 @@ from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.dtensor.stock import moves_rightly
 from cute_sharding.dtensor.strided import as_strided
-from cute_sharding.dtensor.symbols import equate, known, symbols_of, unknown
+from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, symbols_of, unknown
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import BY_OVERLOAD, Row, View, carry
@@ -169,8 +169,8 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
             _tag_compiled_graphs(settings)  # dynamo comes by here before a cache is asked
             current, target = compat.settled_spec(current), compat.settled_spec(target)
         wanted = settings is not None and (settings.redistribution or getattr(_in_view, "now", False))
-        symbolic = wanted and compat.is_symbolic(tuple(current.shape), *compat.split_factors(current), *compat.split_factors(target))
-        if wanted and not symbolic and not compat.is_wrapper(local):
+        shape = tuple(current.shape)
+        if wanted and not compat.is_wrapper(local) and (not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))):
             return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit)
         return stock.local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
@@ -195,7 +195,8 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
 
 def _reachable(settings: Settings, spec: compat.DTensorSpec, target: Cuts) -> bool:
     """Whether an explicit redistribution, as it runs under ``settings``, can be trusted to take ``spec`` to ``target``."""
-    return settings.redistribution or moves_rightly(spec, target)
+    with symbols_of(tuple(spec.shape)):
+        return settings.redistribution or moves_rightly(compat.with_shape(spec, hinted(known(tuple(spec.shape)))), hinted(target))
 
 
 def _says_what_it_means(view: View, spec: compat.DTensorSpec, decision: Decision, *, sized: bool) -> bool:

@@ -104,6 +104,7 @@ __all__ = [
     "torch_rule",
     "unbound_spec",
     "waited",
+    "with_shape",
 ]
 
 StridedShard = _StridedShard
@@ -260,6 +261,13 @@ def settled_spec(spec: DTensorSpec) -> DTensorSpec:
     if not is_symbolic(*split_factors(spec)):
         return spec
     return DTensorSpec(spec.mesh, settled(spec.placements), spec.tensor_meta, spec.shard_order, spec.use_strided_shard_as_shard_order)
+
+
+def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:
+    """The spec of a tensor of another shape."""
+    meta = TensorMeta(torch.Size(shape), row_major(tuple(shape)), spec.tensor_meta.dtype if spec.tensor_meta is not None else torch.float32)
+    order = None if spec.use_strided_shard_as_shard_order else spec.shard_order
+    return DTensorSpec(spec.mesh, spec.placements, meta, order, spec.use_strided_shard_as_shard_order)  # type: ignore[arg-type]
 
 
 def has_shape_env(*values: Any) -> bool:

@@ -24,7 +24,7 @@ WIRE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, t
 
 
 def run(steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool = False) -> torch.Tensor:
-    """Take the local tensor of this rank through ``steps``.
+    """Take the local tensor of this rank through ``steps``. Where it has more dims than they say, its elements are blocks of the shape of the rest.
 
     With ``async_op``, what the last collective brings is returned unwaited, if it is the result as it lies.
     """
@@ -72,14 +72,14 @@ def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, gr
 
 
 def _all_to_all(part: Callable[[int], Transfer], buffer: torch.Tensor, local: torch.Tensor, group: Any, mesh: Any) -> torch.Tensor:
-    width = 1 if local.dtype in WIRE else local.element_size()
+    width = 1 if local.dtype in WIRE or buffer.ndim > 1 else local.element_size()
     receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
     sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
     if compat.backend_name(group, mesh.device_type) == "fake" and compat.local_tensor_mode() is None and not any(sends) and any(receives):
         # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves nothing anyway.
         at = dist.get_rank(group)
         sends[at], receives[at] = 1, receives[at] + 1
-        got = waited(compat.all_to_all(buffer.new_zeros(1), receives, sends, group))
+        got = waited(compat.all_to_all(buffer.new_zeros((1, *buffer.shape[1:])), receives, sends, group))
         return got[1:]
     return compat.all_to_all(buffer, receives, sends, group)
 
@@ -98,12 +98,12 @@ def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
         reduced = compat.all_reduce(kept, step.op, group)
     elif step.even and copies_natively(group, mesh):
         scattered = compat.reduce_scatter(on_each_rank(lambda rank, x: _pack(part(rank), x), local), step.op, group)
-        reduced = on_each_rank(lambda rank, got: got.view(part(rank).target_shape), scattered)
+        reduced = on_each_rank(lambda rank, got: _shaped(got, part(rank).target_shape), scattered)
     else:
         # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
         buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
         received = waited(_all_to_all(part, buffer, local, group, mesh))
-        reduced = on_each_rank(lambda rank, got: _REDUCE[step.op](_from_wire(got, local.dtype).view(step.parts, *part(rank).target_shape)), received)
+        reduced = on_each_rank(lambda rank, got: _REDUCE[step.op](_shaped(_from_wire(got, local.dtype), (step.parts, *part(rank).target_shape))), received)
     if step.divisor == 1:
         return reduced
     reduced = waited(reduced)
@@ -151,7 +151,7 @@ def _checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
     """The local tensor in the shape that the plan expects, its values as they lie in memory."""
     if local.is_conj() or local.is_neg():
         local = local.resolve_conj().resolve_neg()
-    if tuple(local.shape) == part.source_shape:
+    if tuple(local.shape[: len(part.source_shape)]) == part.source_shape:
         return local
     if local.numel() == 0 == prod(part.source_shape):
         return local.reshape(part.source_shape)
@@ -162,11 +162,12 @@ def _checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
 
 
 def _pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
-    """The flat send buffer."""
+    """The send buffer: flat, of elements or blocks."""
     local = _checked(part, local)
+    rest = local.shape[len(part.source_shape) :]
     if part.packs is None:
-        return local.contiguous().view(-1)
-    buffer = local.new_empty(sum(part.sends))
+        return local.contiguous().view(prod(part.source_shape), *rest)
+    buffer = local.new_empty((sum(part.sends), *rest))
     for copy in part.packs:
         _copy(copy, local, buffer)
     return buffer
@@ -175,9 +176,9 @@ def _pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
 def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
     """The target, from what was received and what this rank keeps; or more of it into ``target``."""
     if part.unpacks is None:
-        return received.view(part.target_shape)
+        return _shaped(received, part.target_shape)
     if target is None:
-        target = local.new_empty(part.target_shape)
+        target = local.new_empty((*part.target_shape, *received.shape[1:]))
     for copy in part.unpacks:
         _copy(copy, received, target)
     for copy in part.own:
@@ -191,12 +192,15 @@ def _keep(copies: tuple[Transfer, tuple[Copy, ...]], local: torch.Tensor, *, ali
     local = _checked(part, local)
     if part.packs is None and part.unpacks is None and part.source_shape == part.target_shape:
         return local if alias else local.clone()
-    # Dims in the order of their strides, as clone() has them.
-    given, strides, below = local.stride(), [0] * local.ndim, 1
-    for dim in sorted(range(local.ndim), key=lambda dim: (given[dim], -dim)):
-        strides[dim] = below
-        below *= max(part.target_shape[dim], 1)
-    target = local.new_empty_strided(part.target_shape, strides)
+    if local.ndim > len(part.target_shape):
+        target = local.new_empty((*part.target_shape, *local.shape[len(part.target_shape) :]))
+    else:
+        # Dims in the order of their strides, as clone() has them.
+        given, strides, below = local.stride(), [0] * local.ndim, 1
+        for dim in sorted(range(local.ndim), key=lambda dim: (given[dim], -dim)):
+            strides[dim] = below
+            below *= max(part.target_shape[dim], 1)
+        target = local.new_empty_strided(part.target_shape, strides)
     for copy in own:
         _copy(copy, local, target)
     return target
@@ -207,8 +211,13 @@ def _copy(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def _strided(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> torch.Tensor:
-    strides = tensor.stride()
-    return tensor.as_strided(sizes, [flat(step, strides) for step in steps], tensor.storage_offset() + flat(start, strides))
+    strides, rest = tensor.stride(), len(start)
+    return tensor.as_strided((*sizes, *tensor.shape[rest:]), [*(flat(step, strides[:rest]) for step in steps), *strides[rest:]], tensor.storage_offset() + flat(start, strides[:rest]))
+
+
+def _shaped(buffer: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A flat buffer of elements or blocks as a tensor of them."""
+    return buffer.view(*shape, *buffer.shape[1:])
 
 
 def _to_wire(buffer: torch.Tensor) -> torch.Tensor:

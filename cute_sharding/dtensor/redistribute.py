@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
+from math import lcm, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +16,14 @@ from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Plac
 from cute_sharding.dtensor.executor import run
 from cute_sharding.dtensor.ranks import existing_group
 from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
+from cute_sharding.dtensor.symbols import known, sizes_at_hand, symbols_of, unknown
+from cute_sharding.layout import Size
+from cute_sharding.layout.symbolic import Int
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, one_by_one, plan_steps
 from cute_sharding.redistribution.reduction import Reduction
+from cute_sharding.redistribution.step import Step
 
 # Reductions that equal contributions of all devices give back what they were made of.
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
@@ -47,8 +54,10 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
     before, after = tuple(current.placements), tuple(target.placements)
-    source, wanted = of_source(current, local), of_target(target, is_explicit=is_explicit)
-    plan, foreign, made = prepare(tuple(current.shape), tuple(mesh.shape), before, after, source, wanted)
+    shape = sizes_at_hand(current.shape)
+    at_hand = [compat.with_shape(spec, shape) for spec in (current, target)] if compat.is_symbolic(tuple(current.shape)) else [current, target]
+    source, wanted = of_source(at_hand[0], local), of_target(at_hand[1], is_explicit=is_explicit)
+    plan, foreign, made = prepare(shape, tuple(mesh.shape), before, after, source, wanted)
     steps = plan.steps
     if compat.is_tracing() and any(step.communicates and existing_group(mesh, step.mesh_dims, exact=isinstance(step, Reduction)) is None for step in steps):
         # A graph may run from a cache where nobody traced it: it must not need a group that tracing makes.
@@ -58,10 +67,48 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     with record:
         for m in foreign:
             local = compat.reduce_value(before[m], local, mesh, m)
-        local = run(steps, local, mesh, async_op=async_op and not made)
+        if at_hand[0] is current:
+            local = run(steps, local, mesh, async_op=async_op and not made)
+        else:
+            local = _run_on_blocks(steps, local, current)
         for m in made:
             local = compat.partition_value(after[m], local, mesh, m)
     return local
+
+
+def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+    """The steps, planned for the sizes at hand, on a tensor whose sizes are symbolic.
+
+    Let all cuts of a dim divide it into U parts of one size. Then the steps move whole such parts, whatever their size: they are the steps of a tensor of U rows, of which each stands for a block
+    of n / U. So sizes that divide stay symbolic (with the guard that they do), and the others are fixed.
+    """
+    with symbols_of(tuple(spec.shape)):
+        counts, blocks = zip(*(_blocks(n, d, steps) for d, n in enumerate(known(tuple(spec.shape)))), strict=True)
+        blocks = unknown(blocks)
+    ndim = len(counts)
+    scaled = [replace(step, shape=counts) for step in steps]
+    device = tuple(spec.mesh.get_coordinate())  # type: ignore[arg-type]
+    if not scaled:
+        return local
+    held = scaled[0].local_shape(scaled[0].source, device)
+    apart = local.reshape([n for pair in zip(held, blocks) for n in pair]).permute(*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
+    moved = run(scaled, apart, spec.mesh)
+    held = scaled[-1].local_shape(scaled[-1].target, device)
+    together = moved.permute([d for pair in zip(range(ndim), range(ndim, 2 * ndim)) for d in pair])
+    return together.reshape([n * block for n, block in zip(held, blocks)])
+
+
+def _blocks(n: Int, dim: int, steps: Sequence[Step]) -> tuple[int, Int]:
+    """Into how many blocks the steps divide a dim of ``n`` rows, and how long each is."""
+    if not isinstance(n, Size):
+        return n, 1
+    count = 1
+    for step in steps:
+        for chains in (step.source, step.target):
+            count = lcm(count, prod(factor * step.mesh[m] for m, factor in chains[dim]))
+    if n % count == 0:
+        return count, n // count
+    return int(unknown(n)), 1
 
 
 @lru_cache(maxsize=1 << 12)

@@ -7,7 +7,7 @@ torch knows for sure counts: the algebra then raises Undecided.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
@@ -226,6 +226,25 @@ def hinted(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple([hinted(item) for item in value])
     return value
+
+
+def has_values(shape: Sequence[Any]) -> bool:
+    """Whether every size has a value in the call that is being compiled."""
+    with symbols_of(tuple(shape)):
+        return None not in hinted(known(tuple(shape)))
+
+
+def sizes_at_hand(shape: Sequence[Any]) -> tuple[int, ...]:
+    """The numbers that a shape has in the call that is being compiled; itself where it is of numbers.
+
+    Raises:
+        RuntimeError: a size has no value yet.
+    """
+    with symbols_of(tuple(shape)):
+        sizes = hinted(known(tuple(shape)))
+    if None in sizes:
+        raise RuntimeError(f"shape {tuple(shape)} has sizes without a value while the program is compiled")
+    return tuple(sizes)
 
 
 def _here() -> Symbols:
