@@ -22,7 +22,7 @@ from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.dtensor.stock import moves_rightly
-from cute_sharding.dtensor.strided import as_strided
+from cute_sharding.dtensor.strided import as_view
 from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, symbols_of, unknown
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.sharding.deal import local_size
@@ -112,7 +112,7 @@ def _install(settings: Settings | None) -> None:
         _tracing.restore()
         _tracing = None
     if settings is not None:
-        _tracing = compat.Tracing(_local_size, equate, as_strided)
+        _tracing = compat.Tracing(_local_size, equate, as_view)
         _stock_redistribution = compat.redistribution()
         compat.install_redistribution(_redistribution(_stock_redistribution), _redistribution_of_arguments(_stock_redistribution))
         for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():

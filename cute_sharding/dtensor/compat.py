@@ -19,6 +19,7 @@ import torch
 import torch.compiler.config
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._functorch._aot_autograd import runtime_wrappers as _runtime_wrappers
 from torch._functorch._aot_autograd import subclass_utils as _subclass_utils
 from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import _are_we_tracing
@@ -286,22 +287,20 @@ class Tracing:
     - An expression that the tracer has not met before is put together from what it has, also where it has powers or products of three (torch makes calls of them that fail).
       What it knows to compute a symbol stays as it is: torch takes `max(s, 1)`, which is s again, for the way to s, and then looks for s without end.
     - An op that can run on its inputs as they are is asked about that first: torch weighs every other way to shard them too, each with guards on the sizes.
-    - A compiled program that returns a view of its input makes it again by `as_strided`, which torch refuses for DTensors that are not as before: ``as_strided(tensor, size, stride, offset)``.
+    - A compiled program that returns a view of its input makes it again by `as_strided`, which torch refuses for DTensors that are not as before: ``as_view(tensor, size, stride, offset)``.
     """
 
     def __init__(
-        self, local_size: Callable[[Any, Any, int, int], Any], equate: Callable[[Any, Any], None], as_strided: Callable[..., torch.Tensor | None]
+        self, local_size: Callable[[Any, Any, int, int], Any], equate: Callable[[Any, Any], None], as_view: Callable[..., torch.Tensor | None]
     ) -> None:
-        self._local_size, self._equate, self._as_strided = local_size, equate, as_strided
+        self._local_size, self._equate, self._as_view = local_size, equate, as_view
         self._stock: list[tuple[Any, str, Any]] = []
-        handlers = DTensor._op_dispatcher._custom_op_handlers
-        op = torch.ops.aten.as_strided.default
-        self._handlers = handlers, op, handlers[op]
         wrappers: list[tuple[Any, str, Callable[[Any], Any]]] = [
             (DTensor, "__tensor_flatten__", self._flatten),
             (DTensor, "__tensor_unflatten__", self._unflatten),
             (DTensor, "placements", self._read),
             (_subclass_utils, "create_subclass_metadata", self._metadata),
+            (_runtime_wrappers, "gen_alias_from_base", self._alias),
             (_sharding_prop, "compute_local_shape_and_global_offset", self._local),
             (_sharding_prop, "_expand_single_dim_strategy_to_mesh", self._as_they_are),
             (_StridedShard, "local_shard_size_and_offset", self._strided),
@@ -317,7 +316,6 @@ class Tracing:
                 if stock is not None:  # not every torch has each of them
                     self._stock.append((owner, name, stock))
                     setattr(owner, name, staticmethod(wrap(stock.__func__)) if isinstance(stock, staticmethod) else wrap(stock))
-            handlers[op] = self._strided_views(handlers[op])
         except BaseException:
             self.restore()
             raise
@@ -326,8 +324,6 @@ class Tracing:
         while self._stock:
             owner, name, value = self._stock.pop()
             setattr(owner, name, value)
-        handlers, op, stock = self._handlers
-        handlers[op] = stock
 
     def _read(self, stock: property) -> property:
         return property(lambda tensor: settled(tensor._spec.placements), doc=stock.__doc__)
@@ -400,12 +396,16 @@ class Tracing:
 
         return _expand_single_dim_strategy_to_mesh
 
-    def _strided_views(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            view = self._as_strided(*args, **kwargs)
-            return stock(op, args, kwargs) if view is None else view
+    def _alias(self, stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def gen_alias_from_base(base: torch.Tensor, like: torch.Tensor, requires_grad: bool, *args: Any, **options: Any) -> torch.Tensor:
+            view = self._as_view(base, like.size(), like.stride(), like.storage_offset()) if isinstance(base, DTensor) and isinstance(like, DTensor) else None
+            if view is None:
+                return stock(base, like, requires_grad, *args, **options)
+            if view.requires_grad and not requires_grad:
+                return view.detach()
+            return view.requires_grad_(requires_grad) if requires_grad else view
 
-        return handler
+        return gen_alias_from_base
 
     def _metadata(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def create_subclass_metadata(tensor: Any, *args: Any, **options: Any) -> Any:

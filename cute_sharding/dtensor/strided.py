@@ -1,4 +1,4 @@
-"""`as_strided` of a DTensor where it is a view: what a compiled program makes of the views of its inputs that it returns."""
+"""Views by size and stride: what a compiled program knows of the views of its inputs that it returns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def steps(size: Sequence[int], stride: Sequence[int], new_size: Sequence[int], n
     order = [read[i] for i in _outermost_first([new_size[d] for d in read], [new_stride[d] for d in read])]
     order += [d for d in range(len(new_size)) if d not in read]  # of size 1, to be expanded
     shape = [new_size[d] if d in read else 1 for d in order]
-    if not prod(size) or prod(shape) != prod(size) or not _is_compact([size[d] for d in first], [stride[d] for d in first]):
+    if prod(shape) != prod(size) or not _is_compact([size[d] for d in first], [stride[d] for d in first]):
         return None
     if not _is_compact(shape, [new_stride[d] for d in order]):
         return None
@@ -50,14 +50,13 @@ def _is_compact(size: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def as_strided(tensor: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> torch.Tensor | None:
-    """The view of a DTensor that has this global size and stride; None where it is no chain of views, or nothing changes."""
-    same_place = storage_offset is None or storage_offset == tensor.storage_offset()
-    if not same_place or (tuple(tensor.shape) == tuple(size) and tuple(tensor.stride()) == tuple(stride)):
+def as_view(tensor: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int) -> torch.Tensor | None:
+    """The view of a DTensor that has this global size and stride; None where it is no chain of views."""
+    if storage_offset != tensor.storage_offset():
         return None
+    if not prod(size) and not tensor.numel():
+        return tensor.view(size)
     found = steps(tuple(tensor.shape), tuple(tensor.stride()), size, stride)
     if found is None:
         return None
-    aten = torch.ops.aten
-    viewed = aten.view.default(aten.permute.default(tensor, found.first), found.shape)
-    return aten.expand.default(aten.permute.default(viewed, found.then), found.size)
+    return tensor.permute(found.first).view(found.shape).permute(found.then).expand(found.size)
