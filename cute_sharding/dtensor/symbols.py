@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.size import Size, asking, expression, size
-from cute_sharding.layout.symbolic import Fact, Int, forgetting_afterwards, fraction, learn, symbol
+from cute_sharding.layout.symbolic import Fact, Int, forgetting_afterwards, fraction, learn, remainder, symbol
 
 
 class Symbols:
@@ -134,8 +134,6 @@ class Symbols:
             return prod(args[1:], start=args[0])
         if expr.is_Pow:
             return prod([args[0]] * args[1])
-        if isinstance(expr, sympy.Mod):
-            return args[0] % args[1]
         fold = torch.sym_max if isinstance(expr, sympy.Max) else torch.sym_min
         result = args[0]
         for arg in args[1:]:
@@ -156,8 +154,8 @@ _READ = {
     "FloorDiv": lambda sympy, a, b: sympy.floor(a / b),
     "CleanDiv": lambda sympy, a, b: sympy.floor(a / b),
     "CeilDiv": lambda sympy, a, b: sympy.ceiling(a / b),
-    "Mod": lambda sympy, a, b: sympy.Mod(a, b),
-    "PythonMod": lambda sympy, a, b: sympy.Mod(a, b),
+    "Mod": lambda sympy, a, b: remainder(a, b),
+    "PythonMod": lambda sympy, a, b: remainder(a, b),
     "Max": lambda sympy, *args: sympy.Max(*args),
     "Min": lambda sympy, *args: sympy.Min(*args),
 }

@@ -5,7 +5,7 @@ A :class:`Size` is a sympy expression in positive integer symbols that computes 
 1. by proof, from the expressions and the facts in force (cute_sharding/layout/symbolic.py);
 2. else by what holds *now*, if there is someone to ask (:func:`asking`: a compiler, that knows the sizes of the call it is compiling for, and can have
    the answer checked before each later call). Asked is the weakest fact that settles the comparison: a divisibility that the comparison's rounded quotients depend on, else
-   the comparison itself. What was asked is a fact from then on;
+   the comparison itself (or, if that is about quotients of quotients, the numbers). What was asked is a fact from then on;
 3. else :class:`~cute_sharding.layout.errors.Undecided` is raised, which names that fact.
 
 So an algorithm on ints, given sizes, is a proof for all sizes that satisfy what was asked, and the same code serves both.
@@ -20,7 +20,7 @@ from itertools import combinations
 from typing import Any, Protocol
 
 from cute_sharding.layout.errors import LayoutError, Undecided
-from cute_sharding.layout.symbolic import Fact, Int, as_int, candidates, divides, forgetting_afterwards, learn, lowest_terms, prove, simplified
+from cute_sharding.layout.symbolic import Fact, Int, as_int, candidates, divides, forgetting_afterwards, is_involved, learn, lowest_terms, prove, remainder, simplified
 
 
 class Oracle(Protocol):
@@ -142,9 +142,7 @@ def _quotient(a: Any, b: Any) -> Int:
 
 
 def _remainder(a: Any, b: Any) -> Int:
-    import sympy
-
-    return 0 if divides(b, a) else size(sympy.Mod(a, b))
+    return 0 if divides(b, a) else size(remainder(a, b))
 
 
 def expression(value: Int, names: Iterable[tuple[Any, Any]] = ()) -> Any:
@@ -228,6 +226,11 @@ def decide(fact: Fact) -> bool:
                     oracle.assume(c)
                     learn(c)
                 return answer
+    if is_involved(fact):
+        _fix(oracle, fact)
+        answer = prove(fact)
+        assert answer is not None  # it is about numbers now
+        return answer
     answer = oracle.holds(fact)
     if answer is None:
         raise Undecided(str(fact))
@@ -237,3 +240,21 @@ def decide(fact: Fact) -> bool:
     if prove(fact) is not answer:
         raise LayoutError(f"the fact {settled} was asked and is not used; please report this")  # else it would be asked again and again
     return answer
+
+
+def _fix(oracle: Oracle, fact: Fact) -> None:
+    """Ask what numbers the symbols in ``fact`` are: where blocks of blocks do not divide, no weaker fact says in short what is so."""
+    import sympy
+
+    for name in sorted(sympy.sympify(fact.left).free_symbols | sympy.sympify(fact.right).free_symbols, key=str):
+        below, above = 0, 1
+        while not oracle.holds(Fact("at most", name, above)):
+            if above > 1 << 64 or oracle.holds(Fact("at most", name, above)) is None:
+                raise Undecided(str(fact))
+            below, above = above, 2 * above
+        while above - below > 1:
+            middle = (below + above) // 2
+            below, above = (below, middle) if oracle.holds(Fact("at most", name, middle)) else (middle, above)
+        value = Fact("equal", name, above)
+        oracle.assume(value)
+        learn(value)

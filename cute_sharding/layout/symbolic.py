@@ -67,6 +67,9 @@ class _Facts:
     least: tuple[tuple[sympy.Expr, int], ...] = ()  # (symbol, its smallest value), where that is not 1
 
 
+# Inequalities are added up in pairs while there are no more than these.
+FACTS_ADDED = 6
+
 _NO_FACTS = _Facts()
 _facts: ContextVar[_Facts] = ContextVar("cute_sharding_facts", default=_NO_FACTS)
 
@@ -84,7 +87,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Mod: lambda a, b: a % b if is_static(a, b) else _modulo(a, b),
     ast.Pow: operator.pow,
 }
 
@@ -119,7 +122,8 @@ def parse_expr(text: str, *, rational: bool = False) -> Any:
             case ast.Call(func=ast.Name(id="floor" | "ceiling" | "Mod" as name), args=args, keywords=[]):
                 import sympy
 
-                return getattr(sympy, name)(*(walk(arg) for arg in args))
+                values = [walk(arg) for arg in args]
+                return _modulo(*values) if name == "Mod" else getattr(sympy, name)(*values)
         raise LayoutError(f"cannot read {text!r}: expected integers, names, tuples and arithmetic")
 
     try:
@@ -300,6 +304,21 @@ def _floored(expr: Any, facts: _Facts) -> Any:
     return expr.func(*args)
 
 
+def remainder(a: Int, b: Int) -> Any:
+    """``a`` modulo ``b``. Never sympy's Mod: of one in another it makes wrong expressions (1.14 squares the inner one), and it may not come to an end."""
+    import sympy
+
+    return sympy.sympify(a) - b * sympy.floor(sympy.sympify(a) / b)
+
+
+def _modulo(a: Int, b: Int) -> Any:
+    """sympy's Mod where it is right, so that what is read is what was written."""
+    import sympy
+
+    a, b = sympy.sympify(a), sympy.sympify(b)
+    return remainder(a, b) if a.has(sympy.Mod) or b.free_symbols else sympy.Mod(a, b)
+
+
 def fraction(expr: Any) -> tuple[Any, Any]:
     """Numerator and denominator in lowest terms."""
     import sympy
@@ -395,7 +414,7 @@ def is_nonnegative(expr: Int) -> bool | None:
         return False
     known = [_normal(n) for n in _facts.get().nonnegative]
     # A fact, or a sum of two, may be all that is missing.
-    sums = known + [a + b for a in known for b in known]
+    sums = known + [a + b for a in known for b in known] if len(known) <= FACTS_ADDED else known
     if any(_is_nonnegative(_normal(e - n)) for n in sums):
         return True
     if any(_is_positive(_normal(-e - n)) for n in sums):
@@ -573,6 +592,14 @@ def lowest_terms(fact: Fact) -> Fact:
     terms = sympy.Add.make_args(sympy.expand(difference))
     left = sympy.Add(*[t for t in terms if not t.could_extract_minus_sign()])
     return Fact(fact.relation, as_int(left), as_int(left - sympy.expand(difference)), fact.holds)
+
+
+def is_involved(fact: Fact) -> bool:
+    """Whether ``fact`` is about rounded quotients of rounded quotients: proofs of such things take long, and the fact is no help to anyone."""
+    import sympy
+
+    atoms = {atom for side in (fact.left, fact.right) for atom in sympy.sympify(side).atoms(sympy.floor)}
+    return any(inner is not atom and atom.has(inner) for atom in atoms for inner in atoms)
 
 
 def candidates(fact: Fact) -> list[Fact]:
