@@ -19,8 +19,6 @@ import torch
 import torch.compiler.config
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from torch._functorch._aot_autograd import runtime_wrappers as _runtime_wrappers
-from torch._functorch._aot_autograd import subclass_utils as _subclass_utils
 from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor, enabled_local_tensor_mode, maybe_disable_local_tensor_mode
@@ -35,7 +33,6 @@ from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _MaskPartial, _StridedShard
-from torch.fx.experimental import proxy_tensor as _proxy_tensor
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
@@ -239,14 +236,14 @@ def split_factors(spec: DTensorSpec) -> list[Any]:
 
 
 # Whether placements of this torch can hold a SymInt as their split factor, beside the number that C++ keeps.
-_HOLDS_SYMBOLS = hasattr(_StridedShard, "_split_factor_int") and hasattr(_subclass_utils, "create_subclass_metadata")
+_HOLDS_SYMBOLS = hasattr(_StridedShard, "_split_factor_int")
 
 
 def strided_shard(dim: int, split_factor: Any) -> Placement:
     """A _StridedShard. Where the split factor is a SymInt, no guard is added yet: :func:`settled` adds it where the number is needed."""
     if not isinstance(split_factor, torch.SymInt):
         return _StridedShard(dim, split_factor=split_factor)
-    if not _HOLDS_SYMBOLS:
+    if not (_HOLDS_SYMBOLS and Tracing.settles):
         return _StridedShard(dim, split_factor=int(split_factor))
     placement = _StridedShard(dim, split_factor=split_factor.node.hint)
     placement._symbolic_split_factor = split_factor
@@ -284,43 +281,63 @@ class Tracing:
       number is needed: in what leaves the program, in a redistribution, in what the program itself reads.
     - The sizes of a local tensor are known to be those that the placements give it, not other symbols.
     - They are worked out by ``local_size(rows, split factor, devices, coordinate)``, which needs no guard on whether sizes divide.
+    - Global sizes that are constants of a program are guarded: torch looks at those of local tensors only, which may be the same.
     - An expression that the tracer has not met before is put together from what it has, also where it has powers or products of three (torch makes calls of them that fail).
       What it knows to compute a symbol stays as it is: torch takes `max(s, 1)`, which is s again, for the way to s, and then looks for s without end.
     - An op that can run on its inputs as they are is asked about that first: torch weighs every other way to shard them too, each with guards on the sizes.
     - A compiled program that returns a view of its input makes it again by `as_strided`, which torch refuses for DTensors that are not as before: ``as_view(tensor, size, stride, offset)``.
     """
 
+    settles = False  # whether split factors become numbers where they leave a compiled program
+
     def __init__(
         self, local_size: Callable[[Any, Any, int, int], Any], equate: Callable[[Any, Any], None], as_view: Callable[..., torch.Tensor | None]
     ) -> None:
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
         self._stock: list[tuple[Any, str, Any]] = []
-        wrappers: list[tuple[Any, str, Callable[[Any], Any]]] = [
-            (DTensor, "__tensor_flatten__", self._flatten),
-            (DTensor, "__tensor_unflatten__", self._unflatten),
-            (DTensor, "placements", self._read),
-            (_subclass_utils, "create_subclass_metadata", self._metadata),
-            (_runtime_wrappers, "gen_alias_from_base", self._alias),
-            (_sharding_prop, "compute_local_shape_and_global_offset", self._local),
-            (_sharding_prop, "_expand_single_dim_strategy_to_mesh", self._as_they_are),
-            (_StridedShard, "local_shard_size_and_offset", self._strided),
-            (_StridedShard, "_split_factor_int", lambda stock: lambda placement: int(placement.split_factor)),
-            (_placement_types, "_guarded_hint_int", self._number),
-            (_proxy_tensor, "_build_proxy_for_sym_expr", _binary),
-            (_proxy_tensor, "set_proxy_slot", _first_wins),
-            (_proxy_tensor, "_sympy_handlers", _with_plain_functions),
-        ]
+        self._knows_compiler = False
         try:
-            for owner, name, wrap in wrappers:
-                stock = vars(owner).get(name)
-                if stock is not None:  # not every torch has each of them
-                    self._stock.append((owner, name, stock))
-                    setattr(owner, name, staticmethod(wrap(stock.__func__)) if isinstance(stock, staticmethod) else wrap(stock))
+            self._replace(
+                (DTensor, "__tensor_flatten__", self._flatten),
+                (DTensor, "__tensor_unflatten__", self._unflatten),
+                (DTensor, "placements", self._read),
+                (_sharding_prop, "compute_local_shape_and_global_offset", self._local),
+                (_sharding_prop, "_expand_single_dim_strategy_to_mesh", self._as_they_are),
+                (_StridedShard, "local_shard_size_and_offset", self._strided),
+                (_StridedShard, "_split_factor_int", lambda stock: lambda placement: int(placement.split_factor)),
+                (_placement_types, "_guarded_hint_int", self._number),
+            )
         except BaseException:
             self.restore()
             raise
 
+    def _meet_compiler(self) -> None:
+        """Replace what belongs to the compiler, once there is one: importing it takes as long as the rest of torch, and most programs do without."""
+        if self._knows_compiler or "torch._dynamo" not in sys.modules:
+            return
+        self._knows_compiler = True
+        from torch._functorch._aot_autograd import runtime_wrappers, subclass_utils
+        from torch.fx.experimental import proxy_tensor, symbolic_shapes
+
+        self._replace(
+            (symbolic_shapes.ShapeEnv, "produce_guards_verbose", _on_all_sizes),
+            (subclass_utils, "create_subclass_metadata", self._metadata),
+            (runtime_wrappers, "gen_alias_from_base", self._alias),
+            (proxy_tensor, "_build_proxy_for_sym_expr", _binary),
+            (proxy_tensor, "set_proxy_slot", _first_wins),
+            (proxy_tensor, "_sympy_handlers", _with_plain_functions),
+        )
+        Tracing.settles = hasattr(subclass_utils, "create_subclass_metadata")
+
+    def _replace(self, *wrappers: tuple[Any, str, Callable[[Any], Any]]) -> None:
+        for owner, name, wrap in wrappers:
+            stock = vars(owner).get(name)
+            if stock is not None:  # not every torch has each of them
+                self._stock.append((owner, name, stock))
+                setattr(owner, name, staticmethod(wrap(stock.__func__)) if isinstance(stock, staticmethod) else wrap(stock))
+
     def restore(self) -> None:
+        Tracing.settles = False
         while self._stock:
             owner, name, value = self._stock.pop()
             setattr(owner, name, value)
@@ -330,6 +347,7 @@ class Tracing:
 
     def _flatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def __tensor_flatten__(tensor: DTensor) -> Any:
+            self._meet_compiler()
             spec = tensor._spec
             inner, (placements, meta, order, requires_grad) = stock(tensor)
             if split_factors(spec) and not spec.use_strided_shard_as_shard_order and DTensorSpec.is_default_device_order(order):
@@ -434,6 +452,7 @@ class Tracing:
 
 def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:
     """torch's function that finds how to compute an expression, with powers, long products and long maxima as ones of two."""
+    from torch.fx.experimental import proxy_tensor
 
     def _build_proxy_for_sym_expr(tracer: Any, expr: Any, out: Any = None) -> Any:
         if expr in tracer.sympy_expr_tracker:
@@ -450,16 +469,27 @@ def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:
         function: Any = {"Max": torch.sym_max, "Min": torch.sym_min}.get(type(expr).__name__, operator.mul)
         if out is None:
             return function(*args)
-        _proxy_tensor._sym_register(tracer, function, tuple(args), out)
+        proxy_tensor._sym_register(tracer, function, tuple(args), out)
         return out
 
     return _build_proxy_for_sym_expr
 
 
+def _on_all_sizes(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def produce_guards_verbose(shape_env: Any, placeholders: Any, *args: Any, **options: Any) -> Any:
+        if any(isinstance(value, DTensor) for value in placeholders):
+            options["ignore_static"] = False
+        return stock(shape_env, placeholders, *args, **options)
+
+    return produce_guards_verbose
+
+
 def _with_plain_functions(stock: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
     """torch's functions for kinds of expressions. Where it has its own for Max and Min, that Inductor does not know, torch.sym_max and torch.sym_min: see :func:`_binary`."""
 
-    plain = {getattr(_proxy_tensor, "_nary_sym_max", None): torch.sym_max, getattr(_proxy_tensor, "_nary_sym_min", None): torch.sym_min}
+    from torch.fx.experimental import proxy_tensor
+
+    plain = {getattr(proxy_tensor, "_nary_sym_max", None): torch.sym_max, getattr(proxy_tensor, "_nary_sym_min", None): torch.sym_min}
 
     def _sympy_handlers() -> dict[Any, Any]:
         return {kind: plain.get(function, function) for kind, function in stock().items()}

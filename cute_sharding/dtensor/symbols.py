@@ -15,7 +15,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.size import Size, asking, expression, size
@@ -34,6 +33,13 @@ class Symbols:
         self._shape_env = shape_env
         self._torch: dict[Any, Any] = {}  # our symbol -> torch's expression
         self._ours: dict[Any, Any] = {}
+
+    def recall(self) -> None:
+        """Take the divisibilities that the trace has been asked before for facts. (Of other facts it is asked again, and knows.)"""
+        for known in getattr(self._shape_env, "divisible", ()):
+            known = self._shape_env.replace(known)
+            if type(known).__name__ in ("Mod", "PythonMod"):
+                learn(Fact("divides", *map(self._read, known.args)))
 
     def size(self, value: int | torch.SymInt) -> Int:
         """A number or SymInt as an int or Size."""
@@ -61,16 +67,21 @@ class Symbols:
         if left is not None and right is not None:
             answer = {"divides": lambda: left % right == 0, "equal": lambda: left == right, "at most": lambda: left <= right}[fact.relation]()
             return answer is fact.holds
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
         condition = self._condition(fact)
         if statically_known_true(condition):
             return True
         return False if statically_known_true(torch.sym_not(condition)) else None
 
     def assume(self, fact: Fact) -> None:
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
         condition = self._condition(fact)
         if not statically_known_true(condition):
             self.guards.append(fact)
-            logger.debug("guard: %s", fact)
+            names = sorted({name for side in (fact.left, fact.right) for name in getattr(side, "free_symbols", ())}, key=str)
+            logger.debug("guard: %s (now %s)", fact, ", ".join(f"{name} = {self._hint_of(name)}" for name in names))
         if not bool(condition):
             raise RuntimeError(f"the fact {fact} was found to hold for the sizes at hand, and torch finds that it does not; please report this")
 
@@ -186,6 +197,7 @@ def symbols_of(*values: Any) -> Iterator[Symbols | None]:
     token = _now.set(found)
     try:
         with asking(found), forgetting_afterwards():
+            found.recall()
             yield found
     finally:
         _now.reset(token)

@@ -1,0 +1,184 @@
+"""What views cost under torch.compile with dynamic shapes: graphs compiled, and the guards that propagation adds, beside torch's own rules.
+
+python -m benchmarks.compiled              # the table
+python -m benchmarks.compiled --write      # into docs/compiled.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
+
+import cute_sharding
+
+PAGE = Path(__file__).parents[1] / "docs" / "compiled.md"
+DEVICES = 4
+
+
+class Pattern(NamedTuple):
+    """A view, on inputs of the shapes named: dims that are given numbers are constants of the model."""
+
+    dims: str
+    mesh: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    run: Callable[[Any], Any]
+    shapes: tuple[tuple[int, ...], ...]
+    split_factors: int  # how many different ones the outputs have that depend on a size
+
+
+def patchify(x: Any) -> Any:
+    b, c, h, w = x.shape
+    return x.view(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * 16)
+
+
+def grouped_heads(x: Any) -> Any:
+    b, s, h, d = x.shape
+    return x[:, :, :, None, :].expand(b, s, h, 3, d).reshape(b, s, h * 3, d)
+
+
+SEQUENCES = ((2, 12, 16), (3, 16, 16), (2, 24, 16), (5, 32, 16), (3, 40, 16))
+PATTERNS = {
+    "flatten": Pattern("b s d", (4,), (Shard(1),), lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]), SEQUENCES, 3),
+    "flatten, unflatten": Pattern("b s d", (4,), (Shard(1),), lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]).view(x.shape), SEQUENCES, 0),
+    "flatten, uneven sequences": Pattern("b s d", (4,), (Shard(1),), lambda x: x.flatten(0, 1), ((2, 13, 16), (3, 18, 16), (2, 30, 16), (3, 23, 16)), 2),
+    "reshape(-1, d)": Pattern("b s d", (4,), (Shard(0),), lambda x: x.reshape(-1, x.shape[-1]), ((8, 6, 16), (12, 7, 16), (20, 24, 16), (16, 32, 16)), 0),
+    "split to heads": Pattern("b s d", (4,), (Shard(2),), lambda x: x.view(x.shape[0], x.shape[1], 8, x.shape[2] // 8), ((2, 12, 64), (3, 16, 64), (2, 24, 128), (5, 32, 128)), 0),
+    "merge of heads": Pattern("b s h e", (4,), (Shard(2),), lambda x: x.reshape(x.shape[0], x.shape[1], -1), ((2, 12, 12, 16), (3, 16, 8, 16), (2, 24, 16, 16), (5, 32, 16, 32)), 0),
+    "repeat of grouped heads": Pattern("b s h e", (4,), (Shard(2),), grouped_heads, ((2, 12, 12, 16), (3, 16, 8, 16), (2, 24, 16, 16), (5, 32, 16, 32)), 0),
+    "patchify, images sharded": Pattern("b c h w", (4,), (Shard(0),), patchify, ((8, 3, 16, 20), (12, 3, 32, 16), (16, 3, 32, 32), (20, 3, 64, 32)), 0),
+    "patchify, rows sharded": Pattern("b c h w", (4,), (Shard(2),), patchify, ((2, 3, 48, 20), (5, 3, 32, 16), (4, 3, 64, 32), (2, 3, 32, 32)), 0),
+    "mixture of experts": Pattern("n d", (4,), (Shard(0),), lambda x: x.view(8, x.shape[0] // 8, x.shape[1]), ((24, 12), (32, 12), (48, 24), (64, 24)), 0),
+    "2-d mesh flatten": Pattern("b s d", (2, 2), (Shard(0), Shard(1)), lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]), ((4, 10, 16), (6, 16, 16), (4, 24, 16), (8, 32, 16)), 3),
+}
+
+
+def make(shape: tuple[int, ...], pattern: Pattern) -> DTensor:
+    """This rank's part of a tensor whose elements all differ."""
+    mesh = init_device_mesh("cpu", pattern.mesh)
+    return distribute_tensor(torch.arange(float(torch.Size(shape).numel())).reshape(shape), mesh, pattern.placements, src_data_rank=None)
+
+
+class Measured(NamedTuple):
+    graphs: int
+    guards: tuple[str, ...]
+    error: str | None
+
+
+class _Guards(logging.Handler):
+    """The guards that propagation logs, with the dims of the input for torch's symbols."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.shape: tuple[int, ...] = ()
+        self.dims: list[str] = []
+        self.found: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if match := re.fullmatch(r"guard: (.*) \(now (.*)\)", record.getMessage()):
+            fact = match[1]
+            for name, value in re.findall(r"(\w+) = (\d+)", match[2]):
+                fact = re.sub(rf"\b{name}\b", self.dims[self.shape.index(int(value))] if int(value) in self.shape else value, fact)
+            self.found[fact] = None
+
+
+def measure(pattern: Pattern, backend: str = "aot_eager") -> Measured:
+    """Graphs that one compiled function needs for all shapes, under the rules in force; it is checked against running eagerly."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+
+    def program(x: Any) -> Any:
+        return pattern.run(x) * 2
+
+    compiled = torch.compile(program, backend=counter, fullgraph=True, dynamic=True)
+    guards = _Guards()
+    guards.dims = pattern.dims.split()
+    log = logging.getLogger("cute_sharding")
+    level = log.level
+    log.addHandler(guards)
+    try:
+        for shape in pattern.shapes:
+            expected = program(make(shape, pattern))
+            guards.shape = shape
+            log.setLevel(logging.DEBUG)
+            try:
+                actual = compiled(make(shape, pattern))
+            except Exception as error:
+                kind = re.sub(r"^.*got RuntimeError\(\W*", "", str(error), flags=re.S)
+                return Measured(counter.frame_count, tuple(guards.found), f"{type(error).__name__}: {kind.strip().splitlines()[0][:90]}")
+            finally:
+                log.setLevel(level)
+            if actual.placements != expected.placements or actual.shape != expected.shape or not torch.equal(actual.to_local(), expected.to_local()):
+                return Measured(counter.frame_count, tuple(guards.found), f"other than eager: {actual.placements} for {expected.placements}")
+    finally:
+        log.removeHandler(guards)
+        torch._dynamo.reset()
+    return Measured(counter.frame_count, tuple(guards.found), None)
+
+
+def line(name: str, pattern: Pattern) -> str:
+    cute_sharding.disable()
+    stock = _stock(pattern)
+    with cute_sharding.enabled():
+        ours = measure(pattern)
+    cells = [name, f"({', '.join(pattern.dims.split())}) {list(pattern.placements)} on {pattern.mesh}", str(len(pattern.shapes)), stock]
+    cells += [ours.error or str(ours.graphs), ", ".join(f"`{guard}`" for guard in ours.guards) or "none"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _stock(pattern: Pattern) -> str:
+    try:
+        found = measure(pattern)
+    except RuntimeError:
+        return "refused, eager too"
+    return f"error: {found.error.split(':')[0]}" if found.error and not found.error.startswith("other") else found.error or str(found.graphs)
+
+
+def page() -> str:
+    return "\n".join(
+        [
+            "# Views under torch.compile",
+            "",
+            "Generated by `python -m benchmarks.compiled --write`: each pattern (followed by `* 2`) compiled once with `fullgraph=True, dynamic=True` (aot_eager), run on all its shapes on "
+            f"{DEVICES} devices, and compared with eager, placements and values.",
+            "*Guards* are those that propagation asks torch for, in the dims of the input; torch adds its own, such as on sizes of 0 and 1 and on sizes that were equal in the first call.",
+            "A split factor is a number where it leaves the graph: that is one graph for each (the batch size, in a flatten of a sharded sequence). Where it does not leave the graph it costs nothing.",
+            "",
+            "| pattern | input | shapes | torch: graphs, or error | ours: graphs | guards |",
+            "|---|---|---|---|---|---|",
+            *(line(name, pattern) for name, pattern in PATTERNS.items()),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} instead of printing it")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=DEVICES, store=FakeStore())
+    text = page()
+    dist.destroy_process_group()
+    if arguments.write:
+        PAGE.write_text(text)
+        print(f"wrote {PAGE}")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
