@@ -285,6 +285,7 @@ class Tracing:
     - An expression that the tracer has not met before is put together from what it has, also where it has powers or products of three (torch makes calls of them that fail).
       What it knows to compute a symbol stays as it is: torch takes `max(s, 1)`, which is s again, for the way to s, and then looks for s without end.
     - An op that can run on its inputs as they are is asked about that first: torch weighs every other way to shard them too, each with guards on the sizes.
+    - Where Inductor is to overlap communication with computation (`reorder_for_compute_comm_overlap`) and is given no way to, as since 2.13 it is not, waits sink to where they are needed.
     - A compiled program that returns a view of its input makes it again by `as_strided`, which torch refuses for DTensors that are not as before: ``as_view(tensor, size, stride, offset)``.
     """
 
@@ -316,6 +317,7 @@ class Tracing:
         if self._knows_compiler or "torch._dynamo" not in sys.modules:
             return
         self._knows_compiler = True
+        import torch._inductor.config as inductor
         from torch._functorch._aot_autograd import runtime_wrappers, subclass_utils
         from torch.fx.experimental import proxy_tensor, symbolic_shapes
 
@@ -328,10 +330,12 @@ class Tracing:
             (proxy_tensor, "_sympy_handlers", _with_plain_functions),
         )
         Tracing.settles = hasattr(subclass_utils, "create_subclass_metadata")
+        if not inductor.reorder_for_compute_comm_overlap_passes:
+            self._replace((inductor, "reorder_for_compute_comm_overlap_passes", lambda stock: ["sink_waits"]))
 
     def _replace(self, *wrappers: tuple[Any, str, Callable[[Any], Any]]) -> None:
         for owner, name, wrap in wrappers:
-            stock = vars(owner).get(name)
+            stock = vars(owner).get(name, getattr(owner, name, None))
             if stock is not None:  # not every torch has each of them
                 self._stock.append((owner, name, stock))
                 setattr(owner, name, staticmethod(wrap(stock.__func__)) if isinstance(stock, staticmethod) else wrap(stock))

@@ -154,7 +154,7 @@ def _check_has_numbers(cuts: Cuts) -> None:
     """A placement needs its split factor as a number, at the latest where it leaves the compiled program."""
     for cut in cuts:
         if cut is not None and hinted(cut[1]) is None:
-            raise Undecided(f"{cut[1]} == 2 (or whatever number it is)")
+            raise Undecided(f"{cut[1]} == 2")
 
 
 def _all_replicated(op: str, view: View, row: Row | None, mesh: Sequence[int], placements: tuple[Placement, ...]) -> Decision:

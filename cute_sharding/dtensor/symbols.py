@@ -176,10 +176,15 @@ _named: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def equate(name: Any, value: Any) -> None:
-    """Guard that two sizes are equal, and write ``name`` for ``value`` from now on, if it is a symbol."""
+    """Guard that two sizes are equal (or assert it at run time, where they have no value yet), and write ``name`` for ``value`` from now on, if it is a symbol."""
     if isinstance(value, torch.SymInt) and isinstance(name, torch.SymInt):
         expr, symbol = value.node.expr, name.node.expr
-        if bool(name == value) and symbol.is_Symbol and not expr.is_Symbol:
+        if value.node.has_hint() and name.node.has_hint():
+            if not bool(name == value):
+                return
+        else:
+            torch._check(name == value)
+        if symbol.is_Symbol and not expr.is_Symbol:
             _named.setdefault(name.node.shape_env, {})[expr] = symbol
 
 

@@ -136,12 +136,16 @@ def _expr(value: Int) -> Any:
 def _quotient(a: Any, b: Any) -> Int:
     import sympy
 
+    if b == 0:
+        raise ZeroDivisionError(f"{Size(a)} divided by 0")
     if divides(b, a):
         return size(simplified(sympy.sympify(a) / b))
     return size(sympy.floor(sympy.sympify(a) / b))
 
 
 def _remainder(a: Any, b: Any) -> Int:
+    if b == 0:
+        raise ZeroDivisionError(f"{Size(a)} modulo 0")
     return 0 if divides(b, a) else size(remainder(a, b))
 
 
@@ -162,6 +166,13 @@ def is_same(a: Int, b: Int) -> bool:
     if isinstance(a, Size) or isinstance(b, Size):
         return prove(Fact("equal", _expr(a), _expr(b))) is True
     return bool(a == b)
+
+
+def is_at_most(a: Int, b: Int) -> bool:
+    """Whether ``a`` is known to be no more than ``b``; nothing is asked."""
+    if isinstance(a, Size) or isinstance(b, Size):
+        return prove(Fact("at most", _expr(a), _expr(b))) is True
+    return a <= b
 
 
 def least(a: Int, b: Int) -> Int:
@@ -213,7 +224,7 @@ def decide(fact: Fact) -> bool:
     oracle = _oracle.get()
     fact = lowest_terms(fact)
     if oracle is None:
-        raise Undecided(str(fact))
+        raise Undecided(str(_settling(fact)))
     useful = [c for c in candidates(fact) if oracle.holds(c)]
     for count in (1, 2):
         for chosen in combinations(useful, count):
@@ -233,13 +244,23 @@ def decide(fact: Fact) -> bool:
         return answer
     answer = oracle.holds(fact)
     if answer is None:
-        raise Undecided(str(fact))
+        raise Undecided(str(_settling(fact)))
     settled = fact if answer else Fact(fact.relation, fact.left, fact.right, not fact.holds)
     oracle.assume(settled)
     learn(settled)
     if prove(fact) is not answer:
         raise LayoutError(f"the fact {settled} was asked and is not used; please report this")  # else it would be asked again and again
     return answer
+
+
+def _settling(fact: Fact) -> Fact:
+    """The fact to name where ``fact`` is undecided: a divisibility that would settle it, or itself."""
+    for candidate in candidates(fact):
+        with forgetting_afterwards():
+            learn(candidate)
+            if prove(fact) is not None:
+                return candidate
+    return fact
 
 
 def _fix(oracle: Oracle, fact: Fact) -> None:

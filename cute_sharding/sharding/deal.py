@@ -15,6 +15,8 @@ Two shardings, of whatever dims of whatever shapes, give every device the same p
   piece, for M >= 2 and piece >= 2 rows), so piece and block can be read off the positions; and so, at the next piece of another
   length, can full and rest. A rest of one row goes to device 0 whole and runs on into the next piece: a run no whole piece has.
 - With M = 1 or pieces of one row, device 0 has everything and the deal is ``None``: all such shardings agree.
+
+Where sizes are not known, a piece that may or may not have one row is taken for one that has more: equal numbers say equal positions all the same.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from cute_sharding.layout.size import least, most, number
+from cute_sharding.layout.size import is_at_most, least, most, number
 
 # (piece, block, full, rest, block of the rest) in elements, but for full, a count; (piece, block) where rest is 0.
 # None: device 0 holds everything.
@@ -32,7 +34,7 @@ Deal: TypeAlias = "tuple[int, ...] | None"
 def deal(n: int, inner: int, split_factor: int, parts: int) -> Deal:
     """The deal of a local dim of ``n`` rows of ``inner`` elements among ``parts`` devices."""
     piece = -(-n // split_factor)
-    if parts == 1 or piece <= 1:
+    if parts == 1 or (piece <= 1 if type(piece) is int else is_at_most(piece, 1)):
         return None
     block = -(-piece // parts)
     full, rest = divmod(n, piece)
@@ -54,7 +56,7 @@ def dim_of(dealt: tuple[int, ...], shape: list[int]) -> int:
 def split_factor_of(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:
     """The smallest split factor that deals ``n`` rows of ``inner`` elements as ``dealt``, or None."""
     piece, odd = divmod(dealt[0], inner)
-    if odd or piece < 2:
+    if odd or (piece < 2 if type(piece) is int else is_at_most(piece, 1)):
         return None
     smallest = -(-n // piece)
     return smallest if deal(n, inner, smallest, parts) == dealt else None

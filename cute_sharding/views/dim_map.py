@@ -223,7 +223,7 @@ def tile(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
 
 def squeeze(shape: Sequence[int], dim: int | Sequence[int] | None = None) -> DimMap:
     chosen = range(len(shape)) if dim is None else normalize_dims(dim, len(shape))
-    return tuple([InputDim(i) for i, n in enumerate(shape) if n != 1 or i not in chosen])
+    return tuple([InputDim(i) for i, n in enumerate(shape) if not _is_one(n) or i not in chosen])
 
 
 def unsqueeze(shape: Sequence[int], dim: int) -> DimMap:
