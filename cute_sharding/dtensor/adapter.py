@@ -151,11 +151,14 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def _local_size(n: Any, split_factor: Any, parts: int, coordinate: int) -> Any:
-    """How many of ``n`` rows the device at that coordinate of a mesh dim of ``parts`` holds, where some of these are SymInts; None where it cannot be said."""
+def _local_size(n: Any, *cuts: tuple[Any, int, int]) -> Any:
+    """How many of ``n`` rows a device holds after ``cuts``, each (split factor, devices, its coordinate), where some sizes are SymInts; None where it cannot be said."""
     try:
-        with symbols_of(n, split_factor):
-            return unknown(local_size(known(n), known(split_factor), parts, coordinate))
+        with symbols_of(n, *(split_factor for split_factor, _, _ in cuts)):
+            rows = known(n)
+            for split_factor, parts, coordinate in cuts:
+                rows = local_size(rows, known(split_factor), parts, coordinate)
+            return unknown(rows, local=True)
     except Undecided:
         return None
 

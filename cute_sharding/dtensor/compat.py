@@ -250,9 +250,22 @@ def strided_shard(dim: int, split_factor: Any) -> Placement:
     return placement
 
 
+def _number(size: Any) -> int:
+    """The value of a SymInt, with a guard that it has it. Of a symbol's exact part it is a guard on the symbol, of which torch then knows all."""
+    expr = size.node.expr
+    if type(expr).__name__ == "FloorDiv" and expr.args[0].is_Symbol and expr.args[1].is_Integer:
+        from torch.utils._sympy.functions import Mod
+
+        base, divisor = expr.args
+        shape_env = size.node.shape_env
+        if Mod(base, divisor) in shape_env.divisible:
+            return int(shape_env.create_symintnode(base, hint=None)) // int(divisor)
+    return int(size)
+
+
 def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """The placements with numbers for split factors: where one is a SymInt, a guard says that it has the value that it has now."""
-    return tuple([_StridedShard(p.dim, split_factor=int(p.split_factor)) if isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt) else p for p in placements])
+    return tuple([_StridedShard(p.dim, split_factor=_number(p.split_factor)) if isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt) else p for p in placements])
 
 
 def settled_spec(spec: DTensorSpec) -> DTensorSpec:
@@ -280,7 +293,7 @@ class Tracing:
     - A split factor that is a SymInt is believed to be what it is now (`_guarded_hint_int` leaves an assertion for later calls to trip over). Here it is a guard, and only where the
       number is needed: in what leaves the program, in a redistribution, in what the program itself reads.
     - The sizes of a local tensor are known to be those that the placements give it, not other symbols.
-    - They are worked out by ``local_size(rows, split factor, devices, coordinate)``, which needs no guard on whether sizes divide.
+    - They are worked out by ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), which needs no guard on whether sizes divide.
     - Global sizes that are constants of a program are guarded: torch looks at those of local tensors only, which may be the same.
     - An expression that the tracer has not met before is put together from what it has, also where it has powers or products of three (torch makes calls of them that fail).
       What it knows to compute a symbol stays as it is: torch takes `max(s, 1)`, which is s again, for the way to s, and then looks for s without end.
@@ -292,7 +305,7 @@ class Tracing:
     settles = False  # whether split factors become numbers where they leave a compiled program
 
     def __init__(
-        self, local_size: Callable[[Any, Any, int, int], Any], equate: Callable[[Any, Any], None], as_view: Callable[..., torch.Tensor | None]
+        self, local_size: Callable[..., Any], equate: Callable[..., None], as_view: Callable[..., torch.Tensor | None]
     ) -> None:
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
         self._stock: list[tuple[Any, str, Any]] = []
@@ -305,7 +318,7 @@ class Tracing:
                 (_sharding_prop, "compute_local_shape_and_global_offset", self._local),
                 (_sharding_prop, "_expand_single_dim_strategy_to_mesh", self._as_they_are),
                 (_StridedShard, "local_shard_size_and_offset", self._strided),
-                (_StridedShard, "_split_factor_int", lambda stock: lambda placement: int(placement.split_factor)),
+                (_StridedShard, "_split_factor_int", lambda stock: lambda placement: _number(placement.split_factor) if isinstance(placement.split_factor, torch.SymInt) else stock(placement)),
                 (_placement_types, "_guarded_hint_int", self._number),
             )
         except BaseException:
@@ -318,11 +331,13 @@ class Tracing:
             return
         self._knows_compiler = True
         import torch._inductor.config as inductor
+        from torch._dynamo import output_graph
         from torch._functorch._aot_autograd import runtime_wrappers, subclass_utils
         from torch.fx.experimental import proxy_tensor, symbolic_shapes
 
         self._replace(
             (symbolic_shapes.ShapeEnv, "produce_guards_verbose", _on_all_sizes),
+            (output_graph.OutputGraph, "compile_and_call_fx_graph", self._outputs),
             (subclass_utils, "create_subclass_metadata", self._metadata),
             (runtime_wrappers, "gen_alias_from_base", self._alias),
             (proxy_tensor, "_build_proxy_for_sym_expr", _binary),
@@ -352,11 +367,7 @@ class Tracing:
     def _flatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def __tensor_flatten__(tensor: DTensor) -> Any:
             self._meet_compiler()
-            spec = tensor._spec
-            inner, (placements, meta, order, requires_grad) = stock(tensor)
-            if split_factors(spec) and not spec.use_strided_shard_as_shard_order and DTensorSpec.is_default_device_order(order):
-                order = _LEFT_TO_RIGHT
-            return inner, (placements, meta, order, requires_grad)
+            return stock(tensor)
 
         return __tensor_flatten__
 
@@ -367,10 +378,10 @@ class Tracing:
             if is_symbolic(tuple(size)) and has_shape_env(tuple(size)):
                 expected = self._local_shape(size, mesh, placements)
                 for actual, wanted in zip(local.shape, expected or ()):
-                    self._equate(actual, wanted)
-            if order != _LEFT_TO_RIGHT:
+                    self._equate(actual, wanted, size)
+            if order is None or not any(isinstance(p, _StridedShard) for p in placements):
                 return stock(inner, context, size, stride)
-            spec = DTensorSpec(mesh, placements, TensorMeta(size, stride, meta.dtype), use_strided_shard_as_shard_order=False)
+            spec = DTensorSpec(mesh, placements, TensorMeta(size, stride, meta.dtype), order, use_strided_shard_as_shard_order=False)
             return DTensor(local, spec, requires_grad=requires_grad)
 
         return __tensor_unflatten__
@@ -380,17 +391,18 @@ class Tracing:
         device = mesh.get_coordinate()
         if device is None:
             return None
-        local = list(shape)
+        cuts: list[list[Any]] = [[] for _ in shape]
         for placement, parts, coordinate in zip(placements, mesh.shape, device):
-            if isinstance(placement, (Shard, _StridedShard)) and local[placement.dim] is not None:
-                local[placement.dim] = self._local_size(local[placement.dim], getattr(placement, "split_factor", 1), parts, coordinate)
-        return None if None in local else tuple(local)
+            if isinstance(placement, (Shard, _StridedShard)):
+                cuts[placement.dim].append((getattr(placement, "split_factor", 1), parts, coordinate))
+        local = tuple([self._local_size(n, *chain) if chain else n for n, chain in zip(shape, cuts)])
+        return None if any(n is None for n in local) else local
 
     def _strided(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def local_shard_size_and_offset(placement: Any, curr_local_size: Any, num_chunks: int, rank: Any, offset_mode: Any = 0) -> Any:
             sizes = curr_local_size, placement.split_factor
             if is_symbolic(*sizes) and has_shape_env(*sizes) and type(rank) is int and offset_mode != _ALL_OFFSETS:
-                size = self._local_size(*sizes, num_chunks, rank)
+                size = self._local_size(curr_local_size, (placement.split_factor, num_chunks, rank))
                 if size is not None:
                     piece = -(-curr_local_size // placement.split_factor)
                     return size, rank * -(-piece // num_chunks)
@@ -417,6 +429,16 @@ class Tracing:
             return expanded_strategy
 
         return _expand_single_dim_strategy_to_mesh
+
+    def _outputs(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_and_call_fx_graph(graph: Any, tx: Any, outputs: Any, *args: Any, **options: Any) -> Any:
+            for output in outputs:
+                tensor = output.as_proxy().node.meta.get("example_value")
+                if isinstance(tensor, DTensor):
+                    tensor._spec = settled_spec(tensor._spec)
+            return stock(graph, tx, outputs, *args, **options)
+
+        return compile_and_call_fx_graph
 
     def _alias(self, stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def gen_alias_from_base(base: torch.Tensor, like: torch.Tensor, requires_grad: bool, *args: Any, **options: Any) -> torch.Tensor:
@@ -449,7 +471,7 @@ class Tracing:
 
     def _number(self, stock: Callable[..., int]) -> Callable[..., int]:
         def _guarded_hint_int(value: Any, *, reason: str) -> int:
-            return int(value) if isinstance(value, torch.SymInt) and value.node.has_hint() else stock(value, reason=reason)
+            return _number(value) if isinstance(value, torch.SymInt) and value.node.has_hint() else stock(value, reason=reason)
 
         return _guarded_hint_int
 
@@ -513,10 +535,6 @@ def _first_wins(stock: Callable[..., None]) -> Callable[..., None]:
 
 
 _ALL_OFFSETS = getattr(_placement_types, "_StridedShardOffsetMode", None) and _placement_types._StridedShardOffsetMode.ALL
-
-# Stands for the shard order in what a flattened DTensor says of itself, where _StridedShard placements are to be read left to right.
-_LEFT_TO_RIGHT = ()
-
 
 def check_shard_order(spec: DTensorSpec, op: str) -> None:
     """Refuse a spec whose placements do not apply left to right: propagation reads them so, as torch's rules do."""

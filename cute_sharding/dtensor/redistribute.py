@@ -84,7 +84,7 @@ def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec
     """
     with symbols_of(tuple(spec.shape)):
         counts, blocks = zip(*(_blocks(n, d, steps) for d, n in enumerate(known(tuple(spec.shape)))), strict=True)
-        blocks = unknown(blocks)
+        blocks = unknown(blocks, local=True)
     ndim = len(counts)
     scaled = [replace(step, shape=counts) for step in steps]
     device = tuple(spec.mesh.get_coordinate())  # type: ignore[arg-type]

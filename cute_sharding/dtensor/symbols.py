@@ -31,15 +31,22 @@ class Symbols:
     def __init__(self, shape_env: Any) -> None:
         self.guards: list[Fact] = []
         self._shape_env = shape_env
+        self._names: list[tuple[Any, Any]] = []  # (expression, symbol) of the sizes of local tensors
         self._torch: dict[Any, Any] = {}  # our symbol -> torch's expression
         self._ours: dict[Any, Any] = {}
 
     def recall(self) -> None:
-        """Take the divisibilities that the trace has been asked before for facts. (Of other facts it is asked again, and knows.)"""
+        """Take for facts the divisibilities that the trace has been asked before, and what the sizes of local tensors are. (Of other facts it is asked again, and knows.)"""
+        replace = self._shape_env.replace  # what has become known since
         for known in getattr(self._shape_env, "divisible", ()):
-            known = self._shape_env.replace(known)
+            known = replace(known)
             if type(known).__name__ in ("Mod", "PythonMod"):
                 learn(Fact("divides", *map(self._read, known.args)))
+        for expr, name in _named.get(self._shape_env, {}).items():
+            named = self._read(replace(expr)), self._read(replace(name))
+            if named[1].is_Symbol and not named[0].is_Symbol:
+                self._names.append(named)
+                learn(Fact("equal", named[1], named[0]))
 
     def size(self, value: int | torch.SymInt) -> Int:
         """A number or SymInt as an int or Size."""
@@ -47,13 +54,9 @@ class Symbols:
             return value
         return size(self._read(value.node.expr))
 
-    def symint(self, value: Int) -> Any:
-        """The inverse of :meth:`size`."""
-        if not isinstance(value, Size):
-            return value
-        replace = self._shape_env.replace  # what has become known since
-        names = [(self._read(replace(expr)), self._read(replace(name))) for expr, name in _named.get(self._shape_env, {}).items()]
-        return self._written(expression(value, [(expr, name) for expr, name in names if name.is_Symbol]))
+    def symint(self, value: Int, *, local: bool = False) -> Any:
+        """The inverse of :meth:`size`; where the size is a ``local`` one, in the symbols of local sizes."""
+        return self._written(expression(value, self._names if local else ())) if isinstance(value, Size) else value
 
     def hint(self, value: Int) -> int | None:
         """The size's value in the call that is being compiled; None where it has none yet."""
@@ -175,8 +178,11 @@ _READ = {
 _named: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def equate(name: Any, value: Any) -> None:
-    """Guard that two sizes are equal (or assert it at run time, where they have no value yet), and write ``name`` for ``value`` from now on, if it is a symbol."""
+def equate(name: Any, value: Any, others: Sequence[Any] = ()) -> None:
+    """Guard that two sizes are equal (or assert it at run time, where they have no value yet), and write ``name`` for ``value`` from now on, if it is a symbol and not in ``others``.
+
+    (The compiler takes one symbol for sizes that are equal in the call it compiles for, so a local size may have that of another dim.)
+    """
     if isinstance(value, torch.SymInt) and isinstance(name, torch.SymInt):
         expr, symbol = value.node.expr, name.node.expr
         if value.node.has_hint() and name.node.has_hint():
@@ -184,7 +190,8 @@ def equate(name: Any, value: Any) -> None:
                 return
         else:
             torch._check(name == value)
-        if symbol.is_Symbol and not expr.is_Symbol:
+        taken = {s for other in others if isinstance(other, torch.SymInt) for s in other.node.expr.free_symbols}
+        if symbol.is_Symbol and not expr.is_Symbol and symbol not in taken:
             _named.setdefault(name.node.shape_env, {})[expr] = symbol
 
 
@@ -225,12 +232,12 @@ def known(value: Any) -> Any:
     return value
 
 
-def unknown(value: Any) -> Any:
-    """The inverse of :func:`known`."""
+def unknown(value: Any, *, local: bool = False) -> Any:
+    """The inverse of :func:`known`; of sizes of local tensors, ``local``, in the symbols that these have."""
     if isinstance(value, Size):
-        return _here().symint(value)
+        return _here().symint(value, local=local)
     if isinstance(value, (tuple, list)):
-        return tuple([unknown(item) for item in value])
+        return tuple([unknown(item, local=local) for item in value])
     return value
 
 

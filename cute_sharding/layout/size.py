@@ -223,6 +223,9 @@ def decide(fact: Fact) -> bool:
         return answer
     oracle = _oracle.get()
     fact = lowest_terms(fact)
+    answer = prove(fact)
+    if answer is not None:
+        return answer
     if oracle is None:
         raise Undecided(str(_settling(fact)))
     useful = [c for c in candidates(fact) if oracle.holds(c)]
@@ -240,7 +243,8 @@ def decide(fact: Fact) -> bool:
     if is_involved(fact):
         _fix(oracle, fact)
         answer = prove(fact)
-        assert answer is not None  # it is about numbers now
+        if answer is None:
+            raise Undecided(str(fact))
         return answer
     answer = oracle.holds(fact)
     if answer is None:

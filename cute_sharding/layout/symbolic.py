@@ -119,7 +119,7 @@ def parse_expr(text: str, *, rational: bool = False) -> Any:
                         return sympy.Rational(a, b)
                     raise LayoutError(f"cannot read {text!r}: {a}/{b} is not an integer expression; use //")
                 return _BINARY[type(op)](a, b)
-            case ast.Call(func=ast.Name(id="floor" | "ceiling" | "Mod" as name), args=args, keywords=[]):
+            case ast.Call(func=ast.Name(id="floor" | "ceiling" | "Mod" | "Max" | "Min" as name), args=args, keywords=[]):
                 import sympy
 
                 values = [walk(arg) for arg in args]
@@ -237,7 +237,10 @@ def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr, meaning: 
         # s = 4 t is known and s = 6 u is new: t = 6 / gcd(4, 6) * v says both.
         coefficient, symbols = written.as_coeff_Mul()
         new, _ = value.as_coeff_Mul()
-        if isinstance(symbols, sympy.Symbol) and coefficient.is_Integer and new.is_Integer and len(value.free_symbols) == 1 and meaning is not None:
+        if isinstance(symbols, sympy.Symbol) and value.is_Integer and (value / coefficient).is_Integer:
+            # s = 4 t is known, and s = 8 is new.
+            written, value = symbols, value / coefficient
+        elif isinstance(symbols, sympy.Symbol) and coefficient.is_Integer and new.is_Integer and len(value.free_symbols) == 1 and meaning is not None:
             factor = new // sympy.gcd(coefficient, new)
             fresh = sympy.Dummy(f"{name.name}_over", integer=True, positive=True)
             written, value, meaning = symbols, fresh * factor, (fresh, symbols / factor)
@@ -299,8 +302,7 @@ def _floored(expr: Any, facts: _Facts) -> Any:
     if expr.func is sympy.floor:
         return _floor(*fraction(args[0]), facts)
     if expr.func is sympy.ceiling:
-        numerator, denominator = fraction(args[0])
-        return _floor(numerator + denominator - 1, denominator, facts)
+        return -_floor(*fraction(-args[0]), facts)
     return expr.func(*args)
 
 
@@ -330,6 +332,11 @@ def _floor(numerator: Any, denominator: Any, facts: _Facts) -> Any:
     import sympy
 
     numerator, denominator = fraction(numerator / denominator)
+    if denominator.is_number and denominator < 0 or not denominator.is_number and _is_positive(sympy.expand(-denominator)):
+        numerator, denominator = sympy.expand(-numerator), sympy.expand(-denominator)
+    elif not denominator.is_number and not _is_positive(sympy.expand(denominator)):
+        # Of unknown sign: what follows is about positive ones.
+        return sympy.floor(numerator / denominator)
     if numerator.is_polynomial() and all(c.is_negative for c in numerator.as_coefficients_dict().values()):
         return -_floor(denominator - numerator - 1, denominator, facts)
     if denominator == 1 or _divides(denominator, numerator, facts):
@@ -634,8 +641,7 @@ def _text(value: Int) -> str:
             return "({}//{})".format(*(self._print(e) if e.is_Atom else f"({self._print(e)})" for e in (numerator, denominator)))
 
         def _print_ceiling(self, expr: Any) -> str:
-            numerator, denominator = fraction(expr.args[0])
-            return str(self._print_floor(sympy.floor((numerator + denominator - 1) / denominator, evaluate=False)))
+            return f"-{self._print_floor(sympy.floor(-expr.args[0], evaluate=False))}"
 
     return str(Printer().doprint(value))
 
