@@ -173,6 +173,8 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
             current, target = compat.settled_spec(current), compat.settled_spec(target)
         wanted = settings is not None and (settings.redistribution or getattr(_in_view, "now", False))
         shape = tuple(current.shape)
+        if settings is not None and not wanted and compat.is_tracing() and compat.is_symbolic(shape):
+            wanted = bool(compat.split_factors(current) or compat.split_factors(target))  # torch counts the rows of such shards one by one, which it cannot
         if wanted and not compat.is_wrapper(local) and (not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))):
             return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit)
         return stock.local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)

@@ -251,8 +251,14 @@ def strided_shard(dim: int, split_factor: Any) -> Placement:
 
 
 def _number(size: Any) -> int:
-    """The value of a SymInt, with a guard that it has it. Of a symbol's exact part it is a guard on the symbol, of which torch then knows all."""
+    """The value of a SymInt, with a guard that it has it. Of a symbol's exact part, or of a product, it is a guard on the symbols, of which torch then knows all.
+
+    (A product alone would leave sizes half known, which turn out to be constants when the backward pass is traced: too late for what is to be made of its results.)
+    """
     expr = size.node.expr
+    if len(expr.free_symbols) > 1 and size.node.has_hint():
+        for symbol in sorted(expr.free_symbols, key=str):
+            int(size.node.shape_env.create_symintnode(symbol, hint=None))
     if type(expr).__name__ == "FloorDiv" and expr.args[0].is_Symbol and expr.args[1].is_Integer:
         from torch.utils._sympy.functions import Mod
 

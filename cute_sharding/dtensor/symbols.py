@@ -183,7 +183,10 @@ def equate(name: Any, value: Any, others: Sequence[Any] = ()) -> None:
 
     (The compiler takes one symbol for sizes that are equal in the call it compiles for, so a local size may have that of another dim.)
     """
-    if isinstance(value, torch.SymInt) and isinstance(name, torch.SymInt):
+    if isinstance(value, torch.SymInt) and not isinstance(name, torch.SymInt):
+        if value.node.has_hint():
+            bool(value == name)  # at once: a compiler's later stages take badly to sizes that turn out to be constants
+    elif isinstance(value, torch.SymInt):
         expr, symbol = value.node.expr, name.node.expr
         if value.node.has_hint() and name.node.has_hint():
             if not bool(name == value):

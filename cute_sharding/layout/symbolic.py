@@ -204,6 +204,13 @@ def _with(facts: _Facts, fact: Fact) -> _Facts:
             substituted = _substituted(facts, target, value) if isinstance(target, sympy.Symbol) else None
             if substituted is not None:
                 return substituted
+        difference = sympy.expand(_rewrite(a - b, facts))
+        if len(difference.free_symbols) == 1 and difference.is_polynomial() and sympy.degree(difference) == 1:
+            (name,) = difference.free_symbols
+            value = sympy.solve(difference, name)
+            substituted = _substituted(facts, name, value[0]) if value and value[0].is_Integer and value[0] > 0 else None
+            if substituted is not None:
+                return substituted
         return replace(facts, zero=(*facts.zero, a - b))
     if fact.holds and isinstance(b, sympy.Symbol) and a.is_Integer:
         return _at_least(facts, b, int(a))

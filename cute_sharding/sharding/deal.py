@@ -16,7 +16,7 @@ Two shardings, of whatever dims of whatever shapes, give every device the same p
   length, can full and rest. A rest of one row goes to device 0 whole and runs on into the next piece: a run no whole piece has.
 - With M = 1 or pieces of one row, device 0 has everything and the deal is ``None``: all such shardings agree.
 
-Where sizes are not known, a piece that may or may not have one row is taken for one that has more: equal numbers say equal positions all the same.
+Where nobody knows whether a piece has one row, it is taken for one that has more: equal numbers say equal positions all the same.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
-from cute_sharding.layout.size import Size, expression, is_same
+from cute_sharding.layout.size import Size, expression, is_at_most, is_same
 
 
 class DimSpec:
@@ -223,7 +223,7 @@ def tile(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
 
 def squeeze(shape: Sequence[int], dim: int | Sequence[int] | None = None) -> DimMap:
     chosen = range(len(shape)) if dim is None else normalize_dims(dim, len(shape))
-    return tuple([InputDim(i) for i, n in enumerate(shape) if not _is_one(n) or i not in chosen])
+    return tuple([InputDim(i) for i, n in enumerate(shape) if i not in chosen or (n != 1 if type(n) is int else not is_at_most(n, 1))])
 
 
 def unsqueeze(shape: Sequence[int], dim: int) -> DimMap:
@@ -322,13 +322,25 @@ def _regrouped(shape: Sequence[int], target: Sequence[int]) -> DimMap:
     dims = [d for d, n in enumerate(shape) if not _is_one(n)]
     parts = [n for n in target if not _is_one(n)]
     reached = ends([shape[d] for d in dims])
-    made: list[DimSpec] = []
+    runs: list[tuple[int, list[DimSpec]]] = []  # the input dim after the run, and its output dims
     i, j = 0, 0
-    for elements, end in ends(parts).items():
-        if elements in reached:
-            made += split_into(flatten_of(tuple([InputDim(d) for d in dims[i : reached[elements]]])), parts[j:end])
-            i, j = reached[elements], end
-    if parts[j:]:
-        made += split_into(flatten_of(tuple([InputDim(d) for d in dims[i:]])), parts[j:])
-    rest = iter(made)
-    return tuple([_SINGLETON if _is_one(n) else next(rest) for n in target])
+    for elements, end in [*ends(parts).items(), (None, len(parts))]:
+        to = len(dims) if elements is None else reached.get(elements)
+        if to is not None and j < end:
+            runs.append((dims[to - 1] + 1 if to else 0, split_into(flatten_of(tuple([InputDim(d) for d in dims[i:to]])), parts[j:end])))
+            i, j = to, end
+    result: list[DimSpec] = []
+    at, left = 0, iter(runs)
+    made: list[DimSpec] = []
+    for n in target:
+        if not _is_one(n):
+            if not made:
+                after, made = next(left)
+                at = max(at, after)
+            result.append(made.pop(0))
+        elif not made and at < len(shape) and _is_one(shape[at]):
+            result.append(InputDim(at))
+            at += 1
+        else:
+            result.append(_SINGLETON)
+    return tuple(result)
