@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 import cute_sharding
@@ -64,7 +64,7 @@ PATTERNS = {
 
 def make(shape: tuple[int, ...], pattern: Pattern) -> DTensor:
     """This rank's part of a tensor whose elements all differ."""
-    mesh = init_device_mesh("cpu", pattern.mesh)
+    mesh = DeviceMesh("cpu", torch.arange(DEVICES).reshape(pattern.mesh))
     return distribute_tensor(torch.arange(float(torch.Size(shape).numel())).reshape(shape), mesh, pattern.placements, src_data_rank=None)
 
 
@@ -91,7 +91,7 @@ class _Guards(logging.Handler):
             self.found[fact] = None
 
 
-def measure(pattern: Pattern, backend: str = "aot_eager") -> Measured:
+def measure(pattern: Pattern, backend: str = "aot_eager", *, gradients: bool = False) -> Measured:
     """Graphs that one compiled function needs for all shapes, under the rules in force; it is checked against running eagerly."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -109,16 +109,20 @@ def measure(pattern: Pattern, backend: str = "aot_eager") -> Measured:
     log.addHandler(guards)
     try:
         for shape in pattern.shapes:
-            expected = program(make(shape, pattern))
+            given, again = make(shape, pattern).requires_grad_(gradients), make(shape, pattern).requires_grad_(gradients)
+            expected = program(given)
             guards.shape = shape
             log.setLevel(logging.DEBUG)
             try:
-                actual = compiled(make(shape, pattern))
+                actual = compiled(again)
             except Exception as error:
                 kind = re.sub(r"^.*got RuntimeError\(\W*", "", str(error), flags=re.S)
                 return Measured(counter.frame_count, tuple(guards.found), f"{type(error).__name__}: {kind.strip().splitlines()[0][:90]}")
             finally:
                 log.setLevel(level)
+            if gradients:
+                (expected,) = torch.autograd.grad(expected, given, torch.ones_like(expected))
+                (actual,) = torch.autograd.grad(actual, again, torch.ones_like(actual))
             if actual.placements != expected.placements or actual.shape != expected.shape or not torch.equal(actual.to_local(), expected.to_local()):
                 return Measured(counter.frame_count, tuple(guards.found), f"other than eager: {actual.placements} for {expected.placements}")
     finally:

@@ -57,6 +57,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "assert_at_run_time",
     "backend_name",
     "check_no_mixed_partials",
     "check_shard_order",
@@ -107,6 +108,7 @@ __all__ = [
 
 StridedShard = _StridedShard
 MaskPartial = _MaskPartial
+assert_at_run_time = torch._check
 
 # torch's own rules: an oracle in the tests, and what a strict view falls back to is asked of it.
 stock_propagate = _view_ops.propagate_shape_and_sharding

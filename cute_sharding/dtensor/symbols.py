@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from cute_sharding.dtensor.compat import assert_at_run_time
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.size import Size, asking, expression, size
 from cute_sharding.layout.symbolic import Fact, Int, forgetting_afterwards, fraction, learn, remainder, symbol
@@ -192,7 +193,7 @@ def equate(name: Any, value: Any, others: Sequence[Any] = ()) -> None:
             if not bool(name == value):
                 return
         else:
-            torch._check(name == value)
+            assert_at_run_time(name == value)
         taken = {s for other in others if isinstance(other, torch.SymInt) for s in other.node.expr.free_symbols}
         if symbol.is_Symbol and not expr.is_Symbol and symbol not in taken:
             _named.setdefault(name.node.shape_env, {})[expr] = symbol

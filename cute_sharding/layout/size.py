@@ -20,7 +20,20 @@ from itertools import combinations
 from typing import Any, Protocol
 
 from cute_sharding.layout.errors import LayoutError, Undecided
-from cute_sharding.layout.symbolic import Fact, Int, as_int, candidates, divides, forgetting_afterwards, is_involved, learn, lowest_terms, prove, remainder, simplified
+from cute_sharding.layout.symbolic import (
+    Fact,
+    Int,
+    as_int,
+    candidates,
+    divides,
+    forgetting_afterwards,
+    is_involved,
+    learn,
+    lowest_terms,
+    prove,
+    remainder,
+    simplified,
+)
 
 
 class Oracle(Protocol):

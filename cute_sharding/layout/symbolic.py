@@ -339,7 +339,7 @@ def _floor(numerator: Any, denominator: Any, facts: _Facts) -> Any:
     import sympy
 
     numerator, denominator = fraction(numerator / denominator)
-    if denominator.is_number and denominator < 0 or not denominator.is_number and _is_positive(sympy.expand(-denominator)):
+    if (denominator.is_number and denominator < 0) or (not denominator.is_number and _is_positive(sympy.expand(-denominator))):
         numerator, denominator = sympy.expand(-numerator), sympy.expand(-denominator)
     elif not denominator.is_number and not _is_positive(sympy.expand(denominator)):
         # Of unknown sign: what follows is about positive ones.
