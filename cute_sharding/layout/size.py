@@ -222,9 +222,8 @@ def number(value: Int, choices: Iterable[int]) -> int:
     oracle = _oracle.get()
     facts = [Fact("equal", value.expr, choice) for choice in choices]
     for fact in facts:
-        if prove(fact) or (oracle is not None and oracle.holds(fact)):
-            if decide(fact):
-                return int(fact.right)
+        if (prove(fact) or (oracle is not None and oracle.holds(fact))) and decide(fact):
+            return int(fact.right)
     raise Undecided(" or ".join(map(str, facts)))
 
 
