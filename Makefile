@@ -21,6 +21,7 @@ tests: $(VENV)/.installed-test
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_rules.py
+	$(BIN)/python -m benchmarks.compiled --write
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.views

@@ -11,7 +11,9 @@ from itertools import islice, product
 from math import isfinite, prod
 from typing import Any
 
-from cute_sharding.layout import Layout, LayoutError
+from cute_sharding.layout import Fact, Layout, LayoutError, asking, assuming, symbol
+from cute_sharding.layout.size import size
+from cute_sharding.layout.symbolic import parse_expr
 from cute_sharding.redistribution import Link, Network, free_targets
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
 from cute_sharding.views import BY_OP, View, carry
@@ -131,6 +133,11 @@ def _modes(layout: Layout, sharding: Sharding, names: Sequence[str]) -> list[dic
 def _show(result: dict[str, Any]) -> str:
     mesh = ", ".join(f"{name}={n}" for name, n in result["mesh"].items())
     lines = [f"{result['op']} on mesh ({mesh})", ""]
+    if "for_all" in result:
+        for_all = result["for_all"]
+        outcome = "not free" if for_all["output"] is None else f"[{', '.join(for_all['output'])}]"
+        lines += [f"for all sizes: ({', '.join(for_all['shape'])}) -> ({', '.join(for_all['target_shape'])}): {outcome}"]
+        lines += [f"  assumed: {', '.join(for_all['assumed']) or 'nothing'} (and that sizes are 2 or more)", "", "for the sizes at hand:", ""]
     lines += _show_side("before", result["input"])
     lines += ["", f"the view, output index -> input index: {result['view']['layout']}", ""]
     if result["free"]:
@@ -286,13 +293,65 @@ def _seconds(seconds: float) -> str:
 # -- the command line --------------------------------------------------------------------------------------------------------------
 
 
+class _Numbers:
+    """Sizes by name, with the numbers that they have in the case at hand: what is asked of them, beyond their being 2 or more, is kept (an Oracle)."""
+
+    def __init__(self, text: str) -> None:
+        self.numbers = {symbol(name): int(number) for name, number in re.findall(r"([A-Za-z_]\w*)\s*=\s*(\d+)", text)}
+        self.asked: list[str] = []
+
+    def number(self, expr: Any) -> int:
+        return expr if isinstance(expr, int) else int(expr.subs(self.numbers))
+
+    def holds(self, fact: Fact) -> bool:
+        left, right = self.number(fact.left), self.number(fact.right)
+        answer = {"divides": lambda: left % right == 0, "equal": lambda: left == right, "at most": lambda: left <= right}[fact.relation]()
+        return answer is fact.holds
+
+    def assume(self, fact: Fact) -> None:
+        self.asked.append(str(fact))
+
+
+def _explain_for_all(arguments: argparse.Namespace, placements: tuple[Shard | Replicate | Partial, ...]) -> dict[str, Any]:
+    """The propagation where sizes have names (``b=2,s=8,16``): the output's placements for all sizes that satisfy what is assumed."""
+    sizes = _Numbers(arguments.shape)
+    if arguments.view is None:
+        raise UsageError("sizes with names go with --view, such as --shape b=2,s=8,16 --view b*s,16")
+
+    def read(text: str) -> tuple[Any, ...]:
+        exprs = tuple([parse_expr(part) for part in text.split(",") if part.strip()])
+        unknown = {str(name) for expr in exprs if not isinstance(expr, int) for name in expr.free_symbols - sizes.numbers.keys()}
+        if unknown:
+            raise UsageError(f"{', '.join(sorted(unknown))}: give each size that has a name a number in --shape, such as b=2")
+        return exprs
+
+    named = read(re.sub(r"=\s*\d+", "", arguments.shape)), read(arguments.view)
+    _, mesh = _mesh(arguments.mesh)
+    with asking(sizes), assuming(*(f"{name} >= 2" for name, number in sizes.numbers.items() if number >= 2)):
+        shape, target = (tuple([size(n) for n in exprs]) for exprs in named)
+        view = BY_OP["Tensor.view"].view(shape, target)
+        cuts = tuple([(p.dim, p.split_factor) if isinstance(p, Shard) else None for p in placements])
+        carried = carry(view, cuts, mesh)
+    for name, exprs in zip(("shape", "view"), named):
+        setattr(arguments, name, ",".join(str(sizes.number(n)) for n in exprs))
+    output = None
+    if carried.blocked is None:
+        output = [
+            str(p) if cut is None and isinstance(p, Partial) else "R" if cut is None else f"S({cut[0]})" if isinstance(cut[1], int) and cut[1] == 1 else f"_S({cut[0]},{cut[1]})"
+            for p, cut in zip(placements, carried.cuts)
+        ]
+    return {"shape": [str(n) for n in named[0]], "target_shape": [str(n) for n in named[1]], "output": output, "assumed": sizes.asked}
+
+
 def _run_explain(arguments: argparse.Namespace) -> dict[str, Any]:
+    placements = parse_placements(arguments.placements)
+    for_all = _explain_for_all(arguments, placements) if "=" in arguments.shape else None
     shape = _sizes(arguments.shape, "--shape")
     names, mesh = _mesh(arguments.mesh)
-    placements = parse_placements(arguments.placements)
     Sharding(shape, mesh, placements)  # checks that they fit together
     what, view = _view(arguments, shape)
-    return explain(what, view, names, mesh, placements)
+    result = explain(what, view, names, mesh, placements)
+    return result if for_all is None else {**result, "for_all": for_all}
 
 
 def _run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -317,7 +376,7 @@ def _parser() -> _Parser:
     def command(name: str, text: str, run: Any, show: Any) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
         added.set_defaults(run=run, show=show)
-        added.add_argument("--shape", required=True, help="the tensor's global shape, such as 4,16,32")
+        added.add_argument("--shape", required=True, help="the tensor's global shape, such as 4,16,32; explain also takes b=4,s=16,32")
         added.add_argument("--mesh", required=True, help="the device mesh, such as dp=2,tp=4")
         added.add_argument("--json", action="store_true", help="print JSON instead of text")
         return added

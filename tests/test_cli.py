@@ -199,3 +199,14 @@ def test_bad_arguments_are_told_in_one_line(capsys, argv, message):
     code, out, err = run(capsys, *argv)
     assert code == 2 and out == ""
     assert err.count("\n") == 1 and message in err
+
+
+def test_explain_says_what_it_assumes_of_sizes_with_names(capsys):
+    assert main(["explain", "--shape", "b=8,s=6,16", "--mesh", "4", "--placements", "S(0)", "--view", "b*s,16"]) == 0
+    out = capsys.readouterr().out
+    assert "for all sizes: (b, s, 16) -> (b*s, 16): [S(0)]" in out
+    assert "assumed: b % 4 == 0" in out
+    assert main(["explain", "--shape", "b=2,s=9,16", "--mesh", "4", "--placements", "S(1)", "--view", "b*s,16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["for_all"] == {"shape": ["b", "s", "16"], "target_shape": ["b*s", "16"], "output": ["_S(0,b)"], "assumed": []}
+    assert main(["explain", "--shape", "b=8,16", "--mesh", "4", "--placements", "S(0)", "--view", "b*t"]) == 2
+    assert "t: give each size" in capsys.readouterr().err

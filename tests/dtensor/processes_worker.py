@@ -145,6 +145,35 @@ def compiled():
                 assert torch.equal(gradient.full_tensor(), number((n, n)) * 8), (before, after, backend)
 
 
+def compiled_once():
+    """One dynamic graph for several shapes: elements move in blocks whose number is known and whose length is not. Equal to eager, and right; also where a shape does not divide."""
+    R, flat, square = Replicate(), mesh_of_ranks([0, 1, 2, 3]), mesh_of_ranks([[0, 1], [2, 3]])
+    cases = [
+        (flat, [Shard(0)], [Shard(1)], lambda x: x),
+        (square, [Shard(0), Shard(1)], [Shard(1), Shard(0)], lambda x: x),
+        (square, [Shard(0), Shard(0)], [R, Shard(0)], lambda x: x),
+        (flat, [Shard(1)], [R], lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2])),
+        (flat, [Shard(1)], [Shard(0)], lambda x: x.sum(1)),
+    ]
+    with cute_sharding.enabled(redistribution=True):
+        for mesh, before, after, view in cases:
+            torch._dynamo.reset()
+
+            def program(x, after=after, view=view):
+                return view(x * 2).redistribute(placements=after).square()
+
+            run = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=True)
+            for shape in ((8, 12, 3), (16, 8, 5), (4, 24, 3), (9, 7, 3)):
+                tensor = distribute(number(shape), mesh, before)
+                for function in (program, run):
+                    result = function(tensor)
+                    assert_holds(result.detach(), view(number(shape) * 2).square(), (before, after, shape, function is run))
+                    (gradient,) = torch.autograd.grad(result.sum(), tensor)
+                    expected = number(shape).requires_grad_()
+                    (wanted,) = torch.autograd.grad(view(expected * 2).square().sum(), expected)
+                    assert torch.equal(gradient.full_tensor(), wanted), (before, after, shape, function is run)
+
+
 def several(*jobs):
     """Jobs one after the other: processes take longer to start than most jobs to run."""
     for job, *args in jobs:

@@ -46,7 +46,7 @@ def test_meshes_smaller_than_the_world(tmp_path):
 
 
 def test_compiled_programs(tmp_path):
-    run(4, tmp_path, ("compiled",))
+    run(4, tmp_path, ("compiled",), ("compiled_once",))
 
 
 def test_a_process_that_dies(tmp_path):
