@@ -273,6 +273,8 @@ def _number(size: Any) -> int:
 
 def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """The placements with numbers for split factors: where one is a SymInt, a guard says that it has the value that it has now."""
+    if not any(isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt) for p in placements):
+        return tuple(placements)  # itself: every read of DTensor.placements comes by here
     return tuple([_StridedShard(p.dim, split_factor=_number(p.split_factor)) if isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt) else p for p in placements])
 
 
