@@ -137,7 +137,7 @@ def _show(result: dict[str, Any]) -> str:
         for_all = result["for_all"]
         outcome = "not free" if for_all["output"] is None else f"[{', '.join(for_all['output'])}]"
         lines += [f"for all sizes: ({', '.join(for_all['shape'])}) -> ({', '.join(for_all['target_shape'])}): {outcome}"]
-        lines += [f"  assumed: {', '.join(for_all['assumed']) or 'nothing'} (and that sizes are 2 or more)", "", "for the sizes at hand:", ""]
+        lines += [f"  assumed: {', '.join(for_all['assumed']) or 'nothing'} (and that sizes that are 2 or more now are so)", "", "for the sizes at hand:", ""]
     lines += _show_side("before", result["input"])
     lines += ["", f"the view, output index -> input index: {result['view']['layout']}", ""]
     if result["free"]:
@@ -315,6 +315,8 @@ class _Numbers:
 def _explain_for_all(arguments: argparse.Namespace, placements: tuple[Shard | Replicate | Partial, ...]) -> dict[str, Any]:
     """The propagation where sizes have names (``b=2,s=8,16``): the output's placements for all sizes that satisfy what is assumed."""
     sizes = _Numbers(arguments.shape)
+    if 0 in sizes.numbers.values():
+        raise UsageError(f"--shape {arguments.shape!r}: a size with a name stands for sizes of 1 or more; write 0 without a name")
     if arguments.view is None:
         raise UsageError("sizes with names go with --view, such as --shape b=2,s=8,16 --view b*s,16")
 

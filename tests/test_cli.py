@@ -210,3 +210,5 @@ def test_explain_says_what_it_assumes_of_sizes_with_names(capsys):
     assert json.loads(capsys.readouterr().out)["for_all"] == {"shape": ["b", "s", "16"], "target_shape": ["b*s", "16"], "output": ["_S(0,b)"], "assumed": []}
     assert main(["explain", "--shape", "b=8,16", "--mesh", "4", "--placements", "S(0)", "--view", "b*t"]) == 2
     assert "t: give each size" in capsys.readouterr().err
+    assert main(["explain", "--shape", "b=0,16", "--mesh", "4", "--placements", "S(0)", "--view", "b*16"]) == 2
+    assert "write 0 without a name" in capsys.readouterr().err
