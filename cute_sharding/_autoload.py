@@ -1,62 +1,179 @@
-"""What `import torch` runs, in every program, once the package is installed: a look at two environment variables.
+"""What `import torch` runs, in every program, once the package is installed: a look at four environment variables.
 
-torch loads this module through the entry-point group ``torch.backends``. It must cost nothing when the flags are unset, so it imports nothing but
-``os``, and when one is set it must not import DTensor while torch itself is still being imported: it waits for the program to.
+torch loads this module through the entry-point group ``torch.backends``, at the end of its own import. Three rules hold here:
+
+- It costs nothing where no flag is set, so it imports nothing but ``os``.
+- It waits for the program to import DTensor, and then until no module of torch is half imported: ``import torch._dynamo`` imports DTensor on its way, and what we replace
+  must be whole.
+- It never stops a program. Whatever fails becomes one warning that says what, and torch's own rules stay in force, all of them.
 """
 
 import os
 
 FLAG = "USE_CUTE_VIEW_PROPAGATION"
 REDISTRIBUTION_FLAG = "USE_CUTE_REDISTRIBUTION"
+EVERYTHING_FLAG = "USE_CUTE_SHARDING"
+IMPLICIT_FLAG = "USE_CUTE_IMPLICIT_REDISTRIBUTION"
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+_TARGETS = ("cheapest", "replicate")
+
+# What became of the flags in this process, for `python -m cute_sharding status`.
+report = "no flag is set"
 
 
 def autoload() -> None:
-    """Switch view propagation, redistribution or both on if the environment says so."""
-    views, redistribution = _is_on(FLAG), _is_on(REDISTRIBUTION_FLAG)
-    if views or redistribution:
+    """Switch on what the environment says, once the program has imported DTensor."""
+    global report
+    try:
+        settings = from_environment(os.environ)
+        if settings is not None:
+            report = "waiting for torch.distributed.tensor to be imported"
+            _when_imported("torch.distributed.tensor", lambda: _enable(settings))
+    except Exception as error:
+        _give_up(error)
 
-        def enable() -> None:
-            import cute_sharding
 
-            cute_sharding.enable(views=views, redistribution=redistribution)
+def from_environment(environment):  # type: ignore[no-untyped-def]
+    """What the flags ask for, as keyword arguments of ``cute_sharding.enable``; None where they ask for nothing.
 
-        _when_imported("torch.distributed.tensor", enable)
+    ``USE_CUTE_SHARDING`` stands for the flags of views and of redistribution where these are not set themselves.
+
+    Raises:
+        ValueError: a flag has a value that it does not know.
+    """
+
+    def value_of(flag):  # type: ignore[no-untyped-def]
+        return environment.get(flag, "").strip().lower()
+
+    def is_on(flag, otherwise=False):  # type: ignore[no-untyped-def]
+        value = value_of(flag)
+        if value not in _ON + _OFF:
+            raise ValueError(f"{flag}={environment[flag]!r} is neither on nor off: set it to 1 or 0")
+        return value in _ON if value else otherwise
+
+    everything = is_on(EVERYTHING_FLAG)
+    views, redistribution = is_on(FLAG, everything), is_on(REDISTRIBUTION_FLAG, everything)
+    implicit = value_of(IMPLICIT_FLAG)
+    if implicit not in _TARGETS + _OFF:
+        raise ValueError(f"{IMPLICIT_FLAG}={environment[IMPLICIT_FLAG]!r} is none of {', '.join(_TARGETS)} and 0")
+    if implicit in _TARGETS and not views:
+        raise ValueError(f"{IMPLICIT_FLAG}={environment[IMPLICIT_FLAG]!r} says what views may do, and none are switched on: set {FLAG}=1 or {EVERYTHING_FLAG}=1 as well")
+    if not views and not redistribution:
+        return None
+    return {"views": views, "redistribution": redistribution, "implicit_redistribution": implicit if implicit in _TARGETS else False}
 
 
-def _is_on(flag: str) -> bool:
-    value = os.environ.get(flag, "").strip().lower()
-    if value not in _ON + _OFF:
-        raise ValueError(f"{flag}={os.environ[flag]!r} is neither on nor off: set it to 1 or 0")
-    return value in _ON
+def _enable(settings):  # type: ignore[no-untyped-def]
+    """Switch on; again once what another thread is importing is whole, if that is why it failed."""
+    global report
+    try:
+        import cute_sharding
+
+        cute_sharding.enable(**settings)
+        report = "switched on by the environment"
+    except Exception as error:
+        half = _half_imported()
+        if half:
+            _when_whole(half[0], lambda: _enable(settings))
+        else:
+            _give_up(error)
+
+
+def _give_up(error):  # type: ignore[no-untyped-def]
+    """One warning; as a line where warnings are errors."""
+    global report
+    import warnings
+
+    report = f"not switched on: {type(error).__name__}: {error}"
+    message = f"cute_sharding is {report}. The program goes on with torch's own rules; `python -m cute_sharding status` tells more."
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:
+        import sys
+
+        print(message, file=sys.stderr)
+
+
+# -- the import system --------------------------------------------------------------------------------------------------------
 
 
 def _when_imported(name, action):  # type: ignore[no-untyped-def]
-    """Run ``action`` as soon as module ``name`` has been imported; now, if it has."""
-    import importlib.util
+    """Run ``action`` once module ``name`` has been imported, and whatever of torch and of us imports it on its way: now, if so it is."""
     import sys
 
     if name in sys.modules:
-        action()
+        _when_nothing_is_half_imported(action)
         return
 
     class Finder:
-        """Finds ``name`` as the other finders do, with a loader that runs ``action`` at the end."""
+        """Finds ``name`` as the other finders do, with a loader that looks further at the end. (A program may also just ask for the spec, and import later or never.)"""
 
         @staticmethod
         def find_spec(fullname, path=None, target=None):  # type: ignore[no-untyped-def]
             if fullname != name:
                 return None
-            sys.meta_path.remove(Finder)
-            spec = importlib.util.find_spec(fullname)
-            if spec is not None and spec.loader is not None:
-                execute = spec.loader.exec_module
+            others = [finder for finder in sys.meta_path if finder is not Finder and hasattr(finder, "find_spec")]
+            spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target)) is not None), None)
+            if spec is None or spec.loader is None:
+                return spec
+            loader, execute = spec.loader, spec.loader.exec_module
 
-                def exec_module(module):  # type: ignore[no-untyped-def]
-                    execute(module)
-                    action()
+            def exec_module(module):  # type: ignore[no-untyped-def]
+                loader.exec_module = execute
+                execute(module)
+                if Finder in sys.meta_path:
+                    sys.meta_path.remove(Finder)
+                    _when_nothing_is_half_imported(action)
 
-                spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            loader.exec_module = exec_module
             return spec
 
     sys.meta_path.insert(0, Finder)
+
+
+def _when_nothing_is_half_imported(action):  # type: ignore[no-untyped-def]
+    """Run ``action`` once this thread is not in the middle of importing a module of torch or of this package: now, if it is not."""
+    importing = _importing()
+    if importing:
+        _when_whole(importing[0], lambda: _when_nothing_is_half_imported(action))
+    else:
+        action()
+
+
+def _importing():  # type: ignore[no-untyped-def]
+    """The specs of our and torch's modules that this thread is in the middle of importing, innermost first. (Other threads' are no hindrance: an import waits for them.)"""
+    import sys
+
+    specs, frame = [], sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_load_unlocked" and frame.f_globals.get("__name__") in ("importlib._bootstrap", "_frozen_importlib"):
+            spec = frame.f_locals.get("spec")
+            if _is_half_imported(spec):
+                specs.append(spec)
+        frame = frame.f_back
+    return specs
+
+
+def _half_imported():  # type: ignore[no-untyped-def]
+    """The specs of our and torch's modules that some thread is in the middle of importing."""
+    import sys
+
+    return [spec for module in list(sys.modules.values()) if _is_half_imported(spec := getattr(module, "__spec__", None))]
+
+
+def _is_half_imported(spec):  # type: ignore[no-untyped-def]
+    return getattr(spec, "_initializing", False) is True and spec.name.partition(".")[0] in ("torch", "cute_sharding")
+
+
+def _when_whole(spec, action):  # type: ignore[no-untyped-def]
+    """Run ``action`` when the module of ``spec``, which is being imported, has been: the import system then says so in ``spec._initializing``, whether it succeeded or not."""
+    kind = type(spec)
+
+    class Waiting(kind):  # type: ignore[misc, valid-type]
+        def __setattr__(self, name, value):  # type: ignore[no-untyped-def]
+            super().__setattr__(name, value)
+            if name == "_initializing" and not value:
+                self.__class__ = kind
+                action()
+
+    spec.__class__ = Waiting

@@ -223,9 +223,9 @@ def clear_propagation_caches() -> None:
 
 def forget_compiled_code() -> None:
     """Have torch.compile's programs compiled anew at their next call: what they hold of placements is no longer so."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        dynamo.reset_code_caches()
+    reset = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
+    if reset is not None:  # half imported, it has compiled nothing yet
+        reset()
 
 
 def is_symbolic(*values: Any) -> bool:
