@@ -137,7 +137,7 @@ def _tag_compiled_graphs(settings: Settings | None) -> None:
     if settings is None:
         compat.tag_compiled_graphs(None)
         return
-    rank = dist.get_rank() if dist.is_initialized() else None
+    rank = compat.this_rank() if dist.is_initialized() else None
     flags = (settings.views, settings.implicit_redistribution, settings.redistribution)
     compat.tag_compiled_graphs(f"{_fingerprint()}:{''.join(str(int(flag)) for flag in flags)}:{rank}")
 

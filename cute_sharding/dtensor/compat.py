@@ -99,6 +99,7 @@ __all__ = [
     "stock_transforms",
     "strided_shard",
     "tag_compiled_graphs",
+    "this_rank",
     "takes_local_sizes",
     "torch_rule",
     "unbound_spec",
@@ -616,6 +617,11 @@ def rank_lists(mesh: Any) -> list[list[int]]:
     """The ranks of the mesh, row-major; where it is a slice of a larger one, those of every such slice."""
     with no_modes():
         return mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
+
+
+def this_rank() -> int:
+    """This process's rank, as a number also where every rank runs in this process."""
+    return dist.group.WORLD.rank()  # type: ignore[union-attr]
 
 
 def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:

@@ -19,7 +19,7 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     """``function(rank, *local tensors)``: of this process's rank, or under LocalTensorMode of every rank."""
     mode = compat.local_tensor_mode()
     if mode is None:
-        return function(dist.get_rank(), *tensors)
+        return function(compat.this_rank(), *tensors)
     tensors = tuple(map(compat.waited, tensors))
     return mode.rank_map(lambda rank: function(rank, *(compat.local_of(t, rank) for t in tensors)))
 
@@ -28,14 +28,14 @@ def ints_on_each_rank(function: Callable[[int], Sequence[int]]) -> list[Any]:
     """A list of ints that may differ from rank to rank."""
     mode = compat.local_tensor_mode()
     if mode is None:
-        return list(function(dist.get_rank()))
+        return list(function(compat.this_rank()))
     lists = {rank: function(rank) for rank in mode.ranks}
     return [compat.local_int({rank: ints[i] for rank, ints in lists.items()}) for i in range(len(next(iter(lists.values()))))]
 
 
 def true_on_each_rank(function: Callable[[int], bool]) -> bool:
     mode = compat.local_tensor_mode()
-    return function(dist.get_rank()) if mode is None else all(map(function, mode.ranks))
+    return function(compat.this_rank()) if mode is None else all(map(function, mode.ranks))
 
 
 @lru_cache(maxsize=1 << 10)
@@ -73,7 +73,7 @@ def group_of(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> Any:
 
 def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
     """What a made group is known by: its ranks, and the kind of device and backend that it serves."""
-    rank = dist.get_rank()
+    rank = compat.this_rank()
     return tuple(sorted(_slice(places(mesh, rank), dims, rank))), mesh.device_type, compat.backend_name(mesh.get_group(dims[0]), mesh.device_type)
 
 

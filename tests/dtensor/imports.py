@@ -1,4 +1,4 @@
-"""One-line programs that never heard of this package, by name: how a program may first import torch, and what it may first use."""
+"""Programs that never heard of this package: how a program may first import torch, and what it may first use."""
 
 IMPORTS = [
     "torch",
@@ -18,7 +18,6 @@ IMPORTS = [
     "torch.fx.experimental.symbolic_shapes",
     "torch.utils.checkpoint",
     "torch.utils.data",
-    "torch.utils.tensorboard.summary",
     "torch.profiler",
     "torch.distributed",
     "torch.distributed.fsdp",
@@ -178,9 +177,6 @@ if __name__ == '__main__':
     assert process.exitcode == 0
 """,
 }
-for name in IMPORTS:
-    PROGRAMS[f"import {name}"] = f"import {name}"
-
 # Interpreter options that a program may be run with.
 OPTIONS = {
     "importtime": (["-X", "importtime"], "import torch._dynamo"),

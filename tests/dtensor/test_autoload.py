@@ -1,7 +1,6 @@
 """The environment flag: programs that never name this package. Each runs in an interpreter of its own, with the entry point that pyproject.toml declares."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,28 +9,15 @@ import pytest
 
 from cute_sharding import _autoload
 
-REPOSITORY = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A folder that makes the package look installed: the metadata alone, with the entry points of pyproject.toml."""
-    text = (REPOSITORY / "pyproject.toml").read_text()
-    section = re.search(r'\[project\.entry-points\."torch\.backends"\]\n(.*?)\n\n', text, re.S)[1]
-    folder = tmp_path_factory.mktemp("site")
-    metadata = folder / "cute_sharding-0.1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: cute-sharding\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text("[torch.backends]\n" + section.replace('"', "") + "\n")
-    return folder
+FLAGS = (_autoload.FLAG, _autoload.REDISTRIBUTION_FLAG, _autoload.EVERYTHING_FLAG, _autoload.IMPLICIT_FLAG)
 
 
 @pytest.fixture
-def program(installed):
-    def run(code, flag=None, timeout=120, redistribution=None):
-        ours = ("USE_CUTE_VIEW_PROPAGATION", "USE_CUTE_REDISTRIBUTION", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+def program(site):
+    def run(code, flag=None, timeout=300, redistribution=None, **flags):
+        ours = (*FLAGS, "TORCH_DEVICE_BACKEND_AUTOLOAD")
         environment = {name: value for name, value in os.environ.items() if name not in ours}
-        environment["PYTHONPATH"] = os.pathsep.join([str(installed), str(REPOSITORY), str(Path(__file__).parent)])
+        environment |= {"PYTHONPATH": os.pathsep.join([site, str(Path(__file__).parent)]), **flags}
         if flag is not None:
             environment["USE_CUTE_VIEW_PROPAGATION"] = flag
         if redistribution is not None:

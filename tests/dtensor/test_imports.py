@@ -1,0 +1,85 @@
+"""Whatever a program imports first, and whatever it uses first, it runs with each flag as it does without. Each program in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from imports import IMPORTS, OPTIONS, PROGRAMS
+
+FLAGS = ("USE_CUTE_VIEW_PROPAGATION", "USE_CUTE_REDISTRIBUTION", "USE_CUTE_SHARDING", "USE_CUTE_IMPLICIT_REDISTRIBUTION")
+PATIENCE = 300  # seconds, on a machine that has other work
+
+# Where the program has imported DTensor, however, the flag has done its work.
+CHECK = """
+import sys
+if __name__ == '__main__' and 'torch.distributed.tensor' in sys.modules:
+    import cute_sharding
+    assert cute_sharding.is_enabled(), 'not switched on'
+"""
+
+# Every import of torch begins with `import torch` itself: so once that is done, a fork is as good as a new process, and seconds faster.
+FORKS = """
+import importlib, json, os, sys, torch, traceback
+failed, running = {}, {}
+
+def wait():
+    child, status = os.wait()
+    name = running.pop(child)
+    if os.waitstatus_to_exitcode(status):
+        failed[name] = os.waitstatus_to_exitcode(status)
+
+for name in json.loads(sys.argv[1]):
+    if len(running) == 2:
+        wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            importlib.import_module(name)
+            exec(sys.argv[2])
+            os._exit(0)
+        except BaseException:
+            print(name, traceback.format_exc(), file=sys.stderr, flush=True)
+            os._exit(1)
+    running[child] = name
+while running:
+    wait()
+assert not failed, failed
+"""
+
+
+def environment(site, **flags):
+    result = {name: value for name, value in os.environ.items() if name not in (*FLAGS, "TORCH_DEVICE_BACKEND_AUTOLOAD")}
+    return {**result, "PYTHONPATH": site, **flags}
+
+
+def run(arguments, site, stdin=None, **flags):
+    result = subprocess.run([sys.executable, *arguments], env=environment(site, **flags), capture_output=True, text=True, timeout=PATIENCE, input=stdin)
+    assert result.returncode == 0, result.stderr[-6000:]
+    assert "cute_sharding is" not in result.stderr, result.stderr[-6000:]
+    return result
+
+
+@pytest.mark.parametrize("flag", FLAGS[:2])
+def test_first_imports(flag, site):
+    run(["-c", FORKS, json.dumps(IMPORTS), CHECK], site, **{flag: "1"})
+
+
+@pytest.mark.parametrize("flag", FLAGS[:2])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_first_uses(name, flag, site, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAMS[name] + CHECK)
+    run([str(program)], site, **{flag: "1"})
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_the_interpreter(name, site):
+    options, code = OPTIONS[name]
+    run([*options, "-c", code + CHECK], site, USE_CUTE_SHARDING="1")
+
+
+def test_an_interactive_session(site):
+    lines = ["import torch", "import torch._dynamo", "import cute_sharding", "print('on', cute_sharding.is_enabled(), flush=True)", ""]
+    assert "on True" in run(["-i", "-q"], site, "\n".join(lines), USE_CUTE_SHARDING="1").stdout
