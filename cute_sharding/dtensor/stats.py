@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter, defaultdict
+
+from cute_sharding.dtensor.locks import fork_safe_lock
 
 logger = logging.getLogger("cute_sharding")
 
@@ -14,7 +15,7 @@ logger = logging.getLogger("cute_sharding")
 OUTCOMES = ("algebra", "tracing", "redistribution", "refused", "stock")
 
 _counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def count(op: str, outcome: str) -> None:
