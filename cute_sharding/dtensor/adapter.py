@@ -21,7 +21,7 @@ from cute_sharding.dtensor.propagate import Decision, decide, refusals_counted
 from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.settings import Settings
-from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.stats import count, count_left_to_torch, logger
 from cute_sharding.dtensor.stock import is_torchs, moves_rightly
 from cute_sharding.dtensor.strided import as_view
 from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, symbols_of, unknown
@@ -183,6 +183,8 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
                 wanted = bool(compat.split_factors(current) or compat.split_factors(target))  # torch counts the rows of such shards one by one, which it cannot
         if wanted and not compat.is_wrapper(local) and (not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))):
             return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit)
+        if settings is not None and settings.redistribution:
+            count_left_to_torch()
         return stock.local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
     return redistribute
