@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor import compat
+from cute_sharding.dtensor import compat, versions
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.propagate import Decision, decide
 from cute_sharding.dtensor.reading import agree
@@ -54,6 +54,8 @@ def enable(*, implicit_redistribution: bool = False, redistribution: bool = Fals
             once. Without it only the inputs of view ops are redistributed so, and all else by torch.
         views: False leaves the view ops to torch, for ``redistribution`` alone.
 
+    A torch newer than those that were checked gives one RuntimeWarning in a process; one that is older raises a RuntimeError.
+
     Calling it again changes the setting. If it fails, everything is as it was. One thing a thread cannot take from another: after a change from
     ``implicit_redistribution=True`` to False, other threads may go on redistributing (rightly) for calls they have cached, where they would now be refused.
     """
@@ -87,6 +89,8 @@ def is_enabled() -> bool:
 
 def _switch(settings: Settings | None) -> None:
     global _settings
+    if settings is not None:
+        versions.check()
     if settings == _settings:
         return
     before, _settings = _settings, settings

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -99,8 +100,8 @@ __all__ = [
     "stock_transforms",
     "strided_shard",
     "tag_compiled_graphs",
-    "this_rank",
     "takes_local_sizes",
+    "this_rank",
     "torch_rule",
     "unbound_spec",
     "waited",
@@ -135,7 +136,16 @@ class Registration:
 
     @property
     def strategy(self) -> Callable[[OpSchema], OpStrategy] | None:
-        return self.entries[1]
+        """torch's own strategy; None where it has none. Releases differ in which ops have one of a single mesh dim, which the propagator expands to the mesh."""
+        of_one_dim, of_the_mesh = self.entries[:2]
+        return of_the_mesh if of_one_dim is None else partial(_on_the_mesh, of_one_dim)
+
+
+def _on_the_mesh(of_one_dim: Any, schema: OpSchema) -> OpStrategy:
+    """What the propagator makes of a strategy of one mesh dim. The shape and stride of the one output it adds itself, afterwards."""
+    expanded = _sharding_prop._expand_single_dim_strategy_to_mesh(schema.get_mesh_from_args(validate=False), schema, of_one_dim, None)
+    strategy: Any = expanded(schema.op, schema.args_meta, schema.kwargs_meta)
+    return strategy
 
 
 def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
@@ -155,8 +165,8 @@ def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
 def stock_input_placements(stock: Registration, schema: OpSchema) -> tuple[Placement, ...]:
     """The placements that torch's own strategy wants of the op's one input. Raises what the strategy raises."""
     if stock.strategy is None:
-        raise NotImplementedError(f"{stock.op} has no strategy of that kind in this torch")
-    specs: Any = stock.strategy(schema).strategies[0].input_specs
+        raise NotImplementedError(f"{stock.op} has no strategy in this torch")
+    specs: Any = _sharding_prop._select_min_cost_strategy(stock.strategy(schema)).input_specs
     return tuple(specs[0].placements)
 
 
@@ -435,7 +445,12 @@ class Tracing:
             def expanded_strategy(op: Any, args: Any, kwargs: Any) -> Any:
                 specs = [arg.strategies[0].output_spec for arg in inputs]
                 prepared = _single_dim_strategy._PreparedSingleDimStrategy(info, schema, metas, num_inputs=len(specs))
-                return prepared.try_propagate(mesh, tuple([spec.placements for spec in specs]), specs) or expanded(op, args, kwargs)
+                found = prepared.try_propagate(mesh, tuple([spec.placements for spec in specs]), specs)
+                # From 2.14 on an op may also refuse placements of the whole mesh, each dim of which it would take: a mean those of uneven rows.
+                suits = getattr(prepared, "full_mesh_strategy_filter", None)
+                if found is None or (suits is not None and not suits(mesh, schema, found.strategies[0].input_specs, found.strategies[0].output_specs)):
+                    return expanded(op, args, kwargs)
+                return found
 
             return expanded_strategy
 
