@@ -142,8 +142,9 @@ class Registration:
 
 
 def _on_the_mesh(of_one_dim: Any, schema: OpSchema) -> OpStrategy:
-    """What the propagator makes of a strategy of one mesh dim. The shape and stride of the one output it adds itself, afterwards."""
-    expanded = _sharding_prop._expand_single_dim_strategy_to_mesh(schema.get_mesh_from_args(validate=False), schema, of_one_dim, None)
+    """What the propagator makes of a strategy of one mesh dim. The shape and stride of the one output it puts in itself, afterwards: the input's stand in for them."""
+    given: Any = schema.args_schema[0]
+    expanded = _sharding_prop._expand_single_dim_strategy_to_mesh(schema.get_mesh_from_args(validate=False), schema, of_one_dim, given.strategies[0].output_spec.tensor_meta)  # type: ignore[attr-defined]
     strategy: Any = expanded(schema.op, schema.args_meta, schema.kwargs_meta)
     return strategy
 
@@ -432,18 +433,20 @@ class Tracing:
         return local_shard_size_and_offset
 
     def _as_they_are(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """torch's expansion of a strategy for one mesh dim to the mesh; with symbolic sizes it first tries the placements that the inputs have, which is what it would choose."""
+        """torch's expansion of a strategy for one mesh dim to the mesh, which first tries the placements that the inputs have where weighing the others costs much: it would choose them."""
 
         def _expand_single_dim_strategy_to_mesh(mesh: Any, schema: OpSchema, info: Any, metas: Any) -> Any:
             expanded = stock(mesh, schema, info, metas)
             inputs = [arg for arg in schema.args_schema if isinstance(arg, OpStrategy)]
             others = [arg for arg in (*schema.args_schema, *schema.kwargs_schema.values()) if isinstance(arg, StrategyType) and arg not in inputs]
             name = schema.op.name().split("::")[1].split(".")[0]
-            if others or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs) or not any(is_symbolic(tuple(arg.shape)) for arg in inputs):
+            if others or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs):
+                return expanded
+            specs = [arg.strategies[0].output_spec for arg in inputs]
+            if not is_symbolic(*(tuple(spec.shape) for spec in specs)) and not _are_strided(specs):
                 return expanded
 
             def expanded_strategy(op: Any, args: Any, kwargs: Any) -> Any:
-                specs = [arg.strategies[0].output_spec for arg in inputs]
                 prepared = _single_dim_strategy._PreparedSingleDimStrategy(info, schema, metas, num_inputs=len(specs))
                 found = prepared.try_propagate(mesh, tuple([spec.placements for spec in specs]), specs)
                 # From 2.14 on an op may also refuse placements of the whole mesh, each dim of which it would take: a mean those of uneven rows.
@@ -500,6 +503,12 @@ class Tracing:
             return _number(value) if isinstance(value, torch.SymInt) and value.node.has_hint() else stock(value, reason=reason)
 
         return _guarded_hint_int
+
+
+def _are_strided(specs: Sequence[DTensorSpec]) -> bool:
+    """Whether some have _StridedShard placements, and no two of all are to be read in different ways."""
+    read = {spec.use_strided_shard_as_shard_order for spec in specs if split_factors(spec)}
+    return len(read) == 1 and all(split_factors(spec) or DTensorSpec.is_default_device_order(spec.shard_order) for spec in specs)
 
 
 def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:
