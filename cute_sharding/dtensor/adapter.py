@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor import compat, ledger
+from cute_sharding.dtensor import compat, ledger, versions
 from cute_sharding.dtensor.locks import fork_safe_lock
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.propagate import Decision, decide, refusals_counted
@@ -28,7 +28,6 @@ from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, sym
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import BY_OVERLOAD, Row, View, carry
-
 
 _lock = fork_safe_lock()
 _settings: Settings | None = None  # None: disabled
@@ -51,6 +50,8 @@ def enable(*, implicit_redistribution: bool | str = False, redistribution: bool 
 
     Raises:
         ValueError: ``implicit_redistribution`` is none of those.
+
+    A torch newer than those that were checked gives one RuntimeWarning in a process; one that is older raises a RuntimeError.
 
     Calling it again changes the setting. If it fails, everything is as it was. One thing a thread cannot take from another: after a change from
     ``implicit_redistribution=True`` to False, other threads may go on redistributing (rightly) for calls they have cached, where they would now be refused.
@@ -90,6 +91,8 @@ def settings() -> Settings | None:
 
 def _switch(settings: Settings | None) -> None:
     global _settings
+    if settings is not None:
+        versions.check()
     if settings == _settings:
         return
     before, _settings = _settings, settings
@@ -327,7 +330,7 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 if spec.use_strided_shard_as_shard_order:
                     decision = decision._replace(output=compat.settled(decision.output))
                 if not _says_what_it_means(view, spec, decision, sized=compat.takes_local_sizes(schema.op)):
-                    decision = _whole(view, spec, sizes, decision, name, may_redistribute=lambda: not strict or settings.implicit_redistribution or stock_runs(schema))
+                    decision = _whole(view, spec, sizes, decision, name, may_redistribute=lambda: not strict or bool(settings.implicit_redistribution) or stock_runs(schema))
             if decision.outcome != "redistribution" and any(cut_of(p) is not None for p in decision.output):
                 ledger.note(mesh, lambda placements=tuple(spec.placements): stock_moves(schema, placements))  # type: ignore[misc]
             count(name, decision.outcome)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -101,8 +102,8 @@ __all__ = [
     "stock_transforms",
     "strided_shard",
     "tag_compiled_graphs",
-    "this_rank",
     "takes_local_sizes",
+    "this_rank",
     "torch_rule",
     "unbound_spec",
     "waited",
@@ -137,7 +138,17 @@ class Registration:
 
     @property
     def strategy(self) -> Callable[[OpSchema], OpStrategy] | None:
-        return self.entries[1]
+        """torch's own strategy; None where it has none. Releases differ in which ops have one of a single mesh dim, which the propagator expands to the mesh."""
+        of_one_dim, of_the_mesh = self.entries[:2]
+        return of_the_mesh if of_one_dim is None else partial(_on_the_mesh, of_one_dim)
+
+
+def _on_the_mesh(of_one_dim: Any, schema: OpSchema) -> OpStrategy:
+    """What the propagator makes of a strategy of one mesh dim. The shape and stride of the one output it puts in itself, afterwards: the input's stand in for them."""
+    given: Any = schema.args_schema[0]
+    expanded = _sharding_prop._expand_single_dim_strategy_to_mesh(schema.get_mesh_from_args(validate=False), schema, of_one_dim, given.strategies[0].output_spec.tensor_meta)  # type: ignore[attr-defined]
+    strategy: Any = expanded(schema.op, schema.args_meta, schema.kwargs_meta)
+    return strategy
 
 
 def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
@@ -157,8 +168,8 @@ def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
 def stock_input_placements(stock: Registration, schema: OpSchema) -> tuple[Placement, ...]:
     """The placements that torch's own strategy wants of the op's one input. Raises what the strategy raises."""
     if stock.strategy is None:
-        raise NotImplementedError(f"{stock.op} has no strategy of that kind in this torch")
-    specs: Any = stock.strategy(schema).strategies[0].input_specs
+        raise NotImplementedError(f"{stock.op} has no strategy in this torch")
+    specs: Any = _sharding_prop._select_min_cost_strategy(stock.strategy(schema)).input_specs
     return tuple(specs[0].placements)
 
 
@@ -447,7 +458,7 @@ class Tracing:
         return local_shard_size_and_offset
 
     def _as_they_are(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """torch's expansion of a strategy for one mesh dim to the mesh; with symbolic sizes it first tries the placements that the inputs have, which is what it would choose."""
+        """torch's expansion of a strategy for one mesh dim to the mesh, which first tries the placements that the inputs have where weighing the others costs much: it would choose them."""
 
         def _expand_single_dim_strategy_to_mesh(mesh: Any, schema: OpSchema, info: Any, metas: Any) -> Any:
             expanded = stock(mesh, schema, info, metas)
@@ -456,13 +467,20 @@ class Tracing:
             others = [arg for arg in schema.args_schema if isinstance(arg, StrategyType) and not isinstance(arg, OpStrategy)]
             others += [arg for arg in schema.kwargs_schema.values() if isinstance(arg, StrategyType)]
             name = schema.op.name().split("::")[1].split(".")[0]
-            if others or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs) or not any(is_symbolic(tuple(arg.shape)) for arg in inputs):
+            if others or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs):
+                return expanded
+            specs = [arg.strategies[0].output_spec for arg in inputs]
+            if not is_symbolic(*(tuple(spec.shape) for spec in specs)) and not _are_strided(specs):
                 return expanded
 
             def expanded_strategy(op: Any, args: Any, kwargs: Any) -> Any:
-                specs = [arg.strategies[0].output_spec for arg in inputs]
                 prepared = _single_dim_strategy._PreparedSingleDimStrategy(info, schema, metas, num_inputs=len(specs))
-                return prepared.try_propagate(mesh, tuple([spec.placements for spec in specs]), specs) or expanded(op, args, kwargs)
+                found = prepared.try_propagate(mesh, tuple([spec.placements for spec in specs]), specs)
+                # From 2.14 on an op may also refuse placements of the whole mesh, each dim of which it would take: a mean those of uneven rows.
+                suits = getattr(prepared, "full_mesh_strategy_filter", None)
+                if found is None or (suits is not None and not suits(mesh, schema, found.strategies[0].input_specs, found.strategies[0].output_specs)):
+                    return expanded(op, args, kwargs)
+                return found
 
             return expanded_strategy
 
@@ -532,6 +550,12 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _handlers() -> dict[Any, Any]:
     """torch's own functions for ops that are no matter of propagation, by op."""
     return DTensor._op_dispatcher._custom_op_handlers
+
+
+def _are_strided(specs: Sequence[DTensorSpec]) -> bool:
+    """Whether some have _StridedShard placements, and no two of all are to be read in different ways."""
+    read = {spec.use_strided_shard_as_shard_order for spec in specs if split_factors(spec)}
+    return len(read) == 1 and all(split_factors(spec) or DTensorSpec.is_default_device_order(spec.shard_order) for spec in specs)
 
 
 def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,50 @@
+"""Which releases of torch the adapter was checked with. A module of its own: it must also run where compat.py, which takes private names of torch, cannot be imported."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import torch
+
+FIRST, LAST = (2, 13), (2, 15)
+CHECKED = f"torch {FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"
+
+_warned = False
+
+
+def release() -> tuple[int, int] | None:
+    """The running torch, as (2, 15); also of 2.15.0+cu132 and 2.15.0a0+git. None where its version does not say."""
+    found = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def refuse_older() -> None:
+    """
+    Raises:
+        RuntimeError: this torch is older than any that was checked, and has not what is needed.
+    """
+    running = release()
+    if running is not None and running < FIRST:
+        raise RuntimeError(f"cute_sharding works with {CHECKED}, and this is torch {torch.__version__}: install torch {FIRST[0]}.{FIRST[1]} or newer")
+
+
+def check() -> None:
+    """Refuse an older torch; once in a process, warn of one that is newer than those that were checked.
+
+    Raises:
+        RuntimeError: as :func:`refuse_older`.
+    """
+    global _warned
+    refuse_older()
+    running = release()
+    if (running is None or running > LAST) and not _warned:
+        _warned = True
+        warnings.warn(
+            f"cute_sharding was checked with {CHECKED}, and this is torch {torch.__version__}. It goes on; what it answers may differ, or fail, where torch's private functions have changed.",
+            RuntimeWarning,
+            stacklevel=4,  # who calls enable()
+        )
+
+
+refuse_older()
