@@ -89,6 +89,21 @@ def settings() -> Settings | None:
     return _settings
 
 
+def switch_to(settings: Settings | None) -> None:
+    """Switch on what these settings say, as :func:`settings` had them."""
+    with _lock:
+        _switch(settings)
+
+
+def replaced() -> list[str]:
+    """What of torch is replaced now, by name."""
+    with _lock:
+        if _tracing is None:
+            return []
+        redistribution = [f"{module.__name__}.redistribute_local_tensor" for module in compat.REDISTRIBUTION_USERS] + ["OpDispatcher.redistribute_local_args"]
+        return [*(f"the sharding rule of aten.{compat.name_of(stock.op)}" for stock in _stock), *redistribution, *_tracing.names()]
+
+
 def _switch(settings: Settings | None) -> None:
     global _settings
     if settings is not None:

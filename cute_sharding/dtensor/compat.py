@@ -37,13 +37,16 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _MaskPartial, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass, return_and_correct_aliasing
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass, return_and_correct_aliasing
 
 from cute_sharding.layout.layout import row_major
 from cute_sharding.views.dim_map import DimSpec
 
 __all__ = [
+    "REDISTRIBUTION_USERS",
+    "CollectiveCounter",
     "DTensorSpec",
+    "LocalTensor",
     "MaskPartial",
     "OpSchema",
     "OpSpec",
@@ -383,6 +386,11 @@ class Tracing:
             if stock is not None:  # not every torch has each of them
                 self._stock.append((owner, name, stock))
                 setattr(owner, name, staticmethod(wrap(stock.__func__)) if isinstance(stock, staticmethod) else wrap(stock))
+
+    def names(self) -> list[str]:
+        """What is replaced."""
+        attributes = [f"{getattr(owner, '__module__', '') + '.' if isinstance(owner, type) else ''}{owner.__name__}.{name}" for owner, name, _ in self._stock]
+        return attributes + [f"the handler of {op}" for op, handler in _handlers().items() if handler is _squeeze_in_place]
 
     @classmethod
     def read_numbers(cls) -> None:
@@ -842,7 +850,7 @@ class Redistribution:
 
 
 # The modules that have taken redistribute_local_tensor by name.
-_USERS = (_redistribute, _dispatch, _api)
+REDISTRIBUTION_USERS = (_redistribute, _dispatch, _api)
 
 
 def redistribution() -> Redistribution:
@@ -850,7 +858,7 @@ def redistribution() -> Redistribution:
 
 
 def install_redistribution(local_tensor: Callable[..., torch.Tensor], local_args: Callable[..., None]) -> None:
-    for module in _USERS:
+    for module in REDISTRIBUTION_USERS:
         module.redistribute_local_tensor = local_tensor  # type: ignore[attr-defined]
     _dispatch.OpDispatcher.redistribute_local_args = staticmethod(local_args)  # type: ignore[method-assign]
 
@@ -887,6 +895,19 @@ def reduce_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim
 def partition_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:
     """This rank's contribution to a pending reduction that is to give ``tensor``."""
     return placement._partition_value(tensor, mesh, mesh_dim)  # type: ignore[attr-defined]
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts the collectives that run inside the ``with`` block. (torch's CommDebugMode needs numpy, which comes with no torch.)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("_c10d_functional", "_dtensor") and func._opname not in ("wait_tensor", "_wrap_tensor_autograd"):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
