@@ -95,7 +95,7 @@ def switch_to(settings: Settings | None) -> None:
         _switch(settings)
 
 
-def replaced() -> list[str]:
+def parts_replaced() -> list[str]:
     """What of torch is replaced now, by name."""
     with _lock:
         if _tracing is None:

@@ -33,7 +33,7 @@ def status() -> dict[str, Any]:
         "flags": {flag: os.environ.get(flag) for flag in FLAGS},
         "why": _autoload.report,
         "on": None if settings is None else {"views": settings.views, "redistribution": settings.redistribution, "implicit_redistribution": settings.implicit_redistribution},
-        "replaced": adapter.replaced(),
+        "replaced": adapter.parts_replaced(),
         "checks": _checks(),
     }
 
