@@ -1,9 +1,16 @@
 # make demo: set up and run the main job.   make test: set up, lint, type-check and run the tests.
+# make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
 PYTHON ?= python3
-VENV := .venv
+PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH ?= $(PINNED)
+VENV := $(if $(filter $(PINNED),$(TORCH)),.venv,.venv-$(TORCH))
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+PYTEST_ARGUMENTS ?= -n 2
+# The vendor's layout algebra, an oracle of the tests, may ask for CUDA packages that a newer torch cannot have beside it: the tests that need it then say so.
+EXTRAS := $(if $(filter $(PINNED),$(TORCH)),test,checks)
 
-.PHONY: demo test lint types tests docs bench clean
+.PHONY: demo test lint types tests releases docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -17,7 +24,10 @@ types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 tests: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+
+releases:
+	$(PYTHON) docs/generate_releases.py
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_rules.py
@@ -28,17 +38,18 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.views --answers
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.redistribution
+	$(BIN)/python -m benchmarks.overhead
 
-# torch first and by itself: the constraint picks the release that the tests are pinned to.
+# torch first and by itself, of the release that is asked for.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) torch==$(TORCH)
+	$(PIP) torch==$(TORCH) -e .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(PIP) torch==$(TORCH) -e ".[$(EXTRAS)]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf .venv .venv-* build *.egg-info

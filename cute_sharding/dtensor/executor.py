@@ -185,6 +185,8 @@ def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor, target:
         target = local.new_empty((*part.target_shape, *received.shape[1:]))
     for copy in part.unpacks:
         _copy(copy, received, target)
+    if part.own:
+        local = _checked(part, local)
     for copy in part.own:
         _copy(copy, local, target)
     return target

@@ -8,7 +8,7 @@ import torch.multiprocessing as multiprocessing
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 120  # for the slowest of machines; a process that waits for ever is killed
+SECONDS = 400  # for the slowest of machines, with other work to do; a process that waits for ever is killed
 
 
 def run(world, folder, *jobs):
@@ -45,8 +45,14 @@ def test_meshes_smaller_than_the_world(tmp_path):
     run(5, tmp_path, *[(job, ranks, 20) for ranks in ([3, 1, 4], [[4, 1], [2, 0]]) for job in ("views", "redistributions")])
 
 
-def test_compiled_programs(tmp_path):
-    run(4, tmp_path, ("compiled",), ("compiled_once",))
+@pytest.mark.parametrize("case", range(processes_worker.COMPILED))
+def test_compiled_programs(case, tmp_path):
+    run(4, tmp_path, ("compiled", case))
+
+
+@pytest.mark.parametrize("case", range(processes_worker.COMPILED_ONCE))
+def test_programs_compiled_once_for_several_shapes(case, tmp_path):
+    run(4, tmp_path, ("compiled_once", case))
 
 
 def test_a_process_that_dies(tmp_path):
