@@ -1,0 +1,117 @@
+"""What the package costs where it changes nothing: warm ops and reads with it, against torch's own, in one run.
+
+    python -m benchmarks.overhead [--calls 10000] [--rounds 9]
+
+Each round times the same calls without the package, with view propagation and with everything on, in turn; the ratio is that of each round, and the median is printed. Nothing is
+communicated: one process poses as one rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import cute_sharding
+
+SETTINGS: dict[str, dict[str, Any] | None] = {"torch": None, "views": {}, "everything": {"redistribution": True}}
+
+
+def programs() -> dict[str, Callable[[], object]]:
+    mesh = init_device_mesh("cpu", (4,))
+    x = DTensor.from_local(torch.randn(8, 4, 16), mesh, [Shard(0)], run_check=False)
+    y = DTensor.from_local(torch.randn(8, 4, 16), mesh, [Shard(0)], run_check=False)
+    column = DTensor.from_local(torch.randn(8, 1, 16), mesh, [Shard(2)], run_check=False)
+    return {
+        "view": lambda: x.view(32, 64),
+        "transpose": lambda: x.transpose(1, 2),
+        "unsqueeze": lambda: x.unsqueeze(0),
+        "pointwise": lambda: x + y,
+        "pointwise, in place": lambda: x.add_(y),
+        "matmul": lambda: x @ x.transpose(1, 2),
+        "squeeze": lambda: column.squeeze(1),
+        "redistribute to the same": lambda: x.redistribute(placements=[Shard(0)]),
+        "placements": lambda: x.placements,
+    }
+
+
+def timed(program: Callable[[], object], calls: int) -> float:
+    for _ in range(10):
+        program()
+    start = time.perf_counter()
+    for _ in range(calls):
+        program()
+    return time.perf_counter() - start
+
+
+def measure(calls: int, rounds: int) -> dict[str, dict[str, float]]:
+    """For each program the median ratio to torch's time, by setting."""
+    found = programs()
+    ratios: dict[str, dict[str, list[float]]] = {name: {setting: [] for setting in SETTINGS} for name in found}
+    gc.disable()
+    for _ in range(rounds):
+        for name, program in found.items():
+            seconds = {}
+            for setting, arguments in SETTINGS.items():
+                cute_sharding.disable()
+                if arguments is not None:
+                    cute_sharding.enable(**arguments)
+                seconds[setting] = timed(program, calls)
+            for setting in SETTINGS:
+                ratios[name][setting].append(seconds[setting] / seconds["torch"])
+        gc.collect()
+    cute_sharding.disable()
+    return {name: {setting: statistics.median(values) for setting, values in row.items()} for name, row in ratios.items()}
+
+
+AUTOLOAD = """
+import time
+from importlib.metadata import entry_points
+[point] = entry_points(group="torch.backends", name="cute_sharding")
+start = time.perf_counter()
+point.load()()
+print(1000 * (time.perf_counter() - start))
+"""
+
+
+def autoload(repeat: int) -> dict[str, float]:
+    """Milliseconds that `import torch` takes longer in a program that does not use DTensor, without a flag and with: the entry point's load and call, the best of some."""
+    result = {}
+    for value in ("0", "1"):
+        environment = {**os.environ, "USE_CUTE_SHARDING": value}
+        runs = [subprocess.run([sys.executable, "-c", AUTOLOAD], env=environment, capture_output=True, text=True, check=True, timeout=60) for _ in range(repeat)]
+        result[value] = min(float(run.stdout) for run in runs)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    print(f"torch {torch.__version__}: time of {arguments.calls} warm calls, as a multiple of torch's own (median of {arguments.rounds} rounds)")
+    print(f"{'':28}{'views':>12}{'everything':>12}")
+    for name, row in measure(arguments.calls, arguments.rounds).items():
+        print(f"{name:28}{row['views']:12.3f}{row['everything']:12.3f}")
+    times = autoload(10)
+    print(f"import torch, without DTensor: {times['0']:.2f} ms more with no flag, {times['1']:.2f} ms more with one")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
