@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cute_sharding.dtensor import disable, enable, enabled, is_enabled, plan_redistribution, reset_stats, stats
+    from cute_sharding.dtensor import disable, enable, enabled, is_enabled, plan_redistribution, reset_stats, settings, stats
 
 __version__ = "0.1.0"
-__all__ = ["disable", "enable", "enabled", "is_enabled", "plan_redistribution", "reset_stats", "stats"]
+__all__ = ["disable", "enable", "enabled", "is_enabled", "plan_redistribution", "reset_stats", "settings", "stats"]
 
 
 def __getattr__(name: str) -> Any:

@@ -119,13 +119,13 @@ def _when_imported(name, action):  # type: ignore[no-untyped-def]
             loader, execute = spec.loader, spec.loader.exec_module
 
             def exec_module(module):  # type: ignore[no-untyped-def]
-                loader.exec_module = execute
+                loader.exec_module = execute  # type: ignore[method-assign]
                 execute(module)
                 if Finder in sys.meta_path:
                     sys.meta_path.remove(Finder)
                     _when_nothing_is_half_imported(action)
 
-            loader.exec_module = exec_module
+            loader.exec_module = exec_module  # type: ignore[method-assign]
             return spec
 
     sys.meta_path.insert(0, Finder)
@@ -144,13 +144,14 @@ def _importing():  # type: ignore[no-untyped-def]
     """The specs of our and torch's modules that this thread is in the middle of importing, innermost first. (Other threads' are no hindrance: an import waits for them.)"""
     import sys
 
-    specs, frame = [], sys._getframe()
+    specs = []
+    frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_load_unlocked" and frame.f_globals.get("__name__") in ("importlib._bootstrap", "_frozen_importlib"):
             spec = frame.f_locals.get("spec")
             if _is_half_imported(spec):
                 specs.append(spec)
-        frame = frame.f_back
+        frame = frame.f_back  # type: ignore[assignment]
     return specs
 
 

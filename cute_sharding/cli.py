@@ -377,40 +377,67 @@ def _parser() -> _Parser:
 
     def command(name: str, text: str, run: Any, show: Any) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run, show=show)
-        added.add_argument("--shape", required=True, help="the tensor's global shape, such as 4,16,32; explain also takes b=4,s=16,32")
-        added.add_argument("--mesh", required=True, help="the device mesh, such as dp=2,tp=4")
+        added.set_defaults(run=run, show=show, is_well=lambda result: True)
         added.add_argument("--json", action="store_true", help="print JSON instead of text")
         return added
 
-    added = command("explain", "what a view does to a sharding: layouts, placements, who holds what", _run_explain, _show)
+    def of_shardings(added: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        added.add_argument("--shape", required=True, help="the tensor's global shape, such as 4,16,32; explain also takes b=4,s=16,32")
+        added.add_argument("--mesh", required=True, help="the device mesh, such as dp=2,tp=4")
+        return added
+
+    added = of_shardings(command("explain", "what a view does to a sharding: layouts, placements, who holds what", _run_explain, _show))
     added.add_argument("--placements", required=True, help='one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"')
     added.add_argument("--view", help="the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)")
     added.add_argument("--permute", help="the new order of dims, such as 1,0,2")
     added.add_argument("--expand", help="the expanded shape")
     added.add_argument("--repeat", help="how often to repeat each dim")
 
-    added = command("plan", "how a redistribution goes and what it costs, by plan and as torch itself would do it", _run_plan, _show_plan)
+    added = of_shardings(command("plan", "how a redistribution goes and what it costs, by plan and as torch itself would do it", _run_plan, _show_plan))
     added.add_argument("--from", required=True, metavar="PLACEMENTS", help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"')
     added.add_argument("--to", required=True, metavar="PLACEMENTS", help='such as "S(0),S(0)"')
     links = "flat:ALPHA,BETA (latency, and seconds for each element), or a link for each mesh dim, such as infiniband,nvlink"
     added.add_argument("--network", help=f"{links}; by default nvlink within hosts of eight devices and infiniband between. Links have so many bytes a second")
     added.add_argument("--memory-limit", type=int, metavar="ELEMENTS", help="the most elements that a device may hold at once in our plan")
     added.add_argument("--itemsize", type=int, default=4, metavar="BYTES", help="bytes of an element (default 4)")
+
+    text = "what is switched on and why, on which torch, what of it is replaced, and whether a view and a redistribution come out right here"
+    command("status", text, _run_status, _show_status).set_defaults(is_well=_is_well)
     return parser
+
+
+# Of `status`. The adapter imports torch, which the other commands do without.
+
+
+def _run_status(arguments: argparse.Namespace) -> dict[str, Any]:
+    from cute_sharding.dtensor.status import status
+
+    return status()
+
+
+def _show_status(result: dict[str, Any]) -> str:
+    from cute_sharding.dtensor.status import show
+
+    return show(result)
+
+
+def _is_well(result: dict[str, Any]) -> bool:
+    from cute_sharding.dtensor.status import is_well
+
+    return is_well(result)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         if arguments.command is None:
-            raise UsageError("give a command: explain or plan (see --help)")
+            raise UsageError("give a command: explain, plan or status (see --help)")
         result = arguments.run(arguments)
     except (UsageError, ValueError, IndexError, TypeError, RuntimeError, OverflowError) as error:
         print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     print(json.dumps(result, indent=2) if arguments.json else arguments.show(result))
-    return 0
+    return 0 if arguments.is_well(result) else 1
 
 
 if __name__ == "__main__":

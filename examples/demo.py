@@ -3,7 +3,7 @@
     python examples/demo.py
 
 Runs transformer_block.py twice on four CPU processes, as it stands: with USE_CUTE_VIEW_PROPAGATION=0 in the environment, which leaves torch's own
-rules in force, and with USE_CUTE_VIEW_PROPAGATION=1. Prints what each run measured, side by side. Takes about a minute on two cores, and exits
+rules in force, and with USE_CUTE_VIEW_PROPAGATION=1. Prints what each run measured, side by side. Takes a minute or two on two cores, and exits
 with code 1 if the run with the flag has wrong data, misses a view that can be free, or has a training step that is not as on a single device.
 """
 
@@ -21,8 +21,8 @@ from typing import Any
 
 FLAG = "USE_CUTE_VIEW_PROPAGATION"
 PROGRAM = Path(__file__).with_name("transformer_block.py")
-TIMEOUT = 150  # seconds a run
-TAIL = 40  # lines of output shown of a run that fails
+TIMEOUT = 600  # seconds a run, on a machine that has other work
+TAIL = 40  # lines of output shown of a run that fails and leaves no traceback
 
 Record = dict[str, Any]
 
@@ -31,8 +31,9 @@ def run(flag: str) -> list[Record]:
     """The records of the program run with the flag so."""
     environment = {**os.environ, FLAG: flag, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "records.json")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(PROGRAM), "--out", str(out)]
+        out, logs = Path(folder, "records.json"), Path(folder, "logs")
+        launch = ["--standalone", "--nproc-per-node=4", "--redirects=3", f"--log-dir={logs}"]
+        command = [sys.executable, "-m", "torch.distributed.run", *launch, str(PROGRAM), "--out", str(out)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             output, _ = process.communicate(timeout=TIMEOUT)
@@ -42,9 +43,26 @@ def run(flag: str) -> list[Record]:
             output, _ = process.communicate()
             failure = f"not done after {TIMEOUT} s"
         if failure:
-            print("\n".join(output.splitlines()[-TAIL:]))
+            print(first_traceback(logs) or "\n".join(output.splitlines()[-TAIL:]))
             sys.exit(f"{FLAG}={flag}: {failure}")
         return json.loads(out.read_text())
+
+
+def first_traceback(logs: Path) -> str | None:
+    """What the worker that failed first had to say; the others' errors, and the launcher's, follow from it. None where no worker said anything."""
+    errors = []
+    for file in logs.rglob("error.json"):  # written by torchrun's @record
+        try:
+            message = json.loads(file.read_text())["message"]
+            errors.append((int(message["extraInfo"]["timestamp"]), file.parent.name, message["extraInfo"]["py_callstack"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    if errors:
+        _, rank, traceback = min(errors)
+        return f"rank {rank} failed first:\n{traceback}"
+    # A worker that dies before its program begins, of an import say, leaves a traceback only.
+    said = [(file.stat().st_mtime, file) for file in logs.rglob("stderr.log") if "Traceback" in file.read_text(errors="replace")]
+    return "\n".join(min(said)[1].read_text(errors="replace").splitlines()[-TAIL:]) if said else None
 
 
 def cell(record: Record) -> str:

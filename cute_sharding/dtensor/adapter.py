@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor import compat, versions
+from cute_sharding.dtensor import compat, ledger, versions
+from cute_sharding.dtensor.locks import fork_safe_lock
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
-from cute_sharding.dtensor.propagate import Decision, decide
+from cute_sharding.dtensor.propagate import Decision, decide, refusals_counted
 from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
-from cute_sharding.dtensor.stats import count, logger
-from cute_sharding.dtensor.stock import moves_rightly
+from cute_sharding.dtensor.settings import Settings
+from cute_sharding.dtensor.stats import count, count_left_to_torch, logger
+from cute_sharding.dtensor.stock import is_torchs, moves_rightly
 from cute_sharding.dtensor.strided import as_view
 from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, symbols_of, unknown
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import BY_OVERLOAD, Row, View, carry
 
-
-@dataclass(frozen=True)
-class Settings:
-    views: bool = True
-    implicit_redistribution: bool = False
-    redistribution: bool = False
-
-
-_lock = threading.RLock()
+_lock = fork_safe_lock()
 _settings: Settings | None = None  # None: disabled
 _stock: list[compat.Registration] = []
 _stock_redistribution: compat.Redistribution | None = None
@@ -44,15 +37,19 @@ _tracing: compat.Tracing | None = None
 _in_view = threading.local()  # .now: this thread is redistributing the input of a view op, whose rule is ours
 
 
-def enable(*, implicit_redistribution: bool = False, redistribution: bool = False, views: bool = True) -> None:
+def enable(*, implicit_redistribution: bool | str = False, redistribution: bool = False, views: bool = True) -> None:
     """Propagate DTensor's view ops by layout algebra, from the next op on, in every thread.
 
     Args:
-        implicit_redistribution: let strict views (``view`` and friends, hence also ``reshape``) redistribute their input where no placements of the
-            output make them free, instead of raising.
+        implicit_redistribution: let strict views (``view`` and friends, hence also ``reshape``) redistribute their input where no placements of the output make them free, instead of
+            raising: to the "cheapest" placements under which they are (also True), or as torch's rules for other views do, with what blocks the view replicated and the rest kept
+            ("replicate"). Other views do so in any case, as torch's do; under "cheapest" to the cheapest placements.
         redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and what ops do to their inputs) run by plan: each missing element moves
             once. Without it only the inputs of view ops are redistributed so, and all else by torch.
         views: False leaves the view ops to torch, for ``redistribution`` alone.
+
+    Raises:
+        ValueError: ``implicit_redistribution`` is none of those.
 
     A torch newer than those that were checked gives one RuntimeWarning in a process; one that is older raises a RuntimeError.
 
@@ -60,7 +57,7 @@ def enable(*, implicit_redistribution: bool = False, redistribution: bool = Fals
     ``implicit_redistribution=True`` to False, other threads may go on redistributing (rightly) for calls they have cached, where they would now be refused.
     """
     with _lock:
-        _switch(Settings(views, implicit_redistribution, redistribution))
+        _switch(Settings.of(views, implicit_redistribution, redistribution))
 
 
 def disable() -> None:
@@ -70,11 +67,11 @@ def disable() -> None:
 
 
 @contextmanager
-def enabled(*, implicit_redistribution: bool = False, redistribution: bool = False, views: bool = True) -> Iterator[None]:
+def enabled(*, implicit_redistribution: bool | str = False, redistribution: bool = False, views: bool = True) -> Iterator[None]:
     """:func:`enable` inside the ``with`` block, and what was before after it."""
     with _lock:
         before = _settings
-        _switch(Settings(views, implicit_redistribution, redistribution))
+        _switch(Settings.of(views, implicit_redistribution, redistribution))
     try:
         yield
     finally:
@@ -83,8 +80,28 @@ def enabled(*, implicit_redistribution: bool = False, redistribution: bool = Fal
 
 
 def is_enabled() -> bool:
-    """Whether view ops are propagated by layout algebra."""
+    """Whether anything is switched on; :func:`settings` says what."""
     return _settings is not None
+
+
+def settings() -> Settings | None:
+    """What is switched on, as the arguments of :func:`enable`; None where nothing is."""
+    return _settings
+
+
+def switch_to(settings: Settings | None) -> None:
+    """Switch on what these settings say, as :func:`settings` had them."""
+    with _lock:
+        _switch(settings)
+
+
+def parts_replaced() -> list[str]:
+    """What of torch is replaced now, by name."""
+    with _lock:
+        if _tracing is None:
+            return []
+        redistribution = [f"{module.__name__}.redistribute_local_tensor" for module in compat.REDISTRIBUTION_USERS] + ["OpDispatcher.redistribute_local_args"]
+        return [*(f"the sharding rule of aten.{compat.name_of(stock.op)}" for stock in _stock), *redistribution, *_tracing.names()]
 
 
 def _switch(settings: Settings | None) -> None:
@@ -100,7 +117,7 @@ def _switch(settings: Settings | None) -> None:
         _settings = before
         _install(before)
         raise
-    logger.debug("view propagation by layout algebra: %s", "off" if settings is None else settings)
+    logger.debug("layout algebra: %s", "off" if settings is None else settings)
 
 
 def _install(settings: Settings | None) -> None:
@@ -132,6 +149,7 @@ def _install(settings: Settings | None) -> None:
                 _stock.append(stock)
                 compat.install_strategy(op, _slice_strategy(first, stock))
     _tag_compiled_graphs(settings)
+    ledger.forget()
     compat.clear_propagation_caches()
     compat.forget_compiled_code()
 
@@ -142,8 +160,7 @@ def _tag_compiled_graphs(settings: Settings | None) -> None:
         compat.tag_compiled_graphs(None)
         return
     rank = compat.this_rank() if dist.is_initialized() else None
-    flags = (settings.views, settings.implicit_redistribution, settings.redistribution)
-    compat.tag_compiled_graphs(f"{_fingerprint()}:{''.join(str(int(flag)) for flag in flags)}:{rank}")
+    compat.tag_compiled_graphs(f"{_fingerprint()}:{settings.key}:{rank}")
 
 
 @cache
@@ -177,10 +194,15 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
             current, target = compat.settled_spec(current), compat.settled_spec(target)
         wanted = settings is not None and (settings.redistribution or getattr(_in_view, "now", False))
         shape = tuple(current.shape)
-        if settings is not None and not wanted and compat.is_tracing() and compat.is_symbolic(shape):
-            wanted = bool(compat.split_factors(current) or compat.split_factors(target))  # torch counts the rows of such shards one by one, which it cannot
+        if not wanted and settings is not None:
+            if not compat.is_symbolic(shape):
+                wanted = not is_torchs(current, target)  # as views make them that torch would not have
+            elif compat.is_tracing():
+                wanted = bool(compat.split_factors(current) or compat.split_factors(target))  # torch counts the rows of such shards one by one, which it cannot
         if wanted and not compat.is_wrapper(local) and (not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))):
             return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit)
+        if settings is not None and settings.redistribution:
+            count_left_to_torch()
         return stock.local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
     return redistribute
@@ -239,9 +261,9 @@ def _divides(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[com
     return all(n % m == 0 for n, m in zip(shape, parts))
 
 
-def _whole(view: View, spec: compat.DTensorSpec, mesh: tuple[int, ...], decision: Decision, name: str, *, may_redistribute: bool) -> Decision:
+def _whole(view: View, spec: compat.DTensorSpec, mesh: tuple[int, ...], decision: Decision, name: str, *, may_redistribute: Callable[[], bool]) -> Decision:
     """The decision with an input that is not sharded."""
-    if not may_redistribute:
+    if not may_redistribute():
         raise RuntimeError(
             f"{name}: the placements {text(spec.placements)} of a tensor of shape {tuple(spec.shape)} can be read left to right or as a shard order, and where sizes do not divide these "
             f"differ. Redistribute it first, to placements without _StridedShard: .redistribute(placements={[compat.Replicate()] * len(mesh)!r}), with cute_sharding.enable(redistribution=True)."
@@ -305,24 +327,46 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
         result = compat.OpStrategy([])
         for option in given.strategies:
             spec = option.output_spec
-            compat.check_shard_order(spec, name)
-            decision = decide(
-                view,
-                spec.placements,
-                sizes,
-                strict=strict,
-                op=name,
-                row=row,
-                mesh_names=mesh.mesh_dim_names,
-                implicit_redistribution=settings.implicit_redistribution,
-                stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
-                reachable=partial(_reachable, settings, spec),
-            )
-            if spec.use_strided_shard_as_shard_order:
-                decision = decision._replace(output=compat.settled(decision.output))
-            if not _says_what_it_means(view, spec, decision, sized=compat.takes_local_sizes(schema.op)):
-                decision = _whole(view, spec, sizes, decision, name, may_redistribute=not strict or settings.implicit_redistribution)
+            with refusals_counted(name):
+                compat.check_shard_order(spec, name)
+                decision = decide(
+                    view,
+                    spec.placements,
+                    sizes,
+                    strict=strict,
+                    op=name,
+                    row=row,
+                    mesh_names=mesh.mesh_dim_names,
+                    implicit_redistribution=settings.implicit_redistribution,
+                    stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
+                    diverged=lambda: ledger.diverged(mesh),
+                    reachable=partial(_reachable, settings, spec),
+                )
+                if spec.use_strided_shard_as_shard_order:
+                    decision = decision._replace(output=compat.settled(decision.output))
+                if not _says_what_it_means(view, spec, decision, sized=compat.takes_local_sizes(schema.op)):
+                    decision = _whole(view, spec, sizes, decision, name, may_redistribute=lambda: not strict or bool(settings.implicit_redistribution) or stock_runs(schema))
+            if decision.outcome != "redistribution" and any(cut_of(p) is not None for p in decision.output):
+                ledger.note(mesh, lambda placements=tuple(spec.placements): stock_moves(schema, placements))  # type: ignore[misc]
+            count(name, decision.outcome)
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))
         return result
+
+    def stock_moves(schema: compat.OpSchema, placements: tuple[compat.Placement, ...]) -> bool:
+        """Whether torch would have redistributed the input. Of sizes without numbers it is not asked, for each answer would be a guard."""
+        given: Any = schema.args_schema[0]
+        if compat.is_symbolic(tuple(given.shape), schema.args_schema[1:]):
+            return True
+        try:
+            return compat.stock_input_placements(stock, schema) != placements
+        except Exception:  # torch raises: no program that runs on torch's rules comes by here
+            return False
+
+    def stock_runs(schema: compat.OpSchema) -> bool:
+        try:
+            compat.stock_input_placements(stock, schema)
+        except Exception:
+            return False
+        return True
 
     return strategy

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -35,14 +37,17 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _MaskPartial, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass, return_and_correct_aliasing
 
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.layout import row_major
 from cute_sharding.views.dim_map import DimSpec
 
 __all__ = [
+    "REDISTRIBUTION_USERS",
+    "CollectiveCounter",
     "DTensorSpec",
+    "LocalTensor",
     "MaskPartial",
     "OpSchema",
     "OpSpec",
@@ -262,6 +267,7 @@ def strided_shard(dim: int, split_factor: Any) -> Placement:
         return _StridedShard(dim, split_factor=int(split_factor))
     placement = _StridedShard(dim, split_factor=split_factor.node.hint)
     placement._symbolic_split_factor = split_factor
+    Tracing.read_numbers()
     return placement
 
 
@@ -327,10 +333,12 @@ class Tracing:
       compiled and an input has _StridedShard placements: to weigh a way is then a search, of which a mesh of three dims has a thousand (half a minute, for `detach` from 2.14 on; ten
       seconds for arithmetic in 2.13).
     - Where Inductor is to overlap communication with computation (`reorder_for_compute_comm_overlap`) and is given no way to, as since 2.13 it is not, waits sink to where they are needed.
+    - An in-place squeeze changes the shape of a DTensor whose placements stay.
     - A compiled program that returns a view of its input makes it again by `as_strided`, which torch refuses for DTensors that are not as before: ``as_view(tensor, size, stride, offset)``.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
+    _in_force: Tracing | None = None
 
     def __init__(
         self, local_size: Callable[..., Any], equate: Callable[..., None], as_view: Callable[..., torch.Tensor | None]
@@ -338,18 +346,20 @@ class Tracing:
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
         self._stock: list[tuple[Any, str, Any]] = []
         self.missing: list[str] = []
-        self._knows_compiler = False
+        self._knows_compiler = self._reads_numbers = False
+        Tracing._in_force = self
         try:
             self._replace(
                 (DTensor, "__tensor_flatten__", self._flatten),
                 (DTensor, "__tensor_unflatten__", self._unflatten),
-                (DTensor, "placements", self._read),
                 (_sharding_prop, "compute_local_shape_and_global_offset", self._local),
                 (_sharding_prop, "_expand_single_dim_strategy_to_mesh", self._as_they_are),
                 (_StridedShard, "local_shard_size_and_offset", self._strided),
                 (_StridedShard, "_split_factor_int", lambda stock: lambda placement: _number(placement.split_factor) if isinstance(placement.split_factor, torch.SymInt) else stock(placement)),
                 (_placement_types, "_guarded_hint_int", self._number),
             )
+            for op in (getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")):
+                _handlers().setdefault(op, _squeeze_in_place)
         except BaseException:
             self.restore()
             raise
@@ -365,7 +375,7 @@ class Tracing:
         from torch.fx.experimental import proxy_tensor, symbolic_shapes
 
         self._replace(
-            (symbolic_shapes.ShapeEnv, "produce_guards_verbose", _on_all_sizes),
+            (symbolic_shapes.ShapeEnv, "produce_guards_verbose", _on_global_sizes),
             (output_graph.OutputGraph, "compile_and_call_fx_graph", self._outputs),
             (subclass_utils, "create_subclass_metadata", self._metadata),
             (runtime_wrappers, "gen_alias_from_base", self._alias),
@@ -387,8 +397,31 @@ class Tracing:
             self._stock.append((owner, name, stock))
             setattr(owner, name, staticmethod(wrap(stock.__func__)) if isinstance(stock, staticmethod) else wrap(stock))
 
+    def names(self) -> list[str]:
+        """What is replaced."""
+        attributes = [f"{getattr(owner, '__module__', '') + '.' if isinstance(owner, type) else ''}{owner.__name__}.{name}" for owner, name, _ in self._stock]
+        return attributes + [f"the handler of {op}" for op, handler in _handlers().items() if handler is _squeeze_in_place]
+
+    @classmethod
+    def read_numbers(cls) -> None:
+        """From the first split factor on that is a SymInt, ``DTensor.placements`` reads as numbers. (Not before: programs read it at every step.)"""
+        tracing = cls._in_force
+        if tracing is not None and not tracing._reads_numbers:
+            tracing._reads_numbers = True
+            tracing._replace((DTensor, "placements", tracing._read))
+
+    def _read_as_they_are(self) -> None:
+        """No split factor is a SymInt any more: the program has been compiled."""
+        if self._reads_numbers:
+            self._reads_numbers = False
+            [(owner, name, value)] = [entry for entry in self._stock if entry[1] == "placements"]
+            self._stock.remove((owner, name, value))
+            setattr(owner, name, value)
+
     def restore(self) -> None:
-        Tracing.settles = False
+        Tracing.settles, Tracing._in_force = False, None
+        for op in [op for op, handler in _handlers().items() if handler is _squeeze_in_place]:
+            del _handlers()[op]
         while self._stock:
             owner, name, value = self._stock.pop()
             setattr(owner, name, value)
@@ -447,8 +480,10 @@ class Tracing:
 
         def _expand_single_dim_strategy_to_mesh(mesh: Any, schema: OpSchema, info: Any, metas: Any) -> Any:
             expanded = stock(mesh, schema, info, metas)
+            # By kind, for == would compare sizes, which unbacked ones do not take.
             inputs = [arg for arg in schema.args_schema if isinstance(arg, OpStrategy)]
-            others = [arg for arg in (*schema.args_schema, *schema.kwargs_schema.values()) if isinstance(arg, StrategyType) and arg not in inputs]
+            others = [arg for arg in schema.args_schema if isinstance(arg, StrategyType) and not isinstance(arg, OpStrategy)]
+            others += [arg for arg in schema.kwargs_schema.values() if isinstance(arg, StrategyType)]
             name = schema.op.name().split("::")[1].split(".")[0]
             if others or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs):
                 return expanded
@@ -475,7 +510,10 @@ class Tracing:
                 tensor = output.as_proxy().node.meta.get("example_value")
                 if isinstance(tensor, DTensor):
                     tensor._spec = settled_spec(tensor._spec)
-            return stock(graph, tx, outputs, *args, **options)
+            try:
+                return stock(graph, tx, outputs, *args, **options)
+            finally:
+                self._read_as_they_are()
 
         return compile_and_call_fx_graph
 
@@ -515,6 +553,23 @@ class Tracing:
         return _guarded_hint_int
 
 
+def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``squeeze_`` of a DTensor. torch changes the local tensor, and the spec only where placements change with it: else the DTensor keeps the shape that it had."""
+    tensor, *dims = args
+    squeezed = getattr(torch.ops.aten.squeeze, op._overloadname)(tensor, *dims, **kwargs)  # refuses what cannot be
+    ndim = tensor.ndim
+    asked = range(ndim) if not dims else [d % ndim for d in ([dims[0]] if isinstance(dims[0], int) else dims[0])] if ndim else []
+    if tensor.device_mesh._is_current_rank_part_of_mesh():
+        tensor._local_tensor.squeeze_(tuple([d for d in asked if tensor.shape[d] == 1]))
+    tensor._spec = squeezed._spec
+    return return_and_correct_aliasing(op, args, kwargs, tensor)
+
+
+def _handlers() -> dict[Any, Any]:
+    """torch's own functions for ops that are no matter of propagation, by op."""
+    return DTensor._op_dispatcher._custom_op_handlers
+
+
 def _are_strided(specs: Sequence[DTensorSpec]) -> bool:
     """Whether some have _StridedShard placements, and no two of all are to be read in different ways."""
     read = {spec.use_strided_shard_as_shard_order for spec in specs if split_factors(spec)}
@@ -546,13 +601,57 @@ def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:
     return _build_proxy_for_sym_expr
 
 
-def _on_all_sizes(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def produce_guards_verbose(shape_env: Any, placeholders: Any, *args: Any, **options: Any) -> Any:
-        if any(isinstance(value, DTensor) for value in placeholders):
-            options["ignore_static"] = False
-        return stock(shape_env, placeholders, *args, **options)
+def _on_global_sizes(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's guards on the inputs of a program, with those on the global sizes of DTensors that are constants of it.
+
+    torch writes all guards on constants, or none. So all are asked for, and those that torch would leave out are taken out again, but for these: each says ``source == number``, and stands at
+    the same place in every language. (A guard on the storage offset of a local tensor, or on a size of a tensor that it is a view of, would have programs compiled again for nothing.)
+    """
+
+    def produce_guards_verbose(shape_env: Any, placeholders: Any, sources: Any, *args: Any, ignore_static: bool = True, **options: Any) -> Any:
+        if args or not ignore_static or not any(isinstance(value, DTensor) for value in placeholders):
+            return stock(shape_env, placeholders, sources, *args, ignore_static=ignore_static, **options)
+        languages = options.pop("langs", ("python", "verbose_python"))
+        first, *found = stock(shape_env, placeholders, sources, ignore_static=False, langs=("python", *languages), **options)
+        surplus = Counter(_constants(placeholders, sources))
+        drop = set()
+        for i, guard in enumerate(first.exprs):
+            if surplus[guard]:
+                surplus[guard] -= 1
+                drop.add(i)
+        if any(len(guards.exprs) != len(first.exprs) for guards in found):
+            return found  # more than needed, and nothing is missing
+        return [_without(guards, drop) for guards in found]
 
     return produce_guards_verbose
+
+
+def _constants(placeholders: Sequence[Any], sources: Sequence[Any]) -> Iterator[str]:
+    """The guards on sizes, strides and offsets of inputs that are numbers, but for global sizes of DTensors."""
+    for value, source in zip(placeholders, sources):
+        if isinstance(value, torch.Tensor):
+            name = source if isinstance(source, str) else source.name
+            parts = [(name, value)]
+            if is_traceable_wrapper_subclass(value):
+                parts += [(f"{name}.{attribute}", getattr(value, attribute)) for attribute in value.__tensor_flatten__()[0]]
+            for part, tensor in parts:
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                numbers = [(f"stride()[{i}]", n) for i, n in enumerate(tensor.stride())] + [("storage_offset()", tensor.storage_offset())]
+                if not isinstance(tensor, DTensor):
+                    numbers += [(f"size()[{i}]", n) for i, n in enumerate(tensor.size())]
+                for what, n in numbers:
+                    n = n.node.maybe_as_int() if isinstance(n, torch.SymInt) else n
+                    if n is not None:
+                        yield f"{part}.{what} == {n}"
+
+
+def _without(guards: Any, drop: set[int]) -> Any:
+    exprs = [guard for i, guard in enumerate(guards.exprs) if i not in drop]
+    if not hasattr(guards, "source_to_symbol"):
+        return replace(guards, exprs=exprs)
+    used = {name for guard in exprs for name in re.findall(r"\w+", guard)}
+    return replace(guards, exprs=exprs, source_to_symbol={source: symbol for source, symbol in guards.source_to_symbol.items() if str(symbol) in used})
 
 
 def _with_plain_functions(stock: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
@@ -761,7 +860,7 @@ class Redistribution:
 
 
 # The modules that have taken redistribute_local_tensor by name.
-_USERS = (_redistribute, _dispatch, _api)
+REDISTRIBUTION_USERS = (_redistribute, _dispatch, _api)
 
 
 def redistribution() -> Redistribution:
@@ -777,7 +876,7 @@ def redistribution() -> Redistribution:
 
 
 def install_redistribution(local_tensor: Callable[..., torch.Tensor], local_args: Callable[..., None]) -> None:
-    for module in _USERS:
+    for module in REDISTRIBUTION_USERS:
         module.redistribute_local_tensor = local_tensor  # type: ignore[attr-defined]
     _dispatch.OpDispatcher.redistribute_local_args = staticmethod(local_args)  # type: ignore[method-assign]
 
@@ -814,6 +913,21 @@ def reduce_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim
 def partition_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:
     """This rank's contribution to a pending reduction that is to give ``tensor``."""
     return placement._partition_value(tensor, mesh, mesh_dim)  # type: ignore[attr-defined]
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts the collectives that run inside the ``with`` block. (torch's CommDebugMode needs numpy, which comes with no torch.)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its own ops come by here as well
+        if func.namespace in ("_c10d_functional", "_dtensor") and func._opname not in ("wait_tensor", "_wrap_tensor_autograd"):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:

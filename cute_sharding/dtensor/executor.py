@@ -153,12 +153,16 @@ def _checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
         local = local.resolve_conj().resolve_neg()
     if tuple(local.shape[: len(part.source_shape)]) == part.source_shape:
         return local
-    if local.numel() == 0 == prod(part.source_shape):
-        return local.reshape(part.source_shape)
+    if local.numel() == 0 == prod(part.source_shape) or _without_ones(local.shape) == _without_ones(part.source_shape):
+        return local.reshape(part.source_shape)  # torch's in-place squeeze leaves such tensors
     raise RuntimeError(
         f"this rank's local tensor has shape {tuple(local.shape)}, and by the DTensor's global shape and placements it is {part.source_shape}. "
         "Give DTensor.from_local the global shape and stride where sizes do not divide"
     )
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [n for n in shape if n != 1]
 
 
 def _pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate, torch_rule
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
@@ -15,6 +16,9 @@ from cute_sharding.redistribution import Target, free_targets
 from cute_sharding.views import Row, View, carry, view_of
 
 SUGGESTIONS = 3
+
+# Where strict views may redistribute their input to: nowhere, where the fewest elements are received, or as torch's rules for other views do.
+Implicit: TypeAlias = Literal[False, "cheapest", "replicate"]
 
 
 class Decision(NamedTuple):
@@ -48,14 +52,27 @@ def propagate_shape_and_sharding(
         if cut is not None and not 0 <= cut[0] < len(global_input_shape):
             raise ValueError(f"placement {placement} names dim {cut[0]}; the shape {tuple(global_input_shape)} has {len(global_input_shape)} dims, counted from 0")
     view = view_of(global_input_shape, rule)
-    decision = decide(
-        view,
-        tuple(input_src_placements),
-        tuple(mesh_sizes),
-        strict=strict_view,
-        stock=lambda: stock_propagate(input_src_placements, tuple(global_input_shape), torch_rule(rule), tuple(mesh_sizes), strict_view)[0],
-    )
+    with refusals_counted("view"):
+        decision = decide(
+            view,
+            tuple(input_src_placements),
+            tuple(mesh_sizes),
+            strict=strict_view,
+            stock=lambda: stock_propagate(input_src_placements, tuple(global_input_shape), torch_rule(rule), tuple(mesh_sizes), strict_view)[0],
+        )
+    count("view", decision.outcome)
     return decision.source, list(decision.output)
+
+
+@contextmanager
+def refusals_counted(op: str) -> Iterator[None]:
+    """Counts a refusal that leaves the ``with`` block. Other outcomes are counted where they are final."""
+    try:
+        yield
+    except RuntimeError as error:
+        count(op, "refused")
+        logger.debug("refused: %s", error)
+        raise
 
 
 class _Choice(NamedTuple):
@@ -75,32 +92,36 @@ def decide(
     op: str = "view",
     row: Row | None = None,
     mesh_names: Sequence[str] | None = None,
-    implicit_redistribution: bool = False,
+    implicit_redistribution: Implicit = False,
     stock: Callable[[], Sequence[Placement]] | None = None,
+    diverged: Callable[[], bool] = lambda: False,
     reachable: Callable[[Cuts], bool] = lambda target: True,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
+
+    Where it is redistributed, it goes where torch's rules for views that may communicate take it: the mesh dims that block the view are replicated, and the others kept. Programs around a
+    view expect that. Only where ``implicit_redistribution`` is "cheapest" it goes where the fewest elements are received.
 
     Args:
         view: the view, on the global shape.
         strict: whether the op must not communicate.
         row: the op's row of the rule table, for the needs of its local form.
-        implicit_redistribution: let strict ops redistribute as well.
+        implicit_redistribution: let strict ops redistribute as well, to the "cheapest" placements that make the view free, or so that what blocks it is on every device ("replicate").
         stock: what torch's own rule makes of the input placements; asked only for a strict view that cannot be free, since a program that runs on
             torch's silent redistribution keeps running on ours, and receives no more.
+        diverged: whether the tensor may come of a view that is free here and redistributed by torch, so that in torch's hands it would not be what it is now. Asked last.
         reachable: whether an explicit redistribution of the input, as it would run now, can be trusted to get there: others are not suggested.
 
     Raises:
         RuntimeError: nothing is free, and redistribution is not allowed.
     """
     cuts = tuple([cut_of(p) for p in placements])
-    may_redistribute = not strict or implicit_redistribution
+    allowed = implicit_redistribution or ("replicate" if not strict else None)
     try:
         carried = carry(view, cuts, mesh)
         _check_has_numbers(carried.cuts)
     except Undecided as error:
-        if not may_redistribute:
-            count(op, "refused")
+        if not allowed and not diverged():
             raise RuntimeError(_unknown(op, view, mesh, placements, error.fact)) from None
         return _all_replicated(op, view, row, mesh, placements)
     blocked = _blocked_by_row(view, row, placements, cuts, mesh)
@@ -110,37 +131,71 @@ def decide(
         output = replaced(placements, carried.cuts)
         outcome = "tracing" if carried.traced else "algebra"
         _log(op, view, mesh, placements, placements, output, outcome)
-        count(op, outcome)
         return Decision(placements, output, outcome)
 
-    def targets(most: int, allowed: Callable[[Cuts], bool] = lambda target: True) -> list[_Choice]:
-        not_sharded = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and row.wants_whole_dims else []
-        pending = [m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))]
-        result = []
-        # Which is cheapest is a matter of the sizes at hand; that it is free is proved for all.
-        at_hand = _at_hand(view)
-        for target in free_targets(at_hand, hinted(cuts), mesh, fixed=pending, unsharded=not_sharded, allowed=allowed, most=most):
-            source = _reduced(row, replaced(placements, target.source))
-            cuts_after = target.output if at_hand is view else carry(view, target.source, mesh).cuts
-            result.append(_Choice(target, source, replaced(source, cuts_after)))
-        return result
-
-    if may_redistribute or _stock_redistributes(stock, placements):
+    said = None
+    if allowed is None:
+        wanted, said = _ask(stock)
+        if (wanted is not None and wanted != placements) or diverged():
+            allowed = "replicate"
+    if allowed == "cheapest":
         if None in hinted((*view.input_shape, *view.target)):
             return _all_replicated(op, view, row, mesh, placements)
-        [(_, source, output)] = targets(1)
-        _log(op, view, mesh, placements, source, output, "redistribution")
-        count(op, "redistribution")
-        return Decision(source, output, "redistribution")
+        [(_, source, output)] = _choices(view, row, placements, cuts, mesh, 1)
+        return _redistributed(op, view, mesh, placements, source, output)
+    if allowed == "replicate":
+        try:
+            source = _unblocked(view, row, placements, mesh)
+            output = replaced(source, carry(view, tuple([cut_of(p) for p in source]), mesh).cuts)
+        except Undecided:
+            return _all_replicated(op, view, row, mesh, placements)
+        return _redistributed(op, view, mesh, placements, source, output)
 
-    count(op, "refused")
-    if None in hinted((*view.input_shape, *view.target)):
-        raise RuntimeError(_explain(op, view, mesh, mesh_names, placements, blocked, None))
-    plain = targets(SUGGESTIONS, lambda target: reachable(target) and all(cut is None or cut[1] == 1 for cut in target))
-    plain = [choice for choice in plain if reachable(choice.target.source)]  # replicating everything is always among them
-    message = _explain(op, view, mesh, mesh_names, placements, blocked, plain)
-    logger.debug("refused: %s", message)
-    raise RuntimeError(message)
+    plain = None
+    if None not in hinted((*view.input_shape, *view.target)):
+        plain = _choices(view, row, placements, cuts, mesh, SUGGESTIONS, lambda target: reachable(target) and all(cut is None or cut[1] == 1 for cut in target))
+        plain = [choice for choice in plain if reachable(choice.target.source)]  # replicating everything is always among them
+    raise RuntimeError(_explain(op, view, mesh, mesh_names, placements, blocked, plain, said))
+
+
+def _redistributed(op: str, view: View, mesh: Sequence[int], placements: tuple[Placement, ...], source: tuple[Placement, ...], output: tuple[Placement, ...]) -> Decision:
+    _log(op, view, mesh, placements, source, output, "redistribution")
+    return Decision(source, output, "redistribution")
+
+
+def _choices(
+    view: View,
+    row: Row | None,
+    placements: tuple[Placement, ...],
+    cuts: Cuts,
+    mesh: tuple[int, ...],
+    most: int,
+    allowed: Callable[[Cuts], bool] = lambda target: True,
+) -> list[_Choice]:
+    """Placements of the input that make the view free, cheapest first."""
+    not_sharded = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and row.wants_whole_dims else []
+    pending = [m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))]
+    result = []
+    # Which is cheapest is a matter of the sizes at hand; that it is free is proved for all.
+    at_hand = _at_hand(view)
+    for target in free_targets(at_hand, hinted(cuts), mesh, fixed=pending, unsharded=not_sharded, allowed=allowed, most=most):
+        source = _reduced(row, replaced(placements, target.source))
+        cuts_after = target.output if at_hand is view else carry(view, target.source, mesh).cuts
+        result.append(_Choice(target, source, replaced(source, cuts_after)))
+    return result
+
+
+def _unblocked(view: View, row: Row | None, placements: tuple[Placement, ...], mesh: tuple[int, ...]) -> tuple[Placement, ...]:
+    """The placements with the mesh dims replicated that block the view, one after the other until none does."""
+    source = _reduced(row, placements)
+    while True:
+        cuts = tuple([cut_of(p) for p in source])
+        blocked = _blocked_by_row(view, row, source, cuts, mesh)
+        if blocked is None:
+            blocked = carry(view, cuts, mesh).blocked
+        if blocked is None:
+            return source
+        source = (*source[:blocked], Replicate(), *source[blocked + 1 :])
 
 
 def _at_hand(view: View) -> View:
@@ -160,9 +215,7 @@ def _check_has_numbers(cuts: Cuts) -> None:
 def _all_replicated(op: str, view: View, row: Row | None, mesh: Sequence[int], placements: tuple[Placement, ...]) -> Decision:
     """What is right whatever the sizes."""
     source = _reduced(row, _unsharded(placements))
-    _log(op, view, mesh, placements, source, source, "redistribution")
-    count(op, "redistribution")
-    return Decision(source, source, "redistribution")
+    return _redistributed(op, view, mesh, placements, source, source)
 
 
 def _unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
@@ -200,14 +253,14 @@ def _reduced(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placem
     return tuple([Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements])
 
 
-def _stock_redistributes(stock: Callable[[], Sequence[Placement]] | None, placements: tuple[Placement, ...]) -> bool:
-    """Whether torch redistributes the input of this strict view: it neither raises, nor takes the view for free (which it is not)."""
+def _ask(stock: Callable[[], Sequence[Placement]] | None) -> tuple[tuple[Placement, ...] | None, str | None]:
+    """The placements that torch's own rule wants of the input; None and what it says where it raises."""
     if stock is None:
-        return False
+        return None, None
     try:
-        return tuple(stock()) != placements
-    except Exception:  # whatever torch raises: it does not run
-        return False
+        return tuple(stock()), None
+    except Exception as error:  # whatever torch raises: it does not run
+        return None, next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _log(op: str, view: View, mesh: Sequence[int], before: Sequence[Placement], source: Sequence[Placement], output: Sequence[Placement], outcome: str) -> None:
@@ -224,6 +277,7 @@ def _explain(
     placements: Sequence[Placement],
     blocked: int,
     choices: list[_Choice] | None,
+    said: str | None,
 ) -> str:
     sizes = ", ".join(f"{name}={n}" for name, n in zip(names, mesh)) if names else ", ".join(map(str, mesh))
     axis = f"mesh dim {blocked}" + (f" ({names[blocked]!r})" if names else "")
@@ -244,4 +298,6 @@ def _explain(
             "To redistribute it yourself, switch on enable(redistribution=True) first: torch's own redistribution reads these split factors as a shard order, which they are not, or plans "
             "ranks of different sizes differently, and gives wrong data or waits for ever."
         )
+    if said:
+        lines.append(f"torch's own rule says: {said}")  # programs and tests look for its words
     return "\n".join(lines)

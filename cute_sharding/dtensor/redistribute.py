@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import lcm, prod
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Plac
 from cute_sharding.dtensor.executor import run
 from cute_sharding.dtensor.ranks import existing_group
 from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
+from cute_sharding.dtensor.stats import Moved, count_moves
+from cute_sharding.dtensor.stock import stock_plan
 from cute_sharding.dtensor.symbols import known, sizes_at_hand, symbols_of, unknown
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
@@ -29,12 +31,26 @@ from cute_sharding.redistribution.step import Step
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
 
 
+class Redistribution:
+    """One that runs, maybe many times, for :func:`cute_sharding.stats`. Its counts are worked out when somebody asks."""
+
+    def __init__(self, shape: tuple[int, ...], mesh: tuple[int, ...], before: tuple[Placement, ...], after: tuple[Placement, ...], steps: Sequence[Step]) -> None:
+        self._question, self._steps = (shape, mesh, before, after), steps
+
+    @cached_property
+    def moved(self) -> Moved:
+        """What it moves each time."""
+        received = sum(step.received_elements for step in self._steps if step.communicates)
+        return Moved(1, 0, sum(step.collectives for step in self._steps), received, stock_plan(*self._question).received_elements)
+
+
 class Prepared(NamedTuple):
     """A plan, and what placements do by methods of their own: mesh dims whose reduction comes before it, and on which the result is made a contribution after it."""
 
     plan: RedistributionPlan
     foreign: tuple[int, ...]
     made: tuple[int, ...]
+    counted: Redistribution
 
 
 def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, async_op: bool = False, is_explicit: bool = False) -> torch.Tensor:
@@ -57,11 +73,14 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     shape = sizes_at_hand(current.shape)
     at_hand = [compat.with_shape(spec, shape) for spec in (current, target)] if compat.is_symbolic(tuple(current.shape)) else [current, target]
     source, wanted = of_source(at_hand[0], local), of_target(at_hand[1], is_explicit=is_explicit)
-    plan, foreign, made = prepare(shape, tuple(mesh.shape), before, after, source, wanted)
+    plan, foreign, made, counted = prepare(shape, tuple(mesh.shape), before, after, source, wanted)
     steps = plan.steps
     if compat.is_tracing() and any(step.communicates and existing_group(mesh, step.mesh_dims, exact=isinstance(step, Reduction)) is None for step in steps):
         # A graph may run from a cache where nobody traced it: it must not need a group that tracing makes.
         steps = one_by_one(plan.shape, plan.mesh, plan.source, plan.target.chains)
+        counted = Redistribution(shape, tuple(mesh.shape), before, after, steps)
+    if steps:
+        count_moves(counted)
     debug = compat.active_debug_mode()
     record = nullcontext() if debug is None else debug.record_redistribute_calls(local, before, after, " -> ".join(step.kind for step in steps), is_explicit=is_explicit)
     with record:
@@ -144,5 +163,5 @@ def prepare(
     held = Held(source, reduced, tuple([m for m in range(len(mesh)) if isinstance(before[m], Partial) and m not in pending]))
     network = (network or Network.default(mesh)).checked(mesh)
     steps = plan_steps(shape, mesh, held, target, network, memory_limit)
-    return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made)
+    return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made, Redistribution(shape, mesh, before, after, steps))
 

@@ -1,10 +1,13 @@
-"""Counts of how propagations were answered, and the logger that explains each one."""
+"""Counts of how propagations were answered and what redistributions moved, and the logger that explains each one."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter, defaultdict
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
+
+from cute_sharding.dtensor.locks import fork_safe_lock
 
 logger = logging.getLogger("cute_sharding")
 
@@ -13,8 +16,43 @@ logger = logging.getLogger("cute_sharding")
 # device, sizes that differ from rank to rank). Symbolic sizes count as tracing unless they are known to divide.
 OUTCOMES = ("algebra", "tracing", "redistribution", "refused", "stock")
 
+REDISTRIBUTE = "redistribute"
+MOST_KINDS = 1 << 10
+
+
+class Moved(NamedTuple):
+    """What redistributions have moved, each counted for the device that receives the most.
+
+    Attributes:
+        plan: redistributions that ran by plan.
+        stock: those that were left to torch.
+        collectives: of those by plan.
+        received_elements: by those by plan.
+        stock_received_elements: what torch would have received in their place, where it can do them.
+    """
+
+    plan: int = 0
+    stock: int = 0
+    collectives: int = 0
+    received_elements: int = 0
+    stock_received_elements: int = 0
+
+    def plus(self, other: Moved, times: int = 1) -> Moved:
+        return Moved(*(a + times * b for a, b in zip(self, other)))
+
+
+class Kind(Hashable, Protocol):
+    """A redistribution that may run many times."""
+
+    @property
+    def moved(self) -> Moved:
+        """What it moves each time. May take a while."""
+
+
 _counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-_lock = threading.Lock()
+_moves: Counter[Kind] = Counter()  # how often each kind has run: what it has moved is asked when somebody wants to know
+_moved = Moved()
+_lock = fork_safe_lock()
 
 
 def count(op: str, outcome: str) -> None:
@@ -22,19 +60,52 @@ def count(op: str, outcome: str) -> None:
         _counts[op][outcome] += 1
 
 
+def count_moves(kind: Kind) -> None:
+    """A redistribution of that kind runs by plan."""
+    global _moved
+    with _lock:
+        _moves[kind] += 1
+        if len(_moves) > MOST_KINDS:
+            _moved = _total()
+            _moves.clear()
+
+
+def count_left_to_torch() -> None:
+    global _moved
+    with _lock:
+        _moved = _moved._replace(stock=_moved.stock + 1)
+
+
+def _total() -> Moved:
+    total = _moved
+    for kind, times in _moves.items():
+        total = total.plus(kind.moved, times)
+    return total
+
+
 def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
-    """For each op, how many of its propagations had each outcome since the last reset.
+    """For each op, how many of its propagations had each outcome since the last reset; and under "redistribute" what redistributions moved.
 
-    DTensor caches propagations, so an op that runs again on the same shapes and placements is not counted again.
+    DTensor caches propagations, so an op that runs again on the same shapes and placements is not counted again. Redistributions are counted each time that they run, and in a compiled
+    program once, when it is compiled.
 
-    Outcomes: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not divide), ``redistribution`` (the input is
+    Outcomes of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not divide), ``redistribution`` (the input is
     redistributed first), ``refused`` (an error was raised) and ``stock`` (left to torch's own rule:
     meshes of one device in all, which torch also uses as a stand-in to derive the rules of other ops).
+
+    Of redistributions: ``plan`` and ``stock``, how many ran by plan and how many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the device that
+    receives the most, and ``stock_received_elements``, what it would have received by torch's own steps (as rank 0 counts them; of those that torch can do).
     """
+    global _moved
     with _lock:
         result = {op: {outcome: counts[outcome] for outcome in OUTCOMES} for op, counts in sorted(_counts.items())}
+        total = _total()
         if reset:
             _counts.clear()
+            _moves.clear()
+            _moved = Moved()
+    if any(total):
+        result[REDISTRIBUTE] = total._asdict()
     return result
 
 

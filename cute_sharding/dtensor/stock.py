@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -35,6 +36,30 @@ def moves_rightly(spec: compat.DTensorSpec, target: Cuts) -> bool:
     strided = any(cut is not None and cut[1] > 1 for cut in (*source, *target))
     wary = strided and (len(mesh) > 2 or (len(mesh) == 2 and (_nested(source) or _nested(target))))
     return all(_evenly_enough(spec.shape, cuts, source, target, mesh, wary) for cuts in (source, target))
+
+
+def is_torchs(spec: compat.DTensorSpec, target: compat.DTensorSpec) -> bool:
+    """Whether torch is to move ``spec`` to ``target``, by itself: all that a program without our views may come to, but for what torch is known to get wrong; and what it gets right of the rest."""
+    if not (compat.split_factors(spec) or compat.split_factors(target)):
+        return True  # by far the most redistributions
+    return _is_torchs(spec.mesh, tuple(spec.shape), *(_key(s) for s in (spec, target)))
+
+
+def _key(spec: compat.DTensorSpec) -> tuple[Any, ...]:
+    return spec.mesh, tuple(spec.placements), spec.use_strided_shard_as_shard_order, spec.shard_order
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_torchs(mesh: Any, shape: tuple[int, ...], source: tuple[Any, ...], target: tuple[Any, ...]) -> bool:
+    specs = []
+    for on, placements, as_order, order in (source, target):
+        if on != mesh or (order is not None and not as_order and not compat.DTensorSpec.is_default_device_order(order)):
+            return True
+        specs.append(compat.with_shape(compat.DTensorSpec(mesh, placements, use_strided_shard_as_shard_order=as_order), shape))
+    made_here = any(compat.split_factors(spec) and not spec.use_strided_shard_as_shard_order for spec in specs)
+    if made_here or (len(mesh.shape) > 1 and not compat.decodes_to_shard_order(specs[0])):
+        return moves_rightly(specs[0], tuple([cut_of(p) for p in specs[1].placements]))
+    return True
 
 
 def _nested(cuts: Cuts) -> bool:

@@ -93,8 +93,8 @@ def test_the_log_says_when_it_is_switched(caplog):
         cute_sharding.enable()  # no change, no line
         cute_sharding.disable()
     on, off = lines(caplog)
-    assert on.startswith("view propagation by layout algebra: ") and "implicit_redistribution=False" in on
-    assert off == "view propagation by layout algebra: off"
+    assert on.startswith("layout algebra: ") and "implicit_redistribution=False" in on
+    assert off == "layout algebra: off"
 
 
 def test_the_log_is_silent_by_default(caplog, on):

@@ -100,7 +100,7 @@ def test_strict_views_that_torch_runs_by_redistributing_run():
     stock = ask(_view_ops.propagate_shape_and_sharding, (3, 8, 5), (4, 6, 5), (2,), ((1, 1),), True)
     assert stock == ((None,), (None,))
     assert is_right((3, 8, 5), (4, 6, 5), (2,), ours)
-    assert received((3, 8, 5), (2,), ((1, 1),), ours[0]) < received((3, 8, 5), (2,), ((1, 1),), stock[0])
+    assert ours == stock, "what follows in the program expects what torch gives it, also where other placements are cheaper to get to"
 
 
 def test_torch_is_silently_wrong_and_ours_refuses():

@@ -1,0 +1,13 @@
+"""Locks of state that programs share which fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+
+def fork_safe_lock() -> threading.RLock:
+    """A lock that no thread holds while the process forks: the child would wait for ever for a thread that it does not have, and find what the lock guards half changed."""
+    lock = threading.RLock()
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    return lock

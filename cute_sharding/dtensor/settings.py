@@ -1,0 +1,33 @@
+"""What is switched on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cute_sharding.dtensor.propagate import Implicit
+
+IMPLICIT = (False, True, "cheapest", "replicate")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Attributes as the arguments of :func:`cute_sharding.enable`."""
+
+    views: bool = True
+    implicit_redistribution: Implicit = False
+    redistribution: bool = False
+
+    @classmethod
+    def of(cls, views: bool, implicit_redistribution: bool | str, redistribution: bool) -> Settings:
+        """Raises:
+        ValueError: ``implicit_redistribution`` is none of its values.
+        """
+        if implicit_redistribution not in IMPLICIT:
+            raise ValueError(f"implicit_redistribution={implicit_redistribution!r} is none of {', '.join(map(repr, IMPLICIT))}; True is 'cheapest'")
+        implicit = "cheapest" if implicit_redistribution is True else implicit_redistribution
+        return cls(bool(views), implicit or False, bool(redistribution))  # type: ignore[arg-type]
+
+    @property
+    def key(self) -> str:
+        """Short, and another for other settings."""
+        return f"{int(self.views)}{self.implicit_redistribution or 0}{int(self.redistribution)}"

@@ -1,0 +1,37 @@
+"""The demo, where its program fails: the failing worker's own words come first."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import demo
+
+FAILS = """
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 2:
+        raise ArithmeticError("of rank two")
+    dist.barrier()
+main()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("program", "first", "said"),
+    [(FAILS, "rank 2", "ArithmeticError: of rank two"), ("import no_such_module", "Traceback", "ModuleNotFoundError: No module named 'no_such_module'")],
+    ids=["in the program", "before it"],
+)
+def test_the_traceback_of_the_worker_that_failed_first(program, first, said, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    monkeypatch.setattr(demo, "PROGRAM", path)
+    with pytest.raises(SystemExit, match="USE_CUTE_VIEW_PROPAGATION=0: exit code 1"):
+        demo.run("0")
+    printed = capsys.readouterr().out.strip()
+    assert printed.startswith(first) and printed.splitlines()[-1] == said
