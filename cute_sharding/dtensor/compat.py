@@ -869,7 +869,7 @@ def redistribution() -> Redistribution:
     Raises:
         RuntimeError: this torch redistributes elsewhere, and nothing would come by here.
     """
-    for owner, name in [*((module, "redistribute_local_tensor") for module in _USERS), (_dispatch.OpDispatcher, "redistribute_local_args")]:
+    for owner, name in [*((module, "redistribute_local_tensor") for module in REDISTRIBUTION_USERS), (_dispatch.OpDispatcher, "redistribute_local_args")]:
         if not hasattr(owner, name):
             raise RuntimeError(f"torch {torch.__version__} has no {owner.__name__}.{name}: cute_sharding cannot redistribute there")
     return Redistribution(_redistribute.redistribute_local_tensor, _dispatch.OpDispatcher.redistribute_local_args)
