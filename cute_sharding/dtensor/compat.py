@@ -39,6 +39,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement, Replica
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass, return_and_correct_aliasing
 
+from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.layout import row_major
 from cute_sharding.views.dim_map import DimSpec
 
@@ -315,7 +316,9 @@ def has_shape_env(*values: Any) -> bool:
 
 
 class Tracing:
-    """What the compiler sees of DTensors, where torch 2.13 to 2.15 stop short. Made, it is in force; :meth:`restore` puts torch's own back.
+    """What the compiler sees of DTensors, where torch stops short. Made, it is in force; :meth:`restore` puts torch's own back.
+
+    2.13, 2.14 and 2.15 have each name that is replaced here, with the same arguments, and come by it. Where a later torch lacks one, that is logged, and :attr:`missing` names it.
 
     - A DTensor with _StridedShard placements that are no shard order, as views make them, cannot leave a compiled program or enter one: `__tensor_unflatten__` takes them for an order.
     - A split factor that is a SymInt is believed to be what it is now (`_guarded_hint_int` leaves an assertion for later calls to trip over). Here it is a guard, and only where the
@@ -323,9 +326,12 @@ class Tracing:
     - The sizes of a local tensor are known to be those that the placements give it, not other symbols.
     - They are worked out by ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), which needs no guard on whether sizes divide.
     - Global sizes that are constants of a program are guarded: torch looks at those of local tensors only, which may be the same.
-    - An expression that the tracer has not met before is put together from what it has, also where it has powers or products of three (torch makes calls of them that fail).
+    - An expression that the tracer has not met before is put together from what it has, also where it has powers (2.13 has no function for them), products of three (2.13
+      and 2.14 call one of two with them) or maxima of three (all three call functions that Inductor does not know).
       What it knows to compute a symbol stays as it is: torch takes `max(s, 1)`, which is s again, for the way to s, and then looks for s without end.
-    - An op that can run on its inputs as they are is asked about that first: torch weighs every other way to shard them too, each with guards on the sizes.
+    - An op that can run on its inputs as they are is asked about that first: torch weighs every other way to shard them too, each with guards on the sizes. So it is also where nothing is
+      compiled and an input has _StridedShard placements: to weigh a way is then a search, of which a mesh of three dims has a thousand (half a minute, for `detach` from 2.14 on; ten
+      seconds for arithmetic in 2.13).
     - Where Inductor is to overlap communication with computation (`reorder_for_compute_comm_overlap`) and is given no way to, as since 2.13 it is not, waits sink to where they are needed.
     - An in-place squeeze changes the shape of a DTensor whose placements stay.
     - A compiled program that returns a view of its input makes it again by `as_strided`, which torch refuses for DTensors that are not as before: ``as_view(tensor, size, stride, offset)``.
@@ -339,6 +345,7 @@ class Tracing:
     ) -> None:
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
         self._stock: list[tuple[Any, str, Any]] = []
+        self.missing: list[str] = []
         self._knows_compiler = self._reads_numbers = False
         Tracing._in_force = self
         try:
@@ -383,9 +390,12 @@ class Tracing:
     def _replace(self, *wrappers: tuple[Any, str, Callable[[Any], Any]]) -> None:
         for owner, name, wrap in wrappers:
             stock = vars(owner).get(name, getattr(owner, name, None))
-            if stock is not None:  # not every torch has each of them
-                self._stock.append((owner, name, stock))
-                setattr(owner, name, staticmethod(wrap(stock.__func__)) if isinstance(stock, staticmethod) else wrap(stock))
+            if stock is None:  # every torch that was checked has each of them
+                self.missing.append(f"{owner.__name__}.{name}")
+                logger.warning("torch %s has no %s: what cute_sharding mends there stays as torch has it (see compat.Tracing)", torch.__version__, self.missing[-1])
+                continue
+            self._stock.append((owner, name, stock))
+            setattr(owner, name, staticmethod(wrap(stock.__func__)) if isinstance(stock, staticmethod) else wrap(stock))
 
     def names(self) -> list[str]:
         """What is replaced."""
@@ -755,8 +765,8 @@ def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
 def new_group(ranks: list[int], like: Any, kind: tuple[Any, ...]) -> Any:
     """A process group that only its members make, of the backend of the group ``like``. To be made once for the same ranks and ``kind``.
 
-    torch before 2.15 names such a group by how many groups a rank knows of, which differs from rank to rank where meshes overlap: they then wait for one another under different names.
-    Here the name is made of the ranks and the kind.
+    torch names such a group by how many groups a rank knows of (2.13) or has made (from 2.14 on), which differs from rank to rank where meshes overlap: they then wait for one another
+    under different names. Here the name is made of the ranks and the kind. Nor does the group count among those that a rank has made: by that number torch names all groups of the program.
     """
     name = hashlib.sha1(f"cute_sharding {ranks} {kind}".encode(), usedforsecurity=False).hexdigest()
     with no_modes(), _named_groups(name):
@@ -776,9 +786,9 @@ _naming_stock: list[Any] = []  # torch's own function, once for each thread that
 def _named_groups(name: str) -> Iterator[None]:
     """The group that this thread makes has this name. Threads wait for one another while they make groups, so no lock is held meanwhile."""
     with _naming_lock:
-        stock = _naming_stock[0] if _naming_stock else distributed_c10d._hash_ranks_to_str
+        stock = _naming_stock[0] if _naming_stock else distributed_c10d._process_group_name
         _naming_stock.append(stock)
-        distributed_c10d._hash_ranks_to_str = lambda ranks: _naming.name or stock(ranks)
+        distributed_c10d._process_group_name = lambda *args, **options: _naming.name or stock(*args, **options)
     _naming.name = name
     try:
         yield
@@ -787,7 +797,7 @@ def _named_groups(name: str) -> Iterator[None]:
         with _naming_lock:
             _naming_stock.pop()
             if not _naming_stock:
-                distributed_c10d._hash_ranks_to_str = stock
+                distributed_c10d._process_group_name = stock
 
 
 def backend_name(group: Any, device_type: str) -> str | None:
@@ -854,6 +864,14 @@ REDISTRIBUTION_USERS = (_redistribute, _dispatch, _api)
 
 
 def redistribution() -> Redistribution:
+    """torch's own, as it is now.
+
+    Raises:
+        RuntimeError: this torch redistributes elsewhere, and nothing would come by here.
+    """
+    for owner, name in [*((module, "redistribute_local_tensor") for module in REDISTRIBUTION_USERS), (_dispatch.OpDispatcher, "redistribute_local_args")]:
+        if not hasattr(owner, name):
+            raise RuntimeError(f"torch {torch.__version__} has no {owner.__name__}.{name}: cute_sharding cannot redistribute there")
     return Redistribution(_redistribute.redistribute_local_tensor, _dispatch.OpDispatcher.redistribute_local_args)
 
 

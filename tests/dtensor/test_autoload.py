@@ -100,9 +100,9 @@ def test_a_module_that_is_already_imported_is_switched_on_at_once():
     assert called == [1]
 
 
-def test_a_value_that_is_neither_on_nor_off_is_an_error(program):
+def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
     result = program("import torch", "maybe")
-    assert result.returncode != 0
+    assert result.returncode == 0
     assert "USE_CUTE_VIEW_PROPAGATION='maybe' is neither on nor off: set it to 1 or 0" in result.stderr
 
 

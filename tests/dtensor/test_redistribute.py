@@ -5,6 +5,7 @@ from math import prod
 
 import pytest
 import torch
+import torch.distributed as dist
 from drawing import REDUCE, contributions, draw_placements, draw_shape, reduced
 from enumeration import signature
 from simulation import (
@@ -437,6 +438,14 @@ def test_slices_of_a_mesh_stay_plain():
             groups.add(ranks.group_of(slice_, (0, 1)))
         assert len(groups) == 1
         assert not any("cute" in name for name in vars(slice_))
+
+
+def test_groups_of_ours_leave_the_names_of_the_programs_groups_alone():
+    """Only their members make them; torch names the groups of a program by how many a rank has made, and they meet by name."""
+    before, made = dist.new_group([0, 1]), compat.new_group([0, 1, 2, 3], dist.group.WORLD, ("test",))
+    after = dist.new_group([0, 1])
+    assert int(after.group_name) == int(before.group_name) + 1
+    assert made.group_name != before.group_name and dist.get_process_group_ranks(made) == [0, 1, 2, 3]
 
 
 def test_slices_keep_the_order_of_dims_in_memory():

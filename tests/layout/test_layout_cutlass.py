@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-pytest.importorskip("cutlass.cute")
+pytest.importorskip("cutlass.cute", reason="nvidia-cutlass-dsl is not installed (it cannot be beside torch 2.15)")
 
 import cutlass.cute as cute
 from layout_bruteforce import (
