@@ -117,7 +117,7 @@ def _from_parts(parts: list[torch.Tensor], mesh: DeviceMesh, placements: list[An
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
 
 
-def _holds(tensor: DTensor, parts: list[torch.Tensor]) -> bool:
+def _holds(tensor: Any, parts: list[torch.Tensor]) -> bool:
     local = compat.waited(tensor.to_local())
     with compat.no_modes():
         return all(torch.equal(compat.local_of(local, rank), part) for rank, part in enumerate(parts))
