@@ -146,7 +146,7 @@ class Collectives(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor goes first: what it does with its local tensors comes by here
         space, _, name = function._schema.name.partition("::")
-        if space in ("_c10d_functional", "c10d") and name != "wait_tensor":
+        if space in ("_c10d_functional", "c10d") and name not in ("wait_tensor", "_wrap_tensor_autograd"):
             self.counts[name] += 1
         return function(*args, **(kwargs or {}))
 

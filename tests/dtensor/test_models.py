@@ -57,15 +57,16 @@ class Runs:
 
 
 def what_failed(folder, code):
-    """The traceback of the rank that failed first: the others then fail as well, by what they do not receive."""
+    """The traceback of the rank that failed first and by itself: the others then fail as well, by what they do not receive, and their backend says so."""
     errors = sorted((path.read_text().split("\n", 1) for path in folder.glob("error*.txt")), key=lambda parts: float(parts[0]))
     output = (folder / "output.txt").read_text()
-    start = output.find("Fatal Python error")
-    if start >= 0:  # a rank that dies in C++ has no traceback but this
-        return output[start : start + 5000]
-    if errors:
-        return errors[0][1]
-    return f"exit code {code}\n{output[-5000:]}"
+    own = [text for _, text in errors if "gloo" not in text.strip().rpartition("\n")[2]]
+    if own:
+        return own[0]
+    crashes = [output.find(sign) for sign in ("terminate called", "Fatal Python error") if sign in output]  # a rank that dies in C++ leaves nothing else
+    if crashes:
+        return output[min(crashes) :][:5000]
+    return errors[0][1] if errors else f"exit code {code}\n{output[-5000:]}"
 
 
 @pytest.fixture(scope="module")
