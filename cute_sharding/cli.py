@@ -11,6 +11,7 @@ from itertools import islice, product
 from math import isfinite, prod
 from typing import Any
 
+from cute_sharding import status
 from cute_sharding.layout import Fact, Layout, LayoutError, asking, assuming, symbol
 from cute_sharding.layout.size import size
 from cute_sharding.layout.symbolic import parse_expr
@@ -402,29 +403,8 @@ def _parser() -> _Parser:
     added.add_argument("--itemsize", type=int, default=4, metavar="BYTES", help="bytes of an element (default 4)")
 
     text = "what is switched on and why, on which torch, what of it is replaced, and whether a view and a redistribution come out right here"
-    command("status", text, _run_status, _show_status).set_defaults(is_well=_is_well)
+    command("status", text, lambda arguments: status.status(), status.show).set_defaults(is_well=status.is_well)
     return parser
-
-
-# Of `status`. The adapter imports torch, which the other commands do without.
-
-
-def _run_status(arguments: argparse.Namespace) -> dict[str, Any]:
-    from cute_sharding.dtensor.status import status
-
-    return status()
-
-
-def _show_status(result: dict[str, Any]) -> str:
-    from cute_sharding.dtensor.status import show
-
-    return show(result)
-
-
-def _is_well(result: dict[str, Any]) -> bool:
-    from cute_sharding.dtensor.status import is_well
-
-    return is_well(result)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

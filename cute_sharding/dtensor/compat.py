@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import _are_we_tracing
-from torch.distributed._local_tensor import LocalIntNode, LocalTensor, enabled_local_tensor_mode, maybe_disable_local_tensor_mode
+from torch.distributed._local_tensor import LocalIntNode, LocalTensor, LocalTensorMode, enabled_local_tensor_mode, maybe_disable_local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute, _sharding_prop
 from torch.distributed.tensor import placement_types as _placement_types
@@ -62,6 +62,7 @@ __all__ = [
     "Tracing",
     "active_debug_mode",
     "all_gather",
+    "all_ranks",
     "all_reduce",
     "all_to_all",
     "assert_at_run_time",
@@ -265,7 +266,8 @@ def strided_shard(dim: int, split_factor: Any) -> Placement:
         return _StridedShard(dim, split_factor=split_factor)
     if not (_HOLDS_SYMBOLS and Tracing.settles):
         return _StridedShard(dim, split_factor=int(split_factor))
-    placement = _StridedShard(dim, split_factor=split_factor.node.hint)
+    now: Any = split_factor.node.hint
+    placement = _StridedShard(dim, split_factor=now)
     placement._symbolic_split_factor = split_factor
     Tracing.read_numbers()
     return placement
@@ -637,7 +639,7 @@ def _constants(placeholders: Sequence[Any], sources: Sequence[Any]) -> Iterator[
             for part, tensor in parts:
                 if not isinstance(tensor, torch.Tensor):
                     continue
-                numbers = [(f"stride()[{i}]", n) for i, n in enumerate(tensor.stride())] + [("storage_offset()", tensor.storage_offset())]
+                numbers: list[tuple[str, Any]] = [(f"stride()[{i}]", n) for i, n in enumerate(tensor.stride())] + [("storage_offset()", tensor.storage_offset())]
                 if not isinstance(tensor, DTensor):
                     numbers += [(f"size()[{i}]", n) for i, n in enumerate(tensor.size())]
                 for what, n in numbers:
@@ -788,7 +790,11 @@ def _named_groups(name: str) -> Iterator[None]:
     with _naming_lock:
         stock = _naming_stock[0] if _naming_stock else distributed_c10d._process_group_name
         _naming_stock.append(stock)
-        distributed_c10d._process_group_name = lambda *args, **options: _naming.name or stock(*args, **options)
+
+        def named(*args: Any, **options: Any) -> Any:
+            return _naming.name or stock(*args, **options)
+
+        distributed_c10d._process_group_name = named
     _naming.name = name
     try:
         yield
@@ -816,6 +822,22 @@ def no_modes() -> Any:
 def local_tensor_mode() -> Any | None:
     """The mode that runs every rank in this process, if it is on."""
     return enabled_local_tensor_mode()
+
+
+@contextmanager
+def all_ranks(world: int) -> Iterator[None]:
+    """Every rank of a world runs in this process inside the ``with`` block, each op on the tensors of all. Makes a process group that communicates with nobody, where there is none."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    made = not dist.is_initialized()
+    if made:
+        dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    try:
+        with LocalTensorMode(world):
+            yield
+    finally:
+        if made:
+            dist.destroy_process_group()
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
@@ -869,7 +891,8 @@ def redistribution() -> Redistribution:
     Raises:
         RuntimeError: this torch redistributes elsewhere, and nothing would come by here.
     """
-    for owner, name in [*((module, "redistribute_local_tensor") for module in REDISTRIBUTION_USERS), (_dispatch.OpDispatcher, "redistribute_local_args")]:
+    needed: list[tuple[Any, str]] = [*((module, "redistribute_local_tensor") for module in REDISTRIBUTION_USERS), (_dispatch.OpDispatcher, "redistribute_local_args")]
+    for owner, name in needed:
         if not hasattr(owner, name):
             raise RuntimeError(f"torch {torch.__version__} has no {owner.__name__}.{name}: cute_sharding cannot redistribute there")
     return Redistribution(_redistribute.redistribute_local_tensor, _dispatch.OpDispatcher.redistribute_local_args)
