@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ def checks() -> list[dict[str, str]]:
             view = _compared(_view)
             move = _compared(_move)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        place = extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
         return [{"what": "a view and a redistribution on 4 ranks", "ours": f"FAILED: {reason}", "torch": "not asked"}]
     finally:
         adapter.switch_to(before)
