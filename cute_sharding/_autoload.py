@@ -18,13 +18,14 @@ _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _TARGETS = ("cheapest", "replicate")
 
 # What became of the flags in this process, for `python -m cute_sharding status`.
-report = "no flag is set"
+report = "torch has not asked for this package (it does when it is imported, where the package is installed and TORCH_DEVICE_BACKEND_AUTOLOAD is not 0)"
 
 
 def autoload() -> None:
     """Switch on what the environment says, once the program has imported DTensor."""
     global report
     try:
+        report = "no flag is set"
         settings = from_environment(os.environ)
         if settings is not None:
             report = "waiting for torch.distributed.tensor to be imported"

@@ -41,6 +41,11 @@ def test_it_says_what_is_on_and_checks_that_it_works(site, flags, on, code):
     assert ("\noff: " in shown) == (on is None) and ("perhaps" in shown) == ("perhaps" in str(flags))
 
 
+def test_it_says_why_a_flag_has_come_to_nothing(site):
+    result = run(site, USE_CUTE_SHARDING="1", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.returncode == 1 and "off: torch has not asked for this package" in result.stdout
+
+
 def test_it_leaves_the_settings_as_they_are():
     with cute_sharding.enabled(implicit_redistribution="replicate"):
         before = cute_sharding.settings()
