@@ -200,7 +200,8 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
             elif compat.is_tracing():
                 wanted = bool(compat.split_factors(current) or compat.split_factors(target))  # torch counts the rows of such shards one by one, which it cannot
         if wanted and not compat.is_wrapper(local) and (not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))):
-            return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit)
+            counted = settings is None or settings.redistribution or not getattr(_in_view, "now", False)
+            return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, counted=counted)
         if settings is not None and settings.redistribution:
             count_left_to_torch()
         return stock.local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)

@@ -50,10 +50,10 @@ class Prepared(NamedTuple):
     plan: RedistributionPlan
     foreign: tuple[int, ...]
     made: tuple[int, ...]
-    counted: Redistribution
+    kind: Redistribution
 
 
-def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, async_op: bool = False, is_explicit: bool = False) -> torch.Tensor:
+def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, async_op: bool = False, is_explicit: bool = False, counted: bool = True) -> torch.Tensor:
     """Take this rank's local tensor from the placements of ``current`` to those of ``target``.
 
     Pending reductions of torch's own Partial are part of the plan; those of other kinds (a masked embedding's, a norm's) are finished first, by the placement's own method.
@@ -73,14 +73,14 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     shape = sizes_at_hand(current.shape)
     at_hand = [compat.with_shape(spec, shape) for spec in (current, target)] if compat.is_symbolic(tuple(current.shape)) else [current, target]
     source, wanted = of_source(at_hand[0], local), of_target(at_hand[1], is_explicit=is_explicit)
-    plan, foreign, made, counted = prepare(shape, tuple(mesh.shape), before, after, source, wanted)
+    plan, foreign, made, kind = prepare(shape, tuple(mesh.shape), before, after, source, wanted)
     steps = plan.steps
     if compat.is_tracing() and any(step.communicates and existing_group(mesh, step.mesh_dims, exact=isinstance(step, Reduction)) is None for step in steps):
         # A graph may run from a cache where nobody traced it: it must not need a group that tracing makes.
         steps = one_by_one(plan.shape, plan.mesh, plan.source, plan.target.chains)
-        counted = Redistribution(shape, tuple(mesh.shape), before, after, steps)
-    if steps:
-        count_moves(counted)
+        kind = Redistribution(shape, tuple(mesh.shape), before, after, steps)
+    if steps and counted:
+        count_moves(kind)
     debug = compat.active_debug_mode()
     record = nullcontext() if debug is None else debug.record_redistribute_calls(local, before, after, " -> ".join(step.kind for step in steps), is_explicit=is_explicit)
     with record:

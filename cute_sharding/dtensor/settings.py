@@ -24,7 +24,7 @@ class Settings:
         """
         if implicit_redistribution not in IMPLICIT:
             raise ValueError(f"implicit_redistribution={implicit_redistribution!r} is none of {', '.join(map(repr, IMPLICIT))}; True is 'cheapest'")
-        implicit = "cheapest" if implicit_redistribution is True else implicit_redistribution
+        implicit = "cheapest" if implicit_redistribution in (True,) else implicit_redistribution
         return cls(bool(views), implicit or False, bool(redistribution))  # type: ignore[arg-type]
 
     @property

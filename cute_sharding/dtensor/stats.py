@@ -84,7 +84,9 @@ def _total() -> Moved:
 
 
 def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
-    """For each op, how many of its propagations had each outcome since the last reset; and under "redistribute" what redistributions moved.
+    """For each op, how many of its propagations had each outcome since the last reset; and under "redistribute" what redistributions moved, where these run by plan.
+
+    What a view redistributes without that is an outcome of the view.
 
     DTensor caches propagations, so an op that runs again on the same shapes and placements is not counted again. Redistributions are counted each time that they run, and in a compiled
     program once, when it is compiled.
@@ -93,7 +95,7 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     redistributed first), ``refused`` (an error was raised) and ``stock`` (left to torch's own rule:
     meshes of one device in all, which torch also uses as a stand-in to derive the rules of other ops).
 
-    Of redistributions: ``plan`` and ``stock``, how many ran by plan and how many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the device that
+    Of redistributions, beside the outcomes: ``plan`` and ``stock``, how many ran by plan and how many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the device that
     receives the most, and ``stock_received_elements``, what it would have received by torch's own steps (as rank 0 counts them; of those that torch can do).
     """
     global _moved
@@ -105,7 +107,7 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
             _moves.clear()
             _moved = Moved()
     if any(total):
-        result[REDISTRIBUTE] = total._asdict()
+        result[REDISTRIBUTE] = dict.fromkeys(OUTCOMES, 0) | total._asdict()  # the outcomes as well, so that all entries can be added up
     return result
 
 

@@ -242,7 +242,7 @@ def test_reshape_reaches_its_own_row_in_inference_mode(shape, target):
     with torch.inference_mode(), ranks_of((2,)), cute_sharding.enabled():
         cute_sharding.reset_stats()
         assert_holds(distribute(full, (2,), [Shard(1)]).reshape(target), full.reshape(target))
-        assert set(cute_sharding.stats()) - {"redistribute"} == {"reshape.default"}
+        assert set(cute_sharding.stats()) == {"reshape.default"}
 
 
 @pytest.mark.parametrize("args", [(), (1,), ((1, 2),)], ids=str)
