@@ -70,6 +70,8 @@ __all__ = [
     "flattened_mesh",
     "forget_compiled_code",
     "generate_redistribute_costs",
+    "group_of_dim",
+    "group_of_flattened",
     "has_shape_env",
     "install_redistribution",
     "install_strategy",
@@ -742,6 +744,33 @@ def this_rank() -> int:
 def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
     """The mesh that the program made of those mesh dims by flattening them, or None."""
     return _redistribute._get_flattened_mesh_by_layout_impl(mesh, dims)
+
+
+def group_of_dim(mesh: Any, dim: int) -> Any:
+    """The process group of a mesh dim."""
+    group = _living(mesh.get_group(dim))
+    if group is None:
+        raise RuntimeError(f"the process group of dim {dim} of the mesh {mesh} is gone")
+    return group
+
+
+def group_of_flattened(mesh: Any) -> Any | None:
+    """The process group of a mesh that a program made by flattening; None where it is gone."""
+    return _living(mesh.get_group())
+
+
+def _living(group: Any) -> Any | None:
+    """The group that has the name of ``group`` now; None where none has.
+
+    torch caches specs, and so hands out meshes of a process group that has been destroyed, which equal those of the one after it. Its collectives go by name and do not notice; but while
+    it compiles, such a mesh gives the group that it had.
+    """
+    if not isinstance(group, dist.ProcessGroup) or group in distributed_c10d._world.pg_map:
+        return group
+    try:
+        return distributed_c10d._resolve_process_group(group.group_name)
+    except RuntimeError:
+        return None
 
 
 def new_group(ranks: list[int], like: Any, kind: tuple[Any, ...]) -> Any:
