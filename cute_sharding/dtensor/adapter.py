@@ -184,6 +184,8 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
                 wanted = not is_torchs(current, target)  # as views make them that torch would not have
             elif compat.is_tracing():
                 wanted = bool(compat.split_factors(current) or compat.split_factors(target))  # torch counts the rows of such shards one by one, which it cannot
+        if wanted and compat.is_tracing() and not getattr(_in_view, "now", False) and not _stays_symbolic(current, target):
+            wanted = False
         if wanted and not compat.is_wrapper(local) and (not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))):
             return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit)
         if settings is not None and settings.redistribution:
@@ -191,6 +193,21 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
         return stock.local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
     return redistribute
+
+
+def _stays_symbolic(current: compat.DTensorSpec, target: compat.DTensorSpec) -> bool:
+    """Whether a graph by plan is one for many sizes, or torch's would be none.
+
+    Sizes that do not divide become constants of a plan, and not of what torch does. Also where they are constants already: the graphs of two ranks may differ in that, and the ranks must
+    take the same way.
+    """
+    if compat.split_factors(current) or compat.split_factors(target):
+        return True
+    shape = tuple(current.shape)
+    if compat.is_symbolic(shape) and not (compat.has_shape_env(shape) and has_values(shape)):
+        return True
+    with symbols_of(shape):
+        return all(_divides(known(shape), spec.mesh.shape, spec.placements) for spec in (current, target))
 
 
 def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., None]:
