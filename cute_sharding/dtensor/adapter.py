@@ -199,6 +199,8 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
                 wanted = not is_torchs(current, target)  # as views make them that torch would not have
             elif compat.is_tracing():
                 wanted = bool(compat.split_factors(current) or compat.split_factors(target))  # torch counts the rows of such shards one by one, which it cannot
+        if wanted and compat.is_tracing() and not getattr(_in_view, "now", False) and not _stays_symbolic(current, target):
+            wanted = False
         if wanted and not compat.is_wrapper(local) and (not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))):
             counted = settings is None or settings.redistribution or not getattr(_in_view, "now", False)
             return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, counted=counted)
@@ -207,6 +209,20 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
         return stock.local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
     return redistribute
+
+
+def _stays_symbolic(current: compat.DTensorSpec, target: compat.DTensorSpec) -> bool:
+    """Whether a graph by plan is one for many sizes, or torch's would be none.
+
+    Sizes that do not divide become constants of a plan, and not of what torch does. Where they are constants already, a graph moves what a rank moves that does not compile.
+    """
+    shape = tuple(current.shape)
+    if not compat.is_symbolic(shape) or compat.split_factors(current) or compat.split_factors(target):
+        return True
+    if not (compat.has_shape_env(shape) and has_values(shape)):
+        return True
+    with symbols_of(shape):
+        return all(_divides(known(shape), spec.mesh.shape, spec.placements) for spec in (current, target))
 
 
 def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., None]:

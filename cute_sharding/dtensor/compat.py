@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import re
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from math import prod
 from typing import Any
@@ -38,6 +36,7 @@ from torch.distributed.tensor._utils import assert_no_mixed_partial_types as che
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _MaskPartial, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves
 
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.layout import row_major
@@ -75,6 +74,8 @@ __all__ = [
     "flattened_mesh",
     "forget_compiled_code",
     "generate_redistribute_costs",
+    "group_of_dim",
+    "group_of_flattened",
     "has_shape_env",
     "install_redistribution",
     "install_strategy",
@@ -482,12 +483,11 @@ class Tracing:
 
         def _expand_single_dim_strategy_to_mesh(mesh: Any, schema: OpSchema, info: Any, metas: Any) -> Any:
             expanded = stock(mesh, schema, info, metas)
-            # By kind, for == would compare sizes, which unbacked ones do not take.
+            # By kind, for == would compare sizes, which unbacked ones do not take. Lists may hold some, too: those of an index_put.
             inputs = [arg for arg in schema.args_schema if isinstance(arg, OpStrategy)]
-            others = [arg for arg in schema.args_schema if isinstance(arg, StrategyType) and not isinstance(arg, OpStrategy)]
-            others += [arg for arg in schema.kwargs_schema.values() if isinstance(arg, StrategyType)]
+            everywhere = [leaf for leaf in tree_leaves((schema.args_schema, schema.kwargs_schema)) if isinstance(leaf, StrategyType)]
             name = schema.op.name().split("::")[1].split(".")[0]
-            if others or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs):
+            if len(everywhere) != len(inputs) or name.endswith("_") or schema.is_out_variant_op() or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs):
                 return expanded
             specs = [arg.strategies[0].output_spec for arg in inputs]
             if not is_symbolic(*(tuple(spec.shape) for spec in specs)) and not _are_strided(specs):
@@ -604,56 +604,49 @@ def _binary(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_global_sizes(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's guards on the inputs of a program, with those on the global sizes of DTensors that are constants of it.
+    """torch's guards on the inputs of a program, and beside them those on global sizes of DTensors that are constants of it.
 
-    torch writes all guards on constants, or none. So all are asked for, and those that torch would leave out are taken out again, but for these: each says ``source == number``, and stands at
-    the same place in every language. (A guard on the storage offset of a local tensor, or on a size of a tensor that it is a view of, would have programs compiled again for nothing.)
+    torch leaves all guards on constants to its checks of plain tensors, which see local sizes. To have it write all of them out would be too much: also offsets of local tensors, and sizes of
+    what they are views of, would then be guarded, and programs compiled again for nothing.
     """
 
-    def produce_guards_verbose(shape_env: Any, placeholders: Any, sources: Any, *args: Any, ignore_static: bool = True, **options: Any) -> Any:
-        if args or not ignore_static or not any(isinstance(value, DTensor) for value in placeholders):
-            return stock(shape_env, placeholders, sources, *args, ignore_static=ignore_static, **options)
-        languages = options.pop("langs", ("python", "verbose_python"))
-        first, *found = stock(shape_env, placeholders, sources, ignore_static=False, langs=("python", *languages), **options)
-        surplus = Counter(_constants(placeholders, sources))
-        drop = set()
-        for i, guard in enumerate(first.exprs):
-            if surplus[guard]:
-                surplus[guard] -= 1
-                drop.add(i)
-        if any(len(guards.exprs) != len(first.exprs) for guards in found):
-            return found  # more than needed, and nothing is missing
-        return [_without(guards, drop) for guards in found]
+    def produce_guards_verbose(shape_env: Any, placeholders: Any, sources: Any, source_ref: Any = lambda source: source.name, *, ignore_static: bool = True, **options: Any) -> Any:
+        found = stock(shape_env, placeholders, sources, source_ref, ignore_static=ignore_static, **options)
+        if not ignore_static or options.get("_simplified"):
+            return found  # all are there, or only those of interest are wanted
+        for source, n in _constant_sizes(placeholders, sources).items():
+            for guards in found:
+                guards.exprs.append(f"{_in_language_of(guards, source, source_ref)} == {n}")
+        return found
 
     return produce_guards_verbose
 
 
-def _constants(placeholders: Sequence[Any], sources: Sequence[Any]) -> Iterator[str]:
-    """The guards on sizes, strides and offsets of inputs that are numbers, but for global sizes of DTensors."""
+def _constant_sizes(placeholders: Sequence[Any], sources: Sequence[Any]) -> dict[Any, int]:
+    """The global sizes of DTensors among the inputs that are numbers, by their source."""
+    from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
+
+    found = {}
     for value, source in zip(placeholders, sources):
-        if isinstance(value, torch.Tensor):
-            name = source if isinstance(source, str) else source.name
-            parts = [(name, value)]
-            if is_traceable_wrapper_subclass(value):
-                parts += [(f"{name}.{attribute}", getattr(value, attribute)) for attribute in value.__tensor_flatten__()[0]]
-            for part, tensor in parts:
-                if not isinstance(tensor, torch.Tensor):
-                    continue
-                numbers: list[tuple[str, Any]] = [(f"stride()[{i}]", n) for i, n in enumerate(tensor.stride())] + [("storage_offset()", tensor.storage_offset())]
-                if not isinstance(tensor, DTensor):
-                    numbers += [(f"size()[{i}]", n) for i, n in enumerate(tensor.size())]
-                for what, n in numbers:
-                    n = n.node.maybe_as_int() if isinstance(n, torch.SymInt) else n
-                    if n is not None:
-                        yield f"{part}.{what} == {n}"
+        if isinstance(value, DTensor):
+            sizes: tuple[Any, ...] = tuple(value.size())
+            for dim, n in enumerate(sizes):
+                number = n.node.maybe_as_int() if isinstance(n, torch.SymInt) else n
+                if number is not None:
+                    found[TensorPropertySource(LocalSource(source) if isinstance(source, str) else source, TensorProperty.SIZE, dim)] = number
+    return found
 
 
-def _without(guards: Any, drop: set[int]) -> Any:
-    exprs = [guard for i, guard in enumerate(guards.exprs) if i not in drop]
-    if not hasattr(guards, "source_to_symbol"):
-        return replace(guards, exprs=exprs)
-    used = {name for guard in exprs for name in re.findall(r"\w+", guard)}
-    return replace(guards, exprs=exprs, source_to_symbol={source: symbol for source, symbol in guards.source_to_symbol.items() if str(symbol) in used})
+def _in_language_of(guards: Any, source: Any, source_ref: Callable[[Any], str]) -> str:
+    """A source as guards name it: Python by an expression, C++ by a variable."""
+    symbols = getattr(guards, "source_to_symbol", None)
+    if symbols is None:
+        return source_ref(source)
+    if source not in symbols:
+        import sympy
+
+        symbols[source] = sympy.Symbol(f"global_size_{len(symbols)}")
+    return str(symbols[source])
 
 
 def _with_plain_functions(stock: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
@@ -762,6 +755,33 @@ def this_rank() -> int:
 def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
     """The mesh that the program made of those mesh dims by flattening them, or None."""
     return _redistribute._get_flattened_mesh_by_layout_impl(mesh, dims)
+
+
+def group_of_dim(mesh: Any, dim: int) -> Any:
+    """The process group of a mesh dim."""
+    group = _living(mesh.get_group(dim))
+    if group is None:
+        raise RuntimeError(f"the process group of dim {dim} of the mesh {mesh} is gone")
+    return group
+
+
+def group_of_flattened(mesh: Any) -> Any | None:
+    """The process group of a mesh that a program made by flattening; None where it is gone."""
+    return _living(mesh.get_group())
+
+
+def _living(group: Any) -> Any | None:
+    """The group that has the name of ``group`` now; None where none has.
+
+    torch caches specs, and so hands out meshes of a process group that has been destroyed, which equal those of the one after it. Its collectives go by name and do not notice; but while
+    it compiles, such a mesh gives the group that it had.
+    """
+    if not isinstance(group, dist.ProcessGroup) or group in distributed_c10d._world.pg_map:
+        return group
+    try:
+        return distributed_c10d._resolve_process_group(group.group_name)
+    except RuntimeError:
+        return None
 
 
 def new_group(ranks: list[int], like: Any, kind: tuple[Any, ...]) -> Any:

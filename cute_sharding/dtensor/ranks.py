@@ -67,26 +67,27 @@ def group_of(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> Any:
         return group
     # Kept by ranks and backend and not by mesh: a program may make the same slice of its mesh anew in every step.
     groups, key = _made(), _key(mesh, dims)
-    groups[key] = compat.new_group(list(key[0]), mesh.get_group(dims[0]), key[1:])
+    groups[key] = compat.new_group(list(key[0]), compat.group_of_dim(mesh, dims[0]), key[1:])
     return groups[key]
 
 
 def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
     """What a made group is known by: its ranks, and the kind of device and backend that it serves."""
     rank = compat.this_rank()
-    return tuple(sorted(_slice(places(mesh, rank), dims, rank))), mesh.device_type, compat.backend_name(mesh.get_group(dims[0]), mesh.device_type)
+    return tuple(sorted(_slice(places(mesh, rank), dims, rank))), mesh.device_type, compat.backend_name(compat.group_of_dim(mesh, dims[0]), mesh.device_type)
 
 
 def existing_group(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> Any | None:
     """:func:`group_of`, if there is one already."""
     if len(dims) == 1:
-        return mesh.get_group(dims[0])
+        return compat.group_of_dim(mesh, dims[0])
     flattened = compat.flattened_mesh(mesh, dims)
-    if flattened is not None:
-        return flattened.get_group()
+    group = None if flattened is None else compat.group_of_flattened(flattened)
+    if group is not None:
+        return group
     world = dist.group.WORLD
     whole = mesh.size() == dist.get_world_size() and (not exact or spans(world, mesh, dims))
-    if whole and compat.backend_name(world, mesh.device_type) == compat.backend_name(mesh.get_group(dims[0]), mesh.device_type):
+    if whole and compat.backend_name(world, mesh.device_type) == compat.backend_name(compat.group_of_dim(mesh, dims[0]), mesh.device_type):
         return world
     if compat.is_tracing():
         return None  # a graph may run from a cache in a program that has not made such a group

@@ -7,12 +7,14 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 from simulation import mesh_of
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from benchmarks.compiled import PATTERNS, make, measure
+from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.strided import steps
 
 MESH = (4,)
@@ -93,6 +95,25 @@ def test_global_sizes_that_a_graph_takes_for_constants_are_guarded():
         assert program(sharded((rows, 3), [Shard(0)])).shape == (rows, 3)
 
 
+@pytest.mark.parametrize("in_cpp", [True, False])
+def test_constant_global_sizes_are_guarded_in_either_language_and_nothing_else_is(in_cpp):
+    """Also a program that only ever sees local tensors of one shape; but not for the sizes of what they are views of."""
+    count = CompileCounterWithBackend("aot_eager")
+    with torch._dynamo.config.patch(enable_cpp_symbolic_shape_guards=in_cpp):
+        program = compiled(lambda x: x * 2, dynamic=False, backend=count)
+        for rows in (8, 7, 8, 7):
+            assert program(sharded((rows, 3), [Shard(0)])).shape == (rows, 3)
+        assert count.frame_count == 2
+        count.clear()
+        program = compiled(lambda x: (x * x).to_local(), None, count)
+        for shape in ((4, 4), (6, 8), (10, 10)):
+            given = DTensor.from_local(torch.randn(shape, requires_grad=True), mesh_of(MESH), [Shard(0)], run_check=False)
+            for dim in (0, 1):
+                torch._dynamo.mark_dynamic(given, dim)
+            program(given).sum().backward()
+        assert count.frame_count == 1
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_what_eager_refuses_is_refused(dynamic):
     with pytest.raises(RuntimeError, match=r"cannot be done without communication"):
@@ -121,6 +142,14 @@ def unbacked(shape, placements, dim):
 def test_views_of_unbacked_sizes_that_can_be_proved_are_free(program, placements, dim):
     x = unbacked((8, 8, 16), placements, dim)
     assert_same(compiled(lambda x: program(x) * 2, None)(x), program(sharded((8, 8, 16), placements)) * 2)
+
+
+def test_products_of_unbacked_sizes():
+    a, b = (sharded((8, 8), [Replicate()]) for _ in range(2))
+    for x in (a, b):
+        for dim in (0, 1):
+            torch._dynamo.decorators.mark_unbacked(x, dim)
+    assert_same(compiled(torch.mm, None)(a, b), torch.mm(a, b))
 
 
 def test_an_unbacked_size_that_decides_is_named_and_can_be_checked():
@@ -260,6 +289,25 @@ def test_switching_between_calls_is_seen_by_compiled_programs(dynamic):
             run(given())
         with cute_sharding.enabled():
             assert run(given()).placements == (Shard(0),)
+
+
+def test_a_mesh_of_a_process_group_that_is_gone_has_the_group_of_its_name():
+    """torch caches specs, and their meshes with them; a later process group has other groups of the same names."""
+    living = mesh_of(MESH).get_group(0)
+
+    class Gone(torch.distributed.ProcessGroup):
+        group_name = living.group_name
+
+    class Mesh:
+        def get_group(self, dim=0):
+            return gone
+
+    gone = Gone(0, 4)
+    assert compat.group_of_dim(Mesh(), 0) is compat.group_of_flattened(Mesh()) is living
+    Gone.group_name = "no group has this name"
+    assert compat.group_of_flattened(Mesh()) is None
+    with pytest.raises(RuntimeError, match="is gone"):
+        compat.group_of_dim(Mesh(), 0)
 
 
 def test_guards_are_logged_by_name(caplog):

@@ -1,0 +1,148 @@
+"""Where torch compiles a program of DTensor ops, whichever they are, it is compiled with our flags too: without an error, in no more graphs, to the same values."""
+
+import warnings
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch._functorch.config
+import torch._inductor.config
+from programs import PROGRAMS
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._pytree import tree_leaves
+
+import cute_sharding
+
+FLAGS = {"views": {}, "redistribution": {"redistribution": True, "views": False}, "both": {"redistribution": True}}
+MODES = {"static": False, "automatic": None, "dynamic": True, "marked": None, "unbacked": None}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    """Nothing from an earlier test or an earlier run."""
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+
+
+class Outcome(NamedTuple):
+    graphs: int
+    error: str | None = None
+    wrong: str | None = None  # what differs from eager, under the same flags
+
+
+def marked(inputs, mode):
+    for tensor in tree_leaves(inputs) if mode in ("marked", "unbacked") else ():
+        if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 and tensor.shape[0] > 1:
+            (torch._dynamo.mark_dynamic if mode == "marked" else torch._dynamo.decorators.mark_unbacked)(tensor, 0)
+    return inputs
+
+
+def called(run, inputs, gradients):
+    """All that comes of a call: outputs, inputs as they are then, and their gradients."""
+    tensors = [x for x in tree_leaves(inputs) if isinstance(x, torch.Tensor)]
+    with nullcontext() if gradients else torch.no_grad():
+        outputs = tree_leaves(run(*inputs))
+    results = [*outputs, *(x.detach() for x in tensors)]
+    roots = [y for y in outputs if isinstance(y, torch.Tensor) and y.requires_grad]
+    leaves = [x for x in tensors if x.requires_grad]
+    if gradients and roots and leaves:
+        results += torch.autograd.grad(roots, leaves, [torch.ones_like(y) for y in roots], allow_unused=True)
+    return results
+
+
+def difference(actual, expected, *, values):
+    """In words; None where there is none. On the fake process group values are what one device would have, unless something is communicated."""
+    if isinstance(expected, DTensor):
+        if not isinstance(actual, DTensor):
+            return f"{type(actual)} for a DTensor"
+        if (actual.shape, actual.placements) != (expected.shape, expected.placements):
+            return f"{actual.shape} {actual.placements} for {expected.shape} {expected.placements}"
+        actual, expected = actual.to_local(), expected.to_local()
+    if not isinstance(expected, torch.Tensor):
+        return None if actual == expected else f"{actual} for {expected}"
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return f"a local {actual.shape} {actual.dtype} for {expected.shape} {expected.dtype}"
+    return "values" if values and not torch.allclose(actual, expected, rtol=1e-4, atol=1e-5) else None
+
+
+def outcome(program, mode, backend="aot_eager"):
+    getattr(program.run, "prepare", lambda: None)()
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    gradients = program.gradients and mode != "unbacked"  # torch compares sizes of gradients to numbers
+    compiled = torch.compile(program.run, backend=counter, fullgraph=True, dynamic=MODES[mode])
+    for sizes in program.sizes:
+        with CommDebugMode() as communicated:
+            try:
+                expected = called(program.run, program.inputs(*sizes), gradients)
+            except Exception as error:  # what eager refuses is no matter of compilation
+                return Outcome(counter.frame_count, f"eager: {type(error).__name__} {error}")
+        try:
+            actual = called(compiled, marked(program.inputs(*sizes), mode), gradients)
+        except Exception as error:
+            return Outcome(counter.frame_count, f"{sizes}: {type(error).__name__} {error}")
+        found = [difference(a, e, values=not communicated.get_total_counts()) for a, e in zip(actual, expected, strict=True)]
+        if any(found):
+            return Outcome(counter.frame_count, wrong=f"{sizes}: {found}")
+    return Outcome(counter.frame_count)
+
+
+def worse(stock, ours):
+    """What ours has that torch has not; None where it is no worse."""
+    if ours.wrong and not stock.wrong:
+        return ours.wrong
+    if stock.error:
+        return None
+    if ours.error:
+        return ours.error
+    return f"{ours.graphs} graphs for {stock.graphs}" if ours.graphs > stock.graphs and not stock.wrong else None
+
+
+def compare(name, mode, flags, backend="aot_eager"):
+    program, found = PROGRAMS[name], {}
+    stock = outcome(program, mode, backend)
+    for flag in flags:
+        with cute_sharding.enabled(**FLAGS[flag]):
+            found[flag] = worse(stock, outcome(program, mode, backend))
+    return {flag: what for flag, what in found.items() if what}
+
+
+# Each program in one of the ways to compile it, the next one in the next: all of them in all ways take minutes, and find what one finds.
+# (Of sizes without numbers torch weighs the decomposition of dot product attention for minutes, flags or none.)
+CASES = [(name, "static" if name == "dot product attention" else list(MODES)[i % len(MODES)], list(FLAGS)[i % len(FLAGS)]) for i, name in enumerate(PROGRAMS)]
+
+
+@pytest.mark.parametrize(("name", "mode", "flag"), CASES, ids=[" - ".join(case) for case in CASES])
+def test_a_program_compiles_no_worse_than_on_torchs_own_rules(name, mode, flag):
+    assert compare(name, mode, [flag]) == {}
+
+
+# What once was worse.
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("rows by number", "dynamic"),  # an op with a list of tensors, met while another is decomposed
+        ("gathered, uneven", "dynamic"),  # sizes that do not divide
+        ("mm, replicas", "unbacked"),  # strategies of unbacked sizes, compared
+        ("mm, two mesh dims", "unbacked"),
+        ("local tensors of inputs that are views", "marked"),  # sizes of what a local tensor is a view of
+    ],
+)
+def test_no_flag_makes_these_worse(name, mode):
+    assert compare(name, mode, FLAGS) == {}
+
+
+@pytest.mark.parametrize("name", ["add a pending sum", "linear", "layer norm", "mutation of an input"])
+def test_programs_under_inductor(name):
+    assert compare(name, "automatic", ["both"], "inductor") == {}
+
+
+def test_offsets_in_a_buffer_are_no_matter_of_guards():
+    for mode in ("automatic", "dynamic"):
+        with cute_sharding.enabled(redistribution=True):
+            assert outcome(PROGRAMS["slices of one buffer"], mode) == Outcome(1)
