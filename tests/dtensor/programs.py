@@ -181,7 +181,6 @@ PROGRAMS = {
     "mean squares": Program(F.mse_loss, lambda a, b: (d((a, b), S0), d((a, b), S0))),
     "embedding": Program(lambda i, w: F.embedding(i, w), lambda a, b: (ids(a, 8, S0), d((8, b), R))),
     "embedding, rows sharded": Program(lambda i, w: redistributed(F.embedding(i, w), R), lambda a, b: (ids(a, 8, R), d((8, b), S0))),
-    "dot product attention": Program(F.scaled_dot_product_attention, lambda a, b: tuple(d((2, 4, a, 8), S1, grad=False) for _ in range(3))),
     "attention by hand": Program(attention, lambda a, b: (d((a, b, 8), S0), *(d((8, 8), R) for _ in range(4)))),
     # joining and parting
     "cat": Program(lambda x, y: torch.cat([x, y], 1), lambda a, b: (d((a, b), S0), d((a, 4), S0))),

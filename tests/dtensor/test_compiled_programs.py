@@ -113,8 +113,7 @@ def compare(name, mode, flags, backend="aot_eager"):
 
 
 # Each program in one of the ways to compile it, the next one in the next: all of them in all ways take minutes, and find what one finds.
-# (Of sizes without numbers torch weighs the decomposition of dot product attention for minutes, flags or none.)
-CASES = [(name, "static" if name == "dot product attention" else list(MODES)[i % len(MODES)], list(FLAGS)[i % len(FLAGS)]) for i, name in enumerate(PROGRAMS)]
+CASES = [(name, list(MODES)[i % len(MODES)], list(FLAGS)[i % len(FLAGS)]) for i, name in enumerate(PROGRAMS)]
 
 
 @pytest.mark.parametrize(("name", "mode", "flag"), CASES, ids=[" - ".join(case) for case in CASES])
