@@ -778,8 +778,9 @@ def _living(group: Any) -> Any | None:
     """
     if not isinstance(group, dist.ProcessGroup) or group in distributed_c10d._world.pg_map:
         return group
+    c10d: Any = distributed_c10d
     try:
-        return distributed_c10d._resolve_process_group(group.group_name)
+        return c10d._resolve_process_group(group.group_name)
     except RuntimeError:
         return None
 
