@@ -355,33 +355,39 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                     row=row,
                     mesh_names=mesh.mesh_dim_names,
                     implicit_redistribution=settings.implicit_redistribution,
-                    stock=(lambda: compat.stock_input_placements(stock, schema)) if len(given.strategies) == 1 else None,
+                    stock=partial(stock_source, schema, spec, sizes),
                     diverged=lambda: ledger.diverged(mesh),
                     reachable=partial(_reachable, settings, spec),
                 )
                 if spec.use_strided_shard_as_shard_order:
                     decision = decision._replace(output=compat.settled(decision.output))
                 if not _says_what_it_means(view, spec, decision, sized=compat.takes_local_sizes(schema.op)):
-                    decision = _whole(view, spec, sizes, decision, name, may_redistribute=lambda: not strict or bool(settings.implicit_redistribution) or stock_runs(schema))
+                    decision = _whole(view, spec, sizes, decision, name, may_redistribute=lambda: not strict or bool(settings.implicit_redistribution) or stock_runs(schema, spec, sizes))
             if decision.outcome != "redistribution" and any(cut_of(p) is not None for p in decision.output):
-                ledger.note(mesh, lambda placements=tuple(spec.placements): stock_moves(schema, placements))  # type: ignore[misc]
+                ledger.note(mesh, partial(stock_moves, schema, spec, sizes))
             count(name, decision.outcome)
             result.strategies.append(compat.op_spec(given, spec, mesh, decision.source, decision.output))
         return result
 
-    def stock_moves(schema: compat.OpSchema, placements: tuple[compat.Placement, ...]) -> bool:
+    def stock_source(schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]) -> tuple[compat.Placement, ...]:
+        """The placements that torch's own rule wants of the input. Raises what the rule raises. (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three dims.)"""
+        if stock.strategy is None or row.pairs:
+            return compat.stock_input_placements(stock, schema)
+        rule = compat.torch_rule(row.rule(tuple(spec.shape), *schema.args_schema[1:], **schema.kwargs_schema))
+        return tuple(compat.stock_propagate(spec.placements, tuple(spec.shape), rule, mesh, strict)[0])
+
+    def stock_moves(schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]) -> bool:
         """Whether torch would have redistributed the input. Of sizes without numbers it is not asked, for each answer would be a guard."""
-        given: Any = schema.args_schema[0]
-        if compat.is_symbolic(tuple(given.shape), schema.args_schema[1:]):
+        if compat.is_symbolic(tuple(spec.shape), schema.args_schema[1:]):
             return True
         try:
-            return compat.stock_input_placements(stock, schema) != placements
+            return stock_source(schema, spec, mesh) != tuple(spec.placements)
         except Exception:  # torch raises: no program that runs on torch's rules comes by here
             return False
 
-    def stock_runs(schema: compat.OpSchema) -> bool:
+    def stock_runs(schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]) -> bool:
         try:
-            compat.stock_input_placements(stock, schema)
+            stock_source(schema, spec, mesh)
         except Exception:
             return False
         return True
