@@ -362,7 +362,7 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
                 if spec.use_strided_shard_as_shard_order:
                     decision = decision._replace(output=compat.settled(decision.output))
                 if not _says_what_it_means(view, spec, decision, sized=compat.takes_local_sizes(schema.op)):
-                    decision = _whole(view, spec, sizes, decision, name, may_redistribute=lambda: not strict or bool(settings.implicit_redistribution) or stock_runs(schema, spec, sizes))
+                    decision = _whole(view, spec, sizes, decision, name, may_redistribute=partial(may_redistribute, schema, spec, sizes))
             if decision.outcome != "redistribution" and any(cut_of(p) is not None for p in decision.output):
                 ledger.note(mesh, partial(stock_moves, schema, spec, sizes))
             count(name, decision.outcome)
@@ -385,7 +385,10 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
         except Exception:  # torch raises: no program that runs on torch's rules comes by here
             return False
 
-    def stock_runs(schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]) -> bool:
+    def may_redistribute(schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]) -> bool:
+        """Whether an input that can be read in two ways may be replicated: where views may communicate, or torch runs the view."""
+        if not strict or settings.implicit_redistribution:
+            return True
         try:
             stock_source(schema, spec, mesh)
         except Exception:
