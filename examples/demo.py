@@ -54,11 +54,13 @@ def first_traceback(logs: Path) -> str | None:
     for file in logs.rglob("error.json"):  # written by torchrun's @record
         try:
             message = json.loads(file.read_text())["message"]
-            errors.append((int(message["extraInfo"]["timestamp"]), file.parent.name, message["extraInfo"]["py_callstack"]))
+            traceback = message["extraInfo"]["py_callstack"]
+            lost = any(word in traceback.strip().rpartition("\n")[2] for word in ("gloo", "Connection", "remote worker"))  # of another's end
+            errors.append((lost, file.stat().st_mtime_ns, file.parent.name, traceback))
         except (ValueError, KeyError, TypeError):
             continue
     if errors:
-        _, rank, traceback = min(errors)
+        _, _, rank, traceback = min(errors)
         return f"rank {rank} failed first:\n{traceback}"
     # A worker that dies before its program begins, of an import say, leaves a traceback only.
     said = [(file.stat().st_mtime, file) for file in logs.rglob("stderr.log") if "Traceback" in file.read_text(errors="replace")]
