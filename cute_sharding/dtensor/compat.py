@@ -556,13 +556,24 @@ class Tracing:
 
 
 def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``squeeze_`` of a DTensor. torch changes the local tensor, and the spec only where placements change with it: else the DTensor keeps the shape that it had."""
+    """``squeeze_`` of a DTensor. torch changes the local tensor, and the spec only where placements change with it: else the DTensor keeps the shape that it had.
+
+    Raises:
+        RuntimeError: a dim that goes is sharded. In place nothing can be moved, whatever views may do elsewhere.
+    """
     tensor, *dims = args
-    squeezed = getattr(torch.ops.aten.squeeze, op._overloadname)(tensor, *dims, **kwargs)  # refuses what cannot be
-    ndim = tensor.ndim
+    ndim, spec = tensor.ndim, tensor._spec
     asked = range(ndim) if not dims else [d % ndim for d in ([dims[0]] if isinstance(dims[0], int) else dims[0])] if ndim else []
-    if tensor.device_mesh._is_current_rank_part_of_mesh():
-        tensor._local_tensor.squeeze_(tuple([d for d in asked if tensor.shape[d] == 1]))
+    gone = {d for d in asked if tensor.shape[d] == 1}
+    for m, placement in enumerate(spec.placements):
+        if isinstance(placement, (Shard, _StridedShard)) and placement.dim in gone and spec.mesh.size(m) > 1:
+            raise RuntimeError(
+                f"{name_of(op)} of a DTensor of shape {tuple(tensor.shape)} with placements {spec.placements}: dim {placement.dim} is sharded on mesh dim {m}, and to squeeze it in place cannot be done "
+                "without communication, which nothing in place can have. Take squeeze, not squeeze_, or redistribute the tensor first."
+            )
+    squeezed = getattr(torch.ops.aten.squeeze, op._overloadname)(tensor, *dims, **kwargs)
+    if spec.mesh._is_current_rank_part_of_mesh():
+        tensor._local_tensor.squeeze_(tuple(gone))
     tensor._spec = squeezed._spec
     return return_and_correct_aliasing(op, args, kwargs, tensor)
 

@@ -197,12 +197,16 @@ def test_squeezed_in_place(shape, placements, mesh, dims, flags):
             assert_holds(tensor.redistribute(placements=[R] * len(mesh)), expected)
 
 
-def test_a_squeeze_in_place_that_would_need_communication_is_refused():
-    with cute_sharding.enabled():
-        tensor = DTensor.from_local(torch.zeros(1, 8), mesh_of((4,)), [S(0)], run_check=False, shape=(1, 8), stride=(8, 1))
+@pytest.mark.parametrize("implicit", [False, "replicate", "cheapest"])
+@pytest.mark.parametrize("dims", [(), (0,), ((0, 1),)], ids=str)
+def test_a_squeeze_in_place_moves_nothing(dims, implicit):
+    """Also where views may: the local tensor would stay what it is, under the placements of another."""
+    with ranks_of((2,)), cute_sharding.enabled(implicit_redistribution=implicit):
+        tensor = distribute(number((1, 1, 8)), (2,), [S(0)])
         with pytest.raises(RuntimeError, match="cannot be done without communication"):
-            tensor.squeeze_(0)
-        assert tensor.shape == (1, 8) == tensor.to_local().shape
+            tensor.squeeze_(*dims)
+        assert tensor.placements == (S(0),)
+        assert_holds(tensor, number((1, 1, 8)))
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
