@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cute_sharding.dtensor import compat, ledger, versions
 from cute_sharding.dtensor.locks import fork_safe_lock
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
-from cute_sharding.dtensor.propagate import Decision, decide, refusals_counted
+from cute_sharding.dtensor.propagate import Decision, ask, decide, refusals_counted
 from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.settings import Settings
@@ -56,14 +56,12 @@ def enable(*, implicit_redistribution: bool | str = False, redistribution: bool 
     Calling it again changes the setting. If it fails, everything is as it was. One thing a thread cannot take from another: after a change from
     ``implicit_redistribution=True`` to False, other threads may go on redistributing (rightly) for calls they have cached, where they would now be refused.
     """
-    with _lock:
-        _switch(Settings.of(views, implicit_redistribution, redistribution))
+    switch_to(Settings.of(views, implicit_redistribution, redistribution))
 
 
 def disable() -> None:
     """Go back to torch's own rules, from the next op on. Does nothing where they are in force."""
-    with _lock:
-        _switch(None)
+    switch_to(None)
 
 
 @contextmanager
@@ -71,12 +69,11 @@ def enabled(*, implicit_redistribution: bool | str = False, redistribution: bool
     """:func:`enable` inside the ``with`` block, and what was before after it."""
     with _lock:
         before = _settings
-        _switch(Settings.of(views, implicit_redistribution, redistribution))
+        switch_to(Settings.of(views, implicit_redistribution, redistribution))
     try:
         yield
     finally:
-        with _lock:
-            _switch(before)
+        switch_to(before)
 
 
 def is_enabled() -> bool:
@@ -89,12 +86,6 @@ def settings() -> Settings | None:
     return _settings
 
 
-def switch_to(settings: Settings | None) -> None:
-    """Switch on what these settings say, as :func:`settings` had them."""
-    with _lock:
-        _switch(settings)
-
-
 def parts_replaced() -> list[str]:
     """What of torch is replaced now, by name."""
     with _lock:
@@ -104,19 +95,21 @@ def parts_replaced() -> list[str]:
         return [*(f"the sharding rule of aten.{compat.name_of(stock.op)}" for stock in _stock), *redistribution, *_tracing.names()]
 
 
-def _switch(settings: Settings | None) -> None:
+def switch_to(settings: Settings | None) -> None:
+    """Switch on what these settings say, as :func:`settings` had them. If it fails, everything is as it was."""
     global _settings
-    if settings is not None:
-        versions.check()
-    if settings == _settings:
-        return
-    before, _settings = _settings, settings
-    try:
-        _install(settings)
-    except BaseException:
-        _settings = before
-        _install(before)
-        raise
+    with _lock:
+        if settings is not None:
+            versions.check()
+        if settings == _settings:
+            return
+        before, _settings = _settings, settings
+        try:
+            _install(settings)
+        except BaseException:
+            _settings = before
+            _install(before)
+            raise
     logger.debug("layout algebra: %s", "off" if settings is None else settings)
 
 
@@ -377,22 +370,11 @@ def _strategy(row: Row, name: str, strict: bool, stock: compat.Registration, set
         return tuple(compat.stock_propagate(spec.placements, tuple(spec.shape), rule, mesh, strict)[0])
 
     def stock_moves(schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]) -> bool:
-        """Whether torch would have redistributed the input. Of sizes without numbers it is not asked, for each answer would be a guard."""
-        if compat.is_symbolic(tuple(spec.shape), schema.args_schema[1:]):
-            return True
-        try:
-            return stock_source(schema, spec, mesh) != tuple(spec.placements)
-        except Exception:  # torch raises: no program that runs on torch's rules comes by here
-            return False
+        """Whether torch would have redistributed the input. (Where it raises, no program that runs on torch's rules comes by here.) Of symbols it is not asked, for each answer would be a guard."""
+        return compat.is_symbolic(tuple(spec.shape), schema.args_schema[1:]) or ask(partial(stock_source, schema, spec, mesh))[0] not in (None, tuple(spec.placements))
 
     def may_redistribute(schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]) -> bool:
         """Whether an input that can be read in two ways may be replicated: where views may communicate, or torch runs the view."""
-        if not strict or settings.implicit_redistribution:
-            return True
-        try:
-            stock_source(schema, spec, mesh)
-        except Exception:
-            return False
-        return True
+        return not strict or bool(settings.implicit_redistribution) or ask(partial(stock_source, schema, spec, mesh))[0] is not None
 
     return strategy

@@ -417,9 +417,9 @@ class Tracing:
         """No split factor is a SymInt any more: the program has been compiled."""
         if self._reads_numbers:
             self._reads_numbers = False
-            [(owner, name, value)] = [entry for entry in self._stock if entry[1] == "placements"]
-            self._stock.remove((owner, name, value))
-            setattr(owner, name, value)
+            for entry in [entry for entry in self._stock if entry[:2] == (DTensor, "placements")]:
+                self._stock.remove(entry)
+                setattr(*entry)
 
     def restore(self) -> None:
         Tracing.settles, Tracing._in_force = False, None

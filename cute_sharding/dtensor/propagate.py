@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate, torch_rule
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
+from cute_sharding.dtensor.settings import Implicit
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.dtensor.symbols import hinted
 from cute_sharding.layout import Size, Undecided
@@ -16,9 +17,6 @@ from cute_sharding.redistribution import Target, free_targets
 from cute_sharding.views import Row, View, carry, view_of
 
 SUGGESTIONS = 3
-
-# Where strict views may redistribute their input to: nowhere, where the fewest elements are received, or as torch's rules for other views do.
-Implicit: TypeAlias = Literal[False, "cheapest", "replicate"]
 
 
 class Decision(NamedTuple):
@@ -135,7 +133,7 @@ def decide(
 
     said = None
     if allowed is None:
-        wanted, said = _ask(stock)
+        wanted, said = ask(stock)
         if (wanted is not None and wanted != placements) or diverged():
             allowed = "replicate"
     if allowed == "cheapest":
@@ -253,7 +251,7 @@ def _reduced(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placem
     return tuple([Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements])
 
 
-def _ask(stock: Callable[[], Sequence[Placement]] | None) -> tuple[tuple[Placement, ...] | None, str | None]:
+def ask(stock: Callable[[], Sequence[Placement]] | None) -> tuple[tuple[Placement, ...] | None, str | None]:
     """The placements that torch's own rule wants of the input; None and what it says where it raises."""
     if stock is None:
         return None, None

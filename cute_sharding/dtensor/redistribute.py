@@ -31,17 +31,21 @@ from cute_sharding.redistribution.step import Step
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
 
 
-class Redistribution:
-    """One that runs, maybe many times, for :func:`cute_sharding.stats`. Its counts are worked out when somebody asks."""
+class Traffic:
+    """What one redistribution moves each time that it runs, for :func:`cute_sharding.stats`. Worked out when somebody asks."""
 
     def __init__(self, shape: tuple[int, ...], mesh: tuple[int, ...], before: tuple[Placement, ...], after: tuple[Placement, ...], steps: Sequence[Step]) -> None:
         self._question, self._steps = (shape, mesh, before, after), steps
 
     @cached_property
     def moved(self) -> Moved:
-        """What it moves each time."""
         received = sum(step.received_elements for step in self._steps if step.communicates)
-        return Moved(1, 0, sum(step.collectives for step in self._steps), received, stock_plan(*self._question).received_elements)
+        return Moved(plan=1, collectives=sum(step.collectives for step in self._steps), received_elements=received)
+
+    @cached_property
+    def stock_received_elements(self) -> int | None:
+        plan = stock_plan(*self._question)
+        return plan.received_elements if plan.error is None else None
 
 
 class Prepared(NamedTuple):
@@ -50,7 +54,7 @@ class Prepared(NamedTuple):
     plan: RedistributionPlan
     foreign: tuple[int, ...]
     made: tuple[int, ...]
-    kind: Redistribution
+    traffic: Traffic
 
 
 def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, async_op: bool = False, is_explicit: bool = False, counted: bool = True) -> torch.Tensor:
@@ -73,14 +77,14 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     shape = sizes_at_hand(current.shape)
     at_hand = [compat.with_shape(spec, shape) for spec in (current, target)] if compat.is_symbolic(tuple(current.shape)) else [current, target]
     source, wanted = of_source(at_hand[0], local), of_target(at_hand[1], is_explicit=is_explicit)
-    plan, foreign, made, kind = prepare(shape, tuple(mesh.shape), before, after, source, wanted)
+    plan, foreign, made, traffic = prepare(shape, tuple(mesh.shape), before, after, source, wanted)
     steps = plan.steps
     if compat.is_tracing() and any(step.communicates and existing_group(mesh, step.mesh_dims, exact=isinstance(step, Reduction)) is None for step in steps):
         # A graph may run from a cache where nobody traced it: it must not need a group that tracing makes.
         steps = one_by_one(plan.shape, plan.mesh, plan.source, plan.target.chains)
-        kind = Redistribution(shape, tuple(mesh.shape), before, after, steps)
+        traffic = Traffic(shape, tuple(mesh.shape), before, after, steps)
     if steps and counted:
-        count_moves(kind)
+        count_moves(traffic)
     debug = compat.active_debug_mode()
     record = nullcontext() if debug is None else debug.record_redistribute_calls(local, before, after, " -> ".join(step.kind for step in steps), is_explicit=is_explicit)
     with record:
@@ -163,5 +167,5 @@ def prepare(
     held = Held(source, reduced, tuple([m for m in range(len(mesh)) if isinstance(before[m], Partial) and m not in pending]))
     network = (network or Network.default(mesh)).checked(mesh)
     steps = plan_steps(shape, mesh, held, target, network, memory_limit)
-    return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made, Redistribution(shape, mesh, before, after, steps))
+    return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made, Traffic(shape, mesh, before, after, steps))
 

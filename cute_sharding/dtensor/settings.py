@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from cute_sharding.dtensor.propagate import Implicit
-
+# Where strict views may redistribute their input to: nowhere, where the fewest elements are received, or as torch's rules for other views do.
+Implicit: TypeAlias = Literal[False, "cheapest", "replicate"]
 IMPLICIT = (False, True, "cheapest", "replicate")
 
 

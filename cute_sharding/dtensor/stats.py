@@ -28,13 +28,15 @@ class Moved(NamedTuple):
         stock: those that were left to torch.
         collectives: of those by plan.
         received_elements: by those by plan.
-        stock_received_elements: what torch would have received in their place, where it can do them.
+        compared: of those by plan, how many of which it is known what torch would have received.
+        stock_received_elements: what it would have received in the place of those.
     """
 
     plan: int = 0
     stock: int = 0
     collectives: int = 0
     received_elements: int = 0
+    compared: int = 0
     stock_received_elements: int = 0
 
     def plus(self, other: Moved, times: int = 1) -> Moved:
@@ -46,7 +48,11 @@ class Kind(Hashable, Protocol):
 
     @property
     def moved(self) -> Moved:
-        """What it moves each time. May take a while."""
+        """What it moves each time, compared with nothing."""
+
+    @property
+    def stock_received_elements(self) -> int | None:
+        """What torch would receive each time; None where it cannot do it. May take a while."""
 
 
 _counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -65,8 +71,9 @@ def count_moves(kind: Kind) -> None:
     global _moved
     with _lock:
         _moves[kind] += 1
-        if len(_moves) > MOST_KINDS:
-            _moved = _total()
+        if len(_moves) > MOST_KINDS:  # sizes of all kinds: too many to ask torch about
+            for known, times in _moves.items():
+                _moved = _moved.plus(known.moved, times)
             _moves.clear()
 
 
@@ -76,11 +83,9 @@ def count_left_to_torch() -> None:
         _moved = _moved._replace(stock=_moved.stock + 1)
 
 
-def _total() -> Moved:
-    total = _moved
-    for kind, times in _moves.items():
-        total = total.plus(kind.moved, times)
-    return total
+def _compared(kind: Kind) -> Moved:
+    received = kind.stock_received_elements
+    return kind.moved if received is None else kind.moved._replace(compared=1, stock_received_elements=received)
 
 
 def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
@@ -96,16 +101,19 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     meshes of one device in all, which torch also uses as a stand-in to derive the rules of other ops).
 
     Of redistributions, beside the outcomes: ``plan`` and ``stock``, how many ran by plan and how many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the device that
-    receives the most, and ``stock_received_elements``, what it would have received by torch's own steps (as rank 0 counts them; of those that torch can do).
+    receives the most; and ``stock_received_elements``, what it would have received by torch's own steps, as rank 0 counts them, in the place of those ``compared`` (not: what torch cannot
+    do, and the oldest of more than a thousand kinds of redistribution).
     """
     global _moved
     with _lock:
         result = {op: {outcome: counts[outcome] for outcome in OUTCOMES} for op, counts in sorted(_counts.items())}
-        total = _total()
+        total, moves = _moved, dict(_moves)
         if reset:
             _counts.clear()
             _moves.clear()
             _moved = Moved()
+    for kind, times in moves.items():  # outside of the lock: it may take a while
+        total = total.plus(_compared(kind), times)
     if any(total):
         result[REDISTRIBUTE] = dict.fromkeys(OUTCOMES, 0) | total._asdict()  # the outcomes as well, so that all entries can be added up
     return result

@@ -1,6 +1,7 @@
 """Programs that run rightly on torch's own rules run rightly with every flag: views one after the other, squeezes in place, redistributions between them, and their gradients."""
 
 import random
+import sys
 
 import pytest
 import torch
@@ -265,5 +266,26 @@ def test_redistributions_are_counted():
             plan = cute_sharding.plan_redistribution((6, 5), (2, 2), [S(0), S(1)], [S(1), S(0)])
             moved = cute_sharding.stats(reset=True)["redistribute"]
         assert {name: moved[name] for name in ("plan", "stock", "collectives")} == {"plan": 2, "stock": 0, "collectives": 2}
-        assert moved["received_elements"] == 2 * plan.received_elements < moved["stock_received_elements"]
+        assert moved["received_elements"] == 2 * plan.received_elements < moved["stock_received_elements"] and moved["compared"] == 2
         assert cute_sharding.stats() == {}
+
+
+def test_counting_never_asks_torch_on_the_way_of_a_program(monkeypatch):
+    stats = sys.modules["cute_sharding.dtensor.stats"]  # beside a function of the same name
+
+    class Kind:
+        moved = stats.Moved(plan=1, collectives=1, received_elements=3)
+        asked = 0
+
+        @property
+        def stock_received_elements(self):
+            Kind.asked += 1
+            return 5
+
+    monkeypatch.setattr(stats, "MOST_KINDS", 4)
+    for _ in range(7):
+        stats.count_moves(Kind())
+    assert not Kind.asked
+    moved = cute_sharding.stats(reset=True)["redistribute"]
+    assert (moved["plan"], moved["collectives"], moved["received_elements"]) == (7, 7, 21)
+    assert moved["compared"] == Kind.asked == 2 and moved["stock_received_elements"] == 10
