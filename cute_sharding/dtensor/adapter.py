@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from cute_sharding.dtensor import compat, ledger, versions
+from cute_sharding.dtensor.groups import prepared_key
 from cute_sharding.dtensor.locks import fork_safe_lock
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.propagate import Decision, ask, decide, refusals_counted
 from cute_sharding.dtensor.reading import agree
-from cute_sharding.dtensor.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.redistribute import redistribute_local_tensor, stays_symbolic
 from cute_sharding.dtensor.settings import Settings
 from cute_sharding.dtensor.stats import count, count_left_to_torch, logger
 from cute_sharding.dtensor.stock import is_torchs, moves_rightly
@@ -153,7 +154,7 @@ def _tag_compiled_graphs(settings: Settings | None) -> None:
         compat.tag_compiled_graphs(None)
         return
     rank = compat.this_rank() if dist.is_initialized() else None
-    compat.tag_compiled_graphs(f"{_fingerprint()}:{settings.key}:{rank}")
+    compat.tag_compiled_graphs(f"{_fingerprint()}:{settings.key}:{rank}:{prepared_key()}")
 
 
 @cache
@@ -192,7 +193,7 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
                 wanted = not is_torchs(current, target)  # as views make them that torch would not have
             elif compat.is_tracing():
                 wanted = bool(compat.split_factors(current) or compat.split_factors(target))  # torch counts the rows of such shards one by one, which it cannot
-        if wanted and compat.is_tracing() and not getattr(_in_view, "now", False) and not _stays_symbolic(current, target):
+        if wanted and compat.is_tracing() and not getattr(_in_view, "now", False) and not stays_symbolic(current, target):
             wanted = False
         if wanted and not compat.is_wrapper(local) and (not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))):
             counted = settings is None or settings.redistribution or not getattr(_in_view, "now", False)
@@ -204,20 +205,6 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
     return redistribute
 
 
-def _stays_symbolic(current: compat.DTensorSpec, target: compat.DTensorSpec) -> bool:
-    """Whether a graph by plan is one for many sizes, or torch's would be none.
-
-    Sizes that do not divide become constants of a plan, and not of what torch does. Where they are constants already, a graph moves what a rank moves that does not compile.
-    """
-    shape = tuple(current.shape)
-    if not compat.is_symbolic(shape) or compat.split_factors(current) or compat.split_factors(target):
-        return True
-    if not (compat.has_shape_env(shape) and has_values(shape)):
-        return True
-    with symbols_of(shape):
-        return all(_divides(known(shape), spec.mesh.shape, spec.placements) for spec in (current, target))
-
-
 def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., None]:
     """The dispatcher's step that redistributes the arguments of an op, with a note of the ops whose rules are ours."""
 
@@ -225,11 +212,11 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
         settings = _settings
         if settings is None or not settings.views or compat.name_of(schema.op) not in BY_OVERLOAD:
             return stock.local_args(op_info, schema, *options)
-        _in_view.now = True
+        outer, _in_view.now = getattr(_in_view, "now", False), True
         try:
             return stock.local_args(op_info, schema, *options)
         finally:
-            _in_view.now = False
+            _in_view.now = outer
 
     return redistribute_local_args
 

@@ -5,10 +5,8 @@ Supported: torch 2.13 to 2.15.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -20,6 +18,7 @@ import torch
 import torch.compiler.config
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor, LocalTensorMode, enabled_local_tensor_mode, maybe_disable_local_tensor_mode
@@ -65,6 +64,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "assert_at_run_time",
+    "averages",
     "backend_name",
     "check_no_mixed_partials",
     "check_shard_order",
@@ -72,6 +72,7 @@ __all__ = [
     "decoded_order",
     "decodes_to_shard_order",
     "flattened_mesh",
+    "flattenings",
     "forget_compiled_code",
     "generate_redistribute_costs",
     "group_of_dim",
@@ -79,6 +80,7 @@ __all__ = [
     "has_shape_env",
     "install_redistribution",
     "install_strategy",
+    "is_imagined",
     "is_symbolic",
     "is_tracing",
     "is_wrapper",
@@ -86,7 +88,7 @@ __all__ = [
     "local_of",
     "local_tensor_mode",
     "name_of",
-    "new_group",
+    "new_groups",
     "no_modes",
     "op_spec",
     "overload",
@@ -796,46 +798,34 @@ def _living(group: Any) -> Any | None:
         return None
 
 
-def new_group(ranks: list[int], like: Any, kind: tuple[Any, ...]) -> Any:
-    """A process group that only its members make, of the backend of the group ``like``. To be made once for the same ranks and ``kind``.
+def flattenings(mesh: Any) -> tuple[Any, ...]:
+    """The layouts of the meshes that the program has made of this one's root by flattening it."""
+    return tuple([flattened._layout for flattened in mesh._get_root_mesh()._flatten_mapping.values()])
 
-    torch names such a group by how many groups a rank knows of (2.13) or has made (from 2.14 on), which differs from rank to rank where meshes overlap: they then wait for one another
-    under different names. Here the name is made of the ranks and the kind. Nor does the group count among those that a rank has made: by that number torch names all groups of the program.
+
+def new_groups(slices: list[list[int]], mesh: Any, name: str, timeout: Any, pg_options: Any) -> Any | None:
+    """A process group of each of those lists of ranks, which all ranks of the world make in that order; the one of this rank is returned, if any.
+
+    Of the backend of the mesh's own groups, with their timeout unless one is given. Where NCCL was given a device, groups are split off the world's communicator all at once, as DeviceMesh does.
     """
-    name = hashlib.sha1(f"cute_sharding {ranks} {kind}".encode(), usedforsecurity=False).hexdigest()
-    with no_modes(), _named_groups(name):
-        return dist.new_group(ranks, backend=dist.get_backend(like), use_local_synchronization=True)
+    world: Any = dist.group.WORLD
+    like = group_of_dim(mesh, 0) if mesh._is_current_rank_part_of_mesh() else world
+    backend, rank = dist.get_backend(like), this_rank()
+    if timeout is None:
+        timeout = timeout_of(like, mesh.device_type)
+    with no_modes():
+        if world.bound_device_id is not None and backend == "nccl" and hasattr(dist, "split_group"):
+            return dist.split_group(world, slices, timeout=timeout, pg_options=pg_options, group_desc=name)
+        made = [dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=pg_options, group_desc=name) for ranks in slices]
+    return next((group for group, ranks in zip(made, slices) if rank in ranks), None)
 
 
-class _Naming(threading.local):
-    name: str | None = None
-
-
-_naming = _Naming()
-_naming_lock = threading.Lock()
-_naming_stock: list[Any] = []  # torch's own function, once for each thread that is naming a group
-
-
-@contextmanager
-def _named_groups(name: str) -> Iterator[None]:
-    """The group that this thread makes has this name. Threads wait for one another while they make groups, so no lock is held meanwhile."""
-    with _naming_lock:
-        stock = _naming_stock[0] if _naming_stock else distributed_c10d._process_group_name
-        _naming_stock.append(stock)
-
-        def named(*args: Any, **options: Any) -> Any:
-            return _naming.name or stock(*args, **options)
-
-        distributed_c10d._process_group_name = named
-    _naming.name = name
+def timeout_of(group: Any, device_type: str) -> Any | None:
+    """How long the group's collectives wait; None where its backend does not say."""
     try:
-        yield
-    finally:
-        _naming.name = None
-        with _naming_lock:
-            _naming_stock.pop()
-            if not _naming_stock:
-                distributed_c10d._process_group_name = stock
+        return group._get_backend(torch.device(device_type)).options._timeout
+    except (RuntimeError, AttributeError):
+        return None
 
 
 def backend_name(group: Any, device_type: str) -> str | None:
@@ -844,6 +834,11 @@ def backend_name(group: Any, device_type: str) -> str | None:
         return str(group._get_backend(torch.device(device_type)).name())
     except RuntimeError:
         return None
+
+
+def averages(group: Any, device_type: str) -> bool:
+    """Whether the group's backend can average, so that halves do not overflow: NCCL scales contributions before it sums them."""
+    return backend_name(group, device_type) == "nccl"
 
 
 def no_modes() -> Any:
@@ -877,6 +872,11 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
     return is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, (LocalTensor, funcol.AsyncCollectiveTensor))
 
 
+def is_imagined(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has no data: it is on meta, or a fake of a tensor."""
+    return tensor.is_meta or isinstance(waited(tensor), FakeTensor)
+
+
 def local_of(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """A rank's tensor of a LocalTensor."""
     return tensor._local_tensors[rank] if isinstance(tensor, LocalTensor) else tensor
@@ -893,12 +893,12 @@ def all_to_all(buffer: torch.Tensor, receives: list[Any], sends: list[Any], grou
     return funcol.all_to_all_single(buffer, receives, sends, group)
 
 
-def all_gather(buffer: torch.Tensor, group: Any) -> torch.Tensor:
-    return _named(funcol, "all_gather_single", "all_gather_tensor")(buffer, 0, group)
+def all_gather(tensor: torch.Tensor, group: Any, dim: int = 0) -> torch.Tensor:
+    return funcol.all_gather_single(tensor, dim, group)
 
 
-def reduce_scatter(buffer: torch.Tensor, op: str, group: Any) -> torch.Tensor:
-    return _named(funcol, "reduce_scatter_single", "reduce_scatter_tensor")(buffer, op, 0, group)
+def reduce_scatter(tensor: torch.Tensor, op: str, group: Any, dim: int = 0) -> torch.Tensor:
+    return funcol.reduce_scatter_single(tensor, op, dim, group)
 
 
 def all_reduce(tensor: torch.Tensor, op: str, group: Any) -> torch.Tensor:
@@ -987,8 +987,3 @@ class CollectiveCounter(TorchDispatchMode):
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.wait() if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
-
-
-def _named(module: Any, *names: str) -> Any:
-    """The first of these names that this torch has."""
-    return next(getattr(module, name) for name in names if hasattr(module, name))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import waited
-from cute_sharding.dtensor.ranks import copies_natively, group_of, ints_on_each_rank, on_each_rank, peers, places, spans, true_on_each_rank
-from cute_sharding.redistribution.chains import Device
+from cute_sharding.dtensor.groups import group_of
+from cute_sharding.dtensor.ranks import copies_natively, in_order, ints_on_each_rank, on_each_rank, peers, places, true_on_each_rank
 from cute_sharding.redistribution.copies import Copy, flat
 from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.native import Along
 from cute_sharding.redistribution.reduction import Reduction
 from cute_sharding.redistribution.step import Step, Transfer
 
@@ -40,8 +41,15 @@ def run(steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool
 
 def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     if not step.dims:
-        return on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x, alias=False), local)
+        return on_each_rank(lambda rank, x: _keep(_alone(step, mesh, rank), x, alias=False), local)
     group = group_of(mesh, step.dims)
+    how = step.along
+    if how is not None and how.scattered is None and local.dtype in WIRE and local.ndim == len(step.shape) and in_order(mesh, how.mesh_dims):
+        if step.padded:
+            return _gather_padded(step, how, local, mesh, group)
+        if how.even:
+            whole = on_each_rank(lambda rank, x: _checked(_alone(step, mesh, rank)[0], x), local)
+            return compat.all_gather(whole, group, how.gathered or 0)
     target: torch.Tensor | None = None
     for turn in range(step.rounds):
         target = _exchange_once(step, turn, local, mesh, group, target)
@@ -49,18 +57,28 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     return target
 
 
+def _gather_padded(step: Exchange, how: Along, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
+    """An all-gather of blocks made equal. They lie in the order of their rows, and only the last ones are short: so what was added lies behind all rows."""
+    dim, parts = how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
+
+    def shape(rank: int) -> tuple[int, ...]:
+        return _alone(step, mesh, rank)[0].target_shape
+
+    equal = on_each_rank(lambda rank, x: _padded(_checked(_alone(step, mesh, rank)[0], x), dim, -(-shape(rank)[dim] // parts)), local)
+    gathered = waited(compat.all_gather(equal, group))
+    return on_each_rank(lambda rank, x: _joined(x, dim, parts, shape(rank)), gathered)
+
+
 def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, group: Any, target: torch.Tensor | None) -> torch.Tensor:
     """One round, into ``target`` where an earlier one has made it."""
-    gathers = step.gathers and step.rounds == 1 and spans(group, mesh, step.dims)
+    gathers = step.gathers and step.rounds == 1
 
-    @cache
     def part(rank: int) -> Transfer:
-        return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank), gathers, turn)
+        return _transfer(step, mesh, rank, gathers, turn)
 
     # What a gather brings lies the same on all ranks of the group, so all of them decide alike.
     if gathers and not copies_natively(group, mesh) and not true_on_each_rank(lambda rank: part(rank).unpacks is None):
         gathers = False
-        part.cache_clear()
 
     buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
     received = compat.all_gather(buffer, group) if gathers else _all_to_all(part, buffer, local, group, mesh)
@@ -78,36 +96,109 @@ def _all_to_all(part: Callable[[int], Transfer], buffer: torch.Tensor, local: to
     if compat.backend_name(group, mesh.device_type) == "fake" and compat.local_tensor_mode() is None and not any(sends) and any(receives):
         # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves nothing anyway.
         at = dist.get_rank(group)
-        sends[at], receives[at] = 1, receives[at] + 1
-        got = waited(compat.all_to_all(buffer.new_zeros((1, *buffer.shape[1:])), receives, sends, group))
-        return got[1:]
+        sends[at], receives[at] = width, receives[at] + width
+        got = waited(compat.all_to_all(buffer.new_zeros((width, *buffer.shape[1:])), receives, sends, group))
+        return got[width:]
     return compat.all_to_all(buffer, receives, sends, group)
 
 
 def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
-    # A larger group would make every reduction an exchange of all contributions.
-    group = group_of(mesh, step.dims, exact=True)
+    group = group_of(mesh, step.dims)
+    op, local, finish = scaled(step, local, group, mesh)
+    return finish((_scatter if step.scatters else _all_reduce)(step, op, local, mesh, group))
 
-    @cache
-    def part(rank: int) -> Transfer:
-        return _transfer(step, places(mesh, rank)[rank], peers(group, mesh, step.dims, rank))
 
-    if not step.scatters:
-        # Of what its source has, a device keeps its target; all of the group keep the same.
-        kept = on_each_rank(lambda rank, x: _keep(_alone(step, places(mesh, rank)[rank]), x, alias=True), local)
-        reduced = compat.all_reduce(kept, step.op, group)
-    elif step.even and copies_natively(group, mesh):
-        scattered = compat.reduce_scatter(on_each_rank(lambda rank, x: _pack(part(rank), x), local), step.op, group)
-        reduced = on_each_rank(lambda rank, got: _shaped(got, part(rank).target_shape), scattered)
-    else:
-        # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
-        buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
-        received = waited(_all_to_all(part, buffer, local, group, mesh))
-        reduced = on_each_rank(lambda rank, got: _REDUCE[step.op](_shaped(_from_wire(got, local.dtype), (step.parts, *part(rank).target_shape))), received)
+def scaled(step: Reduction, local: torch.Tensor, group: Any, mesh: Any) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """(the op that the collective is to have, the contribution that it gets, what is to be done with its result), where an average is wanted.
+
+    Contributions are divided before they are summed, so that averages of halves do not overflow; a backend that averages does so, too. Whole numbers are divided afterwards.
+    """
     if step.divisor == 1:
-        return reduced
-    reduced = waited(reduced)
-    return reduced / step.divisor if reduced.is_floating_point() or reduced.is_complex() else torch.div(reduced, step.divisor, rounding_mode="trunc")
+        return step.op, local, lambda result: result
+    if not (local.is_floating_point() or local.is_complex()):
+        return step.op, local, lambda result: torch.div(waited(result), step.divisor, rounding_mode="trunc")
+    if step.divisor == step.parts and compat.averages(group, mesh.device_type):
+        return "avg", local, lambda result: result
+    return step.op, waited(local) / step.divisor, lambda result: result
+
+
+def reduced_with(op: str, contributions: torch.Tensor) -> torch.Tensor:
+    """The contributions, one behind the other in the first dim, reduced."""
+    return _REDUCE[op](contributions)
+
+
+def _all_reduce(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
+    # Of what its source has, a device keeps its target; all of the group keep the same.
+    kept = on_each_rank(lambda rank, x: _keep(_alone(step, mesh, rank), x, alias=True), local)
+    return compat.all_reduce(kept, op, group)
+
+
+def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
+    def part(rank: int) -> Transfer:
+        return _transfer(step, mesh, rank)
+
+    def shape(rank: int) -> tuple[int, ...]:
+        return part(rank).target_shape
+
+    how = step.along
+    if how is not None and (step.padded or how.even) and local.ndim == len(step.shape) and in_order(mesh, how.mesh_dims):
+        dim = how.scattered or 0
+        whole = on_each_rank(lambda rank, x: _checked(_alone(step, mesh, rank)[0], x), local)
+        if not step.padded:
+            return compat.reduce_scatter(whole, op, group, dim)
+        blocks = on_each_rank(lambda rank, x: _blocks(x, dim, step.parts), whole)
+        scattered = waited(compat.reduce_scatter(blocks, op, group))
+        return on_each_rank(lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered)
+    if step.even and copies_natively(group, mesh):
+        scattered = compat.reduce_scatter(on_each_rank(lambda rank, x: _pack(part(rank), x), local), op, group)
+        return on_each_rank(lambda rank, got: _shaped(got, shape(rank)), scattered)
+    # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
+    buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
+    received = waited(_all_to_all(part, buffer, local, group, mesh))
+    result = on_each_rank(lambda rank, got: reduced_with(step.op, _shaped(_from_wire(got, local.dtype), (step.parts, *shape(rank)))), received)
+    return result / step.parts if op == "avg" else result  # of a backend that averages, in a group that is not in order
+
+
+# -- blocks of rows of one dim, made equal -----------------------------------------------------------------------------------
+
+
+def _padded(x: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
+    """``x`` with zeros behind it, up to that many rows."""
+    missing = rows - x.shape[dim]
+    return torch.nn.functional.pad(x, [0, 0] * (x.ndim - dim - 1) + [0, missing]) if missing else x
+
+
+def _blocks(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
+    """The blocks of rows of ``dim``, one behind the other in a new first dim; the last ones filled with zeros."""
+    rows = -(-x.shape[dim] // parts)
+    if not any(n != 1 for n in x.shape[:dim]) or compat.is_tracing():
+        return _padded(x, dim, parts * rows).unflatten(dim, (parts, rows)).movedim(dim, 0).contiguous()
+    blocks = x.new_zeros((parts, *x.shape[:dim], rows, *x.shape[dim + 1 :]))
+    for into, of in _whole_and_rest(blocks.movedim(0, dim), x, dim, rows):
+        into.copy_(of)
+    return blocks
+
+
+def _joined(blocks: torch.Tensor, dim: int, parts: int, shape: Sequence[int]) -> torch.Tensor:
+    """Blocks, one behind the other in the first dim, as a tensor of that shape: their rows in ``dim``, without what was added."""
+    rows = -(-shape[dim] // parts)
+    apart = blocks.view(parts, *shape[:dim], rows, *shape[dim + 1 :])
+    if not any(n != 1 for n in shape[:dim]):
+        return apart.view(*shape[:dim], parts * rows, *shape[dim + 1 :]).narrow(dim, 0, shape[dim])
+    if compat.is_tracing():
+        return apart.movedim(0, dim).flatten(dim, dim + 1).narrow(dim, 0, shape[dim]).contiguous()
+    whole = blocks.new_empty(tuple(shape))
+    for of, into in _whole_and_rest(apart.movedim(0, dim), whole, dim, rows):
+        into.copy_(of)
+    return whole
+
+
+def _whole_and_rest(blocks: torch.Tensor, tensor: torch.Tensor, dim: int, rows: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Views of the blocks, which lie in ``dim`` with their rows behind, and of the tensor, that are the same elements: of all whole blocks, and of the one that is not."""
+    whole, rest = divmod(tensor.shape[dim], rows) if rows else (0, 0)
+    yield blocks.narrow(dim, 0, whole), tensor.narrow(dim, 0, whole * rows).unflatten(dim, (whole, rows))
+    if rest:
+        yield blocks.select(dim, whole).narrow(dim, 0, rest), tensor.narrow(dim, whole * rows, rest)
 
 
 def _bitwise(op: Any) -> Any:
@@ -135,15 +226,17 @@ _REDUCE = {
 
 
 @lru_cache(maxsize=1 << 12)
-def _transfer(step: Step, device: Device, among: tuple[Device | None, ...], gathers: bool = False, turn: int = 0) -> Transfer:
+def _transfer(step: Step, mesh: Any, rank: int, gathers: bool = False, turn: int = 0) -> Transfer:
+    device, among = places(mesh, rank)[rank], peers(mesh, step.mesh_dims, rank)
     if isinstance(step, Exchange):
-        return step.gathering(device, [peer for peer in among if peer is not None]) if gathers else step.transfer(device, among, turn)
+        return step.gathering(device, among) if gathers else step.transfer(device, among, turn)
     return step.transfer(device, among)
 
 
 @lru_cache(maxsize=1 << 12)
-def _alone(step: Step, device: Device) -> tuple[Transfer, tuple[Copy, ...]]:
+def _alone(step: Step, mesh: Any, rank: int) -> tuple[Transfer, tuple[Copy, ...]]:
     """A device's transfer with itself alone, and the copies from its source to its target."""
+    device = places(mesh, rank)[rank]
     return step.transfer(device, (device,)), step.kept_by(device)
 
 
@@ -213,12 +306,40 @@ def _keep(copies: tuple[Transfer, tuple[Copy, ...]], local: torch.Tensor, *, ali
 
 
 def _copy(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:
-    _strided(y, copy.sizes, copy.y, copy.dy).copy_(_strided(x, copy.sizes, copy.x, copy.dx))
+    """Between tensors of which ``y`` is ours, as it was made: so we know how it lies. Of ``x`` we do only where nothing is compiled, as a compiler lays out what it computes as it likes."""
+    of = _taken(x, copy.sizes, copy.x, copy.dx) if compat.is_tracing() else _strided(x, copy.sizes, copy.x, copy.dx)
+    _strided(y, copy.sizes, copy.y, copy.dy).copy_(of)
 
 
 def _strided(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> torch.Tensor:
     strides, rest = tensor.stride(), len(start)
     return tensor.as_strided((*sizes, *tensor.shape[rest:]), [*(flat(step, strides[:rest]) for step in steps), *strides[rest:]], tensor.storage_offset() + flat(start, strides[:rest]))
+
+
+def _taken(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+    """:func:`_strided`, by views of the rows of each dim and not of the memory behind them."""
+    for i, step in enumerate(steps):
+        if sum(rows != 0 for rows in step) > 1:  # across several dims: one by one
+            inner = (*sizes[:i], *sizes[i + 1 :]), (*steps[:i], *steps[i + 1 :])
+            turns = [tuple([a + k * b for a, b in zip(start, step)]) for k in range(sizes[i])]
+            return torch.stack([_taken(tensor, inner[0], turn, inner[1]) for turn in turns], i)
+    axes = list(range(tensor.ndim))  # what each axis stands for: a dim of the tensor, or a loop, counted from below
+    for d, first in enumerate(start):
+        loops = sorted((-step[d], i) for i, step in enumerate(steps) if step[d])
+        reach = [1 + sum((sizes[i] - 1) * -rows for rows, i in loops[k:]) for k in range(len(loops) + 1)]
+        tensor = tensor.narrow(axes.index(d), first, reach[0])
+        for (rows, i), inner in zip(loops, reach[1:]):
+            at = axes.index(d)
+            tensor = tensor.unfold(at, inner, -rows)
+            axes[at] = -1 - i
+            axes.append(d)
+        tensor = tensor.select(axes.index(d), 0)
+        axes.remove(d)
+    for i, step in enumerate(steps):
+        if not any(step):  # the same again, for several devices
+            tensor = tensor.unsqueeze(-1).expand(*tensor.shape, sizes[i])
+            axes.append(-1 - i)
+    return tensor.permute([axes.index(-1 - i) for i in range(len(sizes))] + [i for i, axis in enumerate(axes) if axis >= len(start)])
 
 
 def _shaped(buffer: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Ranks, their places on a mesh and their process groups; and every rank in turn, under LocalTensorMode."""
+"""Ranks and their places on a mesh and in a process group; and every rank in turn, under LocalTensorMode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -44,11 +43,11 @@ def places(mesh: Any, rank: int) -> dict[int, Device]:
     sizes = tuple(mesh.shape)
     for ranks in compat.rank_lists(mesh):
         if rank in ranks:
-            return {r: _coordinate(i, sizes) for i, r in enumerate(ranks)}
+            return {r: coordinate(i, sizes) for i, r in enumerate(ranks)}
     raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")
 
 
-def _coordinate(index: int, sizes: tuple[int, ...]) -> Device:
+def coordinate(index: int, sizes: tuple[int, ...]) -> Device:
     result = []
     for n in reversed(sizes):
         index, k = divmod(index, n)
@@ -56,69 +55,30 @@ def _coordinate(index: int, sizes: tuple[int, ...]) -> Device:
     return tuple(reversed(result))
 
 
-def group_of(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> Any:
-    """A process group of the ranks that differ on those mesh dims alone; or, unless ``exact``, of more of them.
-
-    In this order: the group of the one mesh dim; that of the dims flattened, where the program has flattened them; the default group, where the mesh is all of it and of its kind (ranks
-    of other slices then have nothing to say to one another, and need no communicator of their own); else a new group, made once for the ranks.
-    """
-    group = existing_group(mesh, dims, exact=exact)
-    if group is not None:
-        return group
-    # Kept by ranks and backend and not by mesh: a program may make the same slice of its mesh anew in every step.
-    groups, key = _made(), _key(mesh, dims)
-    groups[key] = compat.new_group(list(key[0]), compat.group_of_dim(mesh, dims[0]), key[1:])
-    return groups[key]
-
-
-def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
-    """What a made group is known by: its ranks, and the kind of device and backend that it serves."""
-    rank = compat.this_rank()
-    return tuple(sorted(_slice(places(mesh, rank), dims, rank))), mesh.device_type, compat.backend_name(compat.group_of_dim(mesh, dims[0]), mesh.device_type)
-
-
-def existing_group(mesh: Any, dims: tuple[int, ...], *, exact: bool = False) -> Any | None:
-    """:func:`group_of`, if there is one already."""
-    if len(dims) == 1:
-        return compat.group_of_dim(mesh, dims[0])
-    flattened = compat.flattened_mesh(mesh, dims)
-    group = None if flattened is None else compat.group_of_flattened(flattened)
-    if group is not None:
-        return group
-    world = dist.group.WORLD
-    whole = mesh.size() == dist.get_world_size() and (not exact or spans(world, mesh, dims))
-    if whole and compat.backend_name(world, mesh.device_type) == compat.backend_name(compat.group_of_dim(mesh, dims[0]), mesh.device_type):
-        return world
-    if compat.is_tracing():
-        return None  # a graph may run from a cache in a program that has not made such a group
-    return _made().get(_key(mesh, dims))
-
-
-_groups: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
-
-
-def _made() -> dict[tuple[Any, ...], Any]:
-    """The groups that were made. They end with the default group."""
-    return _groups.setdefault(dist.group.WORLD, {})
-
-
 def _slice(coordinates: dict[int, Device], dims: Sequence[int], rank: int) -> list[int]:
     mine = coordinates[rank]
     return [r for r, place in coordinates.items() if all(a == b for m, (a, b) in enumerate(zip(place, mine)) if m not in dims)]
 
 
-def peers(group: Any, mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device | None, ...]:
-    """The coordinates of the group's ranks, in its order; None for those that differ from ``rank`` on other mesh dims than ``dims``."""
-    return _peers(tuple(dist.get_process_group_ranks(group)), mesh, dims, rank)
+@lru_cache(maxsize=1 << 10)
+def peers(mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device, ...]:
+    """The coordinates of the ranks that differ from ``rank`` on ``dims`` alone, in the order of their process group: by rank."""
+    coordinates = places(mesh, rank)
+    return tuple([coordinates[r] for r in sorted(_slice(coordinates, dims, rank))])
 
 
 @lru_cache(maxsize=1 << 10)
-def _peers(ranks: tuple[int, ...], mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device | None, ...]:
-    coordinates = places(mesh, rank)
-    members = set(_slice(coordinates, dims, rank))
-    if not members <= {*ranks}:
-        ranks = tuple(sorted(members))  # every rank runs in this process, and the group at hand is that of rank 0
-    return tuple([coordinates[r] if r in members else None for r in ranks])
+def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
+    """Whether process groups of those mesh dims number their ranks as the mesh does, with these dims in this order, the last the fastest."""
+    sizes = tuple(mesh.shape)
+    for ranks in compat.rank_lists(mesh):
+        last: dict[tuple[int, ...], int] = {}
+        placed = sorted((tuple([place[m] for m in dims]), tuple([c for m, c in enumerate(place) if m not in dims]), rank) for rank, place in zip(ranks, (coordinate(i, sizes) for i in range(len(ranks)))))
+        for _, others, rank in placed:
+            if last.get(others, -1) > rank:
+                return False
+            last[others] = rank
+    return True
 
 
 def spans(group: Any, mesh: Any, dims: Sequence[int]) -> bool:

@@ -18,16 +18,18 @@ import torch
 
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import DTensorSpec, Placement
+from cute_sharding.dtensor.groups import group_of
 from cute_sharding.dtensor.placements import cut_of
-from cute_sharding.dtensor.ranks import group_of, on_each_rank, places, true_on_each_rank
+from cute_sharding.dtensor.ranks import on_each_rank, places, true_on_each_rank
 from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.cost import coordinates
 from cute_sharding.redistribution.meeting import held, size
 from cute_sharding.redistribution.plan import within
 
-# What was found of specs that can be read in two ways: the reading of the last tensor that was redistributed, which its gradient is to have as well.
-_settled: dict[Any, Chains] = {}
-MOST_SETTLED = 1 << 10
+# Where a spec keeps the reading that was found for it: torch hands the spec of a tensor on, to its gradient and to its next use.
+_KEPT = "_cute_sharding_reading"
+# Autograd makes the spec of a gradient anew. So of specs that a program made itself, which are few, it is also kept here; all ranks of their mesh have found it together.
+_plain: set[Any] = set()
 
 
 def left_to_right(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]) -> Chains:
@@ -37,7 +39,7 @@ def left_to_right(shape: Sequence[int], mesh: Sequence[int], placements: Sequenc
 def readings(spec: DTensorSpec) -> tuple[Chains, Chains | None]:
     """The chains of a spec, and other chains that it might mean as well, where devices would then hold something else."""
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
-    plain = left_to_right(shape, mesh, spec.placements)
+    plain = left_to_right(shape, mesh, tuple(spec.placements))
     order = compat.shard_order(spec)
     if order is None:
         return plain, None
@@ -57,7 +59,9 @@ def agree(shape: Sequence[int], spec: DTensorSpec, placements: Sequence[Placemen
 
 
 def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
-    """How the tensor at hand is cut. Where that can be read in two ways, the ranks tell one another which one their local shapes fit, in one tiny all-reduce.
+    """How the tensor at hand is cut. Where that can be read in two ways, the ranks tell one another which one their local shapes fit, in tiny all-reduces, the first time that they see its spec.
+
+    Of what redistribution made it is known. Where there is nothing to communicate about, while a graph is traced and on meta and fake tensors, it is torch's reading, the shard order.
 
     Raises:
         RuntimeError: on every rank, where neither fits them all; or where local shapes cannot tell, as on a few meshes of three dims.
@@ -65,23 +69,24 @@ def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
     plain, ordered = readings(spec)
     if ordered is None:
         return plain
+    if getattr(spec, _KEPT, None) in (plain, ordered):
+        return getattr(spec, _KEPT)
     shape, sizes = tuple(spec.shape), tuple(spec.mesh.shape)
     if not _shapes_tell(shape, sizes, plain, ordered):
         raise RuntimeError(
             f"a DTensor of shape {shape} on mesh {sizes} with placements {spec.placements} can be read left to right or as a shard order, which are other rows in local tensors of the same "
             "sizes: nothing tells which. Make it with Shard or Replicate placements, and redistribute it from there"
         )
-    if compat.is_tracing():
-        return _settled.get(_key(spec), ordered)
+    if compat.is_tracing() or compat.is_imagined(local):
+        return ordered
     if _fits(spec, ordered, local):
         chosen = ordered
     elif _fits(spec, plain, local):
         chosen = plain
     else:
         raise RuntimeError(f"the local tensors of a DTensor of shape {tuple(spec.shape)} with placements {spec.placements} are of sizes that neither reading of the placements gives")
-    if len(_settled) >= MOST_SETTLED:
-        _settled.clear()
-    _settled[_key(spec)] = chosen
+    object.__setattr__(spec, _KEPT, chosen)
+    (_plain.add if chosen == plain else _plain.discard)(_key(spec))
     return chosen
 
 
@@ -90,7 +95,12 @@ def of_target(spec: DTensorSpec, *, is_explicit: bool) -> Chains:
     plain, ordered = readings(spec)
     if ordered is None:
         return plain
-    return ordered if is_explicit else _settled.get(_key(spec), ordered)
+    chosen = getattr(spec, _KEPT, None)
+    if is_explicit or chosen not in (plain, ordered):
+        chosen = plain if not is_explicit and _key(spec) in _plain else ordered
+        if not compat.is_tracing():
+            object.__setattr__(spec, _KEPT, chosen)
+    return chosen
 
 
 def _key(spec: DTensorSpec) -> Any:
@@ -132,5 +142,7 @@ def _fits(spec: DTensorSpec, chains: Chains, local: torch.Tensor) -> bool:
     if compat.local_tensor_mode() is not None:
         return true_on_each_rank(lambda rank: tuple(compat.local_of(compat.waited(local), rank).shape) == expected(rank))
     mine = on_each_rank(lambda rank, x: torch.tensor([tuple(x.shape) == expected(rank)], dtype=torch.int32, device=x.device), local)
-    dims = tuple([m for m, n in enumerate(sizes) if n > 1])
-    return bool(compat.waited(compat.all_reduce(mine, "min", group_of(mesh, dims))).item())
+    for m, n in enumerate(sizes):
+        if n > 1:
+            mine = compat.waited(compat.all_reduce(mine, "min", group_of(mesh, (m,))))
+    return bool(mine.item())

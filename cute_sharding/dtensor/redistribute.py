@@ -14,17 +14,20 @@ import torch
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Placement
 from cute_sharding.dtensor.executor import run
-from cute_sharding.dtensor.ranks import existing_group
+from cute_sharding.dtensor.dynamic import is_dynamic, run_dynamic
+from cute_sharding.dtensor.groups import groups_at_hand
+from cute_sharding.dtensor.ranks import copies_natively
+from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
-from cute_sharding.dtensor.stats import Moved, count_moves
+from cute_sharding.dtensor.stats import Moved, count_moves, logger
 from cute_sharding.dtensor.stock import stock_plan
-from cute_sharding.dtensor.symbols import known, sizes_at_hand, symbols_of, unknown
+from cute_sharding.dtensor.symbols import has_values, known, sizes_at_hand, symbols_of, unknown
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, RedistributionPlan, one_by_one, plan_steps
-from cute_sharding.redistribution.reduction import Reduction
+from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, plan_steps, received_by
+from cute_sharding.redistribution.routes import Groups, admits
 from cute_sharding.redistribution.step import Step
 
 # Reductions that equal contributions of all devices give back what they were made of.
@@ -77,12 +80,8 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     shape = sizes_at_hand(current.shape)
     at_hand = [compat.with_shape(spec, shape) for spec in (current, target)] if compat.is_symbolic(tuple(current.shape)) else [current, target]
     source, wanted = of_source(at_hand[0], local), of_target(at_hand[1], is_explicit=is_explicit)
-    plan, foreign, made, traffic = prepare(shape, tuple(mesh.shape), before, after, source, wanted)
+    plan, foreign, made, traffic = planned(mesh, shape, before, after, source, wanted)
     steps = plan.steps
-    if compat.is_tracing() and any(step.communicates and existing_group(mesh, step.mesh_dims, exact=isinstance(step, Reduction)) is None for step in steps):
-        # A graph may run from a cache where nobody traced it: it must not need a group that tracing makes.
-        steps = one_by_one(plan.shape, plan.mesh, plan.source, plan.target.chains)
-        traffic = Traffic(shape, tuple(mesh.shape), before, after, steps)
     if steps and counted:
         count_moves(traffic)
     debug = compat.active_debug_mode()
@@ -93,10 +92,77 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
         if at_hand[0] is current:
             local = run(steps, local, mesh, async_op=async_op and not made)
         else:
-            local = _run_on_blocks(steps, local, current)
+            local = _run_on_symbols(steps, local, current)
         for m in made:
             local = compat.partition_value(after[m], local, mesh, m)
     return local
+
+
+def planned(mesh: Any, shape: tuple[int, ...], before: tuple[Placement, ...], after: tuple[Placement, ...], source: Chains | None = None, target: Chains | None = None) -> Prepared:
+    """The plan that runs on the groups that ``mesh`` has, and on its backend. A function of the mesh, the shape and the placements alone, so that all ranks and graphs come to the same."""
+    return _planned(mesh, shape, before, after, source, target, groups_at_hand(mesh), copies_natively(compat.group_of_dim(mesh, 0), mesh))
+
+
+@lru_cache(maxsize=1 << 12)
+def _planned(
+    mesh: Any, shape: tuple[int, ...], before: tuple[Placement, ...], after: tuple[Placement, ...], source: Chains | None, target: Chains | None, groups: Groups, native: bool
+) -> Prepared:
+    prepared = prepare(shape, tuple(mesh.shape), before, after, source, target, groups=groups, native=native)
+    plan = prepared.plan
+    if len(plan.steps) > 1:
+        best = plan_steps(plan.shape, plan.mesh, plan.source, plan.target.chains, plan.network.without_latency)
+        missing = tuple(sorted({tuple(sorted(step.mesh_dims)) for step in best if not admits(groups, step.mesh_dims)}))
+        if missing and received_by(best) < received_by(plan.steps):
+            _say_what_is_missing(mesh, missing, text(before), text(after), plan, best)
+    return prepared
+
+
+# The sets of mesh dims that were found missing and said.
+_said: set[tuple[Any, ...]] = set()
+
+
+def _say_what_is_missing(mesh: Any, missing: tuple[tuple[int, ...], ...], before: str, after: str, plan: RedistributionPlan, best: Sequence[Step]) -> None:
+    """Once for each set of mesh dims."""
+    if (mesh, missing) in _said:
+        return
+    _said.add((mesh, missing))
+    names, dims = mesh.mesh_dim_names, missing[0]
+    flatten = f"mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten() or " if names else ""
+    logger.warning(
+        "a tensor of shape %s on the mesh %s goes from %s to %s in %d collectives and receives %d elements. With a process group of the mesh dims %s together it would be %d collectives and %d "
+        "elements: call %scute_sharding.prepare_groups(mesh) on all ranks first. (Said once for these mesh dims.)",
+        plan.shape, plan.mesh, before, after, plan.collectives, plan.received_elements, " and ".join(map(str, missing)), collectives(best), received_by(best), flatten,
+    )  # fmt: skip
+
+
+def stays_symbolic(current: DTensorSpec, target: DTensorSpec) -> bool:
+    """Whether a graph by plan is one for many sizes, or torch's would be none.
+
+    Some sizes that do not divide become constants of a plan, and not of what torch does.
+    """
+    shape = tuple(current.shape)
+    if not compat.is_symbolic(shape) or compat.split_factors(current) or compat.split_factors(target):
+        return True
+    if not (compat.has_shape_env(shape) and has_values(shape)):
+        return True
+    try:
+        steps = planned(current.mesh, sizes_at_hand(shape), tuple(current.placements), tuple(target.placements)).plan.steps
+    except (RuntimeError, ValueError, NotImplementedError):
+        return True  # it is refused when it runs
+    return is_dynamic(steps) or divides(current, steps)
+
+
+def _run_on_symbols(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+    """The steps, planned for the sizes at hand, on a tensor whose sizes are symbolic: on blocks where the cuts divide it, else with splits that are expressions."""
+    if not divides(spec, steps) and is_dynamic(steps):
+        return run_dynamic(steps, local, spec)
+    return _run_on_blocks(steps, local, spec)
+
+
+def divides(spec: DTensorSpec, steps: Sequence[Step]) -> bool:
+    """Whether the steps divide every dim into blocks of one size. What is not known of symbolic sizes becomes a guard."""
+    with symbols_of(tuple(spec.shape)):
+        return all(n % _count(d, steps) == 0 for d, n in enumerate(known(tuple(spec.shape))))
 
 
 def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
@@ -125,13 +191,19 @@ def _blocks(n: Int, dim: int, steps: Sequence[Step]) -> tuple[int, Int]:
     """Into how many blocks the steps divide a dim of ``n`` rows, and how long each is."""
     if not isinstance(n, Size):
         return n, 1
+    count = _count(dim, steps)
+    if n % count == 0:
+        return count, n // count
+    return int(unknown(n)), 1
+
+
+def _count(dim: int, steps: Sequence[Step]) -> int:
+    """Into how many blocks the steps want to divide a dim."""
     count = 1
     for step in steps:
         for chains in (step.source, step.target):
             count = lcm(count, prod(factor * step.mesh[m] for m, factor in chains[dim]))
-    if n % count == 0:
-        return count, n // count
-    return int(unknown(n)), 1
+    return count
 
 
 @lru_cache(maxsize=1 << 12)
@@ -144,8 +216,10 @@ def prepare(
     target: Chains | None = None,
     network: Network | None = None,
     memory_limit: int | None = None,
+    groups: Groups = None,
+    native: bool = False,
 ) -> Prepared:
-    """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut, where that is not left to right."""
+    """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut, where that is not left to right; ``groups`` which sets of mesh dims have a process group."""
     compat.check_no_mixed_partials(before)
     compat.check_no_mixed_partials(after)
     changing = [m for m in range(len(mesh)) if mesh[m] > 1 and before[m] != after[m]]
@@ -165,7 +239,7 @@ def prepare(
             raise NotImplementedError(f"the mask of {placement} on mesh dim {m} lies as the elements lie, so it cannot stay pending while they move: redistribute it to Replicate first")
     reduced = tuple([(m, before[m].reduce_op) for m in pending if m not in foreign])  # type: ignore[attr-defined]
     held = Held(source, reduced, tuple([m for m in range(len(mesh)) if isinstance(before[m], Partial) and m not in pending]))
+    steps = plan_steps(shape, mesh, held, target, (network or Network.default(mesh).without_latency).checked(mesh), memory_limit, groups, native)
     network = (network or Network.default(mesh)).checked(mesh)
-    steps = plan_steps(shape, mesh, held, target, network, memory_limit)
     return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made, Traffic(shape, mesh, before, after, steps))
 

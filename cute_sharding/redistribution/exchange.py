@@ -9,7 +9,7 @@ The message from one device to another is, dim by dim, the rows that the one hol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -21,6 +21,7 @@ from cute_sharding.redistribution.copies import Copy, folded, from_runs, in_plac
 from cute_sharding.redistribution.cost import DEVICES, most_local, received
 from cute_sharding.redistribution.digits import Digits, digits
 from cute_sharding.redistribution.meeting import Runs, meet, part, size
+from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
 
 # Peers listed one by one to find the most that a device holds; in larger groups their messages are taken to be alike.
@@ -43,9 +44,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange(Step):
-    """From the chains ``source`` to the chains ``target``, in one all-to-all, or as many as ``rounds`` says: smaller buffers, each for a share of every message."""
+    """From the chains ``source`` to the chains ``target``, in one all-to-all or all-gather, or as many as ``rounds`` says: smaller buffers, each for a share of every message."""
 
     rounds: int = 1
+    padded: bool = False  # blocks of rows that differ by a row or so are made equal, for an all-gather
 
     # -- which mesh dims take part ----------------------------------------------------------------------------------------
 
@@ -74,7 +76,7 @@ class Exchange(Step):
     @cached_property
     def dims(self) -> tuple[int, ...]:
         """The mesh dims over which messages go; none where every device has what it needs."""
-        if prod(self.mesh) <= DEVICES and not self.received_elements:
+        if prod(self.mesh) <= DEVICES and not self._received:
             return ()
         return tuple(sorted({*self._moving, *self.spread}))
 
@@ -87,6 +89,18 @@ class Exchange(Step):
             return False
         return all(digits(n, chain, self.mesh) is not None for n, chain in zip(self.shape, self.source) if any(m in self.dims for m, _ in chain))
 
+    @cached_property
+    def along(self) -> Along | None:
+        """The step as a collective of whole tensor dims, if it is one."""
+        return along(self.shape, self.mesh, self.source, self.target, self.dims) if self.dims and self.rounds == 1 else None
+
+    def natively(self) -> Exchange:
+        """The step for a backend that gathers better than it exchanges: also where blocks differ by a little."""
+        found = self.along
+        if found is None or found.even or found.scattered is not None or found.gathered is None:
+            return self
+        return replace(self, padded=True) if self.shape[found.gathered] >= room_for(self.mesh, found, found.gathered) else self
+
     @property
     def mesh_dims(self) -> tuple[int, ...]:
         return self.dims
@@ -95,6 +109,8 @@ class Exchange(Step):
     def kind(self) -> str:
         if not self.communicates:
             return "local slice"
+        if self.padded:
+            return "all-gather (padded)"
         if self.rounds > 1:
             return f"all-to-all in {self.rounds} rounds"
         return "all-gather" if self.gathers else "all-to-all"
@@ -111,7 +127,9 @@ class Exchange(Step):
 
     @property
     def received_elements(self) -> int:
-        """What the busiest device receives: the elements that it needs and does not hold."""
+        """What the busiest device receives: the elements that it needs and does not hold; and padding."""
+        if self.padded and self.along is not None:
+            return (prod(self.mesh[m] for m in self.dims) - 1) * padded_elements(self.shape, self.mesh, self.along)
         return self._received
 
     def own(self, device: Device) -> Message:
@@ -157,6 +175,11 @@ class Exchange(Step):
     def peak_elements(self) -> int:
         if not self.communicates:
             return max(self.transfer(device, (device,)).peak_elements for device in self._specimens)
+        if self.padded and self.along is not None:
+            parts = prod(self.mesh[m] for m in self.dims)
+            copied = any(n != 1 for n in self.shape[: self.along.gathered])  # blocks of the first dim lie one after the other
+            source, target = most_local(self.shape, self.source, self.mesh), most_local(self.shape, self.target, self.mesh)
+            return source + parts * padded_elements(self.shape, self.mesh, self.along) + max(padded_elements(self.shape, self.mesh, self.along), target * copied)
         if prod(self.mesh[m] for m in self.dims) > PEERS:
             source, target = most_local(self.shape, self.source, self.mesh), most_local(self.shape, self.target, self.mesh)
             owners, users = (prod(n for m, n in enumerate(self.mesh) if m not in cutting(chains)) for chains in (self.source, self.target))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from math import prod
 from typing import Any
 
@@ -15,6 +15,7 @@ from cute_sharding.redistribution.digits import common, digits
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.reduction import Reduction
+from cute_sharding.redistribution.routes import Groups, admits, route
 from cute_sharding.redistribution.step import Step
 
 
@@ -127,12 +128,13 @@ def peak_of(steps: Sequence[Step], source: int) -> int:
 
 @lru_cache(maxsize=1 << 10)
 def plan_steps(
-    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None = None, memory_limit: int | None = None
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None = None, memory_limit: int | None = None, groups: Groups = None, native: bool = False
 ) -> tuple[Step, ...]:
     """The steps that reduce everything pending of ``source`` and lead to ``target``: the fastest on ``network``, then the fewest elements received, then the fewest collectives.
 
-    ``source.pending`` are the reductions to finish; those that stay pending commute with moving elements, between devices that hold the same contribution. On a flat network at most one
-    collective moves elements, and at most one reduces. ``network`` None counts elements received instead of seconds.
+    ``source.pending`` are the reductions to finish; those that stay pending commute with moving elements, between devices that hold the same contribution. ``network`` None counts elements
+    received instead of seconds. Every step communicates among ranks that have a process group: those of one mesh dim, or of a set in ``groups``. With None, which stands for all sets, on a flat
+    network at most one collective moves elements, and at most one reduces. ``native``: the backend gathers and reduce-scatters better than it exchanges.
 
     Raises:
         ValueError: no plan keeps every device within ``memory_limit`` elements. It names the least that would do.
@@ -142,9 +144,11 @@ def plan_steps(
         seconds = 0.0 if network is None or network.is_flat else sum(map(network.seconds, steps))
         return seconds, received_by(steps), collectives(steps), len(steps)
 
-    candidates = list(dict.fromkeys(_candidates(shape, mesh, source, target, network)))
+    candidates = list(dict.fromkeys(steps for steps in _candidates(shape, mesh, source, target, network, groups) if all(admits(groups, step.mesh_dims) for step in steps)))
+    if not candidates:
+        candidates = [one_by_one(shape, mesh, source, target)]
     if memory_limit is None:
-        return min(candidates, key=cost)
+        return tuple([step.natively() if native else step for step in min(candidates, key=cost)])
     start = most_local(shape, source.chains, mesh)
     fitting = [fitted for steps in candidates if (fitted := _fitted(steps, start, memory_limit)) is not None]
     if not fitting:
@@ -153,23 +157,35 @@ def plan_steps(
     return min(fitting, key=cost)
 
 
-def _candidates(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None) -> Iterator[tuple[Step, ...]]:
+def _candidates(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None, groups: Groups) -> Iterator[tuple[Step, ...]]:
     def moved(before: Chains) -> Iterator[tuple[Step, ...]]:
-        return _moves(shape, mesh, before, target, network, source.kept)
+        return _moves(shape, mesh, before, target, network, source.kept, groups)
 
     if not source.pending or not prod(shape):
         yield from moved(source.chains)
     else:
-        yield from _reductions(shape, mesh, source, target, moved)
+        yield from _reductions(shape, mesh, source, target, moved, groups)
 
 
-def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, network: Network | None, kept: Sequence[int]) -> Iterator[tuple[Step, ...]]:
-    """One exchange; and where some links are slower than others, two: of the slow links one first, of shares that the fast links then gather, or the mesh dims of one kind before those of the other."""
+def _moves(
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, network: Network | None, kept: tuple[int, ...], groups: Groups
+) -> Iterator[tuple[Step, ...]]:
+    """One exchange; and where some links are slower than others, two: of the slow links one first, of shares that the fast links then gather, or the mesh dims of one kind before those of the other.
+
+    Where the ranks of the one have no group, a way of several (:mod:`routes`).
+    """
     if source == target:
         yield ()
         return
-    yield (Exchange(shape, mesh, source, target),)
-    if network is None or network.is_flat:
+    direct = Exchange(shape, mesh, source, target)
+    yield (direct,)
+    flat = network is None or network.is_flat
+    if not admits(groups, direct.mesh_dims):
+        weights = (1.0,) * len(mesh) if network is None or flat else tuple([network.link(m).beta for m in range(len(mesh))])
+        way = route(shape, mesh, source, target, kept, groups, weights)
+        if way is not None:
+            yield tuple([Exchange(shape, mesh, before, after) for before, after in pairwise((source, *way))])
+    if network is None or flat:
         return
     slow = max(network.link(m).beta for m in range(len(mesh)))
     fast = [m for m in range(len(mesh)) if mesh[m] > 1 and m not in kept and network.link(m).beta < slow]
@@ -188,47 +204,72 @@ def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target
 
 
 def _reductions(
-    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, moved: Callable[[Chains], Iterator[tuple[Step, ...]]]
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, moved: Callable[[Chains], Iterator[tuple[Step, ...]]], groups: Groups
 ) -> Iterator[tuple[Step, ...]]:
     """Ways to reduce, each followed by the exchange that is still needed.
 
     Before reducing a device may drop what it need not hold, which is free: the cuts of the target on mesh dims that replicate the source. A reduce-scatter hands out what is left along one
-    tensor dim or another, or as the target will have it; an all-reduce leaves it where it is.
+    tensor dim or another, or as the target will have it; an all-reduce leaves it where it is. Mesh dims that have no group together are reduced one after the other.
     """
     dims = tuple([m for m, _ in source.pending])
+    wanted = {m: (d, f) for d, chain in enumerate(target) for m, f in chain}
 
     def reduction(before: Chains, after: Chains, among: Sequence[int]) -> Reduction:
         ops = {m: op for m, op in source.pending if m in among}
         op = "sum" if {*ops.values()} <= {"sum", "avg"} else next(iter(ops.values()))
         return Reduction(shape, mesh, before, after, tuple(among), op, prod(mesh[m] for m in ops if ops[m] == "avg"))
 
-    def reduced(to: Chains) -> Iterator[tuple[Step, ...]]:
-        return ((reduction(source.chains, to, dims), *steps) for steps in moved(to))
-
     def alike(among: Sequence[int], to: Chains) -> bool:
         return len({m in cutting(to) for m in among}) == 1  # all of them cut it, or none
 
+    def after(base: Chains, among: Sequence[int]) -> Iterator[Chains]:
+        """What devices can hold once ``among`` are reduced: all that they had, or a share cut on one tensor dim or as the target is."""
+        yield base
+        for options in dict.fromkeys(tuple(option) for d in range(len(shape)) for option in product(*(((d, 1), wanted.get(m, (d, 1))) for m in among))):
+            to = base
+            for m, (d, f) in zip(among, options):
+                to = appended(to, m, d, f)
+            yield to
+
     direct = within(shape, mesh, source.chains, target)
-    if direct and alike(dims, target):
-        yield from reduced(target)
-    wanted = {m: (d, f) for d, chain in enumerate(target) for m, f in chain}
     sliced = source.chains
     for m in sorted(wanted.keys() - cutting(source.chains) - {*dims}):
         sliced = appended(sliced, m, *wanted[m])
-    for base in dict.fromkeys((source.chains, sliced)):
-        yield from reduced(base)
-        for options in dict.fromkeys(tuple(option) for d in range(len(shape)) for option in product(*(((d, 1), wanted.get(m, (d, 1))) for m in dims))):
-            to = base
-            for m, (d, f) in zip(dims, options):
-                to = appended(to, m, d, f)
-            yield from reduced(to)
+    if admits(groups, dims):
+        if direct and alike(dims, target):
+            yield from ((reduction(source.chains, target, dims), *steps) for steps in moved(target))
+        for base in dict.fromkeys((source.chains, sliced)):
+            for to in after(base, dims):
+                yield from ((reduction(source.chains, to, dims), *steps) for steps in moved(to))
+    else:
+        # Each part by itself: an all-reduce, or a reduce-scatter as the target is. In which order matters, as cuts follow one another.
+        for parts in _ordered_parts(dims, groups):
+            for base in dict.fromkeys((source.chains, sliced)):
+                for scattered in product(*((False, True) if all(m in wanted for m in part) else (False,) for part in parts)):
+                    at, first, steps = source.chains, base, []
+                    for part, scatter in zip(parts, scattered):
+                        for m in part if scatter else ():
+                            first = appended(first, m, *wanted[m])
+                        steps.append(reduction(at, first, part))
+                        at = first
+                    yield from ((*steps, *last) for last in moved(at))
     # Or one part of the mesh dims after the other. Where blocks differ in size a sum of sums receives less than all the contributions at once.
     for count in range(1, len(dims) if direct else 1):
-        for first in combinations(dims, count):
-            last = [m for m in dims if m not in first]
-            middle = tuple([tuple([cut for cut in chain if cut[0] not in last]) for chain in target])
-            if alike(first, middle) and alike(last, target) and within(shape, mesh, source.chains, middle) and within(shape, mesh, middle, target):
-                yield reduction(source.chains, middle, first), reduction(middle, target, last)
+        for first_dims in combinations(dims, count):
+            last_dims = [m for m in dims if m not in first_dims]
+            middle = tuple([tuple([cut for cut in chain if cut[0] not in last_dims]) for chain in target])
+            if alike(first_dims, middle) and alike(last_dims, target) and within(shape, mesh, source.chains, middle) and within(shape, mesh, middle, target):
+                yield reduction(source.chains, middle, first_dims), reduction(middle, target, last_dims)
+
+
+def _ordered_parts(dims: tuple[int, ...], groups: Groups) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """The dims in parts that have a group each, in every order."""
+    if not dims:
+        yield ()
+    for count in range(len(dims), 0, -1):
+        for part in combinations(dims, count):
+            if admits(groups, part):
+                yield from ((part, *rest) for rest in _ordered_parts(tuple([m for m in dims if m not in part]), groups))
 
 
 def one_by_one(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains) -> tuple[Step, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -14,6 +14,7 @@ from cute_sharding.redistribution.copies import Copy, flat, folded, from_runs, i
 from cute_sharding.redistribution.cost import most_local
 from cute_sharding.redistribution.digits import digits
 from cute_sharding.redistribution.meeting import meet
+from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
 
 
@@ -28,6 +29,19 @@ class Reduction(Step):
     dims: tuple[int, ...] = ()
     op: str = "sum"
     divisor: int = 1
+    padded: bool = False  # blocks of rows that differ by a row or so are made equal, for a native reduce-scatter
+
+    @cached_property
+    def along(self) -> Along | None:
+        """The reduce-scatter as one of a whole tensor dim, if it is one."""
+        return along(self.shape, self.mesh, self.source, self.target, self.dims) if self.scatters else None
+
+    def natively(self) -> Reduction:
+        """The step for a backend that reduce-scatters better than it exchanges: also where blocks differ by a little."""
+        found = self.along
+        if found is None or found.even or found.scattered is None:
+            return self
+        return replace(self, padded=True) if self.shape[found.scattered] >= room_for(self.mesh, found, found.scattered) else self
 
     @property
     def scatters(self) -> bool:
@@ -44,7 +58,7 @@ class Reduction(Step):
 
     @property
     def kind(self) -> str:
-        return f"{'reduce-scatter' if self.scatters else 'all-reduce'} ({'avg' if self.divisor > 1 else self.op})"
+        return f"{'reduce-scatter' if self.scatters else 'all-reduce'} ({'avg' if self.divisor > 1 else self.op}{', padded' if self.padded else ''})"
 
     @property
     def mesh_dims(self) -> tuple[int, ...]:
@@ -54,6 +68,8 @@ class Reduction(Step):
     def received_elements(self) -> int:
         """By the busiest device: each contribution to its share by the others, and for an all-reduce the shares of the others as well (Chan et al. 2007)."""
         most = most_local(self.shape, self.target, self.mesh)
+        if self.padded and self.along is not None:
+            most = padded_elements(self.shape, self.mesh, self.along)
         if self.scatters:
             return (self.parts - 1) * most
         return -(-2 * (self.parts - 1) * most // self.parts)
@@ -67,6 +83,8 @@ class Reduction(Step):
         source, target = most_local(self.shape, self.source, self.mesh), most_local(self.shape, self.target, self.mesh)
         if not self.scatters:
             return source + target + (target if self.source != self.target else 0)
+        if self.padded and self.along is not None:
+            return source + (self.parts + 1) * padded_elements(self.shape, self.mesh, self.along)
         if self.even:
             return 2 * source + target
         return source + 2 * self.parts * target + target

@@ -77,6 +77,10 @@ class Step(ABC):
     def kept_by(self, device: Device) -> tuple[Copy, ...]:
         """The copies of what the device keeps, from its source (x) to its target (y)."""
 
+    def natively(self) -> Step:
+        """The step for a backend that has more than an all-to-all."""
+        return self
+
     @property
     def communicates(self) -> bool:
         return bool(self.mesh_dims)

@@ -17,6 +17,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
+import cute_sharding
 from cute_sharding.dtensor import compat
 
 
@@ -27,7 +28,10 @@ def ranks_of(mesh):
 
 @lru_cache(None)
 def mesh_of(sizes, names=None):
-    return DeviceMesh("cpu", torch.arange(prod(sizes)).reshape(sizes), mesh_dim_names=names)
+    """A mesh with groups of all its dims together, so that whatever changes is one exchange. (What runs without them is in test_groups.py.)"""
+    mesh = DeviceMesh("cpu", torch.arange(prod(sizes)).reshape(sizes), mesh_dim_names=names)
+    cute_sharding.prepare_groups(mesh)
+    return mesh
 
 
 def plain():
@@ -100,25 +104,36 @@ def is_partial(placement):
     return isinstance(placement, Partial)
 
 
+def position(rank, ranks):
+    """The index of ``rank`` in its group, if ``ranks`` is that of rank 0 and all ranks are numbered row-major: the digits of the rank that those of the group have."""
+    strides, at = [], list(ranks)
+    while len(at) > 1:  # the innermost mode of the ranks, and the rest
+        stride, size = at[1], 1
+        while size < len(at) and at[size] == size * stride:
+            size += 1
+        strides.append((stride, size))
+        at = at[::size]
+    return ranks.index(sum(rank // stride % size * stride for stride, size in strides))
+
+
 @contextmanager
 def watched_wire(monkeypatch):
     """For each exchange, the dtype on the wire and the elements of it that every rank is sent by others."""
     wire, all_to_all, all_gather = [], compat.all_to_all, compat.all_gather
 
     def from_others(ints, rank, group):
-        """Of one int for each rank of the group, those of the others. The groups of a row-major mesh: ranks so far apart, so many of them."""
-        ranks = dist.get_process_group_ranks(group)
-        me = rank // (ranks[1] - ranks[0]) % len(ranks)
+        """Of one int for each rank of the group, those of the others. The group at hand is that of rank 0; on a row-major mesh the others lie as it does, elsewhere."""
+        me = position(rank, dist.get_process_group_ranks(group))
         return sum(n if isinstance(n, int) else n.node._local_ints[rank] for i, n in enumerate(ints) if i != me)
 
     def watched_all_to_all(buffer, receives, sends, group):
         wire.append((buffer.dtype, {rank: from_others(receives, rank, group) for rank in buffer._ranks}))
         return all_to_all(buffer, receives, sends, group)
 
-    def watched_all_gather(buffer, group):
+    def watched_all_gather(buffer, group, dim=0):
         parts = dist.get_world_size(group)
         wire.append((buffer.dtype, {rank: from_others([part.numel()] * parts, rank, group) for rank, part in buffer._local_tensors.items()}))
-        return all_gather(buffer, group)
+        return all_gather(buffer, group, dim)
 
     with monkeypatch.context() as patch:
         patch.setattr(compat, "all_to_all", watched_all_to_all)

@@ -17,13 +17,6 @@ MESH = (4, 2)
 PLACEMENTS = [_StridedShard(0, split_factor=2), Shard(0)]  # read as an order: mesh dim 1 first, then mesh dim 0
 
 
-@pytest.fixture(autouse=True)
-def nothing_settled():
-    reading._settled.clear()
-    yield
-    reading._settled.clear()
-
-
 def laid(full, by_order):
     """What fully_shard over tensor parallelism lays out (mesh dim 1, then 0), or distribute_tensor (left to right)."""
     if not by_order:

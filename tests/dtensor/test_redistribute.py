@@ -28,7 +28,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import adapter, compat, ranks
+from cute_sharding.dtensor import adapter, compat
+from cute_sharding.dtensor.groups import group_of
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 
@@ -435,17 +436,9 @@ def test_slices_of_a_mesh_stay_plain():
             slice_ = whole["b", "c"]
             tensor = DTensor.from_local(torch.ones(4, 4), slice_, [Shard(0), Shard(1)], run_check=False)
             tensor.redistribute(placements=[Shard(1), Shard(0)])
-            groups.add(ranks.group_of(slice_, (0, 1)))
+            groups.add(group_of(slice_, (0, 1)))
         assert len(groups) == 1
         assert not any("cute" in name for name in vars(slice_))
-
-
-def test_groups_of_ours_leave_the_names_of_the_programs_groups_alone():
-    """Only their members make them; torch names the groups of a program by how many a rank has made, and they meet by name."""
-    before, made = dist.new_group([0, 1]), compat.new_group([0, 1, 2, 3], dist.group.WORLD, ("test",))
-    after = dist.new_group([0, 1])
-    assert int(after.group_name) == int(before.group_name) + 1
-    assert made.group_name != before.group_name and dist.get_process_group_ranks(made) == [0, 1, 2, 3]
 
 
 def test_slices_keep_the_order_of_dims_in_memory():

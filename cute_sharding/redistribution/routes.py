@@ -1,0 +1,179 @@
+"""Ways from one sharding to another by exchanges that each stay within a process group.
+
+Every mesh dim has a group of its own; several together have one only where the program has made it. An exchange that moves one mesh dim's cut, and leaves every other mesh dim the rows that it has,
+stays within the group of that mesh dim. So a way is a sequence of such moves: a cut is given up (gather), taken to where the target has it or parked in another place (all-to-all), or made (slice).
+The cheapest is found by A* (Hart, Nilsson and Raphael 1968) over what the devices hold, with the elements that are still missing as the bound. Parking is what makes it cheap: on a mesh of a x a, [Shard(0), Shard(1)] to [Shard(1), Shard(0)] needs no gather, but
+three all-to-alls of a local tensor each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import count
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+from cute_sharding.redistribution.chains import Chains, cutting
+from cute_sharding.redistribution.cost import most_local
+from cute_sharding.redistribution.digits import common, digits
+
+# Sets of two or more mesh dims that have a process group together; those of one always have. None: all have.
+Groups: TypeAlias = "frozenset[tuple[int, ...]] | None"
+# What a search looks at before it takes the best so far: a few mesh dims are searched whole.
+BUDGET = 1500
+
+
+def admits(groups: Groups, mesh_dims: Sequence[int]) -> bool:
+    """Whether the ranks that differ on ``mesh_dims`` have a group of their own."""
+    return groups is None or len(mesh_dims) < 2 or tuple(sorted(mesh_dims)) in groups
+
+
+class _At(NamedTuple):
+    least: float  # what the whole way costs at the least
+    hops: int
+    tie: int
+    cost: float  # so far
+    chains: Chains
+    way: tuple[Chains, ...]
+
+
+@lru_cache(maxsize=1 << 10)
+def route(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, kept: tuple[int, ...], groups: Groups, weights: tuple[float, ...]) -> tuple[Chains, ...] | None:
+    """The shardings between ``source`` and ``target``, the latter last, of the cheapest way: by elements received times the ``weights`` of the mesh dims that they cross, then by moves.
+
+    ``kept`` mesh dims hold contributions to a reduction that stays pending, so nothing may be asked of them but what they hold. None where no way is found.
+    """
+    moving = [m for m in range(len(mesh)) if mesh[m] > 1 and (m in cutting(source) or m in cutting(target)) and not (m in kept)]
+    apart = [m for m in moving if _places(shape, source, mesh, m) != _places(shape, target, mesh, m)]
+    for movable in dict.fromkeys((tuple(apart), tuple(moving))):
+        sets = [(m,) for m in movable] + sorted(group for group in groups or () if set(group) <= set(movable))
+        found = _search(shape, mesh, source, target, sets, weights)
+        if found is not None:
+            return found
+    return None
+
+
+def _search(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, sets: Sequence[tuple[int, ...]], weights: Sequence[float]) -> tuple[Chains, ...] | None:
+    wanted = {m: _places(shape, target, mesh, m) for moved in sets for m in moved}
+    goal, ties = _key(shape, target, mesh), count()
+    queue = [_At(0.0, 0, next(ties), 0.0, source, ())]
+    done: dict[Any, tuple[float, int]] = {}
+    lightest = min(weights)
+    budget = BUDGET
+    while queue and budget:
+        at = heappop(queue)
+        key = _key(shape, at.chains, mesh)
+        if key == goal:
+            return (*at.way[:-1], target) if at.way else (target,)
+        if done.get(key, (at.cost, at.hops)) < (at.cost, at.hops):
+            continue  # there is a better way here by now
+        budget -= 1
+        before = most_local(shape, at.chains, mesh)
+        for moved in sets:
+            parts, weight = prod(mesh[m] for m in moved), max(weights[m] for m in moved)
+            for chains in _moves(shape, mesh, at.chains, moved, target, wanted):
+                after = most_local(shape, chains, mesh)
+                cut_before, cut_after = (not {*moved}.isdisjoint(cutting(c)) for c in (at.chains, chains))
+                received = 0.0 if not cut_before else after - after / parts if cut_after else after - before
+                cost, key = at.cost + weight * max(received, 0.0), _key(shape, chains, mesh)
+                if done.get(key, (cost, at.hops + 2)) > (cost, at.hops + 1):
+                    done[key] = cost, at.hops + 1
+                    heappush(queue, _At(cost + lightest * _missing(shape, mesh, chains, target), at.hops + 1, next(ties), cost, chains, (*at.way, chains)))
+    return None
+
+
+def _missing(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, target: Chains) -> int:
+    """No more than what the busiest device has yet to receive."""
+    need = have = 1
+    for n, before, after in zip(shape, chains, target):
+        one, other = digits(n, before, mesh), digits(n, after, mesh)
+        counts = common(n, one, other) if one is not None and other is not None else None
+        if counts is None:
+            return max(0, most_local(shape, target, mesh) - most_local(shape, chains, mesh))
+        have *= counts[0]
+        need *= counts[1]
+    return need - have
+
+
+def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, moved: tuple[int, ...], target: Chains, wanted: dict[int, Any]) -> Iterator[Chains]:
+    """What the devices can hold after one exchange among those that differ on ``moved`` alone."""
+    bare = chains
+    for m in sorted(moved, key=lambda m: -_depth(bare, m)):
+        without = _without(shape, bare, m, mesh)
+        if without is None:
+            return
+        bare = without
+    if bare != chains:
+        yield bare
+    if len(moved) == 1:
+        for d in range(len(shape)):
+            yield _with(bare, moved[0], d, 1)
+    here: Chains | None = bare
+    for m in sorted((m for m in moved if wanted[m] is not None), key=lambda m: _depth(target, m)):
+        here = None if here is None else _placed(shape, here, m, target, mesh)
+    if here is not None and here != bare:
+        yield here
+
+
+def _depth(chains: Chains, m: int) -> int:
+    return next((i for chain in chains for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m), -1)
+
+
+def _places(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...], m: int) -> Any:
+    """Which rows the coordinate on ``m`` chooses: the tensor dim and the digits, or the cuts up to it where there are none. None where it cuts nothing."""
+    for d, chain in enumerate(chains):
+        for i, (mesh_dim, _) in enumerate(chain):
+            if mesh_dim == m:
+                found = digits(shape[d], chain, mesh)
+                return d, chain[: i + 1] if found is None else found.devices[m]
+    return None
+
+
+def _key(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...]) -> Any:
+    """Equal where devices hold the same, for all that digits can tell."""
+    return tuple([chain if len(chain) < 2 or (found := digits(n, chain, mesh)) is None else tuple(sorted(found.devices.items())) for n, chain in zip(shape, chains)])
+
+
+def _with(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
+    return tuple([(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)])
+
+
+def _without(shape: Sequence[int], chains: Chains, m: int, mesh: tuple[int, ...]) -> Chains | None:
+    """The chains without the cut of ``m``, every other mesh dim choosing the rows that it chose; None where that cannot be said."""
+    for d, chain in enumerate(chains):
+        at = next((i for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m), None)
+        if at is None:
+            continue
+        rest, before = chain[:at], digits(shape[d], chain, mesh)
+        for k, split_factor in chain[at + 1 :]:
+            if before is None:
+                return None
+            for factor in (split_factor, split_factor * mesh[m]):
+                after = digits(shape[d], (*rest, (k, factor)), mesh)
+                if after is not None and after.devices[k] == before.devices[k]:
+                    rest = (*rest, (k, factor))
+                    break
+            else:
+                return None
+        return tuple([rest if e == d else other for e, other in enumerate(chains)])
+    return chains
+
+
+def _placed(shape: Sequence[int], chains: Chains, m: int, target: Chains, mesh: tuple[int, ...]) -> Chains | None:
+    """The chains with a cut of ``m`` that chooses the rows that the target's chooses; None where others are in the way."""
+    d, i = next((d, i) for d, chain in enumerate(target) for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m)
+    n, chain = shape[d], chains[d]
+    if chain == target[d][:i]:
+        return _with(chains, m, d, target[d][i][1])
+    here, there = digits(n, chain, mesh), digits(n, target[d], mesh)
+    if here is None or there is None or len(there.devices[m]) != 1:
+        return None
+    ((size, stride),) = there.devices[m]
+    # As many pieces as the local digits count above it.
+    pieces = prod(min(count, max(1, count * step // (size * stride))) for count, step in here.local)
+    after = digits(n, (*chain, (m, pieces)), mesh)
+    return _with(chains, m, d, pieces) if after is not None and after.devices[m] == there.devices[m] else None
+
+
