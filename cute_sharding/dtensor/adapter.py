@@ -20,7 +20,7 @@ from cute_sharding.dtensor.locks import fork_safe_lock
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.propagate import Decision, ask, decide, refusals_counted
 from cute_sharding.dtensor.reading import agree
-from cute_sharding.dtensor.redistribute import redistribute_local_tensor, stays_symbolic
+from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.settings import Settings
 from cute_sharding.dtensor.stats import count, count_left_to_torch, logger
 from cute_sharding.dtensor.stock import is_torchs, moves_rightly
@@ -193,8 +193,6 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
                 wanted = not is_torchs(current, target)  # as views make them that torch would not have
             elif compat.is_tracing():
                 wanted = bool(compat.split_factors(current) or compat.split_factors(target))  # torch counts the rows of such shards one by one, which it cannot
-        if wanted and compat.is_tracing() and not getattr(_in_view, "now", False) and not stays_symbolic(current, target):
-            wanted = False
         if wanted and not compat.is_wrapper(local) and (not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))):
             counted = settings is None or settings.redistribution or not getattr(_in_view, "now", False)
             return redistribute_local_tensor(local, current, target, async_op=async_op, is_explicit=is_explicit, counted=counted)

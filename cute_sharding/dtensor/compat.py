@@ -96,6 +96,7 @@ __all__ = [
     "rank_lists",
     "redistribution",
     "reduce_scatter",
+    "reduce_shard_value",
     "reduce_value",
     "registration",
     "restore",
@@ -963,6 +964,11 @@ def stock_transforms(source: DTensorSpec, target: DTensorSpec) -> list[Any]:
 def reduce_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:
     """Finish a pending reduction as the placement itself does."""
     return waited(placement._reduce_value(tensor, mesh, mesh_dim))  # type: ignore[attr-defined]
+
+
+def reduce_shard_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int, shard: Placement) -> torch.Tensor:
+    """Finish a pending reduction as the placement itself does, and keep this rank's share of the result."""
+    return waited(placement._reduce_shard_value(tensor, mesh, mesh_dim, shard))  # type: ignore[attr-defined]
 
 
 def partition_value(placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:

@@ -44,8 +44,8 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
         return on_each_rank(lambda rank, x: _keep(_alone(step, mesh, rank), x, alias=False), local)
     group = group_of(mesh, step.dims)
     how = step.along
-    if how is not None and how.scattered is None and local.dtype in WIRE and local.ndim == len(step.shape) and in_order(mesh, how.mesh_dims):
-        if step.padded:
+    if how is not None and how.scattered is None and local.dtype in WIRE and in_order(mesh, how.mesh_dims):
+        if step.padded and local.ndim == len(step.shape):
             return _gather_padded(step, how, local, mesh, group)
         if how.even:
             whole = on_each_rank(lambda rank, x: _checked(_alone(step, mesh, rank)[0], x), local)
@@ -141,7 +141,7 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
         return part(rank).target_shape
 
     how = step.along
-    if how is not None and (step.padded or how.even) and local.ndim == len(step.shape) and in_order(mesh, how.mesh_dims):
+    if how is not None and (how.even or (step.padded and local.ndim == len(step.shape))) and in_order(mesh, how.mesh_dims):
         dim = how.scattered or 0
         whole = on_each_rank(lambda rank, x: _checked(_alone(step, mesh, rank)[0], x), local)
         if not step.padded:

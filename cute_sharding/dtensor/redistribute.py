@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Placement
+from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Placement, Shard
 from cute_sharding.dtensor.executor import run
-from cute_sharding.dtensor.dynamic import is_dynamic, run_dynamic
+from cute_sharding.dtensor.dynamic import run_opaque
 from cute_sharding.dtensor.groups import groups_at_hand
 from cute_sharding.dtensor.ranks import copies_natively
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
 from cute_sharding.dtensor.stats import Moved, count_moves, logger
 from cute_sharding.dtensor.stock import stock_plan
-from cute_sharding.dtensor.symbols import has_values, known, sizes_at_hand, symbols_of, unknown
+from cute_sharding.dtensor.symbols import known, sizes_at_hand, symbols_of, unknown
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, plan_steps, received_by
+from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, plan_steps, questions, received_by
 from cute_sharding.redistribution.routes import Groups, admits
 from cute_sharding.redistribution.step import Step
 
@@ -58,6 +58,7 @@ class Prepared(NamedTuple):
     foreign: tuple[int, ...]
     made: tuple[int, ...]
     traffic: Traffic
+    handed_out: int | None = None  # one of the former, whose reduction hands out blocks as they are wanted: nothing is left to do then
 
 
 def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, async_op: bool = False, is_explicit: bool = False, counted: bool = True) -> torch.Tensor:
@@ -80,7 +81,7 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     shape = sizes_at_hand(current.shape)
     at_hand = [compat.with_shape(spec, shape) for spec in (current, target)] if compat.is_symbolic(tuple(current.shape)) else [current, target]
     source, wanted = of_source(at_hand[0], local), of_target(at_hand[1], is_explicit=is_explicit)
-    plan, foreign, made, traffic = planned(mesh, shape, before, after, source, wanted)
+    plan, foreign, made, traffic, handed_out = planned(mesh, shape, before, after, source, wanted)
     steps = plan.steps
     if steps and counted:
         count_moves(traffic)
@@ -88,11 +89,14 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     record = nullcontext() if debug is None else debug.record_redistribute_calls(local, before, after, " -> ".join(step.kind for step in steps), is_explicit=is_explicit)
     with record:
         for m in foreign:
-            local = compat.reduce_value(before[m], local, mesh, m)
+            if m == handed_out:
+                local = compat.reduce_shard_value(before[m], local, mesh, m, after[m])
+            else:
+                local = compat.reduce_value(before[m], local, mesh, m)
         if at_hand[0] is current:
             local = run(steps, local, mesh, async_op=async_op and not made)
         else:
-            local = _run_on_symbols(steps, local, current)
+            local = _run_on_symbols(plan, local, current)
         for m in made:
             local = compat.partition_value(after[m], local, mesh, m)
     return local
@@ -135,34 +139,23 @@ def _say_what_is_missing(mesh: Any, missing: tuple[tuple[int, ...], ...], before
     )  # fmt: skip
 
 
-def stays_symbolic(current: DTensorSpec, target: DTensorSpec) -> bool:
-    """Whether a graph by plan is one for many sizes, or torch's would be none.
+def _run_on_symbols(plan: RedistributionPlan, local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+    """A plan for the sizes at hand, on a tensor whose sizes are symbolic: on blocks where its cuts divide the sizes, else as one op that plans anew in each call.
 
-    Some sizes that do not divide become constants of a plan, and not of what torch does.
+    By what the steps were chosen (redistribution/plan.py) becomes guards of the former, so that every call of the graph is one for which they are chosen.
     """
-    shape = tuple(current.shape)
-    if not compat.is_symbolic(shape) or compat.split_factors(current) or compat.split_factors(target):
-        return True
-    if not (compat.has_shape_env(shape) and has_values(shape)):
-        return True
-    try:
-        steps = planned(current.mesh, sizes_at_hand(shape), tuple(current.placements), tuple(target.placements)).plan.steps
-    except (RuntimeError, ValueError, NotImplementedError):
-        return True  # it is refused when it runs
-    return is_dynamic(steps) or divides(current, steps)
-
-
-def _run_on_symbols(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
-    """The steps, planned for the sizes at hand, on a tensor whose sizes are symbolic: on blocks where the cuts divide it, else with splits that are expressions."""
-    if not divides(spec, steps) and is_dynamic(steps):
-        return run_dynamic(steps, local, spec)
-    return _run_on_blocks(steps, local, spec)
-
-
-def divides(spec: DTensorSpec, steps: Sequence[Step]) -> bool:
-    """Whether the steps divide every dim into blocks of one size. What is not known of symbolic sizes becomes a guard."""
+    if not plan.steps:
+        return local
+    if any(n % _count(d, plan.steps) for d, n in enumerate(plan.shape)):
+        return run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+    asked = questions(plan.shape, plan.mesh, plan.source, plan.target.chains, groups_at_hand(spec.mesh))
     with symbols_of(tuple(spec.shape)):
-        return all(n % _count(d, steps) == 0 for d, n in enumerate(known(tuple(spec.shape))))
+        for n, (least, counts) in zip(known(tuple(spec.shape)), asked):
+            if isinstance(n, Size) and not least <= n:
+                int(unknown(n))
+            elif isinstance(n, Size):
+                _ = [n % count == 0 for count in counts]
+    return _run_on_blocks(plan.steps, local, spec)
 
 
 def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
@@ -232,14 +225,17 @@ def prepare(
         if type(after[m]) is Partial and after[m].reduce_op not in MADE_OF_COPIES:  # type: ignore[attr-defined]
             raise ValueError(f"redistribution from {before[m]} to {after[m]} on mesh dim {m}: no contributions of equal devices reduce to a given result by {after[m]}")
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
+    handed_out = None
     source = left_to_right(shape, mesh, before) if source is None else source
     target = left_to_right(shape, mesh, after) if target is None else target
     for m, placement in enumerate(before):
         if source != target and mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
             raise NotImplementedError(f"the mask of {placement} on mesh dim {m} lies as the elements lie, so it cannot stay pending while they move: redistribute it to Replicate first")
+    if foreign and changing == [*foreign] and type(after[foreign[0]]) is Shard and target[after[foreign[0]].dim][-1:] == ((foreign[0], 1),):  # type: ignore[attr-defined]
+        handed_out, source = foreign[0], target
     reduced = tuple([(m, before[m].reduce_op) for m in pending if m not in foreign])  # type: ignore[attr-defined]
     held = Held(source, reduced, tuple([m for m in range(len(mesh)) if isinstance(before[m], Partial) and m not in pending]))
     steps = plan_steps(shape, mesh, held, target, (network or Network.default(mesh).without_latency).checked(mesh), memory_limit, groups, native)
     network = (network or Network.default(mesh)).checked(mesh)
-    return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made, Traffic(shape, mesh, before, after, steps))
+    return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made, Traffic(shape, mesh, before, after, steps), handed_out)
 

@@ -139,19 +139,21 @@ class Exchange(Step):
     def kept_by(self, device: Device) -> tuple[Copy, ...]:
         return tuple(folded(self.own(device).boxes))
 
+    def meet(self, sender: Device, receiver: Device) -> bool:
+        """Whether ``receiver`` gets from ``sender`` what it lacks of its rows, if there are any: it has not the same itself, and of those that have it ``sender`` is the one to give."""
+        own = True
+        for m, (a, b) in enumerate(zip(sender, receiver)):
+            if m in self._cutting:
+                own &= a == b
+            elif a != b and m not in self.spread:
+                return False
+        return not own
+
     def message(self, sender: Device, receiver: Device, turn: int = 0) -> Message | None:
         """What ``sender`` sends to ``receiver`` in that round, or None."""
-        own = True
-        spread = self.spread
-        cutting = self._cutting
-        for m, (a, b) in enumerate(zip(sender, receiver)):
-            if m in cutting:
-                own &= a == b
-            elif a != b and m not in spread:
-                return None
-        if own:  # the receiver has it itself
+        if not self.meet(sender, receiver):
             return None
-        runs = []
+        runs, spread = [], self.spread
         for d, n in enumerate(self.shape):
             found = meet(n, self.chain(self.source, d, sender), self.chain(self.target, d, receiver))
             if not found:

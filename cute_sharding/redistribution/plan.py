@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise, product
-from math import prod
+from math import lcm, prod
 from typing import Any
 
 from cute_sharding.redistribution.chains import Chains, cutting
@@ -140,21 +140,76 @@ def plan_steps(
         ValueError: no plan keeps every device within ``memory_limit`` elements. It names the least that would do.
     """
 
-    def cost(steps: tuple[Step, ...]) -> tuple[float, int, int, int]:
-        seconds = 0.0 if network is None or network.is_flat else sum(map(network.seconds, steps))
-        return seconds, received_by(steps), collectives(steps), len(steps)
-
-    candidates = list(dict.fromkeys(steps for steps in _candidates(shape, mesh, source, target, network, groups) if all(admits(groups, step.mesh_dims) for step in steps)))
-    if not candidates:
-        candidates = [one_by_one(shape, mesh, source, target)]
     if memory_limit is None:
-        return tuple([step.natively() if native else step for step in min(candidates, key=cost)])
-    start = most_local(shape, source.chains, mesh)
+        steps = _cheapest(nominal(shape, mesh, source, target, groups), mesh, source, target, network, groups)
+        steps = tuple([replace(step, shape=shape) for step in steps])
+        if not all(map(_is_right, steps)) or not all(admits(groups, step.mesh_dims) for step in steps):
+            steps = _cheapest(shape, mesh, source, target, network, groups)
+        return tuple([step.natively() if native else step for step in steps])
+    start, candidates = most_local(shape, source.chains, mesh), _admitted(shape, mesh, source, target, network, groups)
     fitting = [fitted for steps in candidates if (fitted := _fitted(steps, start, memory_limit)) is not None]
     if not fitting:
         least = min(peak_of([_most_rounds(step) for step in steps], start) for steps in candidates)
         raise ValueError(f"no plan for {shape} on mesh {mesh} holds at most {memory_limit:,} elements on every device: the least that would do is memory_limit={least}")
-    return min(fitting, key=cost)
+    return min(fitting, key=lambda steps: _cost(steps, network))
+
+
+# Sizes that stand for all that do not divide: primes, so that nothing divides them.
+STAND_INS = (1009, 10007, 100003, 1000003)
+
+
+def nominal(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, groups: Groups) -> tuple[int, ...]:
+    """A shape for which the steps are chosen in the place of ``shape``: one for all shapes that answer alike to the same :func:`questions`.
+
+    So ranks that run a graph for many sizes take the steps that a rank takes which runs eagerly. Steps are right for any sizes; which are the cheapest hardly depends on them, but for dims that are
+    shorter than the devices that share them: these stand for themselves, as do dims of which split factors do not divide.
+    """
+    prime = next((p for p in STAND_INS if p > 8 * prod(mesh)), STAND_INS[-1])
+    sizes = []
+    for n, before, after, (least, counts) in zip(shape, source.chains, target, questions(shape, mesh, source, target, groups)):
+        dividing = [count for count in counts if n % count == 0]
+        if n >= least and n > 1 and (dividing or all(factor == 1 for _, factor in (*before, *after))):
+            n = max(dividing, default=1) * prime
+        sizes.append(n)
+    return tuple(sizes)
+
+
+def questions(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, groups: Groups) -> list[tuple[int, tuple[int, ...]]]:
+    """What the choice of steps asks of each tensor dim: whether it is as long as the devices are many, and which numbers of blocks divide it.
+
+    Those are the blocks that source and target cut it into; and where several steps go in the place of one, all devices.
+    """
+    counts = [lcm(*(prod(factor * mesh[m] for m, factor in chain) for chain in (before, after))) for before, after in zip(source.chains, target)]
+    changed = tuple([m for m in range(len(mesh)) if mesh[m] > 1 and (_cut(source.chains, m) != _cut(target, m) or m in dict(source.pending))])
+    least = prod(mesh[m] for m in changed)
+    if admits(groups, changed):
+        return [(least if source.pending else 0, (count,)) for count in counts]
+    return [(least, (count, lcm(count, prod(mesh)))) for count in counts]
+
+
+def _cut(chains: Chains, m: int) -> Any:
+    return next(((d, chain[: i + 1]) for d, chain in enumerate(chains) for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m), None)
+
+
+def _is_right(step: Step) -> bool:
+    """Whether every device has what it is to reduce. (What it has not is exchanged, whatever it is.)"""
+    return not isinstance(step, Reduction) or within(step.shape, step.mesh, step.source, step.target)
+
+
+def _cost(steps: tuple[Step, ...], network: Network | None) -> tuple[float, int, int, int]:
+    seconds = 0.0 if network is None or network.is_flat else sum(map(network.seconds, steps))
+    return seconds, received_by(steps), collectives(steps), len(steps)
+
+
+@lru_cache(maxsize=1 << 10)
+def _cheapest(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None, groups: Groups) -> tuple[Step, ...]:
+    return min(_admitted(shape, mesh, source, target, network, groups), key=lambda steps: _cost(steps, network))
+
+
+def _admitted(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None, groups: Groups) -> list[tuple[Step, ...]]:
+    """The ways whose steps all have a group; one at the least."""
+    found = [steps for steps in _candidates(shape, mesh, source, target, network, groups) if all(admits(groups, step.mesh_dims) for step in steps)]
+    return list(dict.fromkeys(found)) or [one_by_one(shape, mesh, source, target)]
 
 
 def _candidates(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None, groups: Groups) -> Iterator[tuple[Step, ...]]:

@@ -1,0 +1,29 @@
+"""Redistribution as a cluster runs it, over gloo: ranks that are not in step, stages, threads, compiled ranks beside one that is not. A hang fails."""
+
+import cluster_worker
+import pytest
+from test_processes import spawn
+
+pytestmark = pytest.mark.processes
+
+
+def run(world, folder, *jobs):
+    spawn(cluster_worker.begin, world, "several", world, str(folder / "rendezvous"), *jobs)
+
+
+def test_replicas_stages_and_threads(tmp_path):
+    run(8, tmp_path, ("replicas_out_of_step",), ("stages_alone",))
+
+
+def test_threads(tmp_path):
+    run(5, tmp_path, ("threads",), ("averages",))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_rank_that_runs_eagerly_beside_compiled_ones(dynamic, tmp_path):
+    run(5, tmp_path, ("one_rank_eager", dynamic))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_what_inductor_computes(dynamic, tmp_path):
+    run(2, tmp_path, ("under_inductor", dynamic))
