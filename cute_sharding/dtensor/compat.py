@@ -84,6 +84,7 @@ __all__ = [
     "is_symbolic",
     "is_tracing",
     "is_wrapper",
+    "layout_of",
     "local_int",
     "local_of",
     "local_tensor_mode",
@@ -759,6 +760,11 @@ def rank_lists(mesh: Any) -> list[list[int]]:
     """The ranks of the mesh, row-major; where it is a slice of a larger one, those of every such slice."""
     with no_modes():
         return mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
+
+
+def layout_of(mesh: Any, dims: Sequence[int]) -> tuple[Any, ...]:
+    """How the ranks lie on those mesh dims: the same for a slice of a mesh and for the mesh that it is of."""
+    return mesh._flatten_rank_map, tuple([mesh._layout[m] for m in dims])
 
 
 def this_rank() -> int:

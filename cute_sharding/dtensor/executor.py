@@ -138,7 +138,7 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
         return _transfer(step, mesh, rank)
 
     def shape(rank: int) -> tuple[int, ...]:
-        return part(rank).target_shape
+        return _alone(step, mesh, rank)[0].target_shape
 
     how = step.along
     if how is not None and (how.even or (step.padded and local.ndim == len(step.shape))) and in_order(mesh, how.mesh_dims):
@@ -320,9 +320,9 @@ def _taken(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...],
     """:func:`_strided`, by views of the rows of each dim and not of the memory behind them."""
     for i, step in enumerate(steps):
         if sum(rows != 0 for rows in step) > 1:  # across several dims: one by one
-            inner = (*sizes[:i], *sizes[i + 1 :]), (*steps[:i], *steps[i + 1 :])
+            without = (*sizes[:i], *sizes[i + 1 :]), (*steps[:i], *steps[i + 1 :])
             turns = [tuple([a + k * b for a, b in zip(start, step)]) for k in range(sizes[i])]
-            return torch.stack([_taken(tensor, inner[0], turn, inner[1]) for turn in turns], i)
+            return torch.stack([_taken(tensor, without[0], turn, without[1]) for turn in turns], i)
     axes = list(range(tensor.ndim))  # what each axis stands for: a dim of the tensor, or a loop, counted from below
     for d, first in enumerate(start):
         loops = sorted((-step[d], i) for i, step in enumerate(steps) if step[d])

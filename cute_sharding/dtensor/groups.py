@@ -75,7 +75,7 @@ def groups_at_hand(mesh: Any) -> frozenset[tuple[int, ...]]:
     """The sets of two or more mesh dims whose ranks have a process group together: what ``prepare_groups`` has made, meshes that the program has flattened, and the default group where its ranks
     are those of the mesh. (Of one mesh dim all have one.) So it is the same on every rank, eager and compiled, in every thread.
     """
-    return _at_hand(mesh, compat.flattenings(mesh), len(_prepared()), ref(dist.group.WORLD))  # type: ignore[arg-type]
+    return _at_hand(mesh, compat.flattenings(mesh), len(_prepared()), ref(dist.group.WORLD))
 
 
 @lru_cache(maxsize=1 << 8)
@@ -118,7 +118,7 @@ def _is_world(mesh: Any, dims: tuple[int, ...]) -> bool:
     return one == other
 
 
-# The groups that prepare_groups has made, by what is the same on all ranks: the ranks of every slice, and the kind of device. On a rank outside of the mesh there is None. They end with the default group.
+# The groups that prepare_groups has made, by what is the same on all ranks: how the ranks lie on the mesh dims, and the kind of device. On a rank outside of the mesh there is None. They end with the default group.
 _groups: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
@@ -126,14 +126,13 @@ def _prepared() -> dict[tuple[Any, ...], Any]:
     return _groups.setdefault(dist.group.WORLD, {})
 
 
-@lru_cache(maxsize=1 << 8)
 def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
-    return mesh.device_type, hashlib.sha1(repr(slices(mesh, dims)).encode(), usedforsecurity=False).hexdigest()
+    return mesh.device_type, *compat.layout_of(mesh, dims)
 
 
 def prepared_key() -> str:
     """What was prepared, for the key of what a compiler keeps on disk."""
-    return hashlib.sha1(repr(sorted(_prepared())).encode(), usedforsecurity=False).hexdigest()[:16] if dist.is_initialized() and _prepared() else ""
+    return hashlib.sha1(repr(sorted(map(repr, _prepared()))).encode(), usedforsecurity=False).hexdigest()[:16] if dist.is_initialized() and _prepared() else ""
 
 
 def slices(mesh: Any, dims: Sequence[int]) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -71,7 +72,10 @@ def peers(mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device, ...]:
 def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
     """Whether process groups of those mesh dims number their ranks as the mesh does, with these dims in this order, the last the fastest."""
     sizes = tuple(mesh.shape)
-    for ranks in compat.rank_lists(mesh):
+    lists = compat.rank_lists(mesh)
+    if list(dims) == sorted(dims) and all(a < b for ranks in lists for a, b in pairwise(ranks)):
+        return True
+    for ranks in lists:
         last: dict[tuple[int, ...], int] = {}
         placed = sorted((tuple([place[m] for m in dims]), tuple([c for m, c in enumerate(place) if m not in dims]), rank) for rank, place in zip(ranks, (coordinate(i, sizes) for i in range(len(ranks)))))
         for _, others, rank in placed:

@@ -13,11 +13,11 @@ import torch
 
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Placement, Shard
-from cute_sharding.dtensor.executor import run
 from cute_sharding.dtensor.dynamic import run_opaque
+from cute_sharding.dtensor.executor import run
 from cute_sharding.dtensor.groups import groups_at_hand
-from cute_sharding.dtensor.ranks import copies_natively
 from cute_sharding.dtensor.placements import text
+from cute_sharding.dtensor.ranks import copies_natively
 from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
 from cute_sharding.dtensor.stats import Moved, count_moves, logger
 from cute_sharding.dtensor.stock import stock_plan

@@ -57,8 +57,8 @@ def _last(chains: Chains, dims: tuple[int, ...]) -> tuple[tuple[Chains, tuple[in
 
 
 def room_for(mesh: tuple[int, ...], step: Along, dim: int) -> int:
-    """The rows that ``dim`` needs for blocks to be made equal at the price of a quarter more at most, as fewer than one row is added for each device."""
-    return 4 * (prod(mesh[m] for m in step.mesh_dims) - 1) * prod(mesh[m] for m, _ in step.base[dim])
+    """The rows that ``dim`` needs for blocks to be made equal at the price of half as much again at most: fewer than one row is added for each device."""
+    return 2 * (prod(mesh[m] for m in step.mesh_dims) - 1) * prod(mesh[m] for m, _ in step.base[dim])
 
 
 def padded_elements(shape: tuple[int, ...], mesh: tuple[int, ...], step: Along) -> int:

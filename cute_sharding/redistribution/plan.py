@@ -141,17 +141,36 @@ def plan_steps(
     """
 
     if memory_limit is None:
-        steps = _cheapest(nominal(shape, mesh, source, target, groups), mesh, source, target, network, groups)
+        steps = _cheapest(nominal(shape, mesh, source, target, groups), mesh, source, target, network, groups, native)
         steps = tuple([replace(step, shape=shape) for step in steps])
         if not all(map(_is_right, steps)) or not all(admits(groups, step.mesh_dims) for step in steps):
-            steps = _cheapest(shape, mesh, source, target, network, groups)
-        return tuple([step.natively() if native else step for step in steps])
+            steps = _cheapest(shape, mesh, source, target, network, groups, native)
+        return _natively(steps) if native else steps
     start, candidates = most_local(shape, source.chains, mesh), _admitted(shape, mesh, source, target, network, groups)
     fitting = [fitted for steps in candidates if (fitted := _fitted(steps, start, memory_limit)) is not None]
     if not fitting:
         least = min(peak_of([_most_rounds(step) for step in steps], start) for steps in candidates)
         raise ValueError(f"no plan for {shape} on mesh {mesh} holds at most {memory_limit:,} elements on every device: the least that would do is memory_limit={least}")
     return min(fitting, key=lambda steps: _cost(steps, network))
+
+
+def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps for a backend that gathers better than it exchanges. Where blocks differ in size, a gather over several mesh dims is better one after the other, the last to cut first."""
+    found: list[Step] = []
+    for step in steps:
+        alone = []
+        if isinstance(step, Exchange) and len(step.dims) > 1 and not step.gathers and all(before[: len(after)] == after for before, after in zip(step.source, step.target)):
+            at = step.source
+            while at != step.target:
+                m, d = max((chain[-1][0], d) for d, (chain, after) in enumerate(zip(at, step.target)) if chain != after)
+                bare = tuple([chain[:-1] if e == d else chain for e, chain in enumerate(at)])
+                alone.append(Exchange(step.shape, step.mesh, at, bare).natively())
+                at = bare
+        if alone and 2 * received_by(alone) <= 3 * step.received_elements:
+            found += alone
+        else:
+            found.append(step.natively())
+    return tuple(found)
 
 
 # Sizes that stand for all that do not divide: primes, so that nothing divides them.
@@ -196,14 +215,20 @@ def _is_right(step: Step) -> bool:
     return not isinstance(step, Reduction) or within(step.shape, step.mesh, step.source, step.target)
 
 
-def _cost(steps: tuple[Step, ...], network: Network | None) -> tuple[float, int, int, int]:
-    seconds = 0.0 if network is None or network.is_flat else sum(map(network.seconds, steps))
+# What an all-to-all of many messages over several mesh dims is reckoned to take longer than collectives that a backend has natively, of as many elements.
+MANY_MESSAGES = 1.5
+
+
+def _cost(steps: tuple[Step, ...], network: Network | None, native: bool = False) -> tuple[float, int, int, int]:
+    seconds = 0.0
+    if network is not None and not network.is_flat:
+        seconds = sum(network.seconds(step) * (MANY_MESSAGES if native and isinstance(step, Exchange) and len(step.dims) > 1 and not step.gathers else 1) for step in steps)
     return seconds, received_by(steps), collectives(steps), len(steps)
 
 
 @lru_cache(maxsize=1 << 10)
-def _cheapest(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None, groups: Groups) -> tuple[Step, ...]:
-    return min(_admitted(shape, mesh, source, target, network, groups), key=lambda steps: _cost(steps, network))
+def _cheapest(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None, groups: Groups, native: bool) -> tuple[Step, ...]:
+    return min(_admitted(shape, mesh, source, target, network, groups), key=lambda steps: _cost(steps, network, native))
 
 
 def _admitted(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, network: Network | None, groups: Groups) -> list[tuple[Step, ...]]:
@@ -235,9 +260,9 @@ def _moves(
     direct = Exchange(shape, mesh, source, target)
     yield (direct,)
     flat = network is None or network.is_flat
-    if not admits(groups, direct.mesh_dims):
+    if not admits(groups, direct.mesh_dims) or (not flat and len(direct.mesh_dims) > 1):
         weights = (1.0,) * len(mesh) if network is None or flat else tuple([network.link(m).beta for m in range(len(mesh))])
-        way = route(shape, mesh, source, target, kept, groups, weights)
+        way = route(shape, mesh, source, target, kept, groups or frozenset(), weights)
         if way is not None:
             yield tuple([Exchange(shape, mesh, before, after) for before, after in pairwise((source, *way))])
     if network is None or flat:

@@ -45,7 +45,7 @@ def route(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target:
 
     ``kept`` mesh dims hold contributions to a reduction that stays pending, so nothing may be asked of them but what they hold. None where no way is found.
     """
-    moving = [m for m in range(len(mesh)) if mesh[m] > 1 and (m in cutting(source) or m in cutting(target)) and not (m in kept)]
+    moving = [m for m in range(len(mesh)) if mesh[m] > 1 and (m in cutting(source) or m in cutting(target)) and m not in kept]
     apart = [m for m in moving if _places(shape, source, mesh, m) != _places(shape, target, mesh, m)]
     for movable in dict.fromkeys((tuple(apart), tuple(moving))):
         sets = [(m,) for m in movable] + sorted(group for group in groups or () if set(group) <= set(movable))

@@ -4,7 +4,7 @@ import threading
 
 import torch
 import torch.distributed as dist
-from processes_worker import PATIENCE, assert_holds, distribute, mesh_of_ranks, start  # noqa: F401
+from processes_worker import PATIENCE, assert_holds, distribute, mesh_of_ranks, start
 from simulation import number
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard

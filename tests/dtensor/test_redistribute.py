@@ -5,7 +5,6 @@ from math import prod
 
 import pytest
 import torch
-import torch.distributed as dist
 from drawing import REDUCE, contributions, draw_placements, draw_shape, reduced
 from enumeration import signature
 from simulation import (
