@@ -183,14 +183,14 @@ def _show_rows(runs: list[list[int]] | dict[str, int]) -> str:
 # -- plan ------------------------------------------------------------------------------------------------------------------------
 
 
-def plan(source: Sharding, target: Sharding, names: Sequence[str], network: Network, *, memory_limit: int | None = None, itemsize: int = 4) -> dict[str, Any]:
+def plan(source: Sharding, target: Sharding, names: Sequence[str], network: Network, *, memory_limit: int | None = None, groups: Sequence[Sequence[int]] | None = None, itemsize: int = 4) -> dict[str, Any]:
     """The redistribution as data: our plan and what torch's own would do, in elements and seconds on one network."""
     from cute_sharding import plan_redistribution
     from cute_sharding.dtensor.stock import stock_plan
 
     shape, mesh = source.shape, source.mesh
     before, after = _of_torch(source), _of_torch(target)
-    ours = plan_redistribution(shape, mesh, before, after, memory_limit=memory_limit, network=network).named(names).to_dict()
+    ours = plan_redistribution(shape, mesh, before, after, memory_limit=memory_limit, network=network, groups=groups).named(names).to_dict()
     torchs = stock_plan(shape, mesh, before, after).to_dict(network, names)
     ours = {key: value for key, value in ours.items() if key not in ("shape", "mesh")}
     for side in (ours, torchs):
@@ -364,7 +364,17 @@ def _run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.itemsize < 1:
         raise UsageError(f"--itemsize {arguments.itemsize}: an element has at least one byte")
     network = _network(arguments.network, mesh, arguments.itemsize)
-    return plan(source, target, names, network, memory_limit=arguments.memory_limit, itemsize=arguments.itemsize)
+    groups = None if arguments.groups is None else [_group(text, names) for text in arguments.groups.split(",") if text != "none"]
+    return plan(source, target, names, network, memory_limit=arguments.memory_limit, groups=groups, itemsize=arguments.itemsize)
+
+
+def _group(text: str, names: Sequence[str]) -> tuple[int, ...]:
+    """Mesh dims by name or number, joined by +."""
+    known = {**{str(m): m for m in range(len(names))}, **{name: m for m, name in enumerate(names)}}
+    unknown = [name for name in text.split("+") if name not in known]
+    if unknown:
+        raise UsageError(f"--groups {text}: the mesh has no dim {', '.join(unknown)}; give sets of {', '.join(names)}, such as {'+'.join(names[:2])}, or none")
+    return tuple([known[name] for name in text.split("+")])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -399,6 +409,7 @@ def _parser() -> _Parser:
     added.add_argument("--to", required=True, metavar="PLACEMENTS", help='such as "S(0),S(0)"')
     links = "flat:ALPHA,BETA (latency, and seconds for each element), or a link for each mesh dim, such as infiniband,nvlink"
     added.add_argument("--network", help=f"{links}; by default nvlink within hosts of eight devices and infiniband between. Links have so many bytes a second")
+    added.add_argument("--groups", metavar="SETS", help="the sets of mesh dims that have a process group together, such as dp+tp,cp+tp, or none; by default all")
     added.add_argument("--memory-limit", type=int, metavar="ELEMENTS", help="the most elements that a device may hold at once in our plan")
     added.add_argument("--itemsize", type=int, default=4, metavar="BYTES", help="bytes of an element (default 4)")
 

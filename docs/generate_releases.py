@@ -56,7 +56,8 @@ def tested(release: str) -> dict[str, Any]:
                 outcomes["xfailed"] += 1
             else:
                 outcomes["skipped"] += 1
-                skips.add(str(skipped.get("message")))
+                # Of a file that is skipped whole, the reason is at the end of the text.
+                skips.add((skipped.text or "").rsplit("Skipped: ", 1)[-1].strip("')\n") if skipped.get("message") == "collection skipped" else str(skipped.get("message")))
     return {"passed": outcomes["passed"], "failed": outcomes["failed"], "skipped": outcomes["skipped"], "xfailed": outcomes["xfailed"], "skips": sorted(skips)}
 
 

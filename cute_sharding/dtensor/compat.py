@@ -77,6 +77,7 @@ __all__ = [
     "generate_redistribute_costs",
     "group_of_dim",
     "group_of_flattened",
+    "has_groups",
     "has_shape_env",
     "install_redistribution",
     "install_strategy",
@@ -760,6 +761,11 @@ def rank_lists(mesh: Any) -> list[list[int]]:
     """The ranks of the mesh, row-major; where it is a slice of a larger one, those of every such slice."""
     with no_modes():
         return mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
+
+
+def has_groups(mesh: Any) -> bool:
+    """Whether the mesh was made with process groups."""
+    return bool(getattr(mesh, "_dim_group_names", None))
 
 
 def layout_of(mesh: Any, dims: Sequence[int]) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ import torch
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.executor import run
 from cute_sharding.dtensor.groups import groups_at_hand
+from cute_sharding.dtensor.library import library
 from cute_sharding.dtensor.ranks import copies_natively
 from cute_sharding.dtensor.symbols import known, symbols_of, unknown
 from cute_sharding.redistribution.network import Network
@@ -65,7 +66,6 @@ def _shape_of(local: torch.Tensor, shape: list[Any], how: str) -> torch.Tensor:
         return local.new_empty(unknown(tuple(rows), local=True))
 
 
-_library = torch.library.Library("cute_sharding", "DEF")
-_library.define("redistribute(Tensor local, SymInt[] shape, str how) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,))
-_library.impl("redistribute", _redistribute, "CompositeExplicitAutograd")
-torch.library.register_fake("cute_sharding::redistribute", _shape_of, lib=_library)
+library.define("redistribute(Tensor local, SymInt[] shape, str how) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,))
+library.impl("redistribute", _redistribute, "CompositeExplicitAutograd")
+torch.library.register_fake("cute_sharding::redistribute", _shape_of, lib=library)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import waited
 from cute_sharding.dtensor.groups import group_of
+from cute_sharding.dtensor.library import after
 from cute_sharding.dtensor.ranks import copies_natively, in_order, ints_on_each_rank, on_each_rank, peers, places, true_on_each_rank
 from cute_sharding.redistribution.copies import Copy, flat
 from cute_sharding.redistribution.exchange import Exchange
@@ -86,7 +87,10 @@ def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, gr
     if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
         received = waited(received)
     into = () if target is None else (target,)
-    return on_each_rank(lambda rank, got, x, *out: _unpack(part(rank), _from_wire(got, x.dtype), x, *out), received, local, *into)
+    result = on_each_rank(lambda rank, got, x, *out: _unpack(part(rank), _from_wire(got, x.dtype), x, *out), received, local, *into)
+    if compat.is_tracing() and not any(part(compat.this_rank()).receives):
+        result = after(result, received)  # a rank that only sends
+    return result
 
 
 def _all_to_all(part: Callable[[int], Transfer], buffer: torch.Tensor, local: torch.Tensor, group: Any, mesh: Any) -> torch.Tensor:

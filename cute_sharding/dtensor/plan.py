@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import Partial, Placement, Shard, StridedShard
+from cute_sharding.dtensor.groups import groups_at_hand
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.redistribute import prepare
 from cute_sharding.redistribution import Network, RedistributionPlan
@@ -21,16 +24,20 @@ def plan_redistribution(
     *,
     memory_limit: int | None = None,
     network: Network | None = None,
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> RedistributionPlan:
     """How a tensor of global ``shape`` on ``mesh`` gets from the placements ``src`` to ``dst``; sizes need not divide.
 
-    Nothing is communicated, and no process group is needed. It is what ``redistribute`` runs under ``enable(redistribution=True)``, which knows no memory limit.
+    Nothing is communicated, and no process group is needed. It is what ``redistribute`` runs under ``enable(redistribution=True)``, which knows no memory limit; but a backend other than gloo
+    also pads blocks of rows that differ by one, for collectives of its own.
 
     Args:
         shape: the global shape.
         mesh: a DeviceMesh, or its sizes.
         src, dst: a placement for each mesh dim, applied left to right: Shard, _StridedShard, Replicate; Partial in ``src``, and in ``dst`` where ``src`` has the same.
         memory_limit: the most elements that a device may hold at once: source, target and buffers. Exchanges are cut into rounds to keep within it.
+        groups: the sets of two or more mesh dims whose ranks have a process group together; each mesh dim by itself has one. By default all sets, as after ``prepare_groups(mesh)``; and of a
+            DeviceMesh with process groups those that it has.
         network: latency and time per element of each mesh dim; by default NVLink within hosts of eight devices and InfiniBand between (:meth:`Network.default`).
 
     Returns:
@@ -40,8 +47,10 @@ def plan_redistribution(
         ValueError: the arguments do not fit together, or no plan keeps within ``memory_limit``; the message names the least that would do.
         NotImplementedError, RuntimeError: a pending reduction that cannot be done so.
     """
-    names = None
+    names, at_hand = None, None if groups is None else frozenset(tuple(sorted(dims)) for dims in groups if len(dims) > 1)
     if isinstance(mesh, DeviceMesh):
+        if groups is None and dist.is_initialized() and mesh._is_current_rank_part_of_mesh() and compat.has_groups(mesh):
+            at_hand = groups_at_hand(mesh)
         names, mesh = mesh.mesh_dim_names, tuple(mesh.shape)
     sizes, shape = tuple(map(int, mesh)), tuple(map(int, shape))
     if any(n < 0 for n in shape):
@@ -49,10 +58,13 @@ def plan_redistribution(
     if any(n < 1 for n in sizes):
         raise ValueError(f"mesh {sizes} has a dim without devices")
     source, target = (_checked(placements, shape, sizes, name) for placements, name in ((src, "src"), (dst, "dst")))
+    for dims in at_hand or ():
+        if not all(0 <= m < len(sizes) for m in dims):
+            raise ValueError(f"groups has {dims}, which are no mesh dims of {sizes}: give sets of numbers from 0 to {len(sizes) - 1}")
     for m, (before, after) in enumerate(zip(source, target)):
         if before != after and (isinstance(after, Partial) or (isinstance(before, Partial) and type(before) is not Partial)):
             raise ValueError(f"no plan from {before} to {after} on mesh dim {m}: only torch's own Partial can be reduced by plan, and nothing but itself made Partial")
-    plan = prepare(shape, sizes, source, target, network=network, memory_limit=memory_limit).plan
+    plan = prepare(shape, sizes, source, target, network=network, memory_limit=memory_limit, groups=at_hand).plan
     return plan.named(names)
 
 

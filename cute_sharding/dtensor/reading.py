@@ -32,7 +32,8 @@ _KEPT = "_cute_sharding_reading"
 _plain: set[Any] = set()
 
 
-def left_to_right(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]) -> Chains:
+@lru_cache(maxsize=1 << 12)
+def left_to_right(shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[Placement, ...]) -> Chains:
     return chains_of([cut_of(p) for p in placements], len(shape), mesh)
 
 
@@ -55,7 +56,7 @@ def agree(shape: Sequence[int], spec: DTensorSpec, placements: Sequence[Placemen
     if order is None:
         return True
     mesh = tuple(spec.mesh.shape)
-    return _same(tuple(shape), mesh, left_to_right(shape, mesh, placements), _ordered(order, len(shape), mesh))
+    return _same(tuple(shape), mesh, left_to_right(tuple(shape), mesh, tuple(placements)), _ordered(order, len(shape), mesh))
 
 
 def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:

@@ -25,6 +25,7 @@ from cute_sharding.dtensor.symbols import known, sizes_at_hand, symbols_of, unkn
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
 from cute_sharding.redistribution.chains import Chains
+from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, plan_steps, questions, received_by
 from cute_sharding.redistribution.routes import Groups, admits
@@ -140,13 +141,15 @@ def _say_what_is_missing(mesh: Any, missing: tuple[tuple[int, ...], ...], before
 
 
 def _run_on_symbols(plan: RedistributionPlan, local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
-    """A plan for the sizes at hand, on a tensor whose sizes are symbolic: on blocks where its cuts divide the sizes, else as one op that plans anew in each call.
+    """A plan for the sizes at hand, on a tensor whose sizes are symbolic: on blocks where its cuts divide the sizes, mostly, else as one op that plans anew in each call.
 
     By what the steps were chosen (redistribution/plan.py) becomes guards of the former, so that every call of the graph is one for which they are chosen.
     """
     if not plan.steps:
         return local
-    if any(n % _count(d, plan.steps) for d, n in enumerate(plan.shape)):
+    # Where several devices share in giving what a third one needs, how they do depends on the sizes.
+    shared = any(isinstance(step, Exchange) and step.spread for step in plan.steps)
+    if shared or any(n % _count(d, plan.steps) for d, n in enumerate(plan.shape)):
         return run_opaque(plan, local, spec.mesh, tuple(spec.shape))
     asked = questions(plan.shape, plan.mesh, plan.source, plan.target.chains, groups_at_hand(spec.mesh))
     with symbols_of(tuple(spec.shape)):
