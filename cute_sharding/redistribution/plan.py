@@ -154,15 +154,19 @@ def plan_steps(
     return min(fitting, key=lambda steps: _cost(steps, network))
 
 
+# More messages than that at once are reckoned to take longer than a few more bytes.
+MANY_PEERS = 64
+
+
 def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps for a backend that gathers better than it exchanges. Where blocks differ in size, a gather over several mesh dims is better one after the other, the last to cut first."""
+    """The steps for a backend that gathers better than it exchanges. Where blocks differ in size, a gather from many devices over several mesh dims is better one after the other, the last to cut first."""
     found: list[Step] = []
     for step in steps:
         alone = []
-        if isinstance(step, Exchange) and len(step.dims) > 1 and not step.gathers and all(before[: len(after)] == after for before, after in zip(step.source, step.target)):
+        if isinstance(step, Exchange) and prod(step.mesh[m] for m in step.dims) > MANY_PEERS and len(step.dims) > 1 and not step.gathers and all(before[: len(after)] == after for before, after in zip(step.source, step.target)):
             at = step.source
             while at != step.target:
-                m, d = max((chain[-1][0], d) for d, (chain, after) in enumerate(zip(at, step.target)) if chain != after)
+                _, d = max((chain[-1][0], d) for d, (chain, after) in enumerate(zip(at, step.target)) if chain != after)
                 bare = tuple([chain[:-1] if e == d else chain for e, chain in enumerate(at)])
                 alone.append(Exchange(step.shape, step.mesh, at, bare).natively())
                 at = bare
