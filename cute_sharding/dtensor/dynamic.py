@@ -39,9 +39,11 @@ def _name(mesh: Any) -> str:
     return sha1(repr((mesh.device_type, tuple(mesh.shape), mesh.mesh_dim_names, compat.rank_lists(mesh))).encode(), usedforsecurity=False).hexdigest()[:16]
 
 
-@lru_cache(maxsize=1 << 10)
+_parsed = lru_cache(maxsize=1 << 10)(literal_eval)
+
+
 def _read(how: str) -> tuple[Any, Held, Any]:
-    key, chains, pending, kept, target = literal_eval(how)
+    key, chains, pending, kept, target = _parsed(how)
     if key not in _meshes:
         raise RuntimeError(f"a compiled program redistributes on a mesh that this process has not met ({how}): compile it in this process")
     return _meshes[key], Held(chains, pending, kept), target

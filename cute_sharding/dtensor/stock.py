@@ -248,7 +248,6 @@ def _reduction(op: str, parts: int, dim: int | None, local: list[int]) -> _Colle
 
 
 def _exchange(before: Placement, parts: int, to: int | None, local: list[int], logical: Sequence[int]) -> _Collective:
-    """From one Shard to Shard(to), or to Replicate. ``logical`` has the rows to gather; in other dims it may be longer than the local tensor."""
     """From one Shard to Shard(to), or to Replicate. Torch takes the rows to gather from ``logical``, which in other dims may be longer than the local tensor."""
     dim, split_factor = cut_of(before)  # type: ignore[misc]  # a Shard
     rows, padded = local_size(logical[dim], split_factor, parts, 0), logical[dim] % (parts * split_factor) != 0

@@ -1,5 +1,6 @@
 """Specs of _StridedShard placements that torch's redistribution takes for a shard order, where sizes do not divide: tensors of both kinds exist."""
 
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -11,6 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor import compat, reading
+from cute_sharding.redistribution.meeting import held, size
 from cute_sharding.sharding.deal import rows
 
 MESH = (4, 2)
@@ -113,3 +115,33 @@ def test_where_sizes_cannot_tell_nothing_is_guessed():
         patch.setattr(reading, "_shapes_tell", lambda *_: False)
         with pytest.raises(RuntimeError, match="nothing tells which"):
             distribute(torch.arange(5.0), mesh, placements).full_tensor()
+
+
+def test_ranks_ask_one_another_once(monkeypatch):
+    """Of a tensor that is gathered in every step, the first time; of what redistribution made, never."""
+    asked = []
+    fits = reading._fits
+    monkeypatch.setattr(reading, "_fits", lambda spec, *args: (asked.append(spec), fits(spec, *args))[1])
+    full = torch.arange(27.0).reshape(9, 3)
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
+        tensor = laid(full, by_order=True)
+        for _ in range(3):
+            assert all(torch.equal(local, full) for local in everywhere(tensor.redistribute(placements=[Replicate(), Replicate()])))
+        assert len(asked) == 1
+        made = distribute(full, MESH, [Replicate(), Replicate()]).redistribute(placements=PLACEMENTS)
+        made.full_tensor()
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize("imagined", ["meta", "fake"])
+def test_where_there_is_no_data_nobody_is_asked(imagined, monkeypatch):
+    """A module on meta, or a dry run: as torch reads it, in the order."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(reading, "_fits", None)
+    rows_of_rank_0 = size(held(50001, ((1, 2, 0), (1, 4, 0))))
+    with cute_sharding.enabled(redistribution=True), FakeTensorMode() if imagined == "fake" else nullcontext():
+        local = torch.empty(rows_of_rank_0, 8, device="meta" if imagined == "meta" else "cpu")
+        tensor = DTensor.from_local(local, mesh_of(MESH), PLACEMENTS, run_check=False, shape=torch.Size((50001, 8)), stride=(8, 1))
+        assert reading.readings(tensor._spec)[1] is not None
+        assert tuple(tensor.full_tensor().shape) == (50001, 8)
