@@ -65,6 +65,7 @@ __all__ = [
     "all_to_all",
     "assert_at_run_time",
     "averages",
+    "awaited",
     "backend_name",
     "check_no_mixed_partials",
     "check_shard_order",
@@ -793,7 +794,10 @@ def group_of_dim(mesh: Any, dim: int) -> Any:
 
 def group_of_flattened(mesh: Any) -> Any | None:
     """The process group of a mesh that a program made by flattening; None where it is gone."""
-    return _living(mesh.get_group())
+    try:
+        return _living(mesh.get_group())
+    except RuntimeError:
+        return None
 
 
 def _living(group: Any) -> Any | None:
@@ -812,8 +816,8 @@ def _living(group: Any) -> Any | None:
 
 
 def flattenings(mesh: Any) -> tuple[Any, ...]:
-    """The layouts of the meshes that the program has made of this one's root by flattening it."""
-    return tuple([flattened._layout for flattened in mesh._get_root_mesh()._flatten_mapping.values()])
+    """The layouts of the meshes that the program has made of this one's root by flattening it, and whose groups it has not destroyed."""
+    return tuple([flattened._layout for flattened in mesh._get_root_mesh()._flatten_mapping.values() if group_of_flattened(flattened) is not None])
 
 
 def new_groups(slices: list[list[int]], mesh: Any, name: str, timeout: Any, pg_options: Any) -> Any | None:
@@ -827,7 +831,9 @@ def new_groups(slices: list[list[int]], mesh: Any, name: str, timeout: Any, pg_o
     if timeout is None:
         timeout = timeout_of(like, mesh.device_type)
     with no_modes():
-        if world.bound_device_id is not None and backend == "nccl" and hasattr(dist, "split_group"):
+        # By what all ranks know alike, also those outside of the mesh.
+        everybody = sum(map(len, slices)) == dist.get_world_size()
+        if everybody and world.bound_device_id is not None and backend == dist.get_backend(world) == "nccl":
             return dist.split_group(world, slices, timeout=timeout, pg_options=pg_options, group_desc=name)
         made = [dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=pg_options, group_desc=name) for ranks in slices]
     return next((group for group, ranks in zip(made, slices) if rank in ranks), None)
@@ -1001,6 +1007,12 @@ class CollectiveCounter(TorchDispatchMode):
         if func.namespace in ("_c10d_functional", "_dtensor") and func._opname not in ("wait_tensor", "_wrap_tensor_autograd"):
             self.count += 1
         return func(*args, **(kwargs or {}))
+
+
+def awaited(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, as a graph has what comes of a collective: no compiler leaves that out."""
+    result: torch.Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
+    return result
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:

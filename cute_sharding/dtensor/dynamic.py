@@ -31,7 +31,8 @@ def run_opaque(plan: RedistributionPlan, local: torch.Tensor, mesh: Any, shape: 
     key = _name(mesh)
     _meshes[key] = mesh
     how = repr((key, plan.source.chains, plan.source.pending, plan.source.kept, plan.target.chains))
-    return torch.ops.cute_sharding.redistribute(local, list(shape), how)
+    # Compilers keep what is waited for, also where a rank's result has no elements: other ranks wait in the collectives behind it.
+    return compat.awaited(torch.ops.cute_sharding.redistribute(local, list(shape), how))
 
 
 @lru_cache(maxsize=1 << 8)

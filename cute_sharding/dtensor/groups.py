@@ -75,11 +75,11 @@ def groups_at_hand(mesh: Any) -> frozenset[tuple[int, ...]]:
     """The sets of two or more mesh dims whose ranks have a process group together: what ``prepare_groups`` has made, meshes that the program has flattened, and the default group where its ranks
     are those of the mesh. (Of one mesh dim all have one.) So it is the same on every rank, eager and compiled, in every thread.
     """
-    return _at_hand(mesh, compat.flattenings(mesh), len(_prepared()), ref(dist.group.WORLD))
+    return _at_hand(mesh, compat.flattenings(mesh), compat.backend_name(compat.group_of_dim(mesh, 0), mesh.device_type), len(_prepared()), ref(dist.group.WORLD))
 
 
 @lru_cache(maxsize=1 << 8)
-def _at_hand(mesh: Any, flattened: Any, prepared: int, world: Any) -> frozenset[tuple[int, ...]]:
+def _at_hand(mesh: Any, flattened: Any, backend: str | None, prepared: int, world: Any) -> frozenset[tuple[int, ...]]:
     dims = [m for m in range(mesh.ndim) if mesh.size(m) > 1]
     sets = (among for count in range(2, len(dims) + 1) for among in combinations(dims, count))
     return frozenset(among for among in sets if _group_of_several(mesh, among) is not None)

@@ -105,6 +105,8 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
 
 def planned(mesh: Any, shape: tuple[int, ...], before: tuple[Placement, ...], after: tuple[Placement, ...], source: Chains | None = None, target: Chains | None = None) -> Prepared:
     """The plan that runs on the groups that ``mesh`` has, and on its backend. A function of the mesh, the shape and the placements alone, so that all ranks and graphs come to the same."""
+    if not compat.has_groups(mesh):  # a mesh for slicing alone
+        return _planned(mesh, shape, before, after, source, target, frozenset(), False)
     return _planned(mesh, shape, before, after, source, target, groups_at_hand(mesh), copies_natively(compat.group_of_dim(mesh, 0), mesh))
 
 

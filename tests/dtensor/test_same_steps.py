@@ -1,6 +1,10 @@
 """The collectives of a redistribution, their groups, sizes and order, are the same eagerly and in graphs, static and dynamic; with the groups at hand and after prepare_groups. No group is made on the way."""
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -177,3 +181,51 @@ def test_prepare_groups_refuses_what_is_no_set_of_mesh_dims():
     cute_sharding.prepare_groups(mesh, ("e", "f"))
     cute_sharding.prepare_groups(DeviceMesh("cpu", torch.tensor([[0, 7], [4, 5]])))  # of the same ranks: nothing to make
     assert groups_at_hand(mesh) == {(0, 1)} and distributed_c10d._world.group_count > count
+
+
+@pytest.mark.parametrize("rank", [0, 7])
+def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
+    """Also on a rank without rows, where nothing comes of it. In a process of its own, as one rank of eight."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+        f"dist.init_process_group('fake', rank={rank}, world_size=8, store=FakeStore())\n"
+        "from torch.distributed.device_mesh import DeviceMesh\n"
+        "from torch.distributed.tensor import Shard\n"
+        "import cute_sharding\n"
+        "from cute_sharding.dtensor import compat\n"
+        "from test_same_steps import tensor_of\n"
+        "calls, all_to_all = [], compat.all_to_all\n"
+        "compat.all_to_all = lambda *args: (calls.append(1), all_to_all(*args))[1]\n"
+        "mesh = DeviceMesh('cpu', torch.arange(8))\n"
+        "graph = torch.compile(lambda x: x.redistribute(placements=[Shard(1)]).redistribute(placements=[Shard(0)]).to_local().sum(), dynamic=True)\n"
+        "with cute_sharding.enabled(redistribution=True):\n"
+        "    for n in (9, 11):\n"
+        "        tensor = tensor_of(mesh, (n, 8), [Shard(0)]).detach()\n"
+        "        graph(tensor)\n"
+        "        calls.clear()\n"
+        "        graph(tensor)\n"
+        "        assert len(calls) == 2, (n, calls)\n"
+    )
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent, here.parent.parent)))}
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+
+
+def test_meshes_without_process_groups_can_be_sliced_on():
+    mesh = DeviceMesh("cpu", torch.arange(8).reshape(4, 2), _init_backend=False)
+    with cute_sharding.enabled(redistribution=True):
+        sliced = DTensor.from_local(torch.ones(8, 8), mesh, [R, R], run_check=False).redistribute(placements=[Shard(0), Shard(1)])
+    assert tuple(sliced.to_local().shape) == (2, 4)
+
+
+def test_a_flattened_group_that_is_gone_is_no_group():
+    mesh = DeviceMesh("cpu", torch.tensor([[0, 3], [1, 5]]), mesh_dim_names=("h", "i"))
+    flattened = mesh["h", "i"]._flatten()
+    assert groups_at_hand(mesh) == {(0, 1)}
+    dist.destroy_process_group(flattened.get_group())
+    assert groups_at_hand(mesh) == frozenset()
+    with cute_sharding.enabled(redistribution=True):
+        tensor_of(mesh, (8, 8), [Shard(0), Shard(1)]).redistribute(placements=[Shard(1), Shard(0)])
