@@ -51,7 +51,7 @@ def test_it_leaves_the_settings_as_they_are():
         before = cute_sharding.settings()
         found = status.status()
         assert cute_sharding.settings() == before and found["on"]["implicit_redistribution"] == "replicate"
-        assert status.is_well({**found, "flags": {}})
+        assert status.is_well({**found, "flags": {}}), found["checks"]
     assert cute_sharding.settings() is None
 
 
