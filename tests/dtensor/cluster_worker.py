@@ -115,7 +115,7 @@ def under_inductor(dynamic):
         "mean": (lambda d: (d * 2).permute(2, 0, 1)[3:].redistribute(placements=[Shard(2)]), [Shard(1)]),
     }
     for shape in ((4, 6, 6), (5, 6, 6))[dynamic:]:
-        for name, (program, before) in list(programs.items())[:: 1 + dynamic]:
+        for name, (program, before) in list(programs.items())[int(not dynamic) :: 2]:
             torch._dynamo.reset()
             full = number(shape) - 40
             with cute_sharding.enabled(redistribution=True):
