@@ -14,9 +14,8 @@ import torch
 
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.executor import run
-from cute_sharding.dtensor.groups import groups_at_hand
+from cute_sharding.dtensor.groups import means
 from cute_sharding.dtensor.library import library
-from cute_sharding.dtensor.ranks import copies_natively
 from cute_sharding.dtensor.symbols import known, symbols_of, unknown
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, plan_steps
@@ -53,7 +52,7 @@ def _read(how: str) -> tuple[Any, Held, Any]:
 def _redistribute(local: torch.Tensor, shape: list[int], how: str) -> torch.Tensor:
     mesh, source, target = _read(how)
     sizes = tuple(mesh.shape)
-    steps = plan_steps(tuple(shape), sizes, source, target, Network.default(sizes).without_latency, None, groups_at_hand(mesh), copies_natively(compat.group_of_dim(mesh, 0), mesh))
+    steps = plan_steps(tuple(shape), sizes, source, target, Network.default(sizes).without_latency, None, *means(mesh))
     result = run(steps, local, mesh)
     return (result.clone() if result is local else result).contiguous()
 

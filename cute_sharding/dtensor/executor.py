@@ -108,11 +108,11 @@ def _all_to_all(part: Callable[[int], Transfer], buffer: torch.Tensor, local: to
 
 def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     group = group_of(mesh, step.dims)
-    op, local, finish = scaled(step, local, group, mesh)
+    op, local, finish = _scaled(step, local, group, mesh)
     return finish((_scatter if step.scatters else _all_reduce)(step, op, local, mesh, group))
 
 
-def scaled(step: Reduction, local: torch.Tensor, group: Any, mesh: Any) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+def _scaled(step: Reduction, local: torch.Tensor, group: Any, mesh: Any) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
     """(the op that the collective is to have, the contribution that it gets, what is to be done with its result), where an average is wanted.
 
     Contributions are divided before they are summed, so that averages of halves do not overflow; a backend that averages does so, too. Whole numbers are divided afterwards.
@@ -124,11 +124,6 @@ def scaled(step: Reduction, local: torch.Tensor, group: Any, mesh: Any) -> tuple
     if step.divisor == step.parts and compat.averages(group, mesh.device_type):
         return "avg", local, lambda result: result
     return step.op, waited(local) / step.divisor, lambda result: result
-
-
-def reduced_with(op: str, contributions: torch.Tensor) -> torch.Tensor:
-    """The contributions, one behind the other in the first dim, reduced."""
-    return _REDUCE[op](contributions)
 
 
 def _all_reduce(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
@@ -159,7 +154,7 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
     buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
     received = waited(_all_to_all(part, buffer, local, group, mesh))
-    result = on_each_rank(lambda rank, got: reduced_with(step.op, _shaped(_from_wire(got, local.dtype), (step.parts, *shape(rank)))), received)
+    result = on_each_rank(lambda rank, got: _REDUCE[step.op](_shaped(_from_wire(got, local.dtype), (step.parts, *shape(rank)))), received)
     return result / step.parts if op == "avg" else result  # of a backend that averages, in a group that is not in order
 
 
@@ -175,7 +170,7 @@ def _padded(x: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
 def _blocks(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
     """The blocks of rows of ``dim``, one behind the other in a new first dim; the last ones filled with zeros."""
     rows = -(-x.shape[dim] // parts)
-    if not any(n != 1 for n in x.shape[:dim]) or compat.is_tracing():
+    if not any(n != 1 for n in x.shape[:dim]):
         return _padded(x, dim, parts * rows).unflatten(dim, (parts, rows)).movedim(dim, 0).contiguous()
     blocks = x.new_zeros((parts, *x.shape[:dim], rows, *x.shape[dim + 1 :]))
     for into, of in _whole_and_rest(blocks.movedim(0, dim), x, dim, rows):
@@ -189,8 +184,6 @@ def _joined(blocks: torch.Tensor, dim: int, parts: int, shape: Sequence[int]) ->
     apart = blocks.view(parts, *shape[:dim], rows, *shape[dim + 1 :])
     if not any(n != 1 for n in shape[:dim]):
         return apart.view(*shape[:dim], parts * rows, *shape[dim + 1 :]).narrow(dim, 0, shape[dim])
-    if compat.is_tracing():
-        return apart.movedim(0, dim).flatten(dim, dim + 1).narrow(dim, 0, shape[dim]).contiguous()
     whole = blocks.new_empty(tuple(shape))
     for of, into in _whole_and_rest(apart.movedim(0, dim), whole, dim, rows):
         into.copy_(of)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.ranks import coordinate, spans
+from cute_sharding.dtensor.ranks import coordinate, copies_natively, spans
 
 
 def prepare_groups(mesh: DeviceMesh, *dims: Sequence[int | str], timeout: timedelta | None = None, pg_options: Any = None) -> None:
@@ -69,6 +69,13 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
     if len({*found}) < 2:
         raise ValueError(f"prepare_groups: {dims!r} names fewer than two mesh dims. One dim has a process group already: give sets of several, like (0, 1), or none for all")
     return tuple(sorted({*found}))
+
+
+def means(mesh: Any) -> tuple[frozenset[tuple[int, ...]], bool]:
+    """By what a plan for ``mesh`` is chosen: :func:`groups_at_hand`, and whether the backend gathers and reduce-scatters better than it exchanges. None and no, on a mesh for slicing alone."""
+    if not compat.has_groups(mesh):
+        return frozenset(), False
+    return groups_at_hand(mesh), copies_natively(compat.group_of_dim(mesh, 0), mesh)
 
 
 def groups_at_hand(mesh: Any) -> frozenset[tuple[int, ...]]:

@@ -15,9 +15,8 @@ from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Placement, Shard
 from cute_sharding.dtensor.dynamic import run_opaque
 from cute_sharding.dtensor.executor import run
-from cute_sharding.dtensor.groups import groups_at_hand
+from cute_sharding.dtensor.groups import groups_at_hand, means
 from cute_sharding.dtensor.placements import text
-from cute_sharding.dtensor.ranks import copies_natively
 from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
 from cute_sharding.dtensor.stats import Moved, count_moves, logger
 from cute_sharding.dtensor.stock import stock_plan
@@ -105,9 +104,7 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
 
 def planned(mesh: Any, shape: tuple[int, ...], before: tuple[Placement, ...], after: tuple[Placement, ...], source: Chains | None = None, target: Chains | None = None) -> Prepared:
     """The plan that runs on the groups that ``mesh`` has, and on its backend. A function of the mesh, the shape and the placements alone, so that all ranks and graphs come to the same."""
-    if not compat.has_groups(mesh):  # a mesh for slicing alone
-        return _planned(mesh, shape, before, after, source, target, frozenset(), False)
-    return _planned(mesh, shape, before, after, source, target, groups_at_hand(mesh), copies_natively(compat.group_of_dim(mesh, 0), mesh))
+    return _planned(mesh, shape, before, after, source, target, *means(mesh))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -236,7 +233,7 @@ def prepare(
     for m, placement in enumerate(before):
         if source != target and mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
             raise NotImplementedError(f"the mask of {placement} on mesh dim {m} lies as the elements lie, so it cannot stay pending while they move: redistribute it to Replicate first")
-    if foreign and changing == [*foreign] and type(after[foreign[0]]) is Shard and target[after[foreign[0]].dim][-1:] == ((foreign[0], 1),):  # type: ignore[attr-defined]
+    if len(foreign) == 1 and changing == [*foreign] and type(after[foreign[0]]) is Shard and target[after[foreign[0]].dim][-1:] == ((foreign[0], 1),):  # type: ignore[attr-defined]
         handed_out, source = foreign[0], target
     reduced = tuple([(m, before[m].reduce_op) for m in pending if m not in foreign])  # type: ignore[attr-defined]
     held = Held(source, reduced, tuple([m for m in range(len(mesh)) if isinstance(before[m], Partial) and m not in pending]))

@@ -25,3 +25,18 @@ def chains_of(cuts: Sequence[Cut], ndim: int, mesh: Sequence[int], order: Sequen
 def cutting(chains: Chains) -> frozenset[int]:
     """The mesh dims that cut something."""
     return frozenset(m for chain in chains for m, _ in chain)
+
+
+def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
+    """One more cut, of what the others leave: always within them."""
+    return tuple([(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)])
+
+
+def up_to(chain: tuple[tuple[int, int], ...], m: int) -> tuple[tuple[int, int], ...] | None:
+    """The cuts of one tensor dim up to that of mesh dim ``m``, or None where it does not cut."""
+    return next((chain[: i + 1] for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m), None)
+
+
+def cuts_up_to(chains: Chains, m: int) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+    """The tensor dim that mesh dim ``m`` cuts, and its cuts :func:`up_to` that one; None where it cuts nothing."""
+    return next(((d, found) for d, chain in enumerate(chains) if (found := up_to(chain, m)) is not None), None)

@@ -37,12 +37,18 @@ def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple
     """:func:`received_elements` of chains."""
     if source == target or 0 in shape:
         return 0
+    found = received_by_digits(shape, source, target, mesh)
+    return max([wanted - kept for wanted, kept in _devices(shape, source, target, mesh)]) if found is None else found
+
+
+def received_by_digits(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]) -> int | None:
+    """:func:`received`, where sizes divide and the digits line up; else None."""
     need = have = 1
     for n, before, after in zip(shape, source, target):
         one, other = digits(n, before, mesh), digits(n, after, mesh)
         counts = common(n, one, other) if one is not None and other is not None else None
         if counts is None:
-            return max([wanted - kept for wanted, kept in _devices(shape, source, target, mesh)])
+            return None
         have *= counts[0]
         need *= counts[1]
     return need - have

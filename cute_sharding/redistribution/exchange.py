@@ -16,7 +16,7 @@ from math import prod
 from typing import NamedTuple
 
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.chains import Device, cutting
+from cute_sharding.redistribution.chains import Device, cutting, up_to
 from cute_sharding.redistribution.copies import Copy, folded, from_runs, in_place, packed
 from cute_sharding.redistribution.cost import DEVICES, most_local, received
 from cute_sharding.redistribution.digits import Digits, digits
@@ -64,7 +64,7 @@ class Exchange(Step):
 
     def _stationary(self, dim: int, m: int) -> bool:
         """Whether every row of ``dim`` has the same coordinate on mesh dim ``m`` before and after."""
-        before, after = (_up_to(chains[dim], m) for chains in (self.source, self.target))
+        before, after = (up_to(chains[dim], m) for chains in (self.source, self.target))
         if before == after:
             return True
         one, other = self._digits(dim)
@@ -279,11 +279,3 @@ def _packs(boxes: Sequence[Sequence[Copy]]) -> list[Copy]:
             result.append(packed(copy, at))
             at += prod(copy.sizes)
     return result
-
-
-def _up_to(chain: tuple[tuple[int, int], ...], m: int) -> tuple[tuple[int, int], ...] | None:
-    """The cuts up to that of mesh dim ``m``, or None where it does not cut."""
-    for i, (mesh_dim, _) in enumerate(chain):
-        if mesh_dim == m:
-            return chain[: i + 1]
-    return None

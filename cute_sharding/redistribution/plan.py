@@ -9,7 +9,7 @@ from itertools import combinations, pairwise, product
 from math import lcm, prod
 from typing import Any
 
-from cute_sharding.redistribution.chains import Chains, cutting
+from cute_sharding.redistribution.chains import Chains, appended, cuts_up_to, cutting
 from cute_sharding.redistribution.cost import DEVICES, most_local, received
 from cute_sharding.redistribution.digits import common, digits
 from cute_sharding.redistribution.exchange import Exchange
@@ -203,15 +203,11 @@ def questions(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, targe
     Those are the blocks that source and target cut it into; and where several steps go in the place of one, all devices.
     """
     counts = [lcm(*(prod(factor * mesh[m] for m, factor in chain) for chain in (before, after))) for before, after in zip(source.chains, target)]
-    changed = tuple([m for m in range(len(mesh)) if mesh[m] > 1 and (_cut(source.chains, m) != _cut(target, m) or m in dict(source.pending))])
+    changed = tuple([m for m in range(len(mesh)) if mesh[m] > 1 and (cuts_up_to(source.chains, m) != cuts_up_to(target, m) or m in dict(source.pending))])
     least = prod(mesh[m] for m in changed)
     if admits(groups, changed):
         return [(least if source.pending else 0, (count,)) for count in counts]
     return [(least, (count, lcm(count, prod(mesh)))) for count in counts]
-
-
-def _cut(chains: Chains, m: int) -> Any:
-    return next(((d, chain[: i + 1]) for d, chain in enumerate(chains) for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m), None)
 
 
 def _is_right(step: Step) -> bool:
@@ -376,11 +372,6 @@ def one_by_one(shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, targ
 
 def _moved(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains) -> tuple[Step, ...]:
     return () if source == target else (Exchange(shape, mesh, source, target),)
-
-
-def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
-    """One more cut, of what the others leave: always within them."""
-    return tuple([(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)])
 
 
 def within(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains) -> bool:

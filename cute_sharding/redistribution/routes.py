@@ -2,8 +2,8 @@
 
 Every mesh dim has a group of its own; several together have one only where the program has made it. An exchange that moves one mesh dim's cut, and leaves every other mesh dim the rows that it has,
 stays within the group of that mesh dim. So a way is a sequence of such moves: a cut is given up (gather), taken to where the target has it or parked in another place (all-to-all), or made (slice).
-The cheapest is found by A* (Hart, Nilsson and Raphael 1968) over what the devices hold, with the elements that are still missing as the bound. Parking is what makes it cheap: on a mesh of a x a, [Shard(0), Shard(1)] to [Shard(1), Shard(0)] needs no gather, but
-three all-to-alls of a local tensor each.
+The cheapest is found by A* (Hart, Nilsson and Raphael 1968) over what the devices hold, with the elements that are still missing as the bound; where that takes too long, weighted (Pohl 1970), a cheap one.
+Parking is what makes it cheap: on a mesh of a x a, [Shard(0), Shard(1)] to [Shard(1), Shard(0)] needs no gather, but three all-to-alls of a local tensor each.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from itertools import count
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding.redistribution.chains import Chains, cutting
-from cute_sharding.redistribution.cost import most_local
-from cute_sharding.redistribution.digits import common, digits
+from cute_sharding.redistribution.chains import Chains, appended, cuts_up_to, cutting
+from cute_sharding.redistribution.cost import most_local, received_by_digits
+from cute_sharding.redistribution.digits import digits
 
 # Sets of two or more mesh dims that have a process group together; those of one always have. None: all have.
 Groups: TypeAlias = "frozenset[tuple[int, ...]] | None"
-# What a search looks at before it takes the best so far: a few mesh dims are searched whole.
-BUDGET = 1500
+# (shardings looked at before a search is given up for the next, weight of what is still missing): two mesh dims are searched whole, for the best way; more go straight for the target in the end.
+SEARCHES = ((60, 1.0), (120, 3.0), (1000, 10.0))
 
 
 def admits(groups: Groups, mesh_dims: Sequence[int]) -> bool:
@@ -49,19 +49,21 @@ def route(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target:
     apart = [m for m in moving if _places(shape, source, mesh, m) != _places(shape, target, mesh, m)]
     for movable in dict.fromkeys((tuple(apart), tuple(moving))):
         sets = [(m,) for m in movable] + sorted(group for group in groups or () if set(group) <= set(movable))
-        found = _search(shape, mesh, source, target, sets, weights)
-        if found is not None:
-            return found
+        for budget, trust in SEARCHES:
+            found = _search(shape, mesh, source, target, sets, weights, budget, trust)
+            if found is not None:
+                return found
     return None
 
 
-def _search(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, sets: Sequence[tuple[int, ...]], weights: Sequence[float]) -> tuple[Chains, ...] | None:
+def _search(
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, sets: Sequence[tuple[int, ...]], weights: Sequence[float], budget: int, trust: float
+) -> tuple[Chains, ...] | None:
     wanted = {m: _places(shape, target, mesh, m) for moved in sets for m in moved}
     goal, ties = _key(shape, target, mesh), count()
     queue = [_At(0.0, 0, next(ties), 0.0, source, ())]
     done: dict[Any, tuple[float, int]] = {}
     lightest = min(weights)
-    budget = BUDGET
     while queue and budget:
         at = heappop(queue)
         key = _key(shape, at.chains, mesh)
@@ -80,21 +82,14 @@ def _search(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, targe
                 cost, key = at.cost + weight * max(received, 0.0), _key(shape, chains, mesh)
                 if done.get(key, (cost, at.hops + 2)) > (cost, at.hops + 1):
                     done[key] = cost, at.hops + 1
-                    heappush(queue, _At(cost + lightest * _missing(shape, mesh, chains, target), at.hops + 1, next(ties), cost, chains, (*at.way, chains)))
+                    heappush(queue, _At(cost + trust * lightest * _missing(shape, mesh, chains, target), at.hops + 1, next(ties), cost, chains, (*at.way, chains)))
     return None
 
 
 def _missing(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, target: Chains) -> int:
     """No more than what the busiest device has yet to receive."""
-    need = have = 1
-    for n, before, after in zip(shape, chains, target):
-        one, other = digits(n, before, mesh), digits(n, after, mesh)
-        counts = common(n, one, other) if one is not None and other is not None else None
-        if counts is None:
-            return max(0, most_local(shape, target, mesh) - most_local(shape, chains, mesh))
-        have *= counts[0]
-        need *= counts[1]
-    return need - have
+    found = received_by_digits(shape, chains, target, mesh)
+    return max(0, most_local(shape, target, mesh) - most_local(shape, chains, mesh)) if found is None else found
 
 
 def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, moved: tuple[int, ...], target: Chains, wanted: dict[int, Any]) -> Iterator[Chains]:
@@ -109,7 +104,7 @@ def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, moved:
         yield bare
     if len(moved) == 1:
         for d in range(len(shape)):
-            yield _with(bare, moved[0], d, 1)
+            yield appended(bare, moved[0], d, 1)
     here: Chains | None = bare
     for m in sorted((m for m in moved if wanted[m] is not None), key=lambda m: _depth(target, m)):
         here = None if here is None else _placed(shape, here, m, target, mesh)
@@ -118,26 +113,22 @@ def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, moved:
 
 
 def _depth(chains: Chains, m: int) -> int:
-    return next((i for chain in chains for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m), -1)
+    found = cuts_up_to(chains, m)
+    return -1 if found is None else len(found[1])
 
 
 def _places(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...], m: int) -> Any:
     """Which rows the coordinate on ``m`` chooses: the tensor dim and the digits, or the cuts up to it where there are none. None where it cuts nothing."""
-    for d, chain in enumerate(chains):
-        for i, (mesh_dim, _) in enumerate(chain):
-            if mesh_dim == m:
-                found = digits(shape[d], chain, mesh)
-                return d, chain[: i + 1] if found is None else found.devices[m]
-    return None
+    cuts = cuts_up_to(chains, m)
+    if cuts is None:
+        return None
+    found = digits(shape[cuts[0]], chains[cuts[0]], mesh)
+    return cuts if found is None else (cuts[0], found.devices[m])
 
 
 def _key(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...]) -> Any:
     """Equal where devices hold the same, for all that digits can tell."""
     return tuple([chain if len(chain) < 2 or (found := digits(n, chain, mesh)) is None else tuple(sorted(found.devices.items())) for n, chain in zip(shape, chains)])
-
-
-def _with(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
-    return tuple([(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)])
 
 
 def _without(shape: Sequence[int], chains: Chains, m: int, mesh: tuple[int, ...]) -> Chains | None:
@@ -166,7 +157,7 @@ def _placed(shape: Sequence[int], chains: Chains, m: int, target: Chains, mesh: 
     d, i = next((d, i) for d, chain in enumerate(target) for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m)
     n, chain = shape[d], chains[d]
     if chain == target[d][:i]:
-        return _with(chains, m, d, target[d][i][1])
+        return appended(chains, m, d, target[d][i][1])
     here, there = digits(n, chain, mesh), digits(n, target[d], mesh)
     if here is None or there is None or len(there.devices[m]) != 1:
         return None
@@ -174,6 +165,4 @@ def _placed(shape: Sequence[int], chains: Chains, m: int, target: Chains, mesh: 
     # As many pieces as the local digits count above it.
     pieces = prod(min(count, max(1, count * step // (size * stride))) for count, step in here.local)
     after = digits(n, (*chain, (m, pieces)), mesh)
-    return _with(chains, m, d, pieces) if after is not None and after.devices[m] == there.devices[m] else None
-
-
+    return appended(chains, m, d, pieces) if after is not None and after.devices[m] == there.devices[m] else None

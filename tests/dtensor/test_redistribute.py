@@ -468,6 +468,18 @@ def test_the_contributions_of_a_norm_move():
             assert torch.allclose(local._local_tensors[rank] if isinstance(local, LocalTensor) else local, torch.linalg.vector_norm(full, 2, dim=0))
 
 
+@pytest.mark.parametrize("after", [[Shard(0), Shard(1)], [Shard(1), Shard(0)], [Shard(0), Shard(0)], [Shard(1), Replicate()], [Replicate(), Shard(0)]], ids=str)
+@pytest.mark.parametrize("before", [[Shard(0), Shard(0)], [Shard(0), Shard(2)], [Shard(0), Replicate()]], ids=str)
+def test_norms_are_finished(before, after):
+    """Pending on one mesh dim or on two, and handed out in blocks or not."""
+    full = number((6, 5, 8)) + 1
+    with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
+        norm = torch.linalg.vector_norm(distribute(full, (2, 2), before), 2, dim=0).redistribute(placements=after)
+        for rank, expected in locals_of(torch.linalg.vector_norm(full, 2, dim=0), (2, 2), cuts_of(after)).items():
+            got = norm._local_tensor._local_tensors[rank]
+            assert got.shape == expected.shape and torch.allclose(got, expected)
+
+
 def test_compiled_graphs_of_other_settings_are_kept_apart():
     """On disk: a rank that finds a graph there and one that does not must run the same collectives."""
     tags = [torch.compiler.config.cache_key_tag]
