@@ -207,9 +207,8 @@ def _chosen(which: str, a: Int, b: Int) -> Int:
     x, y = _expr(a), _expr(b)
     ordered = prove(Fact("at most", x, y))
     if ordered is None:
-        ordered = True if prove(Fact("at most", y, x)) is False else None
-        if prove(Fact("at most", y, x)):
-            ordered = False
+        reverse = prove(Fact("at most", y, x))
+        ordered = None if reverse is None else not reverse
     if ordered is None:
         return size(getattr(sympy, which)(x, y))
     return a if ordered == (which == "Min") else b

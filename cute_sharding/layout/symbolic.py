@@ -182,7 +182,9 @@ def parse_fact(text: str) -> Fact:
     return Fact("at most", *orders[kind])
 
 
+@lru_cache(maxsize=1 << 12)
 def _with(facts: _Facts, fact: Fact) -> _Facts:
+    """``facts`` and ``fact``; the same object where both are, so that what follows from them is looked up."""
     import sympy
 
     a, b = sympy.sympify(fact.left), sympy.sympify(fact.right)
@@ -417,6 +419,8 @@ def is_zero(expr: Int) -> bool | None:
 
 
 def is_nonnegative(expr: Int) -> bool | None:
+    import sympy
+
     if type(expr) is int:
         return expr >= 0
     e = _normal(expr)
@@ -426,14 +430,43 @@ def is_nonnegative(expr: Int) -> bool | None:
         return True
     if _is_positive(-e):
         return False
-    known = [_normal(n) for n in _facts.get().nonnegative]
-    # A fact, or a sum of two, may be all that is missing.
-    sums = known + [a + b for a in known for b in known] if len(known) <= FACTS_ADDED else known
+    if isinstance(e, (sympy.Min, sympy.Max)):
+        parts = {is_nonnegative(part) for part in e.args}
+        settling = isinstance(e, sympy.Max)  # one that is negative settles it for the smallest, one that is not for the largest
+        if settling in parts:
+            return settling
+        if None not in parts:
+            return not settling
+    sums = _that_may_be_missing(e)
     if any(_is_nonnegative(_normal(e - n)) for n in sums):
         return True
     if any(_is_positive(_normal(-e - n)) for n in sums):
         return False
     return None
+
+
+def _that_may_be_missing(e: Any) -> list[Any]:
+    """The facts that something is not negative, and the sums of two, that may be all that is missing to a proof about ``e``: they share symbols with it, and no Min or Max is left over."""
+    import sympy
+
+    known = [_normal(n) for n in _facts.get().nonnegative]
+    sums = [(n,) for n in known]
+    if len(known) <= FACTS_ADDED:
+        sums += [(a, b) for a in known for b in known]
+
+    def names(*of: Any) -> set[Any]:
+        return set().union(*(x.free_symbols for x in of))
+
+    def unseen(*of: Any) -> set[Any]:
+        return set().union(*(x.atoms(sympy.Min, sympy.Max) for x in of))
+
+    found = []
+    for terms in sums:
+        near = [n for n in terms if names(n) & names(e)]
+        connected = all(names(n) & names(e, *near) for n in terms)
+        if near and connected and all(unseen(n) <= unseen(e, *(other for other in terms if other is not n)) for n in terms):
+            found.append(sympy.Add(*terms))
+    return found
 
 
 def is_less(a: Int, b: Int) -> bool | None:
@@ -565,6 +598,12 @@ def _positive_coefficients(e: Any, *, strict: bool) -> bool:
 
 def prove(fact: Fact) -> bool | None:
     """True where ``fact`` holds for every value of the symbols, False where it holds for none, else None."""
+    return _proved(fact, _facts.get())
+
+
+@lru_cache(maxsize=1 << 14)
+def _proved(fact: Fact, _: _Facts) -> bool | None:
+    """What :func:`prove` says under the facts in force, which are given to tell answers apart."""
     if fact.relation == "divides":
         answer = divides(fact.right, fact.left)
     elif fact.relation == "equal":

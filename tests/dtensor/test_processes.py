@@ -16,7 +16,9 @@ def run(world, folder, *jobs):
 
 
 def spawn(function, world, *args):
-    context = multiprocessing.spawn(function, args=args, nprocs=world, join=False)
+    # Each process is forked from one that has done nothing but these imports, which take longer than most jobs.
+    multiprocessing.set_forkserver_preload(["torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "torch.testing._internal.distributed.fake_pg"])
+    context = multiprocessing.start_processes(function, args=args, nprocs=world, join=False, start_method="forkserver")
     deadline = time.monotonic() + SECONDS
     try:
         while not context.join(timeout=max(deadline - time.monotonic(), 0)):  # raises what a process raises
