@@ -6,8 +6,8 @@ TORCH ?= $(PINNED)
 VENV := $(if $(filter $(PINNED),$(TORCH)),.venv,.venv-$(TORCH))
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-# Two at a time; what a file sets up is shared by its tests.
-PYTEST_ARGUMENTS ?= -n 2 --dist loadfile
+# Two at a time; what a file sets up is shared by its tests. In the order of their names the long ones come first.
+PYTEST_ARGUMENTS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # The vendor's layout algebra, an oracle of the tests, may ask for CUDA packages that a newer torch cannot have beside it: the tests that need it then say so.
 EXTRAS := $(if $(filter $(PINNED),$(TORCH)),test,checks)
 

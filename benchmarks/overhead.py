@@ -27,6 +27,8 @@ import cute_sharding
 
 SETTINGS: dict[str, dict[str, Any] | None] = {"torch": None, "views": {}, "everything": {"redistribution": True}}
 
+TURNS = 20
+
 
 def programs() -> dict[str, Callable[[], object]]:
     mesh = init_device_mesh("cpu", (4,))
@@ -47,7 +49,7 @@ def programs() -> dict[str, Callable[[], object]]:
 
 
 def timed(program: Callable[[], object], calls: int) -> float:
-    for _ in range(10):
+    for _ in range(50):
         program()
     start = time.perf_counter()
     for _ in range(calls):
@@ -56,20 +58,22 @@ def timed(program: Callable[[], object], calls: int) -> float:
 
 
 def measure(calls: int, rounds: int) -> dict[str, dict[str, float]]:
-    """For each program the median ratio to torch's time, by setting."""
+    """For each program the median ratio to torch's time, by setting. The calls of a round come in short turns: a machine is not as fast as it was a second ago."""
     found = programs()
     ratios: dict[str, dict[str, list[float]]] = {name: {setting: [] for setting in SETTINGS} for name in found}
     gc.disable()
     for _ in range(rounds):
         for name, program in found.items():
-            seconds = {}
-            for setting, arguments in SETTINGS.items():
-                cute_sharding.disable()
-                if arguments is not None:
-                    cute_sharding.enable(**arguments)
-                seconds[setting] = timed(program, calls)
+            seconds: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
+            for turn in range(TURNS):
+                for setting in sorted(SETTINGS, reverse=turn % 2 == 1):
+                    cute_sharding.disable()
+                    arguments = SETTINGS[setting]
+                    if arguments is not None:
+                        cute_sharding.enable(**arguments)
+                    seconds[setting].append(timed(program, calls // TURNS))
             for setting in SETTINGS:
-                ratios[name][setting].append(seconds[setting] / seconds["torch"])
+                ratios[name][setting].append(statistics.median(seconds[setting]) / statistics.median(seconds["torch"]))
         gc.collect()
     cute_sharding.disable()
     return {name: {setting: statistics.median(values) for setting, values in row.items()} for name, row in ratios.items()}

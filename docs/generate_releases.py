@@ -39,7 +39,7 @@ def tested(release: str) -> dict[str, Any]:
     """What the tests find with that release, and which they skip."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        arguments = f"PYTEST_ARGUMENTS=-n 2 --dist loadfile --junitxml={report}"
+        arguments = f"PYTEST_ARGUMENTS=-n 2 --dist loadfile --no-loadscope-reorder --junitxml={report}"
         process = subprocess.run(["make", "tests", f"TORCH={release}", arguments], cwd=ROOT, check=False)
         if not report.exists():
             sys.exit(f"torch {release}: the tests did not run (exit code {process.returncode})")

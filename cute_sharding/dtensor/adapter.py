@@ -206,13 +206,20 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
 def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., None]:
     """The dispatcher's step that redistributes the arguments of an op, with a note of the ops whose rules are ours."""
 
+    local_args = stock.local_args
+
     def redistribute_local_args(op_info: Any, schema: compat.OpSchema, *options: Any) -> None:
+        try:
+            moves = schema._cute_sharding_moves  # type: ignore[attr-defined]  # every call comes by here: what a schema asks for is found once
+        except AttributeError:
+            moves = compat.name_of(schema.op) in BY_OVERLOAD and compat.moves(op_info, schema)
+            schema._cute_sharding_moves = moves  # type: ignore[attr-defined]
         settings = _settings
-        if settings is None or not settings.views or compat.name_of(schema.op) not in BY_OVERLOAD:
-            return stock.local_args(op_info, schema, *options)
+        if not moves or settings is None or not settings.views:
+            return local_args(op_info, schema, *options)
         outer, _in_view.now = getattr(_in_view, "now", False), True
         try:
-            return stock.local_args(op_info, schema, *options)
+            return local_args(op_info, schema, *options)
         finally:
             _in_view.now = outer
 

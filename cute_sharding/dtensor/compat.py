@@ -949,6 +949,12 @@ def redistribution() -> Redistribution:
     return Redistribution(_redistribute.redistribute_local_tensor, _dispatch.OpDispatcher.redistribute_local_args)
 
 
+def moves(op_info: Any, schema: OpSchema) -> bool:
+    """Whether an argument of the op is to be redistributed first: whether its placements are others in ``schema``, of what the op is to be given."""
+    wanted = tree_leaves(schema.args_schema) if op_info.args_tree_spec is not None else schema.args_schema
+    return any(isinstance(spec, DTensorSpec) and spec != other for spec, other in zip(op_info.flat_args_schema, wanted))
+
+
 def install_redistribution(local_tensor: Callable[..., torch.Tensor], local_args: Callable[..., None]) -> None:
     for module in REDISTRIBUTION_USERS:
         module.redistribute_local_tensor = local_tensor  # type: ignore[attr-defined]
