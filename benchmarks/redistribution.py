@@ -3,7 +3,7 @@
     python -m benchmarks.redistribution [--processes 4] [--megabytes 64] [--repeat 5] [--pairs 20]
 
 Prints for each pair of placements the times, what the busiest rank receives, the collectives and the peak memory of both, and whether torch's result is right. Times are the slowest rank's, the
-best of the repetitions; a ratio below 1 means that ours is faster.
+median of the repetitions; a ratio below 1 means that ours is faster.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import statistics
 import tempfile
 import time
 import weakref
@@ -125,15 +126,16 @@ def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
         start = _start(full, mesh, source)
         with cute_sharding.enabled(views=False):
             want = _start(full, mesh, target).to_local() if not any(p.is_partial() for p in source) else None
-        measured, times = {}, {}
+        measured: dict[str, tuple[int, int, int, str]] = {}
+        times: dict[str, list[float]] = {"ours": [], "torch": []}
         for turn in range(1 + arguments.repeat):
             for name in ("ours", "torch") if turn % 2 == 0 else ("torch", "ours"):
                 with cute_sharding.enabled(redistribution=name == "ours", views=False):
                     if turn == 0:
                         measured[name] = _measure(start, target, want)
                     elif not measured[name][-1].startswith("raises"):
-                        times[name] = min(times.get(name, math.inf), _time(start, target))
-        ours, torchs = ((times.get(name, math.inf), *measured[name]) for name in ("ours", "torch"))
+                        times[name].append(_time(start, target))
+        ours, torchs = ((statistics.median(times[name] or [math.inf]), *measured[name]) for name in ("ours", "torch"))
         assert ours[4] == "right", (source, target)
         ratios.append(ours[0] / torchs[0] if torchs[4] == "right" else math.nan)
         if rank == 0:

@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 from math import prod
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -124,6 +125,14 @@ def slices():
             tensor = distribute(full, mesh, [Shard(0)])
             assert_holds(tensor.redistribute(placements=[_StridedShard(1, split_factor=2)]), full, name)
             assert_holds(distribute(full, mesh, [Shard(1)]).view(35, 1), full.view(35, 1), name)
+
+
+def natively(ranks, count):
+    """The same draws with the collectives that other backends than gloo have, padded where that is little; on the groups at hand, then with those of all mesh dims together."""
+    with patch("cute_sharding.dtensor.compat.backend_name", lambda group, device_type: "nccl"):
+        redistributions(ranks, count)
+        cute_sharding.prepare_groups(mesh_of_ranks(ranks))
+        redistributions(ranks, count)
 
 
 COMPILED, COMPILED_ONCE = 3, 5  # cases of each
