@@ -450,7 +450,7 @@ def _that_may_be_missing(e: Any) -> list[Any]:
     import sympy
 
     known = [_normal(n) for n in _facts.get().nonnegative]
-    sums = [(n,) for n in known]
+    sums: list[tuple[Any, ...]] = [(n,) for n in known]
     if len(known) <= FACTS_ADDED:
         sums += [(a, b) for a in known for b in known]
 
