@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding.redistribution.meeting import Run
 
@@ -57,7 +57,7 @@ def packed(copy: Copy, at: int) -> Copy:
 
 
 def folded(copies: Sequence[Copy]) -> list[Copy]:
-    """The same copies in fewer: neighbours that differ by one step are turns of a loop."""
+    """The same copies, to places that do not overlap, in fewer: those of one form that are a step apart are turns of a loop."""
     before, after = list(copies), _fold_once(copies)
     while len(after) < len(before):
         before, after = after, _fold_once(after)
@@ -65,22 +65,26 @@ def folded(copies: Sequence[Copy]) -> list[Copy]:
 
 
 def _fold_once(copies: Sequence[Copy]) -> list[Copy]:
-    result = []
+    # Where sizes do not divide, whole blocks and short ones take turns: so one form at a time.
+    forms: dict[tuple[Any, ...], list[Copy]] = {}
+    for copy in copies:
+        forms.setdefault((copy.sizes, copy.dx, copy.dy), []).append(copy)
+    return [loop for alike in forms.values() for loop in _loops(alike)]
+
+
+def _loops(alike: Sequence[Copy]) -> Iterator[Copy]:
     i = 0
-    while i < len(copies):
-        first, count = copies[i], 1
+    while i < len(alike):
+        first, count = alike[i], 1
         step: tuple[Vector, Vector] | None = None
-        while i + count < len(copies):
-            last, following = copies[i + count - 1], copies[i + count]
-            if following.sizes != first.sizes or following.dx != first.dx or following.dy != first.dy:
-                break
+        while i + count < len(alike):
+            last, following = alike[i + count - 1], alike[i + count]
             delta = (_minus(following.x, last.x), _minus(following.y, last.y))
             if (step is not None and delta != step) or any(rows < 0 for vector in delta for rows in vector):
                 break  # torch has no negative strides
             step, count = delta, count + 1
-        result.append(first if step is None else Copy((count, *first.sizes), first.x, (step[0], *first.dx), first.y, (step[1], *first.dy)))
+        yield first if step is None else Copy((count, *first.sizes), first.x, (step[0], *first.dx), first.y, (step[1], *first.dy))
         i += count
-    return result
 
 
 def _minus(a: Vector, b: Vector) -> Vector:
