@@ -246,6 +246,16 @@ def test_what_lies_as_it_travels_is_not_copied():
         assert part.packs is not None and part.unpacks is not None and len(part.own) == 1
 
 
+@pytest.mark.parametrize("side", [4, 8, 16])
+def test_copies_do_not_grow_with_the_devices(side):
+    """Of a gather over two mesh dims whose blocks do not divide, where whole and short ones take turns."""
+    rows = side * side + 3
+    step = between(plain((rows, rows), (side, side), (0, 1), (1, 1)), plain((rows, rows), (side, side), None, None))
+    for device in ((0, 0), (side // 2, side // 2), (side - 1, side - 1)):
+        part = step.transfer(device, step.group(device))
+        assert len(part.unpacks) <= 8 and len(part.packs) <= 1 and len(part.own) <= 1
+
+
 def test_no_buffer_without_need():
     """None only if the buffer, own part included, would be the tensor as it lies; and then always, if that is worth it: if the own part, which has to
     travel along, is the lesser, and no more is sent than there is. (Messages of several boxes go box by box, and may be copied though right.)"""
