@@ -40,6 +40,32 @@ def run(steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool
     return local if async_op else waited(local)
 
 
+def are_of_whole_dims(steps: Sequence[Step], dtype: torch.dtype, mesh: Any) -> bool:
+    """Whether each step is one collective of a whole tensor, or of a tensor dim whose blocks are as long as each other: then :func:`run_on_whole_dims` can run them."""
+    for step in steps:
+        how = step.along if isinstance(step, (Exchange, Reduction)) else None
+        if isinstance(step, Reduction) and not step.scatters:
+            if step.source != step.target:
+                return False
+        elif how is None or not how.even or not in_order(mesh, how.mesh_dims) or (isinstance(step, Exchange) and (how.scattered is not None or dtype not in WIRE)):
+            return False
+    return True
+
+
+def run_on_whole_dims(steps: Sequence[Step], local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """:func:`run`, without a look at the sizes, which may be symbols; the same collectives on the same memory."""
+    for step in steps:
+        assert isinstance(step, (Exchange, Reduction))
+        local, group = waited(local), group_of(mesh, step.dims)
+        if isinstance(step, Reduction):
+            op, local, finish = _scaled(step, local, group, mesh)
+            local = finish(compat.reduce_scatter(local.contiguous(), op, group, step.along.scattered or 0) if step.along is not None else compat.all_reduce(local, op, group))
+        else:
+            assert step.along is not None
+            local = compat.all_gather(local.contiguous(), group, step.along.gathered or 0)
+    return waited(local)
+
+
 def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     if not step.dims:
         return on_each_rank(lambda rank, x: _keep(_alone(step, mesh, rank), x, alias=False), local)

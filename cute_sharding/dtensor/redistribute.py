@@ -14,7 +14,7 @@ import torch
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Placement, Shard
 from cute_sharding.dtensor.dynamic import run_opaque
-from cute_sharding.dtensor.executor import run
+from cute_sharding.dtensor.executor import are_of_whole_dims, run, run_on_whole_dims
 from cute_sharding.dtensor.groups import groups_at_hand, means
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
@@ -24,7 +24,6 @@ from cute_sharding.dtensor.symbols import known, sizes_at_hand, symbols_of, unkn
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
 from cute_sharding.redistribution.chains import Chains
-from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, plan_steps, questions, received_by
 from cute_sharding.redistribution.routes import Groups, admits
@@ -140,28 +139,35 @@ def _say_what_is_missing(mesh: Any, missing: tuple[tuple[int, ...], ...], before
 
 
 def _run_on_symbols(plan: RedistributionPlan, local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
-    """A plan for the sizes at hand, on a tensor whose sizes are symbolic: on blocks where its cuts divide the sizes, mostly, else as one op that plans anew in each call.
+    """A plan for the sizes at hand, on a tensor whose sizes are symbolic.
 
-    By what the steps were chosen (redistribution/plan.py) becomes guards of the former, so that every call of the graph is one for which they are chosen.
+    What a rank sends lies in the order of its elements, in a graph for many sizes as where a program runs eagerly: else ranks that do one and ranks that do the other would take each other's
+    elements for something else. A compiler can say that of collectives of whole tensor dims, and sees those; other steps are one op that plans and runs anew in each call.
+    By what the steps were chosen (redistribution/plan.py) becomes guards of the former, so that every call of the graph is one for which they are chosen. Of the latter, that sizes divide does,
+    where they do at hand, as what follows then computes with sizes that are simpler.
     """
     if not plan.steps:
         return local
-    # Where several devices share in giving what a third one needs, how they do depends on the sizes.
-    shared = any(isinstance(step, Exchange) and step.spread for step in plan.steps)
-    if shared or any(n % _count(d, plan.steps) for d, n in enumerate(plan.shape)):
+    if any(n % _count(d, plan.steps) for d, n in enumerate(plan.shape)):
         return run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+    alone, whole = not any(step.communicates for step in plan.steps), are_of_whole_dims(plan.steps, local.dtype, spec.mesh)
     asked = questions(plan.shape, plan.mesh, plan.source, plan.target.chains, groups_at_hand(spec.mesh))
     with symbols_of(tuple(spec.shape)):
-        for n, (least, counts) in zip(known(tuple(spec.shape)), asked):
-            if isinstance(n, Size) and not least <= n:
-                int(unknown(n))
-            elif isinstance(n, Size):
-                _ = [n % count == 0 for count in counts]
-    return _run_on_blocks(plan.steps, local, spec)
+        for d, (n, (least, counts)) in enumerate(zip(known(tuple(spec.shape)), asked)):
+            if isinstance(n, Size):
+                _ = n % _count(d, plan.steps) == 0
+            if isinstance(n, Size) and (alone or whole):
+                if not least <= n:
+                    int(unknown(n))
+                else:
+                    _ = [n % count == 0 for count in counts]
+    if alone:
+        return _run_on_blocks(plan.steps, local, spec)
+    return run_on_whole_dims(plan.steps, local, spec.mesh) if whole else run_opaque(plan, local, spec.mesh, tuple(spec.shape))
 
 
 def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
-    """The steps, planned for the sizes at hand, on a tensor whose sizes are symbolic.
+    """Steps of which none communicates, planned for the sizes at hand, on a tensor whose sizes are symbolic.
 
     Let all cuts of a dim divide it into U parts of one size. Then the steps move whole such parts, whatever their size: they are the steps of a tensor of U rows, of which each stands for a block
     of n / U. So sizes that divide stay symbolic (with the guard that they do), and the others are fixed.
@@ -172,8 +178,6 @@ def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec
     ndim = len(counts)
     scaled = [replace(step, shape=counts) for step in steps]
     device = tuple(spec.mesh.get_coordinate())  # type: ignore[arg-type]
-    if not scaled:
-        return local
     held = scaled[0].local_shape(scaled[0].source, device)
     apart = local.reshape([n for pair in zip(held, blocks) for n in pair]).permute(*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
     moved = run(scaled, apart, spec.mesh)

@@ -8,6 +8,7 @@ from processes_worker import PATIENCE, assert_holds, distribute, mesh_of_ranks, 
 from simulation import number
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 
@@ -47,7 +48,7 @@ def part(full, mesh):
 
 
 def one_rank_eager(dynamic):
-    """Rank 0 runs eagerly what the others have compiled, on a mesh of four of five ranks; sizes that divide and that do not."""
+    """Ranks 0 and 2 run eagerly what the others have compiled, on a mesh of four of five ranks; sizes that divide and that do not."""
     mesh = mesh_of_ranks([[0, 1], [2, 3]])
     flat = mesh_of_ranks([0, 1, 2, 3])
     cases = [
@@ -56,9 +57,11 @@ def one_rank_eager(dynamic):
         (mesh, [Shard(0), Shard(1)], [R, R]),
         (flat, [Shard(0)], [Shard(1)]),
         (flat, [Shard(1)], [R]),
+        (flat, [Shard(0)], [_StridedShard(1, split_factor=2)]),  # messages of several blocks
+        (flat, [_StridedShard(1, split_factor=2)], [R]),
     ]
-    shapes = ((8, 12), (9, 7), (13, 11)) if dynamic else ((8, 12), (9, 7))
-    cases = cases[::2] if dynamic else cases
+    shapes = ((8, 16), (9, 7), (13, 11)) if dynamic else ((8, 12), (9, 7))
+    cases = [*cases[:5:2], *cases[5:]] if dynamic else cases[:5]
     with cute_sharding.enabled(redistribution=True):
         for on, before, after in cases:
             for shape in shapes:
@@ -66,7 +69,7 @@ def one_rank_eager(dynamic):
                 def program(x, after=after):
                     return (x * 2).redistribute(placements=after).square()
 
-                run = program if dist.get_rank() == 0 else torch.compile(program, backend="aot_eager", dynamic=dynamic)
+                run = program if dist.get_rank() % 2 == 0 else torch.compile(program, backend="aot_eager", dynamic=dynamic)
                 tensor = distribute(number(shape), on, before)
                 if dist.get_rank() < 4:
                     result = run(tensor)
@@ -114,8 +117,8 @@ def under_inductor(dynamic):
         "gather in the middle": (lambda d: (d * 2).transpose(0, 1)[1:4].redistribute(placements=[R]), [Shard(0)]),
         "mean": (lambda d: (d * 2).permute(2, 0, 1)[3:].redistribute(placements=[Shard(2)]), [Shard(1)]),
     }
-    for shape in ((4, 6, 6), (5, 6, 6))[dynamic:]:
-        for name, (program, before) in list(programs.items())[int(not dynamic) :: 2]:
+    for turn, (name, (program, before)) in enumerate(list(programs.items())[int(not dynamic) :: 2]):
+        for shape in ((5, 6, 6),) if dynamic or turn % 2 else ((4, 6, 6),):
             torch._dynamo.reset()
             full = number(shape) - 40
             with cute_sharding.enabled(redistribution=True):

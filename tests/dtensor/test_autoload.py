@@ -57,20 +57,6 @@ print(cute_sharding.is_enabled())
     assert succeeds(program(code, "1")).strip() == "True"
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "from torch.distributed.tensor.parallel import parallelize_module",
-        "import importlib; importlib.import_module('torch.distributed._tensor')",
-        # Imports DTensor while it is itself being imported.
-        "from torch.distributed.fsdp import fully_shard",
-        "import torch.distributed.checkpoint",
-    ],
-)
-def test_however_dtensor_is_imported(program, statement):
-    assert succeeds(program(f"import torch\n{statement}\nimport cute_sharding; print(cute_sharding.is_enabled())", "1")).strip() == "True"
-
-
 def test_the_import_leaves_no_trace(program):
     """The module is the one that its own loader made, and nothing of ours waits in the import system afterwards."""
     code = """

@@ -124,7 +124,7 @@ def draw_claim(rng):
 CLAIMS = {"divides": "({}) % ({}) == 0", "equal": "({}) == ({})", "at most": "({}) <= ({})"}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_is_proved_holds_for_all_numbers(seed):
     rng = random.Random(f"prove {seed}")
     proved = {True: 0, False: 0, None: 0}
@@ -177,7 +177,7 @@ def test_sizes_compute_as_ints(seed):
             assert at(found, one) == at(text, one), f"{text} is {found}, but not at {one}"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_comparisons_are_those_of_the_hints_and_follow_from_what_was_recorded(seed):
     rng = random.Random(f"compare {seed}")
     asked = 0
