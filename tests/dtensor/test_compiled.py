@@ -8,7 +8,7 @@ import torch._functorch.config
 import torch._inductor.config
 from simulation import mesh_of
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -168,7 +168,7 @@ def test_an_unbacked_size_that_decides_is_named_and_can_be_checked():
 
 
 def collectives_of(code):
-    return sum(code.count(f"torch.ops._c10d_functional.{name}.default(") for name in ("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"))
+    return sum(code.count(f"torch.ops._c10d_functional.{name}.default(") for name in ("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_reduce_"))
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -202,7 +202,18 @@ def test_a_compiled_redistribution_issues_the_collectives_of_an_eager_one(dynami
             expected = program(sharded((8, 12, 5), [Shard(0)]))
         actual, codes = run_and_get_code(compiled(program, dynamic, "inductor"), sharded((8, 12, 5), [Shard(0)]))
     assert (actual.placements, actual.to_local().shape) == (expected.placements, expected.to_local().shape)
-    assert sum(map(collectives_of, codes)) == eager.get_total_counts() == 1
+    opaque = sum("ops.cute_sharding.redistribute" in code for code in codes)  # of sizes that are symbols: one op that issues it when it runs
+    assert (sum(map(collectives_of, codes)), opaque) == ((0, 1) if dynamic else (1, 0)) and eager.get_total_counts() == 1
+
+
+def test_a_gather_of_symbolic_sizes_that_divide_is_seen_by_the_compiler():
+    from torch._inductor.utils import run_and_get_code
+
+    with cute_sharding.enabled(redistribution=True):
+        for before, after in (([Shard(0)], [Replicate()]), ([Partial()], [Shard(0)]), ([Partial()], [Replicate()])):
+            torch._dynamo.reset()
+            _, codes = run_and_get_code(compiled(lambda x, after=after: (x * 2).redistribute(placements=after) + 1, True, "inductor"), sharded((8, 12, 5), before))
+            assert sum(map(collectives_of, codes)) == 1, (before, after)
 
 
 def test_a_wait_is_scheduled_after_compute_that_needs_nothing_of_it():
