@@ -1,4 +1,4 @@
-"""A redistribution in a compiled program whose sizes are symbolic and do not divide: one op that the compiler does not look into, and that runs what an eager program runs, on the sizes of each call.
+"""A redistribution in a compiled program whose sizes are symbolic: one op that the compiler does not look into, and that runs what an eager program runs, on the sizes of each call.
 
 So there is one graph for all sizes, and ranks that compile meet those that do not in the same collectives. What the op is to do is written in a string, for graphs are kept on disk.
 """
