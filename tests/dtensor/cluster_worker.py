@@ -129,6 +129,22 @@ def under_inductor(dynamic):
             assert_holds(result, program(plain).full_tensor(), (name, shape))
 
 
+def lying_otherwise():
+    """Local tensors whose memory is not in the order of their rows, on ranks that run eagerly and on those that have compiled a graph for many sizes."""
+    mesh, full = mesh_of_ranks([0, 1, 2, 3]), number((8, 12))
+    with cute_sharding.enabled(redistribution=True):
+        for before, after, whole in (([Shard(0)], [R], full), ([Shard(1)], [R], full), ([Partial()], [Shard(0)], 4 * full), ([Partial()], [Shard(1)], 4 * full), ([Partial()], [R], 4 * full)):
+
+            def program(x, after=after):
+                return x.redistribute(placements=after)
+
+            run = program if dist.get_rank() % 2 else torch.compile(program, backend="aot_eager", dynamic=True)
+            if dist.get_rank() < 4:
+                part = full if before == [Partial()] else full.chunk(4, before[0].dim)[dist.get_rank()]
+                tensor = DTensor.from_local(part.t().contiguous().t(), mesh, before, run_check=False)
+                assert_holds(run(tensor), whole, (before, after))
+
+
 def averages():
     """Averages of halves do not overflow on the way."""
     mesh = mesh_of_ranks([0, 1, 2, 3])

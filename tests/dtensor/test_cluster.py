@@ -19,6 +19,10 @@ def test_threads(tmp_path):
     run(5, tmp_path, ("threads",), ("averages",))
 
 
+def test_memory_that_lies_otherwise(tmp_path):
+    run(5, tmp_path, ("lying_otherwise",))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_rank_that_runs_eagerly_beside_compiled_ones(dynamic, tmp_path):
     run(5, tmp_path, ("one_rank_eager", dynamic))
