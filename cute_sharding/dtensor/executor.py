@@ -26,7 +26,7 @@ WIRE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, t
 
 
 def run(steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool = False) -> torch.Tensor:
-    """Take the local tensor of this rank through ``steps``. Where it has more dims than they say, its elements are blocks of the shape of the rest.
+    """Take the local tensor of this rank through ``steps``. Its sizes may be symbols where none of them :func:`looks_at_sizes`, or, where none communicates, its elements blocks: it then has more dims than they say.
 
     With ``async_op``, what the last collective brings is returned unwaited, if it is the result as it lies.
     """
@@ -40,43 +40,33 @@ def run(steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool
     return local if async_op else waited(local)
 
 
-def are_of_whole_dims(steps: Sequence[Step], dtype: torch.dtype, mesh: Any) -> bool:
-    """Whether each step is one collective of a whole tensor, or of a tensor dim whose blocks are as long as each other: then :func:`run_on_whole_dims` can run them."""
-    for step in steps:
-        how = step.along if isinstance(step, (Exchange, Reduction)) else None
-        if isinstance(step, Reduction) and not step.scatters:
-            if step.source != step.target:
-                return False
-        elif how is None or not how.even or not in_order(mesh, how.mesh_dims) or (isinstance(step, Exchange) and (how.scattered is not None or dtype not in WIRE)):
-            return False
-    return True
+def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
+    """The step as a backend's own collective of a whole tensor dim, if it runs as one."""
+    assert isinstance(step, (Exchange, Reduction))
+    how = step.along
+    if how is None or not (how.even or step.padded) or not in_order(mesh, how.mesh_dims):
+        return None
+    return None if isinstance(step, Exchange) and (how.scattered is not None or dtype not in WIRE) else how
 
 
-def run_on_whole_dims(steps: Sequence[Step], local: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """:func:`run`, without a look at the sizes, which may be symbols; the same collectives on the same memory."""
-    for step in steps:
-        assert isinstance(step, (Exchange, Reduction))
-        local, group = waited(local), group_of(mesh, step.dims)
-        if isinstance(step, Reduction):
-            op, local, finish = _scaled(step, local, group, mesh)
-            local = finish(compat.reduce_scatter(local.contiguous(), op, group, step.along.scattered or 0) if step.along is not None else compat.all_reduce(local, op, group))
-        else:
-            assert step.along is not None
-            local = compat.all_gather(local.contiguous(), group, step.along.gathered or 0)
-    return waited(local)
+def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
+    """Whether the step cannot run on sizes that are symbols: it is neither a collective of a tensor dim whose blocks are as long as each other, nor an all-reduce of all that a device has."""
+    if isinstance(step, Reduction) and not step.scatters:
+        return step.source != step.target
+    how = whole_dim(step, dtype, mesh)
+    return how is None or not how.even
 
 
 def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     if not step.dims:
         return on_each_rank(lambda rank, x: _keep(_alone(step, mesh, rank), x, alias=False), local)
     group = group_of(mesh, step.dims)
-    how = step.along
-    if how is not None and how.scattered is None and local.dtype in WIRE and in_order(mesh, how.mesh_dims):
-        if step.padded and local.ndim == len(step.shape):
+    how = whole_dim(step, local.dtype, mesh)
+    if how is not None:
+        if not how.even:
             return _gather_padded(step, how, local, mesh, group)
-        if how.even:
-            whole = on_each_rank(lambda rank, x: _checked(_alone(step, mesh, rank)[0], x), local)
-            return compat.all_gather(whole, group, how.gathered or 0)
+        whole = on_each_rank(lambda rank, x: _checked(_alone(step, mesh, rank)[0], x), local)
+        return compat.all_gather(whole, group, how.gathered or 0)
     target: torch.Tensor | None = None
     for turn in range(step.rounds):
         target = _exchange_once(step, turn, local, mesh, group, target)
@@ -120,14 +110,14 @@ def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, gr
 
 
 def _all_to_all(part: Callable[[int], Transfer], buffer: torch.Tensor, local: torch.Tensor, group: Any, mesh: Any) -> torch.Tensor:
-    width = 1 if local.dtype in WIRE or buffer.ndim > 1 else local.element_size()
+    width = 1 if local.dtype in WIRE else local.element_size()
     receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
     sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
     if compat.backend_name(group, mesh.device_type) == "fake" and compat.local_tensor_mode() is None and not any(sends) and any(receives):
         # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves nothing anyway.
         at = dist.get_rank(group)
         sends[at], receives[at] = width, receives[at] + width
-        got = waited(compat.all_to_all(buffer.new_zeros((width, *buffer.shape[1:])), receives, sends, group))
+        got = waited(compat.all_to_all(buffer.new_zeros(width), receives, sends, group))
         return got[width:]
     return compat.all_to_all(buffer, receives, sends, group)
 
@@ -165,22 +155,22 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
     def shape(rank: int) -> tuple[int, ...]:
         return _alone(step, mesh, rank)[0].target_shape
 
-    how = step.along
-    if how is not None and (how.even or (step.padded and local.ndim == len(step.shape))) and in_order(mesh, how.mesh_dims):
+    how = whole_dim(step, local.dtype, mesh)
+    if how is not None:
         dim = how.scattered or 0
         whole = on_each_rank(lambda rank, x: _checked(_alone(step, mesh, rank)[0], x), local)
-        if not step.padded:
+        if how.even:
             return compat.reduce_scatter(whole, op, group, dim)
         blocks = on_each_rank(lambda rank, x: _blocks(x, dim, step.parts), whole)
         scattered = waited(compat.reduce_scatter(blocks, op, group))
         return on_each_rank(lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered)
     if step.even and copies_natively(group, mesh):
         scattered = compat.reduce_scatter(on_each_rank(lambda rank, x: _pack(part(rank), x), local), op, group)
-        return on_each_rank(lambda rank, got: _shaped(got, shape(rank)), scattered)
+        return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
     buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
     received = waited(_all_to_all(part, buffer, local, group, mesh))
-    result = on_each_rank(lambda rank, got: _REDUCE[step.op](_shaped(_from_wire(got, local.dtype), (step.parts, *shape(rank)))), received)
+    result = on_each_rank(lambda rank, got: _REDUCE[step.op](_from_wire(got, local.dtype).view(step.parts, *shape(rank))), received)
     return result / step.parts if op == "avg" else result  # of a backend that averages, in a group that is not in order
 
 
@@ -264,10 +254,10 @@ def _alone(step: Step, mesh: Any, rank: int) -> tuple[Transfer, tuple[Copy, ...]
 
 
 def _checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
-    """The local tensor in the shape that the plan expects, its values as they lie in memory."""
+    """The local tensor in the shape that the plan expects, its values as they lie in memory. Sizes that are symbols are not looked at."""
     if local.is_conj() or local.is_neg():
         local = local.resolve_conj().resolve_neg()
-    if tuple(local.shape[: len(part.source_shape)]) == part.source_shape:
+    if compat.is_symbolic(tuple(local.shape)) or tuple(local.shape[: len(part.source_shape)]) == part.source_shape:
         return local
     if local.numel() == 0 == prod(part.source_shape) or _without_ones(local.shape) == _without_ones(part.source_shape):
         return local.reshape(part.source_shape)  # torch's in-place squeeze leaves such tensors
@@ -282,12 +272,11 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
 
 
 def _pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
-    """The send buffer: flat, of elements or blocks."""
+    """The send buffer."""
     local = _checked(part, local)
-    rest = local.shape[len(part.source_shape) :]
     if part.packs is None:
-        return local.contiguous().view(prod(part.source_shape), *rest)
-    buffer = local.new_empty((sum(part.sends), *rest))
+        return local.contiguous().view(-1)
+    buffer = local.new_empty(sum(part.sends))
     for copy in part.packs:
         _copy(copy, local, buffer)
     return buffer
@@ -296,9 +285,9 @@ def _pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
 def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
     """The target, from what was received and what this rank keeps; or more of it into ``target``."""
     if part.unpacks is None:
-        return _shaped(received, part.target_shape)
+        return received.view(part.target_shape)
     if target is None:
-        target = local.new_empty((*part.target_shape, *received.shape[1:]))
+        target = local.new_empty(part.target_shape)
     for copy in part.unpacks:
         _copy(copy, received, target)
     if part.own:
@@ -363,11 +352,6 @@ def _taken(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...],
             tensor = tensor.unsqueeze(-1).expand(*tensor.shape, sizes[i])
             axes.append(-1 - i)
     return tensor.permute([axes.index(-1 - i) for i in range(len(sizes))] + [i for i, axis in enumerate(axes) if axis >= len(start)])
-
-
-def _shaped(buffer: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A flat buffer of elements or blocks as a tensor of them."""
-    return buffer.view(*shape, *buffer.shape[1:])
 
 
 def _to_wire(buffer: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Placement, Shard
 from cute_sharding.dtensor.dynamic import run_opaque
-from cute_sharding.dtensor.executor import are_of_whole_dims, run, run_on_whole_dims
+from cute_sharding.dtensor.executor import looks_at_sizes, run
 from cute_sharding.dtensor.groups import groups_at_hand, means
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
@@ -150,20 +150,21 @@ def _run_on_symbols(plan: RedistributionPlan, local: torch.Tensor, spec: DTensor
         return local
     if any(n % _count(d, plan.steps) for d, n in enumerate(plan.shape)):
         return run_opaque(plan, local, spec.mesh, tuple(spec.shape))
-    alone, whole = not any(step.communicates for step in plan.steps), are_of_whole_dims(plan.steps, local.dtype, spec.mesh)
+    alone = not any(step.communicates for step in plan.steps)
+    seen = alone or not any(looks_at_sizes(step, local.dtype, spec.mesh) for step in plan.steps)
     asked = questions(plan.shape, plan.mesh, plan.source, plan.target.chains, groups_at_hand(spec.mesh))
     with symbols_of(tuple(spec.shape)):
         for d, (n, (least, counts)) in enumerate(zip(known(tuple(spec.shape)), asked)):
             if isinstance(n, Size):
                 _ = n % _count(d, plan.steps) == 0
-            if isinstance(n, Size) and (alone or whole):
+            if isinstance(n, Size) and seen:
                 if not least <= n:
                     int(unknown(n))
                 else:
                     _ = [n % count == 0 for count in counts]
     if alone:
         return _run_on_blocks(plan.steps, local, spec)
-    return run_on_whole_dims(plan.steps, local, spec.mesh) if whole else run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+    return run(plan.steps, local, spec.mesh) if seen else run_opaque(plan, local, spec.mesh, tuple(spec.shape))
 
 
 def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:

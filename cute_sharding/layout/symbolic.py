@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
 
 from cute_sharding.layout.errors import LayoutError, Undecided
@@ -419,10 +420,10 @@ def is_zero(expr: Int) -> bool | None:
 
 
 def is_nonnegative(expr: Int) -> bool | None:
-    import sympy
-
     if type(expr) is int:
         return expr >= 0
+    import sympy
+
     e = _normal(expr)
     if e.is_number:
         return bool(e >= 0)
@@ -437,7 +438,7 @@ def is_nonnegative(expr: Int) -> bool | None:
             return settling
         if None not in parts:
             return not settling
-    sums = _that_may_be_missing(e)
+    sums = list(_that_may_be_missing(e))
     if any(_is_nonnegative(_normal(e - n)) for n in sums):
         return True
     if any(_is_positive(_normal(-e - n)) for n in sums):
@@ -445,28 +446,21 @@ def is_nonnegative(expr: Int) -> bool | None:
     return None
 
 
-def _that_may_be_missing(e: Any) -> list[Any]:
+def _that_may_be_missing(e: Any) -> Iterator[Any]:
     """The facts that something is not negative, and the sums of two, that may be all that is missing to a proof about ``e``: they share symbols with it, and no Min or Max is left over."""
     import sympy
 
     known = [_normal(n) for n in _facts.get().nonnegative]
     sums: list[tuple[Any, ...]] = [(n,) for n in known]
     if len(known) <= FACTS_ADDED:
-        sums += [(a, b) for a in known for b in known]
-
-    def names(*of: Any) -> set[Any]:
-        return set().union(*(x.free_symbols for x in of))
-
-    def unseen(*of: Any) -> set[Any]:
-        return set().union(*(x.atoms(sympy.Min, sympy.Max) for x in of))
-
-    found = []
+        sums += combinations_with_replacement(known, 2)
+    symbols = {x: x.free_symbols for x in (e, *known)}
+    unseen = {x: x.atoms(sympy.Min, sympy.Max) for x in (e, *known)}
     for terms in sums:
-        near = [n for n in terms if names(n) & names(e)]
-        connected = all(names(n) & names(e, *near) for n in terms)
-        if near and connected and all(unseen(n) <= unseen(e, *(other for other in terms if other is not n)) for n in terms):
-            found.append(sympy.Add(*terms))
-    return found
+        near = [n for n in terms if symbols[n] & symbols[e]]
+        reach = symbols[e].union(*(symbols[n] for n in near))
+        if near and all(symbols[n] & reach for n in terms) and all(unseen[n] <= unseen[e].union(*(unseen[other] for other in terms if other is not n)) for n in terms):
+            yield sympy.Add(*terms)
 
 
 def is_less(a: Int, b: Int) -> bool | None:
