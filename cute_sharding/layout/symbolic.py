@@ -544,7 +544,7 @@ def _bounds(e: Any) -> Iterator[Any]:
             yield e
         return
     atom = min(atoms, key=str)
-    stand_in = sympy.Dummy("rounded", integer=True, nonnegative=True)
+    stand_in = sympy.Dummy("rounded", integer=True)  # of unknown sign: sympy would decide Min and Max by it
     try:
         poly = sympy.Poly(e.xreplace({atom: stand_in}), stand_in)
     except sympy.PolynomialError:

@@ -267,6 +267,14 @@ def test_a_product_of_quotients_of_which_one_is_negative():
         assert prove(Fact("at most", 3, product_of_two.expr)) is None
 
 
+def test_the_smaller_of_two_of_which_one_may_be_negative():
+    """The sign of what is rounded is not known: up(s, 10) - 2 * up(up(s, 10), 4) is -1 at s = 8."""
+    piece = up(s, 10)
+    block = up(piece, 4)
+    assert at(repr(most(0, least(block, piece - 2 * block))), {"s": 8}) == 0
+    assert prove(Fact("at most", 0, least(block, piece - 2 * block).expr)) is None
+
+
 # -- whom is asked, and for how long ---------------------------------------------------------------------------------------
 
 

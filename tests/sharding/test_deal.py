@@ -1,12 +1,13 @@
 """The key lemma, on every small case: two shardings deal every device the same positions if and only if their deals are equal."""
 
 from collections import defaultdict
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 
 import pytest
 from enumeration import dealt, rows_after
 
+from cute_sharding.layout import Size, asking, symbol
 from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, row_at, rows, runs, split_factor_of
 
 
@@ -79,6 +80,32 @@ def test_runs_and_sizes_are_what_a_device_gets():
             got = sorted(start + k * period + i for start, length, period, count in runs(n, split_factor, parts, device) for k in range(count) for i in range(length))
             assert got == expected, (n, split_factor, parts, device)
             assert local_size(n, split_factor, parts, device) == len(expected)
+
+
+class Hints:
+    """An oracle (layout/size.py) that knows one number of rows, and keeps what was assumed."""
+
+    def __init__(self, n):
+        self.n, self.facts = n, []
+
+    def holds(self, fact):
+        return bool(eval(str(fact), {"n": self.n, "Max": max, "Min": min}))
+
+    def assume(self, fact):
+        self.facts.append(fact)
+
+
+@pytest.mark.parametrize(("split_factor", "parts"), [(1, 3), (2, 2), (3, 4), (10, 4)])
+def test_sizes_of_any_number_of_rows(split_factor, parts):
+    """Where nobody knows how many rows there are, for all numbers that satisfy what was assumed for one."""
+    for hint, device in product((1, 8, 12, 30), range(parts)):
+        oracle = Hints(hint)
+        with asking(oracle):
+            found = repr(local_size(Size(symbol("n")), split_factor, parts, device))
+        numbers = [n for n in range(1, 40) if all(Hints(n).holds(fact) for fact in oracle.facts)]
+        assert hint in numbers
+        for n in numbers:
+            assert eval(found, {"n": n, "Max": max, "Min": min}) == local_size(n, split_factor, parts, device), (hint, device, n, found, oracle.facts)
 
 
 def test_one_device_of_each_size():
