@@ -256,7 +256,10 @@ def forget_compiled_code() -> None:
 
 def is_symbolic(*values: Any) -> bool:
     """Whether a SymInt stands among the values (tracing with dynamic shapes)."""
-    return any(isinstance(v, torch.SymInt) or (isinstance(v, (tuple, list, torch.Size)) and is_symbolic(*v)) for v in values)
+    for v in values:
+        if type(v) is not int and (isinstance(v, torch.SymInt) or (isinstance(v, (tuple, list)) and is_symbolic(*v))):
+            return True
+    return False
 
 
 def split_factors(spec: DTensorSpec) -> list[Any]:

@@ -15,7 +15,7 @@ from cute_sharding.dtensor.compat import waited
 from cute_sharding.dtensor.groups import group_of
 from cute_sharding.dtensor.library import after
 from cute_sharding.dtensor.ranks import copies_natively, in_order, ints_on_each_rank, on_each_rank, peers, places, true_on_each_rank
-from cute_sharding.redistribution.copies import Copy, flat
+from cute_sharding.redistribution.copies import Copy, fills, flat
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.native import Along
 from cute_sharding.redistribution.reduction import Reduction
@@ -276,6 +276,8 @@ def _pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
     local = _checked(part, local)
     if part.packs is None:
         return local.contiguous().view(-1)
+    if fills(part.packs, (sum(part.sends),)):
+        return _of(local, part.packs[0]).reshape(-1)
     buffer = local.new_empty(sum(part.sends))
     for copy in part.packs:
         _copy(copy, local, buffer)
@@ -286,6 +288,8 @@ def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor, target:
     """The target, from what was received and what this rank keeps; or more of it into ``target``."""
     if part.unpacks is None:
         return received.view(part.target_shape)
+    if target is None and not part.own and fills(part.unpacks, part.target_shape):
+        return _of(received, part.unpacks[0]).clone(memory_format=torch.contiguous_format).view(part.target_shape)
     if target is None:
         target = local.new_empty(part.target_shape)
     for copy in part.unpacks:
@@ -303,6 +307,8 @@ def _keep(copies: tuple[Transfer, tuple[Copy, ...]], local: torch.Tensor, *, ali
     local = _checked(part, local)
     if part.packs is None and part.unpacks is None and part.source_shape == part.target_shape:
         return local if alias else local.clone()
+    if local.ndim == len(part.target_shape) and fills(own, part.target_shape) and local.is_contiguous():
+        return _of(local, own[0]).clone(memory_format=torch.contiguous_format).view(part.target_shape)
     if local.ndim > len(part.target_shape):
         target = local.new_empty((*part.target_shape, *local.shape[len(part.target_shape) :]))
     else:
@@ -319,8 +325,12 @@ def _keep(copies: tuple[Transfer, tuple[Copy, ...]], local: torch.Tensor, *, ali
 
 def _copy(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:
     """Between tensors of which ``y`` is ours, as it was made: so we know how it lies. Of ``x`` we do only where nothing is compiled, as a compiler lays out what it computes as it likes."""
-    of = _taken(x, copy.sizes, copy.x, copy.dx) if compat.is_tracing() else _strided(x, copy.sizes, copy.x, copy.dx)
-    _strided(y, copy.sizes, copy.y, copy.dy).copy_(of)
+    _strided(y, copy.sizes, copy.y, copy.dy).copy_(_of(x, copy))
+
+
+def _of(x: torch.Tensor, copy: Copy) -> torch.Tensor:
+    """What is copied, a view of ``x``."""
+    return _taken(x, copy.sizes, copy.x, copy.dx) if compat.is_tracing() else _strided(x, copy.sizes, copy.x, copy.dx)
 
 
 def _strided(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> torch.Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding.redistribution.meeting import Run
@@ -89,6 +91,20 @@ def _loops(alike: Sequence[Copy]) -> Iterator[Copy]:
 
 def _minus(a: Vector, b: Vector) -> Vector:
     return tuple([p - q for p, q in zip(a, b)])
+
+
+@lru_cache(maxsize=1 << 12)
+def fills(copies: tuple[Copy, ...], shape: tuple[int, ...]) -> bool:
+    """Whether it is one copy, which fills a tensor y of that shape from its first element to its last."""
+    if len(copies) != 1 or any(copies[0].y) or prod(copies[0].sizes) != prod(shape):
+        return False
+    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    below = 1
+    for size, step in zip(reversed(copies[0].sizes), reversed(copies[0].dy)):
+        if flat(step, strides) != below:
+            return False
+        below *= size
+    return True
 
 
 def in_place(copies: Sequence[Copy], strides: Sequence[int]) -> bool:
