@@ -256,10 +256,7 @@ def forget_compiled_code() -> None:
 
 def is_symbolic(*values: Any) -> bool:
     """Whether a SymInt stands among the values (tracing with dynamic shapes)."""
-    for v in values:
-        if type(v) is not int and (isinstance(v, torch.SymInt) or (isinstance(v, (tuple, list)) and is_symbolic(*v))):
-            return True
-    return False
+    return any(type(v) is not int and (isinstance(v, torch.SymInt) or (isinstance(v, (tuple, list)) and is_symbolic(*v))) for v in values)
 
 
 def split_factors(spec: DTensorSpec) -> list[Any]:
