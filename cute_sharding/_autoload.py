@@ -1,4 +1,4 @@
-"""What `import torch` runs, in every program, once the package is installed: a look at four environment variables.
+"""What `import torch` runs, in every program, once the package is installed: a look at five environment variables.
 
 torch loads this module through the entry-point group ``torch.backends``, at the end of its own import. Three rules hold here:
 
@@ -14,6 +14,7 @@ FLAG = "USE_CUTE_VIEW_PROPAGATION"
 REDISTRIBUTION_FLAG = "USE_CUTE_REDISTRIBUTION"
 EVERYTHING_FLAG = "USE_CUTE_SHARDING"
 IMPLICIT_FLAG = "USE_CUTE_IMPLICIT_REDISTRIBUTION"
+OPS_FLAG = "USE_CUTE_OPS"
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _TARGETS = ("cheapest", "replicate")
 
@@ -37,7 +38,7 @@ def autoload() -> None:
 def from_environment(environment):  # type: ignore[no-untyped-def]
     """What the flags ask for, as keyword arguments of ``cute_sharding.enable``; None where they ask for nothing.
 
-    ``USE_CUTE_SHARDING`` stands for the flags of views and of redistribution where these are not set themselves.
+    ``USE_CUTE_SHARDING`` stands for the flags of views and of redistribution where these are not set themselves. Ops are on with views, unless ``USE_CUTE_OPS`` is off.
 
     Raises:
         ValueError: a flag has a value that it does not know.
@@ -61,7 +62,7 @@ def from_environment(environment):  # type: ignore[no-untyped-def]
         raise ValueError(f"{IMPLICIT_FLAG}={environment[IMPLICIT_FLAG]!r} says what views may do, and none are switched on: set {FLAG}=1 or {EVERYTHING_FLAG}=1 as well")
     if not views and not redistribution:
         return None
-    return {"views": views, "redistribution": redistribution, "implicit_redistribution": implicit if implicit in _TARGETS else False}
+    return {"views": views, "redistribution": redistribution, "implicit_redistribution": implicit if implicit in _TARGETS else False, "ops": is_on(OPS_FLAG, True)}
 
 
 def _enable(settings):  # type: ignore[no-untyped-def]

@@ -9,7 +9,7 @@ from typing import Any
 import cute_sharding
 from cute_sharding import _autoload
 
-FLAGS = (_autoload.EVERYTHING_FLAG, _autoload.FLAG, _autoload.REDISTRIBUTION_FLAG, _autoload.IMPLICIT_FLAG)
+FLAGS = (_autoload.EVERYTHING_FLAG, _autoload.FLAG, _autoload.REDISTRIBUTION_FLAG, _autoload.IMPLICIT_FLAG, _autoload.OPS_FLAG)
 
 
 def status() -> dict[str, Any]:
@@ -28,7 +28,7 @@ def status() -> dict[str, Any]:
 
 def is_well(found: dict[str, Any]) -> bool:
     """Whether the checks are right, and what the flags ask for is on."""
-    asked = any((value or "").strip().lower() not in _autoload._OFF for value in found["flags"].values())
+    asked = any((value or "").strip().lower() not in _autoload._OFF for flag, value in found["flags"].items() if flag != _autoload.OPS_FLAG)
     return all(check["ours"].startswith("right") for check in found["checks"]) and (found["on"] is not None or not asked)
 
 
@@ -46,7 +46,7 @@ def show(found: dict[str, Any]) -> str:
     else:
         parts = [name for name in ("views", "redistribution") if on[name]]
         implicit = on["implicit_redistribution"]
-        lines.append(f"on: {' and '.join(parts)}{f', views may redistribute ({implicit})' if implicit else ''}; {found['why']}")
+        lines.append(f"on: {' and '.join(parts)}{', ops by their signatures' if on['views'] and on['ops'] else ''}{f', views may redistribute ({implicit})' if implicit else ''}; {found['why']}")
     lines += ["", f"replaced in torch now: {len(found['replaced'])}", *(f"  {name}" for name in found["replaced"])]
     lines += ["", "checks, all ranks in this process"]
     for check in found["checks"]:

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "cute_sharding"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Downward, as the files of a folder may import: itself and what stands below it.
-LAYERS = ["layout", "sharding", "views", "redistribution", "dtensor"]
+LAYERS = ["layout", "sharding", "views", "redistribution", "ops", "dtensor"]
 ADAPTER = "dtensor"
 
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md", "docs/redistribution.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md", "docs/redistribution.md", "docs/ops.md"])
 def test_examples_run(page):
     failed, attempted = doctest.testfile(str(ROOT / page), module_relative=False)
     assert attempted >= 4

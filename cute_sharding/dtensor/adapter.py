@@ -17,6 +17,7 @@ import torch.distributed as dist
 from cute_sharding.dtensor import compat, ledger, versions
 from cute_sharding.dtensor.groups import prepared_key
 from cute_sharding.dtensor.locks import fork_safe_lock
+from cute_sharding.dtensor.ops import gated_handler, propagation
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.propagate import Decision, ask, decide, refusals_counted
 from cute_sharding.dtensor.reading import agree
@@ -27,6 +28,7 @@ from cute_sharding.dtensor.stock import is_torchs, moves_rightly
 from cute_sharding.dtensor.strided import as_view
 from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, symbols_of, unknown
 from cute_sharding.layout import Size, Undecided
+from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import BY_OVERLOAD, Row, View, carry
 
@@ -34,11 +36,12 @@ _lock = fork_safe_lock()
 _settings: Settings | None = None  # None: disabled
 _stock: list[compat.Registration] = []
 _stock_redistribution: compat.Redistribution | None = None
+_stock_ops: compat.OpRules | None = None
 _tracing: compat.Tracing | None = None
 _in_view = threading.local()  # .now: this thread is redistributing the input of a view op, whose rule is ours
 
 
-def enable(*, implicit_redistribution: bool | str = False, redistribution: bool = False, views: bool = True) -> None:
+def enable(*, implicit_redistribution: bool | str = False, redistribution: bool = False, views: bool = True, ops: bool = True) -> None:
     """Propagate DTensor's view ops by layout algebra, from the next op on, in every thread.
 
     Args:
@@ -48,6 +51,7 @@ def enable(*, implicit_redistribution: bool | str = False, redistribution: bool 
         redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and what ops do to their inputs) run by plan: each missing element moves
             once. Without it only the inputs of view ops are redistributed so, and all else by torch.
         views: False leaves the view ops to torch, for ``redistribution`` alone.
+        ops: what views make, other ops are handed as their signatures say (cute_sharding/ops). With False, by torch's own rules, some of which are wrong on it. Without ``views`` it does nothing.
 
     Raises:
         ValueError: ``implicit_redistribution`` is none of those.
@@ -57,7 +61,7 @@ def enable(*, implicit_redistribution: bool | str = False, redistribution: bool 
     Calling it again changes the setting. If it fails, everything is as it was. One thing a thread cannot take from another: after a change from
     ``implicit_redistribution=True`` to False, other threads may go on redistributing (rightly) for calls they have cached, where they would now be refused.
     """
-    switch_to(Settings.of(views, implicit_redistribution, redistribution))
+    switch_to(Settings.of(views, implicit_redistribution, redistribution, ops))
 
 
 def disable() -> None:
@@ -66,11 +70,11 @@ def disable() -> None:
 
 
 @contextmanager
-def enabled(*, implicit_redistribution: bool | str = False, redistribution: bool = False, views: bool = True) -> Iterator[None]:
+def enabled(*, implicit_redistribution: bool | str = False, redistribution: bool = False, views: bool = True, ops: bool = True) -> Iterator[None]:
     """:func:`enable` inside the ``with`` block, and what was before after it."""
     with _lock:
         before = _settings
-        switch_to(Settings.of(views, implicit_redistribution, redistribution))
+        switch_to(Settings.of(views, implicit_redistribution, redistribution, ops))
     try:
         yield
     finally:
@@ -93,7 +97,8 @@ def parts_replaced() -> list[str]:
         if _tracing is None:
             return []
         redistribution = [f"{module.__name__}.redistribute_local_tensor" for module in compat.REDISTRIBUTION_USERS] + ["OpDispatcher.redistribute_local_args"]
-        return [*(f"the sharding rule of aten.{compat.name_of(stock.op)}" for stock in _stock), *redistribution, *_tracing.names()]
+        ops = ["ShardingPropagator.propagate_op_sharding_non_cached", *(f"the handler of {op}" for op, _ in _stock_ops.handlers)] if _stock_ops is not None else []
+        return [*(f"the sharding rule of aten.{compat.name_of(stock.op)}" for stock in _stock), *redistribution, *ops, *_tracing.names()]
 
 
 def switch_to(settings: Settings | None) -> None:
@@ -116,7 +121,10 @@ def switch_to(settings: Settings | None) -> None:
 
 def _install(settings: Settings | None) -> None:
     """Put torch's registrations back, and then, unless ``settings`` is None, ours in their place."""
-    global _stock_redistribution, _tracing
+    global _stock_ops, _stock_redistribution, _tracing
+    if _stock_ops is not None:
+        compat.restore_propagation(_stock_ops)
+        _stock_ops = None
     for registration in _stock:
         compat.restore(registration)
     _stock.clear()
@@ -142,6 +150,8 @@ def _install(settings: Settings | None) -> None:
                 stock = compat.registration(op)
                 _stock.append(stock)
                 compat.install_strategy(op, _slice_strategy(first, stock))
+        if settings.views and settings.ops:
+            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler)
     _tag_compiled_graphs(settings)
     ledger.forget()
     compat.clear_propagation_caches()

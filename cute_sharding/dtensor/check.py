@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from traceback import extract_tb
 from typing import Any
 
@@ -20,7 +21,7 @@ def state() -> dict[str, Any]:
         "torch": torch.__version__,
         "checked": versions.CHECKED,
         "torch_was_checked": running is not None and versions.FIRST <= running <= versions.LAST,
-        "on": None if settings is None else {"views": settings.views, "redistribution": settings.redistribution, "implicit_redistribution": settings.implicit_redistribution},
+        "on": None if settings is None else asdict(settings),
         "replaced": adapter.parts_replaced(),
     }
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute, _sharding_prop
 from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, StrategyType
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, OutputSharding, RuntimeSchemaInfo, StrategyType
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._ops import single_dim_strategy as _single_dim_strategy
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
@@ -35,7 +35,7 @@ from torch.distributed.tensor._utils import assert_no_mixed_partial_types as che
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard, _MaskPartial, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.layout import row_major
@@ -1023,3 +1023,191 @@ def awaited(tensor: torch.Tensor) -> torch.Tensor:
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.wait() if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
+
+
+# -- ops beside views ---------------------------------------------------------------------------------------------------------
+
+
+def specs_of(schema: OpSchema) -> list[DTensorSpec]:
+    """The specs of all tensors that an op is given, in the order of its arguments."""
+    return [leaf for leaf in tree_leaves((schema.args_schema, schema.kwargs_schema)) if isinstance(leaf, DTensorSpec)]
+
+
+def is_pointwise(op: torch._ops.OpOverload) -> bool:
+    """Whether torch's rule for the op is its one for pointwise ops, in place or not, and of lists of tensors: each keeps any cut as it is."""
+    return op in _pointwise()
+
+
+@cache
+def _pointwise() -> frozenset[Any]:
+    from torch.distributed.tensor._ops import _pointwise_ops as rules
+
+    everything = {*rules.pointwise_ops, *getattr(rules, "_specially_registered_ops", ())}
+    for name in ("linear_pointwise_ops", "partial_preserving_ops"):
+        everything |= set(getattr(rules, name, ()))
+    return frozenset(everything)
+
+
+def with_shapes(schema: OpSchema, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The op's arguments with shapes for tensors."""
+    remaining = iter(shapes)
+    args, kwargs = tree_map(lambda leaf: next(remaining) if isinstance(leaf, DTensorSpec) else leaf, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
+    return args, kwargs
+
+
+def replaced_specs(schema: OpSchema, placements: Callable[[DTensorSpec], Sequence[Placement]]) -> OpSchema:
+    """The schema with other placements for its tensors."""
+
+    def replaced(leaf: Any) -> Any:
+        if not isinstance(leaf, DTensorSpec):
+            return leaf
+        wanted = tuple(placements(leaf))
+        return leaf if wanted == tuple(leaf.placements) else DTensorSpec(leaf.mesh, wanted, leaf.tensor_meta)
+
+    args, kwargs = tree_map(replaced, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
+    return OpSchema(schema.op, args, kwargs, schema.schema_info)
+
+
+def written(schema: OpSchema) -> Iterator[tuple[str, DTensorSpec]]:
+    """The tensors that the op writes to: (name of the argument, spec)."""
+    for i, argument in enumerate(schema.op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = schema.kwargs_schema.get(argument.name) if argument.kwarg_only else schema.args_schema[i] if i < len(schema.args_schema) else None
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, DTensorSpec):
+                    yield argument.name, leaf
+
+
+def output_metas(schema: OpSchema) -> Any:
+    """Shape, stride and dtype of what comes of the op, globally."""
+    return _propagator()._propagate_tensor_meta_non_cached(schema)
+
+
+def count_of(metas: Any) -> int:
+    """How many tensors come of an op."""
+    return len(metas) if isinstance(metas, (tuple, list)) and not isinstance(metas, TensorMeta) else 1
+
+
+def op_sharding(
+    schema: OpSchema, specs: Sequence[DTensorSpec], wanted: Sequence[tuple[Placement, ...]], given: Sequence[tuple[Placement, ...]], metas: Any, *, as_order: bool
+) -> OutputSharding:
+    """torch's answer for an op whose tensors are to have the placements ``wanted``, and whose results then have those ``given``."""
+    mesh = specs[0].mesh
+
+    def spec_of(placements: tuple[Placement, ...], meta: Any) -> DTensorSpec:
+        order = as_order and any(isinstance(p, _StridedShard) for p in placements)
+        return DTensorSpec(mesh, placements, meta, use_strided_shard_as_shard_order=order)
+
+    remaining = iter(zip(specs, wanted))
+
+    def placed(leaf: Any) -> Any:
+        if not isinstance(leaf, DTensorSpec):
+            return leaf
+        spec, placements = next(remaining)
+        return spec if placements == tuple(spec.placements) else spec_of(placements, spec.tensor_meta)
+
+    args, kwargs = tree_map(placed, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
+    moves = any(placements != tuple(spec.placements) for spec, placements in zip(specs, wanted))
+    outputs: Any
+    if isinstance(metas, TensorMeta):
+        outputs = spec_of(given[0], metas)
+    else:
+        outputs = tuple([None if meta is None else spec_of(placements, meta) for placements, meta in zip(given, metas)])
+    suggestion = OpSchema(schema.op, args, kwargs, schema.schema_info) if moves else None
+    adjusted = False
+    if schema.op in _propagator().op_to_shape_and_stride_idx and any(isinstance(p, (Shard, _StridedShard)) for p in given[0]):
+        suggestion, adjusted = _propagator()._adjust_shape_and_stride_args(metas, suggestion or schema, outputs), True
+    return OutputSharding(outputs, _by_plan(suggestion), needs_redistribute=moves or adjusted, use_val_from_redistribute_schema=adjusted)
+
+
+def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
+    """torch's answer for the op on the specs of ``schema``, as one for an op that has others and is redistributed to these first."""
+    if not isinstance(found, OutputSharding):
+        return found
+    return OutputSharding(found.output_spec, _by_plan(found.redistribute_schema or schema), needs_redistribute=True, use_val_from_redistribute_schema=found.use_val_from_redistribute_schema)
+
+
+def _by_plan(schema: OpSchema | None) -> Any:
+    """The schema with the note that the arguments go there by plan (see adapter._redistribution_of_arguments)."""
+    if schema is not None:
+        schema._cute_sharding_moves = True  # type: ignore[attr-defined]
+    return schema
+
+
+def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None:
+    """The global shapes as numbers, those of the call that is being compiled; None where some size has no value yet, or is none of a compiler's."""
+    found = []
+    for spec in specs:
+        sizes: list[Any] = list(spec.shape)
+        if any(isinstance(n, torch.SymInt) and not (hasattr(n.node, "shape_env") and n.node.has_hint()) for n in sizes):
+            return None
+        found.append(tuple([int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes]))
+    return found
+
+
+def size_text(n: Any) -> str:
+    """A size as text, the same for sizes that are known to be equal."""
+    return str(n.node.expr) if isinstance(n, torch.SymInt) else str(n)
+
+
+@dataclass(frozen=True)
+class OpRules:
+    """What the propagator and the dispatcher have of ops: what to put back."""
+
+    infos: tuple[tuple[Any, tuple[Any, ...]], ...]
+    handlers: tuple[tuple[Any, Any], ...]
+
+
+def propagation() -> Callable[[OpSchema], OutputSharding]:
+    """torch's own way from an op on specs to the placements that it needs and gives."""
+    return _propagator().propagate_op_sharding_non_cached
+
+
+# Ops that torch's dispatcher takes past the propagator.
+HANDLED = ("convolution.default", "convolution_backward.default", "argmin.default", "argmax.default")
+
+
+def install_propagation(propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> OpRules:
+    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; and ``handler(torch's)`` the function of the ops that go past it.
+
+    torch keeps what it found by the arguments that the op's schema info names: of ops that it decomposes it names none.
+    """
+    p = _propagator()
+    infos, handlers = [], []
+    for op in filter(None, map(overload, names)):
+        infos.append((op, tuple(table.get(op) for table in (p.op_to_schema_info, p.op_to_schema_info_for_single_dim_strategy))))
+        lists = any("Tensor[]" in str(argument.type) or "List[Tensor]" in str(argument.type) for argument in op._schema.arguments)
+        info = RuntimeSchemaInfo(0, [*(argument.name for argument in op._schema.arguments if argument.kwarg_only), "cute_sharding"], lists)
+        p.op_to_schema_info[op] = info
+        if infos[-1][1][1] is not None:
+            p.op_to_schema_info_for_single_dim_strategy[op] = info
+    for op in filter(None, map(overload, HANDLED)):
+        stock = _handlers().get(op)
+        if stock is not None:
+            handlers.append((op, stock))
+            _handlers()[op] = handler(stock)
+    p.propagate_op_sharding_non_cached = propagate
+    return OpRules(tuple(infos), tuple(handlers))
+
+
+def restore_propagation(saved: OpRules) -> None:
+    p = _propagator()
+    vars(p).pop("propagate_op_sharding_non_cached", None)
+    for op, entries in saved.infos:
+        for table, entry in zip((p.op_to_schema_info, p.op_to_schema_info_for_single_dim_strategy), entries):
+            if entry is None:
+                table.pop(op, None)
+            else:
+                table[op] = entry
+    for op, stock in saved.handlers:
+        _handlers()[op] = stock
+
+
+def is_dtensor(value: Any) -> bool:
+    return isinstance(value, DTensor)
+
+
+def with_placements(tensor: DTensor, placements: Sequence[Placement], move: Callable[..., torch.Tensor]) -> DTensor:
+    """The tensor with other placements, its local tensor brought there by ``move(local, spec, spec)``; outside of autograd."""
+    target = DTensorSpec(tensor._spec.mesh, tuple(placements), tensor._spec.tensor_meta)
+    return DTensor(move(tensor._local_tensor, tensor._spec, target), target, requires_grad=False)

@@ -17,18 +17,19 @@ class Settings:
     views: bool = True
     implicit_redistribution: Implicit = False
     redistribution: bool = False
+    ops: bool = True
 
     @classmethod
-    def of(cls, views: bool, implicit_redistribution: bool | str, redistribution: bool) -> Settings:
+    def of(cls, views: bool, implicit_redistribution: bool | str, redistribution: bool, ops: bool = True) -> Settings:
         """Raises:
         ValueError: ``implicit_redistribution`` is none of its values.
         """
         if implicit_redistribution not in IMPLICIT:
             raise ValueError(f"implicit_redistribution={implicit_redistribution!r} is none of {', '.join(map(repr, IMPLICIT))}; True is 'cheapest'")
         implicit = "cheapest" if implicit_redistribution in (True,) else implicit_redistribution
-        return cls(bool(views), implicit or False, bool(redistribution))  # type: ignore[arg-type]
+        return cls(bool(views), implicit or False, bool(redistribution), bool(ops))  # type: ignore[arg-type]
 
     @property
     def key(self) -> str:
         """Short, and another for other settings."""
-        return f"{int(self.views)}{self.implicit_redistribution or 0}{int(self.redistribution)}"
+        return f"{int(self.views)}{self.implicit_redistribution or 0}{int(self.redistribution)}{int(self.ops)}"

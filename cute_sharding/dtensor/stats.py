@@ -14,7 +14,7 @@ logger = logging.getLogger("cute_sharding")
 # algebra: free, every block of one size. tracing: free, found and proved by tracing the rule on each kind of device (sizes do not divide).
 # redistribution: the input is redistributed first. refused: an error was raised. stock: left to torch's own rule (a mesh of one
 # device, sizes that differ from rank to rank). Symbolic sizes count as tracing unless they are known to divide.
-OUTCOMES = ("algebra", "tracing", "redistribution", "refused", "stock")
+OUTCOMES = ("algebra", "tracing", "redistribution", "refused", "stock", "signature", "gate")
 
 REDISTRIBUTE = "redistribute"
 MOST_KINDS = 1 << 10

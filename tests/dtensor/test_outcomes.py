@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import cute_sharding
 
-NONE = {"algebra": 0, "tracing": 0, "redistribution": 0, "refused": 0, "stock": 0}
+NONE = {"algebra": 0, "tracing": 0, "redistribution": 0, "refused": 0, "stock": 0, "signature": 0, "gate": 0}
 
 
 def tensor_of(shape, local, mesh, placements, names=None):

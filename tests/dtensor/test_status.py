@@ -21,8 +21,8 @@ def run(site, *arguments, **flags):
     ("flags", "on", "code"),
     [
         ({}, None, 0),
-        ({"USE_CUTE_SHARDING": "1"}, {"views": True, "redistribution": True, "implicit_redistribution": False}, 0),
-        ({"USE_CUTE_SHARDING": "1", "USE_CUTE_REDISTRIBUTION": "0", "USE_CUTE_IMPLICIT_REDISTRIBUTION": "Replicate"}, {"views": True, "redistribution": False, "implicit_redistribution": "replicate"}, 0),
+        ({"USE_CUTE_SHARDING": "1"}, {"views": True, "redistribution": True, "implicit_redistribution": False, "ops": True}, 0),
+        ({"USE_CUTE_SHARDING": "1", "USE_CUTE_REDISTRIBUTION": "0", "USE_CUTE_IMPLICIT_REDISTRIBUTION": "Replicate", "USE_CUTE_OPS": "0"}, {"views": True, "redistribution": False, "implicit_redistribution": "replicate", "ops": False}, 0),
         ({"USE_CUTE_VIEW_PROPAGATION": "perhaps"}, None, 1),
     ],
     ids=str,
@@ -70,22 +70,24 @@ NOTHING = dict.fromkeys(status.FLAGS, "")
     [
         ({}, None),
         ({_autoload.EVERYTHING_FLAG: "0"}, None),
-        ({_autoload.EVERYTHING_FLAG: "on"}, (True, True, False)),
-        ({_autoload.EVERYTHING_FLAG: "1", _autoload.FLAG: "0"}, (False, True, False)),
-        ({_autoload.EVERYTHING_FLAG: "1", _autoload.REDISTRIBUTION_FLAG: "no"}, (True, False, False)),
-        ({_autoload.EVERYTHING_FLAG: "0", _autoload.FLAG: "1"}, (True, False, False)),
+        ({_autoload.EVERYTHING_FLAG: "on"}, (True, True, False, True)),
+        ({_autoload.EVERYTHING_FLAG: "1", _autoload.OPS_FLAG: "off"}, (True, True, False, False)),
+        ({_autoload.EVERYTHING_FLAG: "1", _autoload.FLAG: "0"}, (False, True, False, True)),
+        ({_autoload.EVERYTHING_FLAG: "1", _autoload.REDISTRIBUTION_FLAG: "no"}, (True, False, False, True)),
+        ({_autoload.EVERYTHING_FLAG: "0", _autoload.FLAG: "1"}, (True, False, False, True)),
         ({_autoload.EVERYTHING_FLAG: "1", _autoload.FLAG: "0", _autoload.REDISTRIBUTION_FLAG: "0"}, None),
-        ({_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: " CHEAPEST "}, (True, False, "cheapest")),
-        ({_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: "0"}, (True, False, False)),
+        ({_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: " CHEAPEST "}, (True, False, "cheapest", True)),
+        ({_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: "0"}, (True, False, False, True)),
     ],
     ids=str,
 )
 def test_what_the_flags_ask_for(flags, wanted):
     asked = _autoload.from_environment({**NOTHING, **flags})
-    assert asked == (None if wanted is None else dict(zip(("views", "redistribution", "implicit_redistribution"), wanted)))
+    assert asked == (None if wanted is None else dict(zip(("views", "redistribution", "implicit_redistribution", "ops"), wanted)))
     if asked is not None:
         with cute_sharding.enabled(**asked):
-            assert (cute_sharding.settings().views, cute_sharding.settings().redistribution, cute_sharding.settings().implicit_redistribution) == wanted
+            on = cute_sharding.settings()
+            assert (on.views, on.redistribution, on.implicit_redistribution, on.ops) == wanted
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""Ops beside views: what they are handed is known to be right.
+
+torch decides by its own rules wherever those are known to be right: no op on plain placements comes here, but for averages of blocks of different sizes. What views make is another matter: of
+_StridedShard placements an op with a row in the table (cute_sharding/ops) carries what its signature lets it carry; ops that torch is known to get right on any cut are torch's
+(:data:`CARRIED`); all others get what torch would have had, the mesh dims of such placements replicated by plan: the gate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.compat import DTensorSpec, OpSchema, Partial, Placement, Replicate, Shard, StridedShard
+from cute_sharding.dtensor.placements import placement_of, text
+from cute_sharding.dtensor.reading import agree
+from cute_sharding.dtensor.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.ops.assign import Operand, Part, assign
+from cute_sharding.ops.signature import Signature, parse
+from cute_sharding.ops.table import BY_OVERLOAD, Row
+from cute_sharding.views import BY_OVERLOAD as VIEWS
+
+# Ops of which torch's own rules are right on any cut: docs/ops.md says how that was measured. Beside these, all that torch knows to be pointwise.
+CARRIED = frozenset(
+    [
+        *("clone.default", "contiguous.default", "detach.default", "detach_.default", "alias.default", "copy_.default", "_to_copy.default", "fill_.Scalar", "zero_.default"),
+        *("equal.default", "is_same_size.default", "_local_scalar_dense.default"),
+        *("empty_like.default", "zeros_like.default", "ones_like.default", "full_like.default", "rand_like.default", "randn_like.default", "randint_like.default"),
+        *("new_empty.default", "new_zeros.default", "new_ones.default", "new_full.default", "new_empty_strided.default"),
+        *("linalg_vector_norm.default", "_foreach_norm.Scalar"),
+    ]
+)
+
+# Rows that are asked about plain shards as well: torch takes an average over blocks of different sizes for one of blocks of one size.
+_AVERAGES = frozenset(name for name in BY_OVERLOAD if "_loss" in name or name.startswith("binary_cross_entropy"))
+# And of these one that torch gets wrong on any shards: its gradient of a mean divides by the elements of a shard.
+_WRONG_ON_SHARDS = frozenset(["soft_margin_loss_backward.default"])
+
+
+def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
+    """What stands in for the propagator's way from an op on specs to the placements that it needs and gives."""
+
+    def propagate(schema: OpSchema) -> Any:
+        specs = compat.specs_of(schema)
+        strided = any(compat.split_factors(spec) for spec in specs)
+        name = compat.name_of(schema.op)
+        if not strided and (name not in _AVERAGES or not any(map(_is_sharded if name in _WRONG_ON_SHARDS else _is_uneven, specs))):
+            return stock(schema)
+        if name in VIEWS or name in CARRIED or compat.is_pointwise(schema.op) or all(spec.mesh.size() == 1 for spec in specs):
+            return stock(schema)
+        row = BY_OVERLOAD.get(name)
+        found = None if row is None else _by_signature(row, name, schema, specs)
+        if found is not None:
+            return found
+        return _gated(stock, name, schema) if strided else stock(schema)
+
+    return propagate
+
+
+def _is_sharded(spec: DTensorSpec) -> bool:
+    return any(isinstance(p, (Shard, StridedShard)) for p in spec.placements)
+
+
+def _is_uneven(spec: DTensorSpec) -> bool:
+    sizes: list[Any] = list(spec.shape)
+    for placement, n in zip(spec.placements, spec.mesh.shape):
+        if isinstance(placement, (Shard, StridedShard)):
+            if compat.is_symbolic(sizes[placement.dim]) or sizes[placement.dim] % n:
+                return True
+            sizes[placement.dim] //= n
+    return False
+
+
+# -- by signature -------------------------------------------------------------------------------------------------------------
+
+
+def _by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
+    """The op's sharding by its signature; None where it has none for such arguments, or the placements are of kinds that no signature carries."""
+    mesh = specs[0].mesh
+    if any(spec.mesh != mesh for spec in specs) or not all(map(_can_be_carried, specs)) or len({spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec)}) > 1:
+        return None
+    shapes = compat.shapes_at_hand(specs)
+    if shapes is None:
+        return None
+    args, kwargs = compat.with_shapes(schema, shapes)
+    pattern = row.pattern(*args, **kwargs)
+    if pattern is None:
+        return None
+    metas = compat.output_metas(schema)
+    symbolic = compat.is_symbolic(*(tuple(spec.shape) for spec in specs))
+    reduce = row.reduction(*args, **kwargs)
+    results = compat.count_of(metas)
+    try:
+        signature = parse(pattern, tuple([len(spec.shape) for spec in specs]), results)
+        if symbolic and not _known_to_fit(signature, specs):
+            return None
+        found = assign(
+            signature,
+            [Operand(shape, _parts(spec.placements)) for spec, shape in zip(specs, shapes)],
+            tuple(mesh.shape),
+            reduce=None if symbolic and reduce != "sum" else reduce,
+            linear=row.linear,
+        )
+    except ValueError as error:
+        logger.debug("%s: %s", name, error)
+        return None
+    wanted = [_placed(parts) for parts in found.operands]
+    given = [_placed(parts) for parts in found.results]
+    flag = any(spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec))
+    if flag and not _says_what_it_means(specs, wanted):
+        return None
+    count(name, "signature")
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("%s: %s: %s -> %s, %d elements received", name, signature, ", ".join(map(text, wanted)), ", ".join(map(text, given)), found.received)
+    return compat.op_sharding(schema, specs, wanted, given, metas, as_order=flag)
+
+
+def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether dims of one name are of one size in every call of the graph that is being compiled, not in this one alone."""
+    sizes: dict[str, set[str]] = {}
+    for spec, names in zip(specs, signature.operands):
+        for n, name in zip(spec.shape, names):
+            sizes.setdefault(name, set()).add(compat.size_text(n))
+    return all(len(found) == 1 for found in sizes.values())
+
+
+def _can_be_carried(spec: DTensorSpec) -> bool:
+    """Whether all placements are of torch's own kinds, applied left to right or, as far as torch says, in the order of the split factors."""
+    if not all(type(p) in (Shard, StridedShard, Replicate, Partial) for p in spec.placements):
+        return False
+    return spec.use_strided_shard_as_shard_order or spec.shard_order is None or DTensorSpec.is_default_device_order(spec.shard_order)
+
+
+def _says_what_it_means(specs: Sequence[DTensorSpec], wanted: Sequence[tuple[Placement, ...]]) -> bool:
+    """Whether the assignment holds however the placements are read (reading.py): both readings are the same, or one operand alone is cut, as before."""
+    if not compat.is_symbolic(*(tuple(spec.shape) for spec in specs)) and all(agree(spec.shape, spec, some) for spec, placements in zip(specs, wanted) for some in (tuple(spec.placements), placements)):
+        return True
+    cut = [(spec, placements) for spec, placements in zip(specs, wanted) if any(isinstance(p, (Shard, StridedShard)) for p in (*spec.placements, *placements))]
+    return len(cut) == 1 and tuple(cut[0][0].placements) == cut[0][1]
+
+
+def _parts(placements: Sequence[Placement]) -> tuple[Part, ...]:
+    return tuple([p.reduce_op if isinstance(p, Partial) else (p.dim, getattr(p, "split_factor", 1)) if isinstance(p, (Shard, StridedShard)) else None for p in placements])
+
+
+def _placed(parts: Sequence[Part]) -> tuple[Placement, ...]:
+    return tuple([Partial(part) if isinstance(part, str) else placement_of(part) for part in parts])
+
+
+# -- the gate -----------------------------------------------------------------------------------------------------------------
+
+
+def _gated(stock: Callable[[OpSchema], Any], name: str, schema: OpSchema) -> Any:
+    """What torch makes of the op with the mesh dims of _StridedShard placements replicated.
+
+    Raises:
+        RuntimeError: the op writes to such a tensor: what is replicated is another tensor, and the write would be lost.
+    """
+    for argument, spec in compat.written(schema):
+        if compat.split_factors(spec):
+            raise RuntimeError(
+                f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements {text(spec.placements)} ({argument}), which it cannot do rightly, as far as is known. "
+                f"Redistribute it first, .redistribute(placements={list(_without_strided(spec.placements))!r}), and write to the result; or take the op that gives a new tensor."
+            )
+    plain = compat.replaced_specs(schema, lambda spec: _without_strided(spec.placements))
+    found = stock(plain)
+    count(name, "gate")
+    logger.debug("%s: no signature; inputs are redistributed to placements without _StridedShard", name)
+    return compat.from_other_specs(found, plain)
+
+
+def _without_strided(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    return tuple([Replicate() if isinstance(p, StridedShard) else p for p in placements])
+
+
+def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function of an op that goes past the propagator, on tensors without _StridedShard."""
+
+    def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def plain(leaf: Any) -> Any:
+            if not compat.is_dtensor(leaf) or not compat.split_factors(leaf._spec):
+                return leaf
+            return compat.with_placements(leaf, _without_strided(leaf.placements), redistribute_local_tensor)
+
+        if any(compat.is_dtensor(leaf) and compat.split_factors(leaf._spec) for leaf in (*args, *kwargs.values())):
+            count(compat.name_of(op), "gate")
+            args, kwargs = tuple(map(plain, args)), {key: plain(value) for key, value in kwargs.items()}
+        return stock(op, args, kwargs)
+
+    return handler

@@ -1,0 +1,130 @@
+"""The dims of an op's operands and results, by name, as einsum and einops write them: ``m k, k n -> m n``.
+
+What an op computes of some rows of a dim may depend on those rows alone (the dim is *free*: it is in the results as well), on all rows by way of a sum or a maximum that can be finished later
+(*contracted*: it is in the operands alone), or on all rows in another way (*whole*). So
+
+- a free dim carries any cut, Shard or _StridedShard of any split factor, even or not, from the operands to the results: each device computes its own rows;
+- a contracted dim that is cut leaves in the results a reduction pending;
+- a whole dim is on every device.
+
+No op needs a case of its own for shards that are strided or uneven.
+
+A pattern has names between spaces, tensors between commas, and
+
+- ``[d]``: a whole dim,
+- ``...``: all dims that have no name, the same for all tensors, counted from the right as in broadcasting; ``[...]``: whole,
+- ``1``: a dim of size 1,
+- ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is pending too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+ONE = "1"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An op on tensors of given numbers of dims.
+
+    Attributes:
+        operands: for each tensor that comes in, the names of its dims.
+        results: the same of the tensors that come out.
+        whole: the names that no mesh dim may cut.
+        added: the operands, by position, that are terms of a sum.
+    """
+
+    operands: tuple[tuple[str, ...], ...]
+    results: tuple[tuple[str, ...], ...]
+    whole: frozenset[str] = frozenset()
+    added: frozenset[int] = frozenset()
+
+    def sizes(self, shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """How many rows each name has, where the operands have those shapes.
+
+        Raises:
+            ValueError: the operands do not fit the signature.
+        """
+        if len(shapes) != len(self.operands) or any(len(shape) != len(names) for shape, names in zip(shapes, self.operands)):
+            raise ValueError(f"operands of shapes {list(map(tuple, shapes))} for the signature {self}")
+        found: dict[str, Any] = {}
+        for shape, names in zip(shapes, self.operands):
+            for n, name in zip(shape, names):
+                if name not in found or found[name] == 1:
+                    found[name] = n
+        return found
+
+    def fitted(self, shapes: Sequence[Sequence[Any]]) -> Signature:
+        """The signature for operands of those shapes: a dim of size 1 beside a longer one of that name is broadcast, and has no name; a name of dims of several sizes is whole."""
+        sizes = self.sizes(shapes)
+        whole, operands = set(self.whole), []
+        for shape, names in zip(shapes, self.operands):
+            operands.append(tuple([ONE if n == 1 and sizes[name] != 1 else name for n, name in zip(shape, names)]))
+            whole |= {name for n, name in zip(shape, names) if n not in (1, sizes[name])}
+        return Signature(tuple(operands), self.results, frozenset(whole), self.added)
+
+    def contracted(self, name: str) -> bool:
+        """Whether some result does without the name."""
+        return any(name not in names for names in self.results)
+
+    def __str__(self) -> str:
+        def text(names: tuple[str, ...]) -> str:
+            return " ".join([f"[{name}]" if name in self.whole else name for name in names])
+
+        operands = [("+" if i in self.added else "") + text(names) for i, names in enumerate(self.operands)]
+        return f"{', '.join(operands)} -> {', '.join(map(text, self.results))}"
+
+
+@lru_cache(maxsize=1 << 12)
+def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> Signature:
+    """The signature that ``pattern`` says of operands with so many dims. Where it has one result and the op a list of them, ``results`` says how many: they are alike.
+
+    >>> print(parse("b m k, k n -> b m n", (3, 2)))
+    b m k, k n -> b m n
+
+    Raises:
+        ValueError: the pattern is none, or has another number of operands or dims.
+    """
+    before, arrow, after = pattern.partition("->")
+    if not arrow:
+        raise ValueError(f"the signature {pattern!r} has no ->")
+    whole: set[str] = set()
+    added: set[int] = set()
+    operands = [part.split() for part in before.split(",")] if before.strip() else []
+    if len(operands) != len(ndims):
+        raise ValueError(f"the signature {pattern!r} has {len(operands)} operands, and {len(ndims)} are given")
+    for i, names in enumerate(operands):
+        if names and names[0].startswith("+"):
+            added.add(i)
+            names[0] = names[0][1:]
+            if not names[0]:
+                del names[0]
+    most = 0
+    for names, ndim in zip(operands, ndims):
+        rest = ndim - sum(_bare(name) != "..." for name in names)
+        if rest < 0 or (rest and "..." not in map(_bare, names)):
+            raise ValueError(f"an operand of {ndim} dims is not {' '.join(names)!r} of the signature {pattern!r}")
+        most = max(most, rest if "..." in map(_bare, names) else 0)
+
+    def expanded(names: Sequence[str], count: int) -> tuple[str, ...]:
+        result: list[str] = []
+        for name in names:
+            bare = _bare(name)
+            named = [f"...{k}" for k in range(count, 0, -1)] if bare == "..." else [bare]
+            result += named
+            if bare != name:
+                whole.update(named)
+        return tuple(result)
+
+    read = [expanded(names, ndim - sum(_bare(name) != "..." for name in names)) for names, ndim in zip(operands, ndims)]
+    given = [part.split() for part in after.split(",")]
+    outs = [expanded(names, most) for names in given]
+    return Signature(tuple(read), tuple(outs * results if results is not None and len(outs) == 1 else outs), frozenset(whole - {ONE}), frozenset(added))
+
+
+def _bare(name: str) -> str:
+    return name[1:-1] if name.startswith("[") and name.endswith("]") else name

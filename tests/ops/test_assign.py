@@ -1,0 +1,134 @@
+"""Whatever is assigned is right: each device computes from the rows it has, and its results are the rows they say, or contributions to them. Judged on numpy, device by device, by index arrays."""
+
+import random
+from math import prod
+
+import numpy as np
+import pytest
+from enumeration import devices, rows_after
+
+from cute_sharding.ops import Operand, assign, parse
+from cute_sharding.ops.assign import Part
+
+MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2)]
+# (pattern, what one device computes, the operands of which it is linear)
+PRODUCTS = [
+    ("m k, k n -> m n", "ab,bc->ac", (0, 1)),
+    ("b m k, b k n -> b m n", "zab,zbc->zac", (0, 1)),
+    ("k, k ->", "a,a->", (0, 1)),
+    ("m k, n k, m n -> k", "ab,cb,ac->b", ()),
+    ("a b, b -> b a", "ab,b->ba", (0, 1)),
+]
+SIZES = {"z": 3, "a": 7, "b": 6, "c": 5}
+
+
+def part_of(full: np.ndarray, parts: tuple[Part, ...], mesh: tuple[int, ...], device: tuple[int, ...]) -> np.ndarray:
+    """What a device holds of a tensor, by its cuts."""
+    for d in range(full.ndim):
+        chain = tuple((part[1], n, k) for part, n, k in zip(parts, mesh, device) if isinstance(part, tuple) and part[0] == d)
+        if chain:
+            full = np.take(full, list(rows_after(full.shape[d], chain)), axis=d)
+    return full
+
+
+def contribution(full: np.ndarray, parts: tuple[Part, ...], device: tuple[int, ...]) -> np.ndarray:
+    """Of a tensor whose sum is pending: all of it on the first device of those mesh dims, and nothing elsewhere."""
+    return full if all(k == 0 for part, k in zip(parts, device) if isinstance(part, str)) else np.zeros_like(full)
+
+
+def assert_right(compute, fulls, expected, found, mesh):
+    totals: dict = {}
+    for device in devices(mesh):
+        given = [part_of(contribution(full, parts, device), parts, mesh, device) for full, parts in zip(fulls, found.operands)]
+        [parts] = found.results
+        pending = [m for m, part in enumerate(parts) if isinstance(part, str)]
+        place = tuple(0 if m in pending else k for m, k in enumerate(device))
+        totals[place] = totals.get(place, 0) + compute(*given)
+    for place, total in totals.items():
+        wanted = part_of(expected, found.results[0], mesh, place)
+        assert np.array_equal(total, wanted), (found, place)
+
+
+def draw_parts(rng, shape, mesh, *, pending=False):
+    parts: list[Part] = []
+    for _ in mesh:
+        d = rng.randrange(-1, len(shape))
+        parts.append((d, rng.choice((1, 2, 3))) if d >= 0 else "sum" if pending and rng.random() < 0.5 else None)
+    return tuple(parts)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_products_of_what_devices_hold(mesh):
+    rng, numbers = random.Random(f"products {mesh}"), np.random.default_rng(0)
+    received = 0
+    for _ in range(60):
+        pattern, equation, linear = rng.choice(PRODUCTS)
+        inputs = equation.split("->")[0].split(",")
+        shapes = [tuple(SIZES[letter] for letter in names) for names in inputs]
+        fulls = [numbers.integers(-3, 4, shape) for shape in shapes]
+        operands = [Operand(shape, draw_parts(rng, shape, mesh, pending=True)) for shape in shapes]
+        found = assign(parse(pattern, tuple(map(len, shapes))), operands, mesh, linear=linear)
+        assert_right(lambda *x, equation=equation: np.einsum(equation, *x), fulls, np.einsum(equation, *fulls), found, mesh)
+        received += found.received > 0
+    assert received > 10
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_term_that_is_added_counts_once(mesh):
+    rng, numbers = random.Random(f"terms {mesh}"), np.random.default_rng(1)
+    pending = 0
+    for _ in range(60):
+        shapes = [rng.choice([(5,), (7, 5), (1, 5)]), (7, 6), (6, 5)]
+        fulls = [numbers.integers(-3, 4, shape) for shape in shapes]
+        operands = [Operand(shape, draw_parts(rng, shape, mesh)) for shape in shapes]
+        names = ["m", "n"][2 - len(shapes[0]) :]
+        found = assign(parse(f"+{' '.join(names)}, m k, k n -> m n", tuple(map(len, shapes))), operands, mesh)
+        assert_right(lambda c, a, b: c + a @ b, fulls, fulls[0] + fulls[1] @ fulls[2], found, mesh)
+        pending += any(isinstance(part, str) for part in found.results[0])
+    assert pending > 5
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(("reduce", "compute", "combine"), [("max", np.max, np.maximum), ("avg", np.mean, None)])
+def test_reductions_that_are_right_for_some_blocks_alone(mesh, reduce, compute, combine):
+    """An average stays pending over blocks of one size, a maximum over blocks that are not empty."""
+    rng = random.Random(f"{reduce} {mesh}")
+    kinds = set()
+    for _ in range(80):
+        n = rng.choice((1, 2, 3, 4, 6, 8, 12, 24, 25))
+        full = np.array([rng.randrange(-1000, 1000) * 24 for _ in range(n)], dtype=float)
+        found = assign(parse("a ->", (1,)), [Operand((n,), draw_parts(rng, (n,), mesh))], mesh, reduce=reduce)
+        values = [compute(part_of(full, found.operands[0], mesh, device)) for device in devices(mesh)]  # empty ones raise, or warn
+        assert np.isclose(np.mean(values) if combine is None else combine.reduce(values), compute(full))
+        kinds.add(any(isinstance(part, str) for part in found.results[0]))
+    assert kinds == {True, False}
+
+
+def test_whole_dims_are_gathered_and_free_ones_kept():
+    signature = parse("a [b] -> a [b]", (2,))
+    assert assign(signature, [Operand((8, 6), ((0, 2),))], (2,)).results == (((0, 2),),)
+    found = assign(signature, [Operand((8, 4), ((1, 2),))], (2,))
+    assert found.results == ((None,),) and found.received == 16
+
+
+def test_the_cheaper_operand_is_moved():
+    signature = parse("m k, k n -> m n", (2, 2))
+    wide, narrow = Operand((100, 6), ((1, 3),)), Operand((6, 2), ((0, 1),))
+    assert assign(signature, [wide, narrow], (2,)).operands == (((1, 3),), ((0, 3),))
+    assert assign(signature, [Operand((2, 6), ((1, 1),)), Operand((6, 100), ((0, 3),))], (2,)).operands == (((1, 3),), ((0, 3),))
+
+
+def test_operands_that_must_stay():
+    signature = parse("a, a -> a", (1, 1))
+    found = assign(signature, [Operand((8,), ((0, 2),)), Operand((8,), ((0, 1),))], (2,), fixed=(0,))
+    assert found.operands == (((0, 2),), ((0, 2),))
+    with pytest.raises(ValueError, match="as they are"):
+        assign(parse("[a] -> [a]", (1,)), [Operand((8,), ((0, 2),))], (2,), fixed=(0,))
+
+
+def test_many_mesh_dims_are_decided_one_after_the_other():
+    mesh = (2,) * 10
+    shape = (2**10, 2**10)
+    parts = tuple((m % 2, 1 + m) for m in range(10))
+    found = assign(parse("a b, b c -> a c", (2, 2)), [Operand(shape, parts), Operand(shape, parts[::-1])], mesh)
+    assert found.received < prod(shape)

@@ -1,0 +1,58 @@
+"""The pattern language: what a signature says of an op's dims."""
+
+import pytest
+
+from cute_sharding.ops import TABLE, parse
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ndims", "text"),
+    [
+        ("m k, k n -> m n", (2, 2), "m k, k n -> m n"),
+        ("... d, ... d -> ...", (3, 2), "...2 ...1 d, ...1 d -> ...2 ...1"),
+        ("d0 [d1] -> d0 [d1]", (2,), "d0 [d1] -> d0 [d1]"),
+        ("n c [...], o c [...] -> n o [...]", (4, 4), "n c [...2] [...1], o c [...2] [...1] -> n o [...2] [...1]"),
+        ("+n, m k, k n -> m n", (1, 2, 2), "+n, m k, k n -> m n"),
+        ("+, k, k ->", (0, 1, 1), "+, k, k -> "),
+        ("a [b] -> a 1", (2,), "a [b] -> a 1"),
+    ],
+)
+def test_patterns_as_they_are_read(pattern, ndims, text):
+    assert str(parse(pattern, ndims)) == text
+
+
+def test_a_list_of_results_is_alike():
+    assert parse("a [b] -> a [c]", (2,), 3).results == (("a", "c"),) * 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ndims", "message"),
+    [
+        ("m k, k n", (2, 2), "has no ->"),
+        ("m k, k n -> m n", (2,), "has 2 operands, and 1 are given"),
+        ("m k -> m", (3,), "an operand of 3 dims is not 'm k'"),
+        ("m k ... -> m", (1,), "an operand of 1 dims is not 'm k ...'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(pattern, ndims, message):
+    with pytest.raises(ValueError, match=message):
+        parse(pattern, ndims)
+
+
+def test_dims_of_size_one_beside_longer_ones_are_broadcast():
+    assert parse("... , ... -> ...", (2, 2)).fitted([(4, 1), (1, 6)]).operands == (("...2", "1"), ("1", "...1"))
+    assert parse("... , ... -> ...", (2, 2)).fitted([(4, 1), (1, 1)]).operands == (("...2", "...1"), ("1", "...1"))
+
+
+def test_a_name_of_dims_of_several_sizes_is_whole():
+    assert parse("a [v], a k -> a k", (2, 2)).fitted([(4, 3), (2, 5)]).whole == {"v", "a"}
+
+
+def test_operands_of_other_dims_are_refused():
+    with pytest.raises(ValueError, match="for the signature m k, k n -> m n"):
+        parse("m k, k n -> m n", (2, 2)).sizes([(4, 3), (2,)])
+
+
+def test_no_op_has_two_rows():
+    names = [name for row in TABLE for name in row.overloads]
+    assert len(names) == len({*names})
