@@ -27,6 +27,7 @@ from cute_sharding.dtensor.stats import count, count_left_to_torch, logger
 from cute_sharding.dtensor.stock import is_torchs, moves_rightly
 from cute_sharding.dtensor.strided import as_view
 from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, symbols_of, unknown
+from cute_sharding.dtensor.writes import writing_through
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 from cute_sharding.sharding.deal import local_size
@@ -97,7 +98,7 @@ def parts_replaced() -> list[str]:
         if _tracing is None:
             return []
         redistribution = [f"{module.__name__}.redistribute_local_tensor" for module in compat.REDISTRIBUTION_USERS] + ["OpDispatcher.redistribute_local_args"]
-        ops = ["ShardingPropagator.propagate_op_sharding_non_cached", *(f"the handler of {op}" for op, _ in _stock_ops.handlers)] if _stock_ops is not None else []
+        ops = ["ShardingPropagator.propagate_op_sharding_non_cached", "OpDispatcher._dispatch_fast_path_python_tail", *(f"the handler of {op}" for op, _ in _stock_ops.handlers)] if _stock_ops is not None else []
         return [*(f"the sharding rule of aten.{compat.name_of(stock.op)}" for stock in _stock), *redistribution, *ops, *_tracing.names()]
 
 
@@ -151,7 +152,7 @@ def _install(settings: Settings | None) -> None:
                 _stock.append(stock)
                 compat.install_strategy(op, _slice_strategy(first, stock))
         if settings.views and settings.ops:
-            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler)
+            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, writing_through)
     _tag_compiled_graphs(settings)
     ledger.forget()
     compat.clear_propagation_caches()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from math import prod
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -1156,6 +1157,7 @@ class OpRules:
 
     infos: tuple[tuple[Any, tuple[Any, ...]], ...]
     handlers: tuple[tuple[Any, Any], ...]
+    tail: Any
 
 
 def propagation() -> Callable[[OpSchema], OutputSharding]:
@@ -1167,8 +1169,10 @@ def propagation() -> Callable[[OpSchema], OutputSharding]:
 HANDLED = ("convolution.default", "convolution_backward.default", "argmin.default", "argmax.default")
 
 
-def install_propagation(propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> OpRules:
-    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; and ``handler(torch's)`` the function of the ops that go past it.
+def install_propagation(
+    propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]], tail: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> OpRules:
+    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; ``handler(torch's)`` the function of the ops that go past it; ``tail(torch's)`` the end of ops that write.
 
     torch keeps what it found by the arguments that the op's schema info names: of ops that it decomposes it names none.
     """
@@ -1187,7 +1191,21 @@ def install_propagation(propagate: Callable[[OpSchema], OutputSharding], names: 
             handlers.append((op, stock))
             _handlers()[op] = handler(stock)
     p.propagate_op_sharding_non_cached = propagate
-    return OpRules(tuple(infos), tuple(handlers))
+    code = _exchange_code(_dispatch.OpDispatcher._dispatch_fast_path_python_tail, tail)
+    return OpRules(tuple(infos), tuple(handlers), code)
+
+
+def _exchange_code(function: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """Have a function of torch's do what ``wrap(it)`` does, and return its code, to be put back. C++ keeps the function from its first call on, so that another in its place would not be met."""
+    code = function.__code__
+    stock = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    function.__globals__["_cute_sharding_tail"] = wrap(stock)
+    function.__code__ = _through_globals.__code__
+    return code
+
+
+def _through_globals(*args: Any, **kwargs: Any) -> Any:
+    return _cute_sharding_tail(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 def restore_propagation(saved: OpRules) -> None:
@@ -1201,6 +1219,18 @@ def restore_propagation(saved: OpRules) -> None:
                 table[op] = entry
     for op, stock in saved.handlers:
         _handlers()[op] = stock
+    _dispatch.OpDispatcher._dispatch_fast_path_python_tail.__code__ = saved.tail
+
+
+def replayed(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The views that lead to ``tensor``, of another tensor of the shape of what they start from."""
+    return tensor._view_func_unsafe(base)
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two local tensors lie in one storage."""
+    one, other = (next(iter(tensor._local_tensors.values())) if isinstance(tensor, LocalTensor) else tensor for tensor in map(waited, (one, other)))
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def is_dtensor(value: Any) -> bool:

@@ -1,0 +1,127 @@
+"""In-place ops on slices, selects and views of a DTensor reach it on every rank, as on one device, also where the view could not be had without communication."""
+
+import random
+
+import pytest
+import torch
+from drawing import draw_placements
+from simulation import assert_holds, distribute, number, plain, ranks_of
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import cute_sharding
+
+
+def assign(x):
+    x[1:3] = x[1:3] * 0 - 1
+
+
+def several(x):
+    for i, part in enumerate(x.unbind(0)):
+        part.mul_(i + 2)
+
+
+def out(x):
+    if isinstance(x, DTensor):
+        torch.add(x[1], x[1], out=x[1])
+    else:
+        torch.add(x[1].clone(), x[1].clone(), out=x[1])
+
+
+# What is written to x, of shape (4, 6).
+WRITES = {
+    "slice": lambda x: x[1:3].add_(7.0),
+    "slice of columns": lambda x: x[:, ::2].mul_(3.0),
+    "select": lambda x: x.select(0, 1).add_(1.0),
+    "an element": lambda x: x[2, 3].fill_(5.0),
+    "assignment": assign,
+    "split": lambda x: x.split(2, 1)[1].neg_(),
+    "unbind": several,
+    "transpose": lambda x: x.t()[2:4].add_(2.0),
+    "view of a view": lambda x: x.view(2, 2, 6)[1][:, 1:4].zero_(),
+    "diagonal": lambda x: x.diagonal().fill_(9.0),
+    "narrow, twice": lambda x: x.narrow(0, 1, 3).narrow(1, 2, 2).copy_(x.narrow(0, 1, 3).narrow(1, 2, 2) * 10),
+    "all": lambda x: x.add_(1.0),
+}
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_reach_what_is_viewed(name, mesh):
+    rng = random.Random(f"{name} {mesh}")
+    with plain():
+        expected = number((4, 6))
+        WRITES[name](expected)
+    with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution=True):
+        for _ in range(6):
+            x = distribute(number((4, 6)), mesh, draw_placements(rng, mesh, (4, 6)))
+            case = x.placements
+            try:
+                WRITES[name](x)
+                assert_holds(x, expected)
+            except Exception as error:
+                raise AssertionError(f"{name} of {case} on {mesh}") from error
+
+
+def test_gradients_of_writes():
+    with plain():
+        single = number((4, 6)).requires_grad_()
+        y = single * 2
+        y[1:3].mul_(5.0)
+        (expected,) = torch.autograd.grad(y.sum(), single)
+        written = y.detach()
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(number((4, 6)), (2,), [_StridedShard(0, split_factor=2)], requires_grad=True)
+        y = x * 2
+        y[1:3].mul_(5.0)
+        assert_holds(y.detach(), written)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        with cute_sharding.enabled(redistribution=True):
+            assert_holds(gradient.redistribute(placements=[Replicate()]), expected)
+
+
+def test_after_a_view_that_is_free_here_alone():
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(number((2, 4)), (2,), [Shard(1)]).view(4, 2)
+        assert list(x.placements) == [_StridedShard(0, split_factor=2)]
+        x[1:3].add_(7.0)
+        with plain():
+            expected = number((4, 2))
+            expected[1:3] += 7
+        assert_holds(x, expected)
+
+
+def test_it_is_so_however_often_it_is_switched():
+    """C++ keeps the function that ends such ops."""
+    for on in (False, True, False, True):
+        with ranks_of((2,)):
+            x = distribute(number((4, 2)), (2,), [Shard(0)])
+            if on:
+                with cute_sharding.enabled():
+                    x[1:3].add_(7.0)
+            else:
+                x[1:3].add_(7.0)
+            with plain():
+                expected = number((4, 2))
+                expected[1:3] += 7
+            if on:
+                assert_holds(x, expected)
+            else:  # torch's own
+                assert_holds(x, number((4, 2)))
+
+
+def test_what_cannot_be_written_raises():
+    with ranks_of((2, 2)), cute_sharding.enabled():
+        x = distribute(number((4, 2)), (2, 2), [Shard(0), Partial()])
+        with pytest.raises(RuntimeError, match=r"copy of what it views.*Redistribute that one first"):
+            x[1:3].zero_()
+
+
+def test_without_a_graph():
+    with ranks_of((2,)), cute_sharding.enabled(), torch.no_grad():
+        x = distribute(number((4, 2)), (2,), [Shard(0)], requires_grad=True)
+        x[1:3] = x[1:3] * 0
+        with plain():
+            expected = number((4, 2))
+            expected[1:3] = 0
+        assert_holds(x.detach(), expected)
