@@ -1146,6 +1146,23 @@ def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None
     return found
 
 
+def factors_at_hand(specs: Sequence[DTensorSpec]) -> dict[int, Any] | None:
+    """The split factors, by the numbers that they are now; None where some has none, or two are the same number that need not be so in a later call."""
+    found: dict[int, Any] = {}
+    for factor in (factor for spec in specs for factor in split_factors(spec)):
+        number = factor.node.hint if isinstance(factor, torch.SymInt) and factor.node.has_hint() else factor
+        if isinstance(number, torch.SymInt) or size_text(found.setdefault(int(number), factor)) != size_text(factor):
+            return None
+    return found
+
+
+def is_truly(condition: Any) -> bool:
+    """Whether a condition on sizes holds, with a guard that it does or does not; False where sizes have no value yet."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
+
+
 def size_text(n: Any) -> str:
     """A size as text, the same for sizes that are known to be equal."""
     return str(n.node.expr) if isinstance(n, torch.SymInt) else str(n)

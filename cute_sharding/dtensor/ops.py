@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import DTensorSpec, OpSchema, Partial, Placement, Replicate, Shard, StridedShard
-from cute_sharding.dtensor.placements import placement_of, text
+from cute_sharding.dtensor.compat import DTensorSpec, OpSchema, Partial, Placement, Replicate, Shard, StridedShard, strided_shard
+from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
@@ -67,7 +67,7 @@ def _is_uneven(spec: DTensorSpec) -> bool:
     sizes: list[Any] = list(spec.shape)
     for placement, n in zip(spec.placements, spec.mesh.shape):
         if isinstance(placement, (Shard, StridedShard)):
-            if compat.is_symbolic(sizes[placement.dim]) or sizes[placement.dim] % n:
+            if compat.is_truly(sizes[placement.dim] % n != 0):
                 return True
             sizes[placement.dim] //= n
     return False
@@ -81,8 +81,8 @@ def _by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensor
     mesh = specs[0].mesh
     if any(spec.mesh != mesh for spec in specs) or not all(map(_can_be_carried, specs)) or len({spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec)}) > 1:
         return None
-    shapes = compat.shapes_at_hand(specs)
-    if shapes is None:
+    shapes, factors = compat.shapes_at_hand(specs), compat.factors_at_hand(specs)
+    if shapes is None or factors is None:
         return None
     args, kwargs = compat.with_shapes(schema, shapes)
     pattern = row.pattern(*args, **kwargs)
@@ -98,7 +98,7 @@ def _by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensor
             return None
         found = assign(
             signature,
-            [Operand(shape, _parts(spec.placements)) for spec, shape in zip(specs, shapes)],
+            [Operand(shape, _parts(spec.placements, factors)) for spec, shape in zip(specs, shapes)],
             tuple(mesh.shape),
             reduce=None if symbolic and reduce != "sum" else reduce,
             linear=row.linear,
@@ -106,8 +106,8 @@ def _by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensor
     except ValueError as error:
         logger.debug("%s: %s", name, error)
         return None
-    wanted = [_placed(parts) for parts in found.operands]
-    given = [_placed(parts) for parts in found.results]
+    wanted = [_placed(parts, factors) for parts in found.operands]
+    given = [_placed(parts, factors) for parts in found.results]
     flag = any(spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec))
     if flag and not _says_what_it_means(specs, wanted):
         return None
@@ -141,12 +141,30 @@ def _says_what_it_means(specs: Sequence[DTensorSpec], wanted: Sequence[tuple[Pla
     return len(cut) == 1 and tuple(cut[0][0].placements) == cut[0][1]
 
 
-def _parts(placements: Sequence[Placement]) -> tuple[Part, ...]:
-    return tuple([p.reduce_op if isinstance(p, Partial) else (p.dim, getattr(p, "split_factor", 1)) if isinstance(p, (Shard, StridedShard)) else None for p in placements])
+def _parts(placements: Sequence[Placement], factors: dict[int, Any]) -> tuple[Part, ...]:
+    """With the split factors as numbers, those of ``factors``."""
+    result: list[Part] = []
+    for p in placements:
+        if isinstance(p, Partial):
+            result.append(p.reduce_op)
+        elif isinstance(p, StridedShard):
+            result.append((p.dim, next(n for n, factor in factors.items() if compat.size_text(factor) == compat.size_text(p.split_factor))))
+        else:
+            result.append((p.dim, 1) if isinstance(p, Shard) else None)
+    return tuple(result)
 
 
-def _placed(parts: Sequence[Part]) -> tuple[Placement, ...]:
-    return tuple([Partial(part) if isinstance(part, str) else placement_of(part) for part in parts])
+def _placed(parts: Sequence[Part], factors: dict[int, Any]) -> tuple[Placement, ...]:
+    """The inverse of :func:`_parts`."""
+    result: list[Placement] = []
+    for part in parts:
+        if isinstance(part, str):
+            result.append(Partial(part))
+        elif part is None:
+            result.append(Replicate())
+        else:
+            result.append(Shard(part[0]) if part[1] == 1 else strided_shard(part[0], factors.get(part[1], part[1])))
+    return tuple(result)
 
 
 # -- the gate -----------------------------------------------------------------------------------------------------------------

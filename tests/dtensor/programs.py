@@ -233,4 +233,7 @@ PROGRAMS = {
     "like": Program(lambda x: torch.zeros_like(x) + torch.ones_like(x) * x, lambda a, b: (d((a, b), S0),)),
     "modules": Program(module(Nested), lambda a, b: (d((a, b, 8), S0),), gradients=False),
     "parallel modules": Program(module(parallel_mlp), lambda a, b: (t(a, 8),)),
+    # ops on what only views make
+    "product with strided columns": Program(lambda x, w: (x @ w.view(w.shape[0], -1)).relu(), lambda a, b: (d((a, b), R), d((b, 3, 8), S2))),
+    "softmax of strided rows": Program(lambda x: x.view(-1, x.shape[-1]).softmax(1), lambda a, b: (d((3, a, b), S1),)),
 }
