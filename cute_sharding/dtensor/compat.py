@@ -1034,9 +1034,10 @@ def specs_of(schema: OpSchema) -> list[DTensorSpec]:
     return [leaf for leaf in tree_leaves((schema.args_schema, schema.kwargs_schema)) if isinstance(leaf, DTensorSpec)]
 
 
-def is_pointwise(op: torch._ops.OpOverload) -> bool:
-    """Whether torch's rule for the op is its one for pointwise ops, in place or not, and of lists of tensors: each keeps any cut as it is."""
-    return op in _pointwise()
+def keeps_any_cut(op: torch._ops.OpOverload) -> bool:
+    """Whether torch's rule for the op is one that keeps any cut as it is: that of pointwise ops, in place or not, and of lists of tensors, and of ops that draw."""
+    info = _propagator().op_single_dim_strategy_funcs.get(op)
+    return op in _pointwise() or (info is not None and info.allow_uneven_sharding)
 
 
 @cache

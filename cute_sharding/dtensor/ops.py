@@ -22,14 +22,14 @@ from cute_sharding.ops.signature import Signature, parse
 from cute_sharding.ops.table import BY_OVERLOAD, Row
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
-# Ops of which torch's own rules are right on any cut: docs/ops.md says how that was measured. Beside these, all that torch knows to be pointwise.
+# Ops of which torch's own rules are right on any cut: docs/ops.md says how that is measured. Beside these, all that torch knows to be pointwise, in place or not, and of lists; and those that draw.
 CARRIED = frozenset(
     [
         *("clone.default", "contiguous.default", "detach.default", "detach_.default", "alias.default", "copy_.default", "_to_copy.default", "fill_.Scalar", "zero_.default"),
         *("equal.default", "is_same_size.default", "_local_scalar_dense.default"),
         *("empty_like.default", "zeros_like.default", "ones_like.default", "full_like.default", "rand_like.default", "randn_like.default", "randint_like.default"),
         *("new_empty.default", "new_zeros.default", "new_ones.default", "new_full.default", "new_empty_strided.default"),
-        *("linalg_vector_norm.default", "_foreach_norm.Scalar"),
+        *("linalg_vector_norm.default", "norm.Scalar", "linalg__powsum.default", "_foreach_norm.Scalar", "_foreach_powsum.Scalar"),
     ]
 )
 
@@ -48,9 +48,11 @@ def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         name = compat.name_of(schema.op)
         if not strided and (name not in _AVERAGES or not any(map(_is_sharded if name in _WRONG_ON_SHARDS else _is_uneven, specs))):
             return stock(schema)
-        if name in VIEWS or name in CARRIED or compat.is_pointwise(schema.op) or all(spec.mesh.size() == 1 for spec in specs):
-            return stock(schema)
         row = BY_OVERLOAD.get(name)
+        if row is None and (name in VIEWS or name in CARRIED or compat.keeps_any_cut(schema.op)):
+            return stock(schema)
+        if all(spec.mesh.size() == 1 for spec in specs):  # torch's stand-in for ops that it decomposes: what holds there is to hold anywhere
+            return stock(schema)
         found = None if row is None else _by_signature(row, name, schema, specs)
         if found is not None:
             return found

@@ -273,3 +273,24 @@ def test_rows_are_of_ops_that_torch_has():
 def test_numbers_are_not_in_the_way():
     with ranks_of((2,)), cute_sharding.enabled():
         assert (distribute(number((4, 6)), (2,), [S(0)]) + 1).placements == (S(0),)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+def test_parameters_are_drawn_clipped_and_trained(options):
+    """As fully_shard over tensor parallelism has them."""
+    with plain():
+        single = values(9, 6).requires_grad_()
+        single.grad = values(9, 6) + 0.5
+        norm = torch.nn.utils.clip_grad_norm_([single], 0.7)
+        torch.optim.AdamW([single], lr=0.1, **options).step()
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(values(9, 6), (2,), [S(0)], requires_grad=True)
+        x.grad = distribute(values(9, 6) + 0.5, (2,), [S(0)])
+        with CommDebugMode() as communicated:
+            torch.nn.utils.clip_grad_norm_([x], 0.7)
+            total = communicated.get_total_counts()
+            torch.optim.AdamW([x], lr=0.1, **options).step()
+        assert communicated.get_total_counts() == total <= 1
+        assert_close(x.detach(), single.detach(), f"{options}, {norm}")
+        for draw in (torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.zeros_):
+            assert draw(x).placements == (S(0),)
