@@ -5,6 +5,8 @@ Supported: torch 2.13 to 2.15.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from math import prod
+from textwrap import dedent
 from types import FunctionType
 from typing import Any
 
@@ -1188,9 +1191,9 @@ HANDLED = ("convolution.default", "convolution_backward.default", "argmin.defaul
 
 
 def install_propagation(
-    propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]], tail: Callable[[Callable[..., Any]], Callable[..., Any]]
+    propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]], reach: Callable[..., None]
 ) -> OpRules:
-    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; ``handler(torch's)`` the function of the ops that go past it; ``tail(torch's)`` the end of ops that write.
+    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; ``handler(torch's)`` the function of the ops that go past it; and have ``reach(op, args, kwargs)`` called after ops that write to views.
 
     torch keeps what it found by the arguments that the op's schema info names: of ops that it decomposes it names none.
     """
@@ -1209,21 +1212,40 @@ def install_propagation(
             handlers.append((op, stock))
             _handlers()[op] = handler(stock)
     p.propagate_op_sharding_non_cached = propagate
-    code = _exchange_code(_dispatch.OpDispatcher._dispatch_fast_path_python_tail, tail)
+    code = _begin_with(_dispatch.OpDispatcher._dispatch_fast_path_python_tail, reach)
     return OpRules(tuple(infos), tuple(handlers), code)
 
 
-def _exchange_code(function: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-    """Have a function of torch's do what ``wrap(it)`` does, and return its code, to be put back. C++ keeps the function from its first call on, so that another in its place would not be met."""
+def _begin_with(function: Any, reach: Callable[..., None]) -> Any:
+    """Have the function of torch's that ends ops that write begin with ``reach(op, args, kwargs)``, where something is written to a view or to ``out=``; returns its code, to be put back.
+
+    C++ keeps the function from its first call on, so another in its place would not be met: it gets other code. And every write comes by here: one more call would cost a tenth of the op, so what is
+    added is a statement. The results of ``out=`` have their placements only afterwards.
+    """
     code = function.__code__
-    stock = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-    function.__globals__["_cute_sharding_tail"] = wrap(stock)
-    function.__code__ = _through_globals.__code__
+    try:
+        tree = ast.parse(dedent(inspect.getsource(function)))
+    except OSError:  # a torch without its sources
+        logger.warning("torch %s comes without its sources: writes to slices of sharded dims are lost, as torch has it (see dtensor/writes.py)", torch.__version__)
+        return code
+    body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
+    body[1:1] = ast.parse(_BEGINNING).body  # after the docstring
+    made: dict[str, Any] = {}
+    exec(compile(ast.fix_missing_locations(tree), code.co_filename, "exec"), function.__globals__, made)
+    function.__globals__["_cute_sharding_reach"] = reach
+    function.__globals__["_cute_sharding_stock"] = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    function.__code__ = made[function.__name__].__code__
     return code
 
 
-def _through_globals(*args: Any, **kwargs: Any) -> Any:
-    return _cute_sharding_tail(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+_BEGINNING = """
+if is_out_variant_op:
+    result = _cute_sharding_stock(self, op_call, args, kwargs, compute_mesh, output_sharding, local_results, participating, is_inplace_op, is_out_variant_op)
+    _cute_sharding_reach(op_call, args, kwargs)
+    return result
+if getattr(args[0], "_base", args) is not None:
+    _cute_sharding_reach(op_call, args, kwargs)
+"""
 
 
 def restore_propagation(saved: OpRules) -> None:

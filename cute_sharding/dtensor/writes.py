@@ -7,7 +7,6 @@ write each device takes, of the rows that it holds of the tensor that was viewed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -20,32 +19,14 @@ from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 
 
-def writing_through(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """The end of torch's dispatch of ops that write, and then the writes that have not reached their tensors."""
-
-    def tail(dispatcher: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any) -> Any:
-        result = stock(dispatcher, op, args, kwargs, *rest)
-        first = args[0] if args else None
-        if kwargs or isinstance(first, (list, tuple)):
-            for tensor in _written(op, first, kwargs):
-                _reach(op, tensor)
-        elif first is not None and first._base is not None:  # every write comes by here
-            _reach(op, first)
-        return result
-
-    return tail
-
-
-def _written(op: Any, first: Any, kwargs: dict[str, Any]) -> Iterator[Any]:
-    """The DTensors that an op writes to."""
+def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What ``op`` has written to views that are copies, also in what these view."""
+    first = args[0] if args else None
     outputs = [kwargs.get(argument.name) for argument in op._schema.arguments if argument.is_out]
-    return (tensor for tensor in (*(first if isinstance(first, (list, tuple)) else [first]), *outputs) if compat.is_dtensor(tensor))
-
-
-def _reach(op: Any, tensor: Any) -> None:
-    base = tensor._base
-    if compat.is_dtensor(base):
-        _write_through(op, tensor, base)
+    for tensor in outputs or (first if isinstance(first, (list, tuple)) else [first]):
+        base = getattr(tensor, "_base", None)
+        if compat.is_dtensor(tensor) and compat.is_dtensor(base):
+            _write_through(op, tensor, base)
 
 
 def _write_through(op: Any, tensor: Any, base: Any) -> None:
