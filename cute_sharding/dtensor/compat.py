@@ -1186,8 +1186,8 @@ def propagation() -> Callable[[OpSchema], OutputSharding]:
     return _propagator().propagate_op_sharding_non_cached
 
 
-# Ops that torch's dispatcher takes past the propagator.
-HANDLED = ("convolution.default", "convolution_backward.default", "argmin.default", "argmax.default")
+# Ops that torch's dispatcher takes past the propagator; the last two since 2.15.
+HANDLED = ("convolution.default", "convolution_backward.default", "argmin.default", "argmax.default", "max.dim", "min.dim")
 
 
 def install_propagation(

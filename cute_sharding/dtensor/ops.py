@@ -196,13 +196,17 @@ def _without_strided(placements: Sequence[Placement]) -> tuple[Placement, ...]:
 
 
 def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function of an op that goes past the propagator, on tensors without _StridedShard."""
+    """torch's function of an op that goes past the propagator, on tensors without _StridedShard.
+
+    A convolution takes other mesh dims as they are. To the others all of such a tensor is given: of a shard beside a replica 2.15 gets the placements of the result wrong.
+    """
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def plain(leaf: Any) -> Any:
             if not compat.is_dtensor(leaf) or not compat.split_factors(leaf._spec):
                 return leaf
-            return compat.with_placements(leaf, _without_strided(leaf.placements), redistribute_local_tensor)
+            wanted = _without_strided(leaf.placements) if compat.name_of(op).startswith("convolution") else [Replicate()] * leaf.device_mesh.ndim
+            return compat.with_placements(leaf, wanted, redistribute_local_tensor)
 
         if any(compat.is_dtensor(leaf) and compat.split_factors(leaf._spec) for leaf in (*args, *kwargs.values())):
             count(compat.name_of(op), "gate")

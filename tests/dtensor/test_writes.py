@@ -45,7 +45,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [(3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_reach_what_is_viewed(name, mesh):
     rng = random.Random(f"{name} {mesh}")
@@ -53,7 +53,7 @@ def test_writes_reach_what_is_viewed(name, mesh):
         expected = number((4, 6))
         WRITES[name](expected)
     with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution=True):
-        for _ in range(6):
+        for _ in range(4):
             x = distribute(number((4, 6)), mesh, draw_placements(rng, mesh, (4, 6)))
             case = x.placements
             try:

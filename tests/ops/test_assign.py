@@ -61,7 +61,7 @@ def draw_parts(rng, shape, mesh, *, pending=False):
 def test_products_of_what_devices_hold(mesh):
     rng, numbers = random.Random(f"products {mesh}"), np.random.default_rng(0)
     received = 0
-    for _ in range(60):
+    for _ in range(40):
         pattern, equation, linear = rng.choice(PRODUCTS)
         inputs = equation.split("->")[0].split(",")
         shapes = [tuple(SIZES[letter] for letter in names) for names in inputs]
@@ -70,14 +70,14 @@ def test_products_of_what_devices_hold(mesh):
         found = assign(parse(pattern, tuple(map(len, shapes))), operands, mesh, linear=linear)
         assert_right(lambda *x, equation=equation: np.einsum(equation, *x), fulls, np.einsum(equation, *fulls), found, mesh)
         received += found.received > 0
-    assert received > 10
+    assert received > 6
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_term_that_is_added_counts_once(mesh):
     rng, numbers = random.Random(f"terms {mesh}"), np.random.default_rng(1)
     pending = 0
-    for _ in range(60):
+    for _ in range(40):
         shapes = [rng.choice([(5,), (7, 5), (1, 5)]), (7, 6), (6, 5)]
         fulls = [numbers.integers(-3, 4, shape) for shape in shapes]
         operands = [Operand(shape, draw_parts(rng, shape, mesh)) for shape in shapes]
@@ -85,7 +85,7 @@ def test_a_term_that_is_added_counts_once(mesh):
         found = assign(parse(f"+{' '.join(names)}, m k, k n -> m n", tuple(map(len, shapes))), operands, mesh)
         assert_right(lambda c, a, b: c + a @ b, fulls, fulls[0] + fulls[1] @ fulls[2], found, mesh)
         pending += any(isinstance(part, str) for part in found.results[0])
-    assert pending > 5
+    assert pending > 3
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -94,7 +94,7 @@ def test_reductions_that_are_right_for_some_blocks_alone(mesh, reduce, compute, 
     """An average stays pending over blocks of one size, a maximum over blocks that are not empty."""
     rng = random.Random(f"{reduce} {mesh}")
     kinds = set()
-    for _ in range(80):
+    for _ in range(60):
         n = rng.choice((1, 2, 3, 4, 6, 8, 12, 24, 25))
         full = np.array([rng.randrange(-1000, 1000) * 24 for _ in range(n)], dtype=float)
         found = assign(parse("a ->", (1,)), [Operand((n,), draw_parts(rng, (n,), mesh))], mesh, reduce=reduce)
