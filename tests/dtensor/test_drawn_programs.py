@@ -16,7 +16,7 @@ import cute_sharding
 from cute_sharding.redistribution import received_elements
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
-CASES = 90  # of each mesh
+CASES = 60  # of each mesh
 
 
 def contributions(full, mesh, placements):

@@ -108,7 +108,7 @@ PROGRAMS = {
 }
 GATED = ("conv2d", "conv1d", "attention", "cross_entropy", "inverse")
 MESHES = [(3,), (2, 2)]
-DRAWS = 2
+DRAWS = 1
 
 
 def uneven(shape, placements, mesh):

@@ -124,7 +124,7 @@ def draw_claim(rng):
 CLAIMS = {"divides": "({}) % ({}) == 0", "equal": "({}) == ({})", "at most": "({}) <= ({})"}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_what_is_proved_holds_for_all_numbers(seed):
     rng = random.Random(f"prove {seed}")
     proved = {True: 0, False: 0, None: 0}
@@ -143,7 +143,7 @@ def test_what_is_proved_holds_for_all_numbers(seed):
     assert proved[True] > 4 and proved[False] > 4, proved
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_simplified_is_the_same_number(seed):
     rng = random.Random(f"simplified {seed}")
     changed = 0
@@ -167,7 +167,7 @@ def draw_hints(rng):
     return {name: rng.choice((rng.randint(1, 12), 4, 8, 12)) for name in NAMES}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_sizes_compute_as_ints(seed):
     rng = random.Random(f"compute {seed}")
     for _ in range(60):
@@ -177,7 +177,7 @@ def test_sizes_compute_as_ints(seed):
             assert at(found, one) == at(text, one), f"{text} is {found}, but not at {one}"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_comparisons_are_those_of_the_hints_and_follow_from_what_was_recorded(seed):
     rng = random.Random(f"compare {seed}")
     asked = 0
@@ -204,7 +204,7 @@ def test_a_comparison_is_asked_once(compare):
     assert len(oracle.facts) == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_undecided_names_a_fact_that_settles_the_question(seed):
     rng = random.Random(f"undecided {seed}")
     undecided = 0
