@@ -273,7 +273,7 @@ def check_at(numbers, oracle, mesh, step, answer, counts):
 @pytest.mark.parametrize("drawn", DRAWN, ids=lambda f: f.__name__.removeprefix("draw_"))
 def test_what_is_carried_of_sizes_is_right_for_all_numbers(drawn):
     counts = Counter()
-    for seed in range(12):
+    for seed in range(20):
         check(random.Random(f"{drawn.__name__} {seed}"), drawn, counts)
     print(f"\n{drawn.__name__}: {dict(counts)}")
     assert counts["given up"] <= 3, counts
