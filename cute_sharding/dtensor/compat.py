@@ -1088,9 +1088,9 @@ def output_metas(schema: OpSchema) -> Any:
     return _propagator()._propagate_tensor_meta_non_cached(schema)
 
 
-def count_of(metas: Any) -> int:
-    """How many tensors come of an op."""
-    return len(metas) if isinstance(metas, (tuple, list)) and not isinstance(metas, TensorMeta) else 1
+def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:
+    """The shapes of all tensors that come of an op; None for one that is left out."""
+    return [None if meta is None else tuple(meta.shape) for meta in ([metas] if isinstance(metas, TensorMeta) else metas)]
 
 
 def op_sharding(
@@ -1259,7 +1259,10 @@ def restore_propagation(saved: OpRules) -> None:
                 table[op] = entry
     for op, stock in saved.handlers:
         _handlers()[op] = stock
-    _dispatch.OpDispatcher._dispatch_fast_path_python_tail.__code__ = saved.tail
+    function: Any = _dispatch.OpDispatcher._dispatch_fast_path_python_tail
+    function.__code__ = saved.tail
+    for name in ("_cute_sharding_reach", "_cute_sharding_stock"):
+        function.__globals__.pop(name, None)
 
 
 def replayed(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

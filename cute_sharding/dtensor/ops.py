@@ -93,10 +93,13 @@ def _by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensor
     metas = compat.output_metas(schema)
     symbolic = compat.is_symbolic(*(tuple(spec.shape) for spec in specs))
     reduce = row.reduction(*args, **kwargs)
-    results = compat.count_of(metas)
+    results = compat.shapes_of_results(metas)
     try:
-        signature = parse(pattern, tuple([len(spec.shape) for spec in specs]), results)
+        signature = parse(pattern, tuple([len(spec.shape) for spec in specs]), len(results))
         if symbolic and not _known_to_fit(signature, specs):
+            return None
+        if not symbolic and not signature.gives(shapes, results):
+            logger.debug("%s: results of shapes %s are not what %s says", name, results, signature)
             return None
         found = assign(
             signature,

@@ -12,7 +12,7 @@ No op needs a case of its own for shards that are strided or uneven.
 A pattern has names between spaces, tensors between commas, and
 
 - ``[d]``: a whole dim,
-- ``...``: all dims that have no name, the same for all tensors, counted from the right as in broadcasting; ``[...]``: whole,
+- ``...``: all dims that have no name, the same for all tensors, counted from the right and of size 1 or not, as in broadcasting; ``[...]``: whole,
 - ``1``: a dim of size 1,
 - ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is pending too.
 """
@@ -59,13 +59,29 @@ class Signature:
         return found
 
     def fitted(self, shapes: Sequence[Sequence[Any]]) -> Signature:
-        """The signature for operands of those shapes: a dim of size 1 beside a longer one of that name is broadcast, and has no name; a name of dims of several sizes is whole."""
+        """The signature for operands of those shapes. A dim of size 1 beside a longer one is broadcast, and has no name, if it is one of ``...`` or of a term that is added; any other name of dims of several
+        sizes is whole: an index of one row picks a row, and is not repeated."""
         sizes = self.sizes(shapes)
         whole, operands = set(self.whole), []
-        for shape, names in zip(shapes, self.operands):
-            operands.append(tuple([ONE if n == 1 and sizes[name] != 1 else name for n, name in zip(shape, names)]))
-            whole |= {name for n, name in zip(shape, names) if n not in (1, sizes[name])}
+        for i, (shape, names) in enumerate(zip(shapes, self.operands)):
+            fitted = []
+            for n, name in zip(shape, names):
+                broadcast = n == 1 != sizes[name] and (name.startswith("...") or i in self.added)
+                if n != sizes[name] and not broadcast:
+                    whole.add(name)
+                fitted.append(ONE if broadcast else name)
+            operands.append(tuple(fitted))
         return Signature(tuple(operands), self.results, frozenset(whole), self.added)
+
+    def gives(self, shapes: Sequence[Sequence[Any]], results: Sequence[Sequence[Any] | None]) -> bool:
+        """Whether results of those shapes are what operands of ``shapes`` come to: a name that is not whole has as many rows in the results as in the operands."""
+        sizes, whole = self.sizes(shapes), self.fitted(shapes).whole
+        if len(results) != len(self.results):
+            return False
+        return all(
+            shape is None or (len(shape) == len(names) and all(n == sizes.get(name, n) if name not in whole and name != ONE else True for n, name in zip(shape, names)))
+            for shape, names in zip(results, self.results)
+        )
 
     def contracted(self, name: str) -> bool:
         """Whether some result does without the name."""

@@ -73,6 +73,8 @@ PROGRAMS = {
     "layer_norm, bare": (lambda x: F.layer_norm(x, (3, 6)), (4, 3, 6)),
     "gather": (lambda x, i: x.gather(1, i), (4, 6), index(4, 3, below=6)),
     "scatter_add": (lambda x, i, s: x.scatter_add(1, i, s), (4, 6), index(4, 3, below=6), (4, 3)),
+    "gather of one row": (lambda x, i: x.gather(1, i), (4, 6), index(1, 3, below=6)),
+    "scatter to one row": (lambda x, i: x.detach().scatter(1, i, 5.0), (4, 6), index(1, 3, below=6)),
     "index_select": (lambda x, i: x.index_select(1, i), (4, 6), index(5, below=6)),
     "embedding": (lambda i, w: F.embedding(i, w), index(4, 6, below=9), (9, 6)),
     "cat": (lambda x, y: torch.cat([x, y], 1), (4, 6), (4, 3)),

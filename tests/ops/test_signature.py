@@ -45,6 +45,9 @@ def test_dims_of_size_one_beside_longer_ones_are_broadcast():
 
 
 def test_a_name_of_dims_of_several_sizes_is_whole():
+    """Also where one of them is 1: an index of one row is not repeated."""
+    assert parse("a [v], a k -> a k", (2, 2)).fitted([(4, 3), (1, 5)]).whole == {"v", "a"}
+    assert parse("+a b, a k, k b -> a b", (2, 2, 2)).fitted([(1, 3), (4, 5), (5, 3)]).operands[0] == ("1", "b")
     assert parse("a [v], a k -> a k", (2, 2)).fitted([(4, 3), (2, 5)]).whole == {"v", "a"}
 
 
@@ -56,3 +59,9 @@ def test_operands_of_other_dims_are_refused():
 def test_no_op_has_two_rows():
     names = [name for row in TABLE for name in row.overloads]
     assert len(names) == len({*names})
+
+
+def test_results_are_what_the_operands_come_to():
+    gather = parse("a [v], a k -> a k", (2, 2))
+    assert gather.gives([(4, 3), (4, 5)], [(4, 5)]) and gather.gives([(4, 3), (1, 5)], [(1, 5)])
+    assert not gather.gives([(4, 3), (4, 5)], [(3, 5)]) and not gather.gives([(4, 3), (4, 5)], [(4,)]) and not gather.gives([(4, 3), (4, 5)], [])
