@@ -1,6 +1,6 @@
 """Which ops are right on which placements: torch's own operator database, every rank against one device, with torch's rules and with ours.
 
-    python -m benchmarks.ops [--only NAME ...] [--samples 3] [--mesh 2] [--write]
+    python -m benchmarks.ops [--only NAME ...] [--samples 3] [--mesh 2] [--kinds even uneven strided] [--seed 0]
 
 For each op and each of its sample inputs, tensors are cut at random: evenly, unevenly, and as views cut them (_StridedShard). Each is run
 
@@ -8,7 +8,7 @@ For each op and each of its sample inputs, tensors are cut at random: evenly, un
 - on stock as it is,
 - with ops switched on,
 
-forward and backward, all ranks in one process (LocalTensorMode), and compared with one device. ``--write`` writes docs/ops.md.
+forward and backward, all ranks in one process (LocalTensorMode), and compared with one device.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def drawn(rng: random.Random, shape: tuple[int, ...], sizes: tuple[int, ...], ki
     """Placements of a kind for a tensor; None where there are none."""
     result: list[Any] = []
     for _ in sizes:
-        fitting = [d for d, size in enumerate(shape) if size > 1 and (size % prod(sizes) == 0 or kind != "even")]
+        fitting = [d for d, size in enumerate(shape) if kind != "even" or (size and size % prod(sizes) == 0)]
         if not fitting or rng.random() < 0.15:
             result.append(Replicate())
             continue
         d = rng.choice(fitting)
-        result.append(_StridedShard(d, split_factor=rng.choice((2, 2, 3))) if kind == "strided" else Shard(d))
+        result.append(_StridedShard(d, split_factor=rng.choice((2, 2, 3, 5))) if kind == "strided" else Shard(d))
     return result
 
 
@@ -173,10 +173,10 @@ def database(only: list[str]) -> Iterator[Any]:
         yield info
 
 
-def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...]) -> tuple[dict[str, dict[str, Counter[str]]], dict[str, str]]:
+def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: int) -> tuple[dict[str, dict[str, Counter[str]]], dict[str, str]]:
     found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     notes: dict[str, str] = {}
-    rng = random.Random(f"ops {info.name} {info.variant_test_name}")
+    rng = random.Random(f"ops {seed} {info.name} {info.variant_test_name}")
     dtype = torch.float32 if torch.float32 in info.dtypes else torch.int64 if torch.int64 in info.dtypes else torch.bool
     gradients = bool(info.supports_autograd and dtype is torch.float32)
     sizes = tuple(mesh.shape)
@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--mesh", type=int, nargs="*", default=[2])
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1], help="one part of so many, to run side by side")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -238,7 +239,7 @@ def main() -> None:
         try:
             with LocalTensorMode(world):
                 mesh = DeviceMesh("cpu", torch.arange(world).reshape(options.mesh))
-                found, notes = measured(info, mesh, options.samples, tuple(options.kinds))
+                found, notes = measured(info, mesh, options.samples, tuple(options.kinds), options.seed)
         except Exception as error:
             print(f"{name}: not measured: {type(error).__name__} {str(error)[:100]}", flush=True)
             continue
