@@ -177,8 +177,8 @@ def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: i
     found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     notes: dict[str, str] = {}
     rng = random.Random(f"ops {seed} {info.name} {info.variant_test_name}")
-    dtype = torch.float32 if torch.float32 in info.dtypes else torch.int64 if torch.int64 in info.dtypes else torch.bool
-    gradients = bool(info.supports_autograd and dtype is torch.float32)
+    dtype = next(dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.bool) if dtype in info.dtypes or dtype is torch.bool)
+    gradients = bool(info.supports_autograd and dtype.is_floating_point)
     sizes = tuple(mesh.shape)
     with _disable_current_modes():
         torch.manual_seed(0)

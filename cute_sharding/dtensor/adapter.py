@@ -27,7 +27,7 @@ from cute_sharding.dtensor.stats import count, count_left_to_torch, logger
 from cute_sharding.dtensor.stock import is_torchs, moves_rightly
 from cute_sharding.dtensor.strided import as_view
 from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, symbols_of, unknown
-from cute_sharding.dtensor.writes import reach
+from cute_sharding.dtensor.writes import reach, take_back
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 from cute_sharding.sharding.deal import local_size
@@ -152,7 +152,7 @@ def _install(settings: Settings | None) -> None:
                 _stock.append(stock)
                 compat.install_strategy(op, _slice_strategy(first, stock))
         if settings.views and settings.ops:
-            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, reach)
+            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, reach, take_back)
     _tag_compiled_graphs(settings)
     ledger.forget()
     compat.clear_propagation_caches()

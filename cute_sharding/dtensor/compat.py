@@ -9,6 +9,7 @@ import ast
 import inspect
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -1073,14 +1074,31 @@ def replaced_specs(schema: OpSchema, placements: Callable[[DTensorSpec], Sequenc
     return OpSchema(schema.op, args, kwargs, schema.schema_info)
 
 
-def written(schema: OpSchema) -> Iterator[tuple[str, DTensorSpec]]:
+def arguments(schema: OpSchema) -> list[tuple[bool, list[DTensorSpec | None]]]:
+    """The arguments that are tensors or lists of them, in the order of :func:`specs_of`: (the op writes to it, its specs; None for one of a list that is no DTensor)."""
+    declared = schema.op._schema.arguments
+    by_name = {argument.name: argument for argument in declared}
+    found = []
+    for argument, value in [*zip(declared, schema.args_schema), *((by_name[name], value) for name, value in schema.kwargs_schema.items())]:
+        leaves = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(leaf, DTensorSpec) for leaf in leaves):
+            found.append((argument.alias_info is not None and argument.alias_info.is_write, [leaf if isinstance(leaf, DTensorSpec) else None for leaf in leaves]))
+    return found
+
+
+def written(schema: OpSchema) -> list[tuple[str, DTensorSpec]]:
     """The tensors that the op writes to: (name of the argument, spec)."""
+    found = []
     for i, argument in enumerate(schema.op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = schema.kwargs_schema.get(argument.name) if argument.kwarg_only else schema.args_schema[i] if i < len(schema.args_schema) else None
-            for leaf in tree_leaves(value):
-                if isinstance(leaf, DTensorSpec):
-                    yield argument.name, leaf
+            found += [(argument.name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, DTensorSpec)]
+    return found
+
+
+def is_in_place(op: torch._ops.OpOverload) -> bool:
+    """Whether the op writes to its first argument and gives it back, as ``add_`` does."""
+    return op._opname.endswith("_") and not op._opname.endswith("__")
 
 
 def output_metas(schema: OpSchema) -> Any:
@@ -1114,13 +1132,15 @@ def op_sharding(
     args, kwargs = tree_map(placed, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
     moves = any(placements != tuple(spec.placements) for spec, placements in zip(specs, wanted))
     outputs: Any
-    if isinstance(metas, TensorMeta):
+    if metas is None:
+        outputs = None
+    elif isinstance(metas, TensorMeta):
         outputs = spec_of(given[0], metas)
     else:
         outputs = tuple([None if meta is None else spec_of(placements, meta) for placements, meta in zip(given, metas)])
     suggestion = OpSchema(schema.op, args, kwargs, schema.schema_info) if moves else None
     adjusted = False
-    if schema.op in _propagator().op_to_shape_and_stride_idx and any(isinstance(p, (Shard, _StridedShard)) for p in given[0]):
+    if given and schema.op in _propagator().op_to_shape_and_stride_idx and any(isinstance(p, (Shard, _StridedShard)) for p in given[0]):
         suggestion, adjusted = _propagator()._adjust_shape_and_stride_args(metas, suggestion or schema, outputs), True
     return OutputSharding(outputs, _by_plan(suggestion), needs_redistribute=moves or adjusted, use_val_from_redistribute_schema=adjusted)
 
@@ -1130,6 +1150,25 @@ def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
     if not isinstance(found, OutputSharding):
         return found
     return OutputSharding(found.output_spec, _by_plan(found.redistribute_schema or schema), needs_redistribute=True, use_val_from_redistribute_schema=found.use_val_from_redistribute_schema)
+
+
+@dataclass
+class WrittenBack(OutputSharding):
+    """Of an op that writes in place to a copy of its first argument: what it wrote is to be taken back.
+
+    Attributes:
+        written: the spec of the copy.
+    """
+
+    written: DTensorSpec | None = None
+
+
+def written_back(found: OutputSharding, schema: OpSchema, spec: DTensorSpec) -> OutputSharding:
+    """As :func:`from_other_specs`, for an op that is to write in place to a tensor of ``spec``."""
+    redistributed = from_other_specs(found, schema)
+    first = redistributed.redistribute_schema.args_schema[0]  # type: ignore[union-attr]
+    assert isinstance(first, DTensorSpec)
+    return WrittenBack(spec, redistributed.redistribute_schema, True, redistributed.use_val_from_redistribute_schema, first)
 
 
 def _by_plan(schema: OpSchema | None) -> Any:
@@ -1191,9 +1230,10 @@ HANDLED = ("convolution.default", "convolution_backward.default", "argmin.defaul
 
 
 def install_propagation(
-    propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]], reach: Callable[..., None]
+    propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]], reach: Callable[..., None], take_back: Callable[..., None]
 ) -> OpRules:
-    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; ``handler(torch's)`` the function of the ops that go past it; and have ``reach(op, args, kwargs)`` called after ops that write to views.
+    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; ``handler(torch's)`` the function of the ops that go past it; and have ``reach(op, args, kwargs)`` called after ops that write to
+    views that may be copies, and ``take_back(tensor, local tensor, its spec)`` after those that write to a copy of their first argument.
 
     torch keeps what it found by the arguments that the op's schema info names: of ops that it decomposes it names none.
     """
@@ -1212,12 +1252,13 @@ def install_propagation(
             handlers.append((op, stock))
             _handlers()[op] = handler(stock)
     p.propagate_op_sharding_non_cached = propagate
-    code = _begin_with(_dispatch.OpDispatcher._dispatch_fast_path_python_tail, reach)
+    code = _begin_with(_dispatch.OpDispatcher._dispatch_fast_path_python_tail, reach, take_back)
     return OpRules(tuple(infos), tuple(handlers), code)
 
 
-def _begin_with(function: Any, reach: Callable[..., None]) -> Any:
-    """Have the function of torch's that ends ops that write begin with ``reach(op, args, kwargs)``, where something is written to a view or to ``out=``; returns its code, to be put back.
+def _begin_with(function: Any, reach: Callable[..., None], take_back: Callable[..., None]) -> Any:
+    """Have the function of torch's that ends ops that write begin with ``take_back(tensor, local tensor, its spec)`` where a copy was written to, and with ``reach(op, args, kwargs)`` where something is written
+    to a view, if there may be views that are copies, or to ``out=``; returns its code, to be put back.
 
     C++ keeps the function from its first call on, so another in its place would not be met: it gets other code. And every write comes by here: one more call would cost a tenth of the op, so what is
     added is a statement. The results of ``out=`` have their placements only afterwards.
@@ -1232,8 +1273,9 @@ def _begin_with(function: Any, reach: Callable[..., None]) -> Any:
     body[1:1] = ast.parse(_BEGINNING).body  # after the docstring
     made: dict[str, Any] = {}
     exec(compile(ast.fix_missing_locations(tree), code.co_filename, "exec"), function.__globals__, made)
-    function.__globals__["_cute_sharding_reach"] = reach
-    function.__globals__["_cute_sharding_stock"] = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    stock = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    names = {"reach": reach, "take_back": take_back, "stock": stock, "WrittenBack": WrittenBack, "copies": _there_are_copies or threading.active_count() > 1}
+    function.__globals__.update({f"_cute_sharding_{name}": value for name, value in names.items()})
     function.__code__ = made[function.__name__].__code__
     return code
 
@@ -1243,9 +1285,26 @@ if is_out_variant_op:
     result = _cute_sharding_stock(self, op_call, args, kwargs, compute_mesh, output_sharding, local_results, participating, is_inplace_op, is_out_variant_op)
     _cute_sharding_reach(op_call, args, kwargs)
     return result
-if getattr(args[0], "_base", args) is not None:
+if output_sharding.__class__ is _cute_sharding_WrittenBack and participating:
+    _cute_sharding_take_back(args[0], local_results, output_sharding.written)
+if _cute_sharding_copies and getattr(args[0], "_base", args) is not None:
     _cute_sharding_reach(op_call, args, kwargs)
 """
+
+
+# Whether there has been a view that moved data. Until there is, no write asks: to ask what a tensor is a view of costs a fortieth of the op.
+# (What other threads have kept from before, nobody knows: with such threads there may be.)
+_there_are_copies = False
+
+
+def note_copies(found: Any, schema: OpSchema) -> None:
+    """Take note of a view that moves data: it is a copy, and writes to views are looked at from here on."""
+    global _there_are_copies
+    if not _there_are_copies and isinstance(found, OutputSharding) and found.needs_redistribute and schema.op._schema._is_view_op():
+        _there_are_copies = True
+        names: dict[str, Any] = _dispatch.OpDispatcher._dispatch_fast_path_python_tail.__globals__
+        if "_cute_sharding_copies" in names:
+            names["_cute_sharding_copies"] = True
 
 
 def restore_propagation(saved: OpRules) -> None:
@@ -1261,8 +1320,8 @@ def restore_propagation(saved: OpRules) -> None:
         _handlers()[op] = stock
     function: Any = _dispatch.OpDispatcher._dispatch_fast_path_python_tail
     function.__code__ = saved.tail
-    for name in ("_cute_sharding_reach", "_cute_sharding_stock"):
-        function.__globals__.pop(name, None)
+    for name in [name for name in function.__globals__ if name.startswith("_cute_sharding_")]:
+        del function.__globals__[name]
 
 
 def replayed(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:

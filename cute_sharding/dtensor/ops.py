@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from math import isinf
 from typing import Any
 
 from cute_sharding.dtensor import compat
@@ -20,13 +21,14 @@ from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.ops.assign import Operand, Part, assign
 from cute_sharding.ops.signature import Signature, parse
 from cute_sharding.ops.table import BY_OVERLOAD, Row
+from cute_sharding.sharding.deal import kinds_of_device, local_size
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
 # Ops of which torch's own rules are right on any cut: docs/ops.md says how that is measured. Beside these, all that torch knows to be pointwise, in place or not, and of lists; and those that draw.
 CARRIED = frozenset(
     [
         *("clone.default", "contiguous.default", "detach.default", "detach_.default", "alias.default", "copy_.default", "_to_copy.default", "fill_.Scalar", "zero_.default"),
-        *("equal.default", "is_same_size.default", "_local_scalar_dense.default"),
+        *("equal.default", "is_same_size.default"),
         *("empty_like.default", "zeros_like.default", "ones_like.default", "full_like.default", "rand_like.default", "randn_like.default", "randint_like.default"),
         *("new_empty.default", "new_zeros.default", "new_ones.default", "new_full.default", "new_empty_strided.default"),
         *("linalg_vector_norm.default", "norm.Scalar", "linalg__powsum.default", "_foreach_norm.Scalar", "_foreach_powsum.Scalar"),
@@ -37,19 +39,30 @@ CARRIED = frozenset(
 _AVERAGES = frozenset(name for name in BY_OVERLOAD if "_loss" in name or name.startswith("binary_cross_entropy"))
 # And of these one that torch gets wrong on any shards: its gradient of a mean divides by the elements of a shard.
 _WRONG_ON_SHARDS = frozenset(["soft_margin_loss_backward.default"])
+# Of no elements there is no largest and no smallest: with such an order (see _extreme) torch's norms raise on devices that have none.
+_NORMS = frozenset(["linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar"])
 
 
 def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
     """What stands in for the propagator's way from an op on specs to the placements that it needs and gives."""
 
     def propagate(schema: OpSchema) -> Any:
+        found = decide(schema)
+        compat.note_copies(found, schema)
+        return found
+
+    def decide(schema: OpSchema) -> Any:
         specs = compat.specs_of(schema)
         strided = any(compat.split_factors(spec) for spec in specs)
         name = compat.name_of(schema.op)
+        if compat.keeps_any_cut(schema.op):
+            return (schema.op._schema.is_mutable and _as_what_is_written(name, schema, specs)) or stock(schema)
+        if name in _NORMS and _extreme(schema) and any(map(_some_device_is_empty, specs)):
+            return _gated(stock, name, schema, (Shard, StridedShard))
         if not strided and (name not in _AVERAGES or not any(map(_is_sharded if name in _WRONG_ON_SHARDS else _is_uneven, specs))):
             return stock(schema)
         row = BY_OVERLOAD.get(name)
-        if row is None and (name in VIEWS or name in CARRIED or compat.keeps_any_cut(schema.op)):
+        if row is None and (name in VIEWS or name in CARRIED):
             return stock(schema)
         if all(spec.mesh.size() == 1 for spec in specs):  # torch's stand-in for ops that it decomposes: what holds there is to hold anywhere
             return stock(schema)
@@ -73,6 +86,70 @@ def _is_uneven(spec: DTensorSpec) -> bool:
                 return True
             sizes[placement.dim] //= n
     return False
+
+
+def _extreme(schema: OpSchema) -> bool:
+    """Whether a norm's order is one that has no value for no elements: infinite or negative."""
+    return any(isinstance(arg, (int, float)) and (arg < 0 or isinf(arg)) for arg in schema.args_schema[1:2])
+
+
+def _some_device_is_empty(spec: DTensorSpec) -> bool:
+    """For the sizes of this call, where they are symbols."""
+    shapes, factors = compat.shapes_at_hand([spec]), compat.factors_at_hand([spec])
+    if shapes is None or factors is None:
+        return False
+    counts = [{n} for n in shapes[0]]
+    for part, parts in zip(_parts(spec.placements, factors), spec.mesh.shape):
+        if isinstance(part, tuple):
+            d, factor = part
+            counts[d] = {local_size(n, factor, parts, device) for n in counts[d] for device in kinds_of_device(n, factor, parts)}
+    return any(0 in some for some in counts)
+
+
+# -- pointwise ops that write -------------------------------------------------------------------------------------------------
+
+
+def _as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
+    """The sharding of a pointwise op that writes to a tensor, or to each of a list: its other operands are brought to the cut of what it writes to.
+
+    torch does so only for cuts that are even, or that some element falls to every device of; for others it raises. None where that is torch's: all have one cut, cuts are plain and even, or what is written
+    to is a pending reduction.
+    """
+    wanted, differ = [], False
+    targets = [[spec for spec in found if spec is not None] for is_written, found in compat.arguments(schema) if is_written]
+    for is_written, found in compat.arguments(schema):
+        for i, spec in enumerate(found):
+            of = next((some[i] if len(some) == len(found) else some[0] for some in targets if len(some) in (1, len(found))), None)
+            if spec is None or of is None:
+                return None
+            wanted.append(tuple(spec.placements) if is_written else _following(of, spec))
+            differ = differ or tuple(of.placements) != tuple(spec.placements)
+            if is_written and tuple(of.placements) != tuple(spec.placements):
+                return None
+    mesh = specs[0].mesh
+    if not differ or any(spec.mesh != mesh for spec in specs) or not all(map(_can_be_carried, specs)):
+        return None
+    written = [spec for some in targets for spec in some]
+    if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(compat.split_factors(spec) or _is_uneven(spec) for spec in written):
+        return None
+    flags = {spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec)}
+    if len(flags) > 1 or (True in flags and not _says_what_it_means(specs, wanted)):
+        return None
+    count(name, "signature")
+    logger.debug("%s: operands as what is written: %s", name, ", ".join(map(text, wanted)))
+    return compat.op_sharding(schema, specs, wanted, [tuple(spec.placements) for spec in written], compat.output_metas(schema), as_order=True in flags)
+
+
+def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, ...]:
+    """The placements with which a device has of the operand, which may be broadcast, what it needs for its part of what is written."""
+    before = len(written.shape) - len(operand.shape)
+
+    def placed(p: Placement) -> Placement:
+        if not isinstance(p, (Shard, StridedShard)) or p.dim < before or (compat.is_truly(operand.shape[p.dim - before] == 1) and not compat.is_truly(written.shape[p.dim] == 1)):
+            return Replicate()
+        return Shard(p.dim - before) if isinstance(p, Shard) else strided_shard(p.dim - before, p.split_factor)
+
+    return tuple([placed(p) for p in written.placements])
 
 
 # -- by signature -------------------------------------------------------------------------------------------------------------
@@ -175,27 +252,30 @@ def _placed(parts: Sequence[Part], factors: dict[int, Any]) -> tuple[Placement, 
 # -- the gate -----------------------------------------------------------------------------------------------------------------
 
 
-def _gated(stock: Callable[[OpSchema], Any], name: str, schema: OpSchema) -> Any:
-    """What torch makes of the op with the mesh dims of _StridedShard placements replicated.
+def _gated(stock: Callable[[OpSchema], Any], name: str, schema: OpSchema, kinds: tuple[type, ...] = (StridedShard,)) -> Any:
+    """What torch makes of the op with the mesh dims of such placements replicated. What it then writes in place is taken back to the tensor that it was to write to.
 
     Raises:
-        RuntimeError: the op writes to such a tensor: what is replicated is another tensor, and the write would be lost.
+        RuntimeError: the op writes to such a tensor in another way, as with ``out=``: what is replicated is another tensor, and the write would be lost.
     """
-    for argument, spec in compat.written(schema):
-        if compat.split_factors(spec):
+    written = compat.written(schema)
+    for argument, spec in written:
+        if compat.split_factors(spec) and not (len(written) == 1 and compat.is_in_place(schema.op)):
             raise RuntimeError(
                 f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements {text(spec.placements)} ({argument}), which it cannot do rightly, as far as is known. "
-                f"Redistribute it first, .redistribute(placements={list(_without_strided(spec.placements))!r}), and write to the result; or take the op that gives a new tensor."
+                f"Redistribute it first, .redistribute(placements={list(_without(kinds, spec.placements))!r}), and write to the result; or take the op that gives a new tensor."
             )
-    plain = compat.replaced_specs(schema, lambda spec: _without_strided(spec.placements))
+    plain = compat.replaced_specs(schema, lambda spec: _without(kinds, spec.placements))
     found = stock(plain)
     count(name, "gate")
     logger.debug("%s: no signature; inputs are redistributed to placements without _StridedShard", name)
+    if written and compat.split_factors(written[0][1]):
+        return compat.written_back(found, plain, written[0][1])
     return compat.from_other_specs(found, plain)
 
 
-def _without_strided(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    return tuple([Replicate() if isinstance(p, StridedShard) else p for p in placements])
+def _without(kinds: tuple[type, ...], placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    return tuple([Replicate() if isinstance(p, kinds) else p for p in placements])
 
 
 def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,7 +288,7 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         def plain(leaf: Any) -> Any:
             if not compat.is_dtensor(leaf) or not compat.split_factors(leaf._spec):
                 return leaf
-            wanted = _without_strided(leaf.placements) if compat.name_of(op).startswith("convolution") else [Replicate()] * leaf.device_mesh.ndim
+            wanted = _without((StridedShard,), leaf.placements) if compat.name_of(op).startswith("convolution") else [Replicate()] * leaf.device_mesh.ndim
             return compat.with_placements(leaf, wanted, redistribute_local_tensor)
 
         if any(compat.is_dtensor(leaf) and compat.split_factors(leaf._spec) for leaf in (*args, *kwargs.values())):

@@ -29,6 +29,11 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             _write_through(op, tensor, base)
 
 
+def take_back(tensor: Any, wrote: torch.Tensor, spec: DTensorSpec) -> None:
+    """What an op wrote to a copy of ``tensor``, a local tensor under ``spec``, in ``tensor`` itself."""
+    tensor._local_tensor.copy_(redistribute_local_tensor(wrote, spec, tensor._spec, counted=False))
+
+
 def _write_through(op: Any, tensor: Any, base: Any) -> None:
     """
     Raises:

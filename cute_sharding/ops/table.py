@@ -63,11 +63,11 @@ def _put(names: Sequence[str], d: int, name: str) -> str:
 
 
 def _sum_and_product(product: str) -> Rule:
-    """A term and a product, such as a bias; the term may lack leading dims."""
+    """A term and a product, such as a bias; the term may lack leading dims, but not all: torch gives a product of no rows the shape of the term."""
     result = product.partition("->")[2].split()
 
-    def rule(term: Shape, *_: Any, **__: Any) -> str:
-        return f"+{_text(result[len(result) - len(term) :])}, {product}"
+    def rule(term: Shape, *_: Any, **__: Any) -> str | None:
+        return None if not term else f"+{_text(result[len(result) - len(term) :])}, {product}"
 
     return rule
 

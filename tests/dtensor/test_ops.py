@@ -227,8 +227,8 @@ def test_writes_that_would_be_lost_raise():
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(values(4, 6), (2,), [S(0)])
         before = [part.clone() for part in x._local_tensor._local_tensors.values()]
-        with pytest.raises(RuntimeError, match=r"index_fill_.*writes to a DTensor.*Redistribute it first"):
-            x.index_fill_(0, distribute(index(2, below=4), (2,), [Replicate()]), 7.0)
+        with pytest.raises(RuntimeError, match=r"mm.out writes to a DTensor.*Redistribute it first"):
+            torch.mm(distribute(values(4, 1), (2,), [Replicate()]), distribute(values(1, 6), (2,), [Replicate()]), out=x)
         with plain():
             assert all(torch.equal(a, b) for a, b in zip(before, x._local_tensor._local_tensors.values()))
 

@@ -125,3 +125,68 @@ def test_without_a_graph():
             expected = number((4, 2))
             expected[1:3] = 0
         assert_holds(x.detach(), expected)
+
+
+def listed(name):
+    def write(x, y):
+        getattr(torch, name)([x], [y])
+
+    return write
+
+
+# What is written to x by means of y, both of one shape, of two dims.
+WRITES_BY_ANOTHER = {
+    "copy": lambda x, y: x.copy_(y),
+    "add": lambda x, y: x.add_(y),
+    "a row": lambda x, y: x.mul_(y[0]),
+    "a column": lambda x, y: x.sub_(y.mean(1, keepdim=True)),
+    "where": lambda x, y: x.masked_fill_(y > 2, 1.0),
+    "three": lambda x, y: x.addcmul_(y, y),
+    "a list": listed("_foreach_add_"),
+    "out": lambda x, y: torch.mul(y, 2.0, out=x),
+    "into itself": lambda x, y: torch.add(x, y, out=x),
+    "a product": lambda x, y: x.addmm_(y[:, :1], y[:1]),
+    "at an index": lambda x, y: x.index_put_((torch.tensor([0]),), torch.tensor(1.0)),
+    "a row filled": lambda x, y: x.index_fill_(0, torch.tensor([0]), 1.0),
+}
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (5, 3), (1, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("name", WRITES_BY_ANOTHER)
+def test_what_is_written_keeps_its_cut(name, shape):
+    """As on stock with x replicated; torch itself raises where a cut is strided or smaller than the mesh."""
+    cuts = [_StridedShard(0, split_factor=2), _StridedShard(1, split_factor=2), _StridedShard(0, split_factor=3)]
+    others = [Replicate(), Shard(0), Shard(1), cuts[0], _StridedShard(1, split_factor=3)]
+    with plain():
+        expected, other = number(shape), number(shape) + 1
+        WRITES_BY_ANOTHER[name](expected, other)
+    with ranks_of((3,)), cute_sharding.enabled():
+        for cut in cuts:
+            for placement in others:
+                x, y = distribute(number(shape), (3,), [cut]), distribute(other, (3,), [placement])
+                WRITES_BY_ANOTHER[name](x, y)
+                assert list(x.placements) == [cut]
+                assert_holds(x, expected)
+
+
+def test_small_shards_take_replicas():
+    """Views give shards of fewer rows than there are devices, where torch replicates."""
+    with ranks_of((4,)), cute_sharding.enabled():
+        x = distribute(number((3, 2)), (4,), [Shard(0)])
+        y = distribute(number((3, 2)), (4,), [Replicate()])
+        with plain():
+            expected = number((3, 2)) * 2
+        assert_holds(x.add_(y), expected)
+        assert list(x.placements) == [Shard(0)]
+
+
+def test_norms_of_devices_without_elements():
+    with ranks_of((2,)), cute_sharding.enabled():
+        for order in (float("inf"), float("-inf"), 2.0, -1.0):
+            for placement in (_StridedShard(0, split_factor=5), Shard(0)):
+                x = distribute(number((1, 3)) + 1, (2,), [placement])
+                with plain():
+                    expected = torch.linalg.vector_norm(number((1, 3)) + 1, order)
+                with cute_sharding.enabled(redistribution=True):
+                    assert_holds(torch.linalg.vector_norm(x, order).redistribute(placements=[Replicate()]), expected)
+        assert distribute(number((1,)) + 2, (2,), [_StridedShard(0, split_factor=3)]).item() == 2.0
