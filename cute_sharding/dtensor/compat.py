@@ -1039,13 +1039,32 @@ def specs_of(schema: OpSchema) -> list[DTensorSpec]:
 
 
 def keeps_any_cut(op: torch._ops.OpOverload) -> bool:
-    """Whether torch's rule for the op is one that keeps any cut as it is: that of pointwise ops, in place or not, and of lists of tensors, and of ops that draw."""
+    """Whether torch's rule for the op is one that keeps any cut as it is: that of pointwise ops, and of lists of tensors, and of ops that draw; of others, where they write to nothing: what they write to
+    cannot be redistributed."""
     info = _propagator().op_single_dim_strategy_funcs.get(op)
-    return op in _pointwise() or (info is not None and info.allow_uneven_sharding)
+    return is_pointwise(op) or (info is not None and info.allow_uneven_sharding and (not op._schema.is_mutable or _strategy_is_of(op, "_random_ops")))
 
 
 @cache
-def _pointwise() -> frozenset[Any]:
+def is_pointwise(op: torch._ops.OpOverload) -> bool:
+    """Whether the op is pointwise for torch; in place, of lists and with ``out=`` too."""
+    rules = _rules_of_pointwise_ops()
+    alike = [op]
+    if op._schema.is_mutable and op.namespace == "aten":  # those that write have the arguments of one that does not, and perhaps ``out``
+        wanted = [argument.name for argument in op._schema.arguments if not argument.is_out]
+        packets = [getattr(torch.ops.aten, name, None) for name in (op._opname, op._opname.removesuffix("_"))]
+        overloads = [getattr(packet, name) for packet in packets if packet is not None for name in packet.overloads()]
+        alike += [one for one in overloads if [argument.name for argument in one._schema.arguments] == wanted]
+    return any(one in rules or _strategy_is_of(one, "_pointwise_ops") for one in alike)
+
+
+def _strategy_is_of(op: Any, module: str) -> bool:
+    info = _propagator().op_single_dim_strategy_funcs.get(op)
+    return info is not None and str(getattr(info.func, "__module__", "")).endswith(f".{module}")
+
+
+@cache
+def _rules_of_pointwise_ops() -> frozenset[Any]:
     from torch.distributed.tensor._ops import _pointwise_ops as rules
 
     everything = {*rules.pointwise_ops, *getattr(rules, "_specially_registered_ops", ())}
@@ -1300,7 +1319,9 @@ _there_are_copies = False
 def note_copies(found: Any, schema: OpSchema) -> None:
     """Take note of a view that moves data: it is a copy, and writes to views are looked at from here on."""
     global _there_are_copies
-    if not _there_are_copies and isinstance(found, OutputSharding) and found.needs_redistribute and schema.op._schema._is_view_op():
+    if not _there_are_copies and isinstance(found, OutputSharding) and found.redistribute_schema is not None and schema.op._schema._is_view_op():
+        if all(tuple(one.placements) == tuple(other.placements) for one, other in zip(specs_of(schema), specs_of(found.redistribute_schema))):
+            return
         _there_are_copies = True
         names: dict[str, Any] = _dispatch.OpDispatcher._dispatch_fast_path_python_tail.__globals__
         if "_cute_sharding_copies" in names:

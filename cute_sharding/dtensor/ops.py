@@ -55,14 +55,14 @@ def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         specs = compat.specs_of(schema)
         strided = any(compat.split_factors(spec) for spec in specs)
         name = compat.name_of(schema.op)
-        if compat.keeps_any_cut(schema.op):
-            return (schema.op._schema.is_mutable and _as_what_is_written(name, schema, specs)) or stock(schema)
+        if schema.op._schema.is_mutable and compat.is_pointwise(schema.op):
+            return _as_what_is_written(name, schema, specs) or stock(schema)
         if name in _NORMS and _extreme(schema) and any(map(_some_device_is_empty, specs)):
             return _gated(stock, name, schema, (Shard, StridedShard))
         if not strided and (name not in _AVERAGES or not any(map(_is_sharded if name in _WRONG_ON_SHARDS else _is_uneven, specs))):
             return stock(schema)
         row = BY_OVERLOAD.get(name)
-        if row is None and (name in VIEWS or name in CARRIED):
+        if row is None and (name in VIEWS or name in CARRIED or compat.keeps_any_cut(schema.op)):
             return stock(schema)
         if all(spec.mesh.size() == 1 for spec in specs):  # torch's stand-in for ops that it decomposes: what holds there is to hold anywhere
             return stock(schema)
