@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor import compat, ledger, versions
+from cute_sharding.dtensor import compat, ledger, state, versions
 from cute_sharding.dtensor.groups import prepared_key
 from cute_sharding.dtensor.locks import fork_safe_lock
 from cute_sharding.dtensor.ops import gated_handler, propagation
@@ -38,6 +38,7 @@ _settings: Settings | None = None  # None: disabled
 _stock: list[compat.Registration] = []
 _stock_redistribution: compat.Redistribution | None = None
 _stock_ops: compat.OpRules | None = None
+_stock_state: compat.StateRules | None = None
 _tracing: compat.Tracing | None = None
 _in_view = threading.local()  # .now: this thread is redistributing the input of a view op, whose rule is ours
 
@@ -99,7 +100,8 @@ def parts_replaced() -> list[str]:
             return []
         redistribution = [f"{module.__name__}.redistribute_local_tensor" for module in compat.REDISTRIBUTION_USERS] + ["OpDispatcher.redistribute_local_args"]
         ops = ["ShardingPropagator.propagate_op_sharding_non_cached", "OpDispatcher._dispatch_fast_path_python_tail", *(f"the handler of {op}" for op, _ in _stock_ops.handlers)] if _stock_ops is not None else []
-        return [*(f"the sharding rule of aten.{compat.name_of(stock.op)}" for stock in _stock), *redistribution, *ops, *_tracing.names()]
+        held = [*(f"{owner.__name__}.{name}" for owner, name, _ in _stock_state.methods), *(f"{owner.__name__}.{name}" for owner, name, _ in _stock_state.functions)] if _stock_state is not None else []
+        return [*(f"the sharding rule of aten.{compat.name_of(stock.op)}" for stock in _stock), *redistribution, *ops, *held, *_tracing.names()]
 
 
 def switch_to(settings: Settings | None) -> None:
@@ -122,10 +124,13 @@ def switch_to(settings: Settings | None) -> None:
 
 def _install(settings: Settings | None) -> None:
     """Put torch's registrations back, and then, unless ``settings`` is None, ours in their place."""
-    global _stock_ops, _stock_redistribution, _tracing
+    global _stock_ops, _stock_redistribution, _stock_state, _tracing
     if _stock_ops is not None:
         compat.restore_propagation(_stock_ops)
         _stock_ops = None
+    if _stock_state is not None:
+        compat.restore_state(_stock_state)
+        _stock_state = None
     for registration in _stock:
         compat.restore(registration)
     _stock.clear()
@@ -153,6 +158,7 @@ def _install(settings: Settings | None) -> None:
                 compat.install_strategy(op, _slice_strategy(first, stock))
         if settings.views and settings.ops:
             _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, reach, take_back)
+            _stock_state = compat.install_state(state.METHODS, state.distribute, state.visualization)
     _tag_compiled_graphs(settings)
     ledger.forget()
     compat.clear_propagation_caches()

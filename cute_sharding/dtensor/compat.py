@@ -6,6 +6,7 @@ Supported: torch 2.13 to 2.15.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import operator
 import sys
@@ -30,6 +31,7 @@ from torch.distributed._local_tensor import LocalIntNode, LocalTensor, LocalTens
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _api, _dispatch, _redistribute, _sharding_prop
 from torch.distributed.tensor import placement_types as _placement_types
+from torch.distributed.tensor._collective_utils import mesh_scatter
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, OutputSharding, RuntimeSchemaInfo, StrategyType
 from torch.distributed.tensor._ops import _view_ops
@@ -42,6 +44,7 @@ from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
+from cute_sharding._imports import when_imported
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.layout import row_major
 from cute_sharding.views.dim_map import DimSpec
@@ -1364,3 +1367,90 @@ def with_placements(tensor: DTensor, placements: Sequence[Placement], move: Call
     """The tensor with other placements, its local tensor brought there by ``move(local, spec, spec)``; outside of autograd."""
     target = DTensorSpec(tensor._spec.mesh, tuple(placements), tensor._spec.tensor_meta)
     return DTensor(move(tensor._local_tensor, tensor._spec, target), target, requires_grad=False)
+
+
+# -- checkpoints, state dicts, pictures ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StateRules:
+    """What of torch's is replaced: what to put back."""
+
+    methods: tuple[tuple[Any, str, Any], ...]
+    functions: list[tuple[Any, str, Any]]
+    waiting: tuple[Callable[[], None], ...]
+
+
+def install_state(methods: dict[tuple[Any, str], Callable[[Any], Any]], distribute: Callable[[Any], Any], visualization: Callable[..., Any]) -> StateRules:
+    """Have each method be ``methods[class, name](torch's)``, and so the functions that hand out state dicts and draw pictures, once a program imports these."""
+    found = tuple([(owner, name, vars(owner)[name]) for owner, name in methods])
+    functions: list[tuple[Any, str, Any]] = []
+
+    def replace(module: str, name: str, wrap: Callable[[Any, Any], Any], also: Sequence[str] = ()) -> Callable[[], None]:
+        def action() -> None:
+            try:
+                made = wrap(sys.modules[module], getattr(sys.modules[module], name))
+                for owner in (sys.modules[m] for m in (module, *also) if m in sys.modules):
+                    functions.append((owner, name, getattr(owner, name)))
+                    setattr(owner, name, made)
+            except Exception as error:  # it runs where the program imports something, and that must not fail
+                logger.warning("%s.%s is torch's own: %s: %s", module, name, type(error).__name__, error)
+
+        return when_imported(module, action)
+
+    for owner, name, stock in found:
+        setattr(owner, name, methods[owner, name](stock))
+    waiting = (
+        replace("torch.distributed._state_dict_utils", "_distribute_tensors", lambda module, stock: distribute(stock)),
+        replace(
+            "torch.distributed.tensor.debug._visualize_sharding",
+            "visualize_sharding",
+            lambda module, stock: visualization(stock, module._create_table, module._create_rich_table),
+            ("torch.distributed.tensor.debug",),
+        ),
+    )
+    return StateRules(found, functions, waiting)
+
+
+def restore_state(saved: StateRules) -> None:
+    for give_up in saved.waiting:
+        give_up()
+    for owner, name, stock in saved.methods:
+        setattr(owner, name, stock)
+    for owner, name, stock in saved.functions:
+        setattr(owner, name, stock)
+    saved.functions.clear()
+
+
+def chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Any:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+
+
+def write_item(fqn: str, tensor: DTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Any:
+    """What a checkpoint is told of one block of a tensor."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    data = TensorWriteData(chunk=chunk(offsets, sizes), properties=TensorProperties.create_from_tensor(tensor.to_local()), size=tensor.size())
+    return WriteItem(index=MetadataIndex(fqn, torch.Size(offsets)), type=WriteItemType.SHARD, tensor_data=data)
+
+
+def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """A DTensor as ``tensor``, of another local tensor."""
+    return DTensor(local, tensor._spec, requires_grad=False)
+
+
+def scattered(parts: Sequence[torch.Tensor], dim: int, mesh: Any, mesh_dim: int, source: int) -> torch.Tensor:
+    """This rank's of the parts that the rank ``source`` of its slice has; the parts, of which all ranks know the shapes, differ along ``dim`` alone."""
+    longest = max(part.shape[dim] for part in parts)
+    missing = [longest - part.shape[dim] for part in parts]
+    padded = [torch.nn.functional.pad(part, [0, 0] * (part.ndim - 1 - dim) + [0, n]).contiguous() if n else part.contiguous() for part, n in zip(parts, missing)]
+    output = torch.empty_like(padded[0])
+    mesh_scatter(output, padded, mesh, mesh_dim=mesh_dim, group_src=source)
+    return Shard._maybe_unpad_tensor_with_sizes(dim, output, missing, mesh.get_coordinate()[mesh_dim], True)
+
+
+def has_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None

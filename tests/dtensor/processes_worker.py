@@ -25,7 +25,7 @@ def start(rank, job, world, rendezvous, *args):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=PATIENCE)
     try:
-        globals()[job](*args)
+        (job if callable(job) else globals()[job])(*args)
         dist.barrier()  # whoever is done first waits for the others: its threads serve them still
     finally:
         dist.destroy_process_group()
@@ -189,7 +189,7 @@ def compiled_once(case):
 def several(*jobs):
     """Jobs one after the other: processes take longer to start than most jobs to run."""
     for job, *args in jobs:
-        globals()[job](*args)
+        (job if callable(job) else globals()[job])(*args)
 
 
 def dying(rank, world, rendezvous, folder):

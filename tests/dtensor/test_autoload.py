@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_sharding import _autoload
+from cute_sharding import _autoload, _imports
 
 FLAGS = (_autoload.FLAG, _autoload.REDISTRIBUTION_FLAG, _autoload.EVERYTHING_FLAG, _autoload.IMPLICIT_FLAG)
 
@@ -63,9 +63,9 @@ def test_the_import_leaves_no_trace(program):
 import sys, torch
 before = len(sys.meta_path)
 import torch.distributed.tensor as module
-print(module.__name__, module.__spec__.name, module.__file__.endswith('__init__.py'), before - len(sys.meta_path))
 import cute_sharding
 cute_sharding.disable()  # and the program can still switch it off
+print(module.__name__, module.__spec__.name, module.__file__.endswith('__init__.py'), before - len(sys.meta_path))
 print(cute_sharding.is_enabled())
 """
     assert succeeds(program(code, "1")).split() == ["torch.distributed.tensor", "torch.distributed.tensor", "True", "1", "False"]
@@ -74,7 +74,7 @@ print(cute_sharding.is_enabled())
 @pytest.mark.parametrize("value, on", [*((v, True) for v in ("1", "true", "ON", " yes ")), *((v, False) for v in ("", "0", "off", "False", "no"))])
 def test_values_of_the_flag(monkeypatch, value, on):
     waited = []
-    monkeypatch.setattr(_autoload, "_when_imported", lambda name, action: waited.append(name))
+    monkeypatch.setattr(_imports, "when_imported", lambda name, action: waited.append(name))
     monkeypatch.setenv(_autoload.FLAG, value)
     _autoload.autoload()
     assert waited == ["torch.distributed.tensor"] * on
@@ -82,7 +82,7 @@ def test_values_of_the_flag(monkeypatch, value, on):
 
 def test_a_module_that_is_already_imported_is_switched_on_at_once():
     called = []
-    _autoload._when_imported("sys", lambda: called.append(1))
+    _imports.when_imported("sys", lambda: called.append(1))
     assert called == [1]
 
 
