@@ -20,7 +20,7 @@ from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.ops.assign import Operand, Part, assign
 from cute_sharding.ops.signature import Signature, parse
-from cute_sharding.ops.table import BY_OVERLOAD, Row
+from cute_sharding.ops.table import BY_OVERLOAD, POINTWISE, Row
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
@@ -62,6 +62,8 @@ def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         if not strided and (name not in _AVERAGES or not any(map(_is_sharded if name in _WRONG_ON_SHARDS else _is_uneven, specs))):
             return stock(schema)
         row = BY_OVERLOAD.get(name)
+        if row is None and strided and compat.is_pointwise(schema.op) and not any(isinstance(p, Partial) for spec in specs for p in spec.placements):
+            row = POINTWISE
         if row is None and (name in VIEWS or name in CARRIED or compat.keeps_any_cut(schema.op)):
             return stock(schema)
         if all(spec.mesh.size() == 1 for spec in specs):  # torch's stand-in for ops that it decomposes: what holds there is to hold anywhere
@@ -69,7 +71,7 @@ def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         found = None if row is None else _by_signature(row, name, schema, specs)
         if found is not None:
             return found
-        return _gated(stock, name, schema) if strided else stock(schema)
+        return _gated(stock, name, schema) if strided and row is not POINTWISE else stock(schema)
 
     return propagate
 
@@ -168,6 +170,8 @@ def _by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensor
     if pattern is None:
         return None
     metas = compat.output_metas(schema)
+    if metas is None:
+        return None
     symbolic = compat.is_symbolic(*(tuple(spec.shape) for spec in specs))
     reduce = row.reduction(*args, **kwargs)
     results = compat.shapes_of_results(metas)
@@ -204,7 +208,8 @@ def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
     sizes: dict[str, set[str]] = {}
     for spec, names in zip(specs, signature.operands):
         for n, name in zip(spec.shape, names):
-            sizes.setdefault(name, set()).add(compat.size_text(n))
+            if compat.size_text(n) != "1" or not name.startswith("..."):  # a 1 is one in every call, and broadcast
+                sizes.setdefault(name, set()).add(compat.size_text(n))
     return all(len(found) == 1 for found in sizes.values())
 
 

@@ -379,4 +379,15 @@ TABLE: tuple[Row, ...] = (
     Row(("_scaled_dot_product_flash_attention_for_cpu_backward.default",), _attention_backward),
 )
 
+def _pointwise(*args: Any, **kwargs: Any) -> str | None:
+    """As many operands as there are tensors, each broadcast; all results alike."""
+    given = (*args, *kwargs.values())
+    if any(isinstance(arg, list) or (isinstance(arg, tuple) and any(isinstance(n, tuple) for n in arg)) for arg in given):
+        return None
+    return f"{', '.join(['...' for arg in given if isinstance(arg, tuple)])} -> ..."
+
+
+# Of all ops that are pointwise, of which torch has the list; those of lists of tensors are torch's.
+POINTWISE = Row((), _pointwise)
+
 BY_OVERLOAD: dict[str, Row] = {name: row for row in TABLE for name in row.overloads}
