@@ -14,7 +14,7 @@ from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import waited
 from cute_sharding.dtensor.groups import group_of
 from cute_sharding.dtensor.library import after
-from cute_sharding.dtensor.ranks import copies_natively, in_order, ints_on_each_rank, on_each_rank, peers, places, true_on_each_rank
+from cute_sharding.dtensor.ranks import copies_natively, in_order, ints_on_each_rank, on_each_rank, peers, place, true_on_each_rank
 from cute_sharding.redistribution.copies import Copy, fills, flat
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.native import Along
@@ -240,7 +240,7 @@ _REDUCE = {
 
 @lru_cache(maxsize=1 << 12)
 def _transfer(step: Step, mesh: Any, rank: int, gathers: bool = False, turn: int = 0) -> Transfer:
-    device, among = places(mesh, rank)[rank], peers(mesh, step.mesh_dims, rank)
+    device, among = place(mesh, rank), peers(mesh, step.mesh_dims, rank)
     if isinstance(step, Exchange):
         return step.gathering(device, among) if gathers else step.transfer(device, among, turn)
     return step.transfer(device, among)
@@ -249,7 +249,7 @@ def _transfer(step: Step, mesh: Any, rank: int, gathers: bool = False, turn: int
 @lru_cache(maxsize=1 << 12)
 def _alone(step: Step, mesh: Any, rank: int) -> tuple[Transfer, tuple[Copy, ...]]:
     """A device's transfer with itself alone, and the copies from its source to its target."""
-    device = places(mesh, rank)[rank]
+    device = place(mesh, rank)
     return step.transfer(device, (device,)), step.kept_by(device)
 
 

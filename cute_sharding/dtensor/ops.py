@@ -37,8 +37,12 @@ CARRIED = frozenset(
 
 # Rows that are asked about plain shards as well: torch takes an average over blocks of different sizes for one of blocks of one size.
 _AVERAGES = frozenset(name for name in BY_OVERLOAD if "_loss" in name or name.startswith("binary_cross_entropy"))
-# And of these one that torch gets wrong on any shards: its gradient of a mean divides by the elements of a shard.
-_WRONG_ON_SHARDS = frozenset(["soft_margin_loss_backward.default"])
+# And of these those that torch gets wrong on any shards: a gradient of a mean that it divides by the elements of a shard, and a mean whose rows have weights, for which it divides by the number of rows.
+_WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
+    "soft_margin_loss_backward.default": lambda schema: True,
+    "nll_loss_forward.default": lambda schema: _has_weights(schema),
+    "nll_loss2d_forward.default": lambda schema: _has_weights(schema),
+}
 # Of no elements there is no largest and no smallest: with such an order (see _extreme) torch's norms raise on devices that have none.
 _NORMS = frozenset(["linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar"])
 
@@ -59,7 +63,7 @@ def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
             return _as_what_is_written(name, schema, specs) or stock(schema)
         if name in _NORMS and _extreme(schema) and any(map(_some_device_is_empty, specs)):
             return _gated(stock, name, schema, (Shard, StridedShard))
-        if not strided and (name not in _AVERAGES or not any(map(_is_sharded if name in _WRONG_ON_SHARDS else _is_uneven, specs))):
+        if not strided and (name not in _AVERAGES or not any(map(_is_sharded if _WRONG_ON_SHARDS.get(name, _never)(schema) else _is_uneven, specs))):
             return stock(schema)
         row = BY_OVERLOAD.get(name)
         if row is None and strided and compat.is_pointwise(schema.op) and not any(isinstance(p, Partial) for spec in specs for p in spec.placements):
@@ -88,6 +92,15 @@ def _is_uneven(spec: DTensorSpec) -> bool:
                 return True
             sizes[placement.dim] //= n
     return False
+
+
+def _never(schema: OpSchema) -> bool:
+    return False
+
+
+def _has_weights(schema: OpSchema) -> bool:
+    """Of the loss of classes: (scores, targets, weights, reduction, class to ignore); 1 is a mean."""
+    return isinstance(schema.args_schema[2], DTensorSpec) and schema.args_schema[3] == 1
 
 
 def _extreme(schema: OpSchema) -> bool:

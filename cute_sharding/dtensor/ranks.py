@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import Any
 
@@ -39,13 +39,17 @@ def true_on_each_rank(function: Callable[[int], bool]) -> bool:
 
 
 @lru_cache(maxsize=1 << 10)
-def places(mesh: Any, rank: int) -> dict[int, Device]:
-    """The coordinates of all ranks of the mesh, or of ``rank``'s slice if it is a slice of a larger one."""
-    sizes = tuple(mesh.shape)
-    for ranks in compat.rank_lists(mesh):
-        if rank in ranks:
-            return {r: coordinate(i, sizes) for i, r in enumerate(ranks)}
-    raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")
+def place(mesh: Any, rank: int) -> Device:
+    """The coordinates of a rank on the mesh."""
+    return coordinate(ranks_beside(mesh, rank).index(rank), tuple(mesh.shape))
+
+
+def ranks_beside(mesh: Any, rank: int) -> list[int]:
+    """All ranks of the mesh in its order, or those of ``rank``'s slice if it is a slice of a larger one."""
+    found: list[int] | None = next((ranks for ranks in compat.rank_lists(mesh) if rank in ranks), None)
+    if found is None:
+        raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")
+    return found
 
 
 def coordinate(index: int, sizes: tuple[int, ...]) -> Device:
@@ -56,16 +60,13 @@ def coordinate(index: int, sizes: tuple[int, ...]) -> Device:
     return tuple(reversed(result))
 
 
-def _slice(coordinates: dict[int, Device], dims: Sequence[int], rank: int) -> list[int]:
-    mine = coordinates[rank]
-    return [r for r, place in coordinates.items() if all(a == b for m, (a, b) in enumerate(zip(place, mine)) if m not in dims)]
-
-
 @lru_cache(maxsize=1 << 10)
 def peers(mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device, ...]:
     """The coordinates of the ranks that differ from ``rank`` on ``dims`` alone, in the order of their process group: by rank."""
-    coordinates = places(mesh, rank)
-    return tuple([coordinates[r] for r in sorted(_slice(coordinates, dims, rank))])
+    ranks, sizes = ranks_beside(mesh, rank), tuple(mesh.shape)
+    found = product(*[range(n) if m in dims else [k] for m, (n, k) in enumerate(zip(sizes, place(mesh, rank)))])
+    steps = [prod(sizes[m + 1 :]) for m in range(len(sizes))]
+    return tuple(sorted(found, key=lambda device: ranks[sum(k * step for k, step in zip(device, steps))]))
 
 
 @lru_cache(maxsize=1 << 10)

@@ -20,7 +20,7 @@ from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import DTensorSpec, Placement
 from cute_sharding.dtensor.groups import group_of
 from cute_sharding.dtensor.placements import cut_of
-from cute_sharding.dtensor.ranks import on_each_rank, places, true_on_each_rank
+from cute_sharding.dtensor.ranks import on_each_rank, place, true_on_each_rank
 from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.cost import coordinates
 from cute_sharding.redistribution.meeting import held, size
@@ -137,7 +137,7 @@ def _fits(spec: DTensorSpec, chains: Chains, local: torch.Tensor) -> bool:
     sizes = tuple(mesh.shape)
 
     def expected(rank: int) -> tuple[int, ...]:
-        device = places(mesh, rank)[rank]
+        device = place(mesh, rank)
         return tuple([size(held(n, tuple([(f, sizes[m], device[m]) for m, f in chain]))) for n, chain in zip(spec.shape, chains)])
 
     if compat.local_tensor_mode() is not None:

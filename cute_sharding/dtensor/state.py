@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.ranks import places
+from cute_sharding.dtensor.ranks import coordinate, ranks_beside
 from cute_sharding.dtensor.reading import of_source
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.sharding.blocks import Block, blocks
@@ -159,7 +159,7 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
     spec = dtensor._spec
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     chains = of_source(spec, dtensor._local_tensor)
-    held = [(rank, _blocks(shape, mesh, chains, device)) for rank, device in places(spec.mesh, compat.this_rank()).items()]
+    held = [(rank, _blocks(shape, mesh, chains, coordinate(i, mesh))) for i, rank in enumerate(ranks_beside(spec.mesh, compat.this_rank()))]
     edges = [sorted({edge for _, some in held for block in some for edge in (block.offsets[d], block.offsets[d] + block.sizes[d])}) for d in range(len(shape))]
 
     def cells(d: int, block: Block) -> list[tuple[int, int]]:

@@ -302,6 +302,28 @@ def _loss_backward(gradient: Shape, x: Shape, target: Shape, *args: Any, **kwarg
     return f"{', '.join(operands)} -> {names}"
 
 
+def _of_classes(x: Shape) -> tuple[list[str], list[str]]:
+    """The names of scores for classes, which are dim 1, or the only one, and whole; and of what there is one of for each row."""
+    names = _names(x, [min(len(x) - 1, 1)])
+    return names, [name for name in names if not name.startswith("[")]
+
+
+def _nll_loss(x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> str:
+    """A mean is divided by the weights of all rows, so the op is to see them all; the weights' sum is its second result."""
+    names, rows = _of_classes(x)
+    if reduction == 1:
+        names, rows = [name if name.startswith("[") else f"[{name}]" for name in names], [f"[{name}]" for name in rows]
+    operands = [_text(names), _text(rows), *["[c]" for given in (weight,) if given is not None]]
+    return f"{', '.join(operands)} -> {_text(rows) if reduction == 0 else ''},"
+
+
+def _nll_loss_backward(gradient: Shape, x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> str:
+    """The weights' sum is given: each row's gradient is its own."""
+    names, rows = _of_classes(x)
+    operands = [_text(rows) if reduction == 0 else "", _text(names), _text(rows), *["[c]" for given in (weight,) if given is not None], ""]
+    return f"{', '.join(operands)} -> {_text(names)}"
+
+
 # -- attention ----------------------------------------------------------------------------------------------------------------
 
 _QUERIES, _KEYS, _VALUES, _STATISTICS = "b h [s] [e]", "b h [t] [e]", "b h [t] [e]", "b h [s]"
@@ -374,6 +396,8 @@ TABLE: tuple[Row, ...] = (
     # losses
     Row(("mse_loss.default", "smooth_l1_loss.default", "huber_loss.default", "soft_margin_loss.default", "binary_cross_entropy.default", "binary_cross_entropy_with_logits.default"), _loss, _reduction_of_loss),
     Row(("mse_loss_backward.default", "smooth_l1_loss_backward.default", "huber_loss_backward.default", "soft_margin_loss_backward.default"), _loss_backward),
+    Row(("nll_loss_forward.default", "nll_loss2d_forward.default"), _nll_loss, "sum"),
+    Row(("nll_loss_backward.default", "nll_loss2d_backward.default"), _nll_loss_backward),
     # attention
     Row(("_scaled_dot_product_flash_attention_for_cpu.default",), _attention),
     Row(("_scaled_dot_product_flash_attention_for_cpu_backward.default",), _attention_backward),

@@ -96,6 +96,9 @@ PROGRAMS = {
     "bce with logits": (lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()), (2, 9), (2, 9)),
     "l1_loss": (F.l1_loss, (2, 9), (2, 9)),
     "cross_entropy": (lambda x, i: F.cross_entropy(x, i), (6, 5), index(6, below=5)),
+    "cross_entropy, weighted": (lambda x, i, w: F.cross_entropy(x, i, w.detach().exp()) + w.sum(), (6, 5), index(6, below=5), (5,)),
+    "cross_entropy, all": (lambda x, i: F.cross_entropy(x, i, reduction="none"), (6, 5), index(6, below=5)),
+    "cross_entropy, summed": (lambda x, i: F.cross_entropy(x, i, reduction="sum"), (6, 5, 4), index(6, 4, below=5)),
     # no signature: the gate
     "conv2d": (lambda x, w: F.conv2d(x, w), (4, 2, 5, 5), (3, 2, 2, 2)),
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b), (2, 4, 6), (6, 4, 3), (6,)),
@@ -108,7 +111,7 @@ PROGRAMS = {
     "where": (lambda x, y: torch.where(x > 0, x, y), (4, 6), (4, 6)),
     "norm": (lambda x: torch.linalg.vector_norm(x), (4, 6)),
 }
-GATED = ("conv2d", "conv1d", "attention", "cross_entropy", "inverse")
+GATED = ("conv2d", "conv1d", "attention", "inverse")
 MESHES = [(3,), (2, 2)]
 DRAWS = 1
 
