@@ -4,7 +4,7 @@
 
 For each op and each of its sample inputs, tensors are cut at random: evenly, unevenly, and as views cut them (_StridedShard). Each is run
 
-- on stock with _StridedShard replicated: what a program would have had,
+- on stock with _StridedShard and uneven shards replicated: what a program would have had,
 - on stock as it is,
 - with ops switched on,
 
@@ -205,7 +205,7 @@ def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: i
                         continue  # some results are drawn
             except Exception:
                 continue
-            plain = [[Replicate() if isinstance(p, _StridedShard) else p for p in some] for some in placements]
+            plain = [[Replicate() if kind != "even" and cut_of(p) is not None and (kind == "uneven" or isinstance(p, _StridedShard)) else p for p in some] for some in placements]
             ways = {"had": (nullcontext(), plain), "stock": (nullcontext(), placements), "ours": (cute_sharding.enabled(), placements)}
             for way, (switched, some) in ways.items():
                 with switched:

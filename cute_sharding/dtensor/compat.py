@@ -1193,6 +1193,12 @@ def written_back(found: OutputSharding, schema: OpSchema, spec: DTensorSpec) -> 
     return WrittenBack(spec, redistributed.redistribute_schema, True, redistributed.use_val_from_redistribute_schema, first)
 
 
+def with_outputs(found: OutputSharding, placements: Callable[[DTensorSpec], Sequence[Placement]]) -> OutputSharding:
+    """torch's answer, with other placements for what comes of the op."""
+    outputs: Any = tree_map(lambda leaf: DTensorSpec(leaf.mesh, tuple(placements(leaf)), leaf.tensor_meta) if isinstance(leaf, DTensorSpec) else leaf, found.output_spec)
+    return OutputSharding(outputs, found.redistribute_schema, found.needs_redistribute, found.use_val_from_redistribute_schema)
+
+
 def _by_plan(schema: OpSchema | None) -> Any:
     """The schema with the note that the arguments go there by plan (see adapter._redistribution_of_arguments)."""
     if schema is not None:
@@ -1361,6 +1367,31 @@ def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def is_dtensor(value: Any) -> bool:
     return isinstance(value, DTensor)
+
+
+def world_size() -> int:
+    return dist.get_world_size()
+
+
+def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpSchema:
+    """The op with specs for DTensors."""
+    schema = DTensor._op_dispatcher.unwrap_to_op_info(op, args, kwargs).schema
+    assert schema is not None
+    return schema
+
+
+def run_as(op: torch._ops.OpOverload, args: tuple[Any, ...], found: OutputSharding, move: Callable[..., torch.Tensor]) -> Any:
+    """The op on local tensors that were brought by ``move(local, spec, spec)`` to where ``found`` has them."""
+    wanted = args if found.redistribute_schema is None else found.redistribute_schema.args_schema
+
+    def local(arg: Any, spec: Any) -> Any:
+        if not isinstance(arg, DTensor):
+            return arg
+        moved = arg if not isinstance(spec, DTensorSpec) or tuple(spec.placements) == tuple(arg._spec.placements) else with_placements(arg, spec.placements, move)
+        return moved._local_tensor
+
+    result = op(*[local(arg, spec) for arg, spec in zip(args, wanted)])
+    return DTensor._op_dispatcher.wrap(result, found.output_spec)
 
 
 def with_placements(tensor: DTensor, placements: Sequence[Placement], move: Callable[..., torch.Tensor]) -> DTensor:

@@ -40,10 +40,13 @@ _AVERAGES = frozenset(name for name in BY_OVERLOAD if "_loss" in name or name.st
 # And of these those that torch gets wrong on any shards: a gradient of a mean that it divides by the elements of a shard, and a mean whose rows have weights, for which it divides by the number of rows.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
+    "binary_cross_entropy_backward.default": lambda schema: _is_of_a_mean(schema),
     "nll_loss_forward.default": lambda schema: _has_weights(schema),
     "nll_loss2d_forward.default": lambda schema: _has_weights(schema),
 }
-# Of no elements there is no largest and no smallest: with such an order (see _extreme) torch's norms raise on devices that have none.
+# What comes of these has nothing to do with what is pending in the operand: torch has such values, the same on each device, be summed.
+_FRESH = frozenset(["empty_like.default", "fill_.Scalar"])
+# Of no elements there is no largest and no smallest: with such an order (see _extreme) torch's norms raise on devices that have none, as does item().
 _NORMS = frozenset(["linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar"])
 
 
@@ -61,7 +64,9 @@ def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         name = compat.name_of(schema.op)
         if schema.op._schema.is_mutable and compat.is_pointwise(schema.op):
             return _as_what_is_written(name, schema, specs) or stock(schema)
-        if name in _NORMS and _extreme(schema) and any(map(_some_device_is_empty, specs)):
+        if name in _FRESH and any(isinstance(p, Partial) for spec in specs for p in spec.placements):
+            return compat.with_outputs(stock(schema), lambda spec: _without((Partial,), spec.placements))
+        if (name == "_local_scalar_dense.default" or (name in _NORMS and _extreme(schema))) and any(map(_some_device_is_empty, specs)):
             return _gated(stock, name, schema, (Shard, StridedShard))
         if not strided and (name not in _AVERAGES or not any(map(_is_sharded if _WRONG_ON_SHARDS.get(name, _never)(schema) else _is_uneven, specs))):
             return stock(schema)
@@ -101,6 +106,11 @@ def _never(schema: OpSchema) -> bool:
 def _has_weights(schema: OpSchema) -> bool:
     """Of the loss of classes: (scores, targets, weights, reduction, class to ignore); 1 is a mean."""
     return isinstance(schema.args_schema[2], DTensorSpec) and schema.args_schema[3] == 1
+
+
+def _is_of_a_mean(schema: OpSchema) -> bool:
+    """Of a gradient (of the result, scores, targets, weights, reduction); 1 is a mean."""
+    return len(schema.args_schema) < 5 or schema.args_schema[4] == 1
 
 
 def _extreme(schema: OpSchema) -> bool:
@@ -201,6 +211,7 @@ def _by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensor
             tuple(mesh.shape),
             reduce=None if symbolic and reduce != "sum" else reduce,
             linear=row.linear,
+            filled=row.filled,
         )
     except ValueError as error:
         logger.debug("%s: %s", name, error)
@@ -297,21 +308,51 @@ def _without(kinds: tuple[type, ...], placements: Sequence[Placement]) -> tuple[
 
 
 def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function of an op that goes past the propagator, on tensors without _StridedShard.
+    """What stands in for torch's function of an op that goes past the propagator: on tensors of which it is not known to be right, the op by its signature; else torch's, on tensors without _StridedShard.
 
-    A convolution takes other mesh dims as they are. To the others all of such a tensor is given: of a shard beside a replica 2.15 gets the placements of the result wrong.
+    To ops other than convolutions all of such a tensor is given: of a shard beside a replica 2.15 gets the placements of the result wrong.
     """
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def plain(leaf: Any) -> Any:
-            if not compat.is_dtensor(leaf) or not compat.split_factors(leaf._spec):
-                return leaf
-            wanted = _without((StridedShard,), leaf.placements) if compat.name_of(op).startswith("convolution") else [Replicate()] * leaf.device_mesh.ndim
-            return compat.with_placements(leaf, wanted, redistribute_local_tensor)
+        name = compat.name_of(op)
+        tensors = [leaf for leaf in (*args, *kwargs.values()) if compat.is_dtensor(leaf)]
+        if name.startswith("convolution"):
+            if all(tensor.device_mesh.size() == 1 for tensor in tensors) or _is_right_on(tensors, args):
+                return stock(op, args, kwargs)
+            schema = compat.schema_of(op, args, kwargs)
+            found = _by_signature(BY_OVERLOAD[name], name, schema, compat.specs_of(schema))
+            if found is not None:
+                return compat.run_as(op, args, found, redistribute_local_tensor)
+        elif not any(compat.split_factors(tensor._spec) or _some_device_is_empty(tensor._spec) for tensor in tensors):
+            return stock(op, args, kwargs)
 
-        if any(compat.is_dtensor(leaf) and compat.split_factors(leaf._spec) for leaf in (*args, *kwargs.values())):
-            count(compat.name_of(op), "gate")
-            args, kwargs = tuple(map(plain, args)), {key: plain(value) for key, value in kwargs.items()}
-        return stock(op, args, kwargs)
+        def plain(leaf: Any) -> Any:
+            return compat.with_placements(leaf, [Replicate()] * leaf.device_mesh.ndim, redistribute_local_tensor) if compat.is_dtensor(leaf) else leaf
+
+        count(name, "gate")
+        return stock(op, tuple(map(plain, args)), {key: plain(value) for key, value in kwargs.items()})
 
     return handler
+
+
+def _is_right_on(tensors: Sequence[Any], args: Sequence[Any]) -> bool:
+    """Whether torch's convolution of those arguments, or its gradient, is known to be right: all is replicated, or, on a mesh of one dim, images are cut evenly by number or by their last dim."""
+    images, at = (1, 3) if len(args) == 9 else (2, 4)  # input, weight, bias, stride, ... and gradient, input, weight, sizes of bias, stride, ...
+    weight, options = tensors[images], args[at : at + 3]
+    cut = [(tensor, p) for tensor in tensors for p in tensor.placements if not isinstance(p, Replicate)]
+    mesh = weight.device_mesh
+    return all(
+        isinstance(p, Shard)
+        and any(tensor is image for image in tensors[:images])
+        and mesh.ndim == 1
+        and compat.is_truly(tensor.shape[p.dim] % mesh.size() == 0)
+        and (p.dim == 0 or (p.dim == tensor.ndim - 1 == 3 and _halo_is_right(tensor.shape[-1] // mesh.size(), weight.shape[-1], *[option[-1] for option in options], mesh=mesh)))
+        for tensor, p in cut
+    )
+
+
+def _halo_is_right(width: Any, kernel: Any, stride: int, padding: int, dilation: int, *, mesh: Any) -> bool:
+    """Whether what torch's neighbours in the world tell one another is what they need: of an image that keeps its width, or of tiles that need nothing (torch/distributed/tensor/_tp_conv.py)."""
+    if dilation != 1 or mesh.size() != compat.world_size():
+        return False
+    return (padding == 0 and stride == kernel and width % stride == 0) or (stride == 1 and kernel % 2 == 1 and padding == kernel // 2 != 0 and width >= padding)

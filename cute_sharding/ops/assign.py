@@ -58,7 +58,7 @@ class _Choice:
     op: str = ""
 
 
-def assign(signature: Signature, operands: Sequence[Operand], mesh: Sequence[int], *, reduce: str | None = "sum", linear: Sequence[int] = (), fixed: Sequence[int] = ()) -> Assignment:
+def assign(signature: Signature, operands: Sequence[Operand], mesh: Sequence[int], *, reduce: str | None = "sum", linear: Sequence[int] = (), fixed: Sequence[int] = (), filled: bool = False) -> Assignment:
     """The assignment under which the fewest elements are received; of several, one that leaves little pending, and then little on each device.
 
     Args:
@@ -66,23 +66,24 @@ def assign(signature: Signature, operands: Sequence[Operand], mesh: Sequence[int
         reduce: the reduction that a contracted name leaves pending; None: such names are whole.
         linear: the operands, by position, of whose sum the result is the sum (or the average).
         fixed: the operands, by position, that must stay as they are: those that the op writes to.
+        filled: no device may be left without rows of a name that is cut.
 
     Raises:
         ValueError: the operands do not fit the signature, or those that are fixed rule out every choice.
     """
     operands, mesh = tuple(operands), tuple(mesh)
-    return _assigned(signature.fitted([operand.shape for operand in operands]), operands, mesh, reduce, tuple(linear), tuple(fixed))
+    return _assigned(signature.fitted([operand.shape for operand in operands]), operands, mesh, reduce, tuple(linear), tuple(fixed), filled)
 
 
 @lru_cache(maxsize=1 << 12)
-def _assigned(signature: Signature, operands: tuple[Operand, ...], mesh: tuple[int, ...], reduce: str | None, linear: tuple[int, ...], fixed: tuple[int, ...]) -> Assignment:
+def _assigned(signature: Signature, operands: tuple[Operand, ...], mesh: tuple[int, ...], reduce: str | None, linear: tuple[int, ...], fixed: tuple[int, ...], filled: bool) -> Assignment:
     sizes = signature.sizes([operand.shape for operand in operands])
     options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
     best: tuple[tuple[int, int, int], Assignment] | None = None
 
     def weigh(choices: Sequence[_Choice]) -> None:
         nonlocal best
-        if not _allowed(signature, sizes, choices, mesh, reduce):
+        if not _allowed(signature, sizes, choices, mesh, reduce, filled):
             return
         targets = tuple([_of_operand(signature, i, choices) for i in range(len(operands))])
         if any(targets[i] != operands[i].parts for i in fixed):
@@ -132,18 +133,26 @@ def _options(signature: Signature, operands: tuple[Operand, ...], m: int, reduce
     return list(found)
 
 
-def _allowed(signature: Signature, sizes: dict[str, int], choices: Sequence[_Choice], mesh: tuple[int, ...], reduce: str | None) -> bool:
+def _allowed(signature: Signature, sizes: dict[str, int], choices: Sequence[_Choice], mesh: tuple[int, ...], reduce: str | None, filled: bool) -> bool:
     """Whether what is left pending is right for blocks of these sizes: an average is of blocks of one size, and a maximum of none that is empty."""
     names = {choice.name for choice in choices if choice.name is not None and signature.contracted(choice.name)}
     for name in names if reduce != "sum" else ():
-        rows = {sizes[name]}
-        for choice, n in zip(choices, mesh):
-            if choice.name == name:
-                rows = {local_size(size, choice.split_factor, n, device) for size in rows for device in kinds_of_device(size, choice.split_factor, n)}
+        rows = _rows(name, sizes, choices, mesh)
         if len(rows) > 1 or 0 in rows:
             return False
+    if filled and any(0 in _rows(choice.name, sizes, choices, mesh) for choice in choices if choice.name is not None):
+        return False
     kinds = {reduce} if names else set()
     return len(kinds | {choice.op for choice in choices if choice.pending is not None}) <= 1
+
+
+def _rows(name: str, sizes: dict[str, int], choices: Sequence[_Choice], mesh: tuple[int, ...]) -> set[int]:
+    """How many rows of the name some device has."""
+    rows = {sizes[name]}
+    for choice, n in zip(choices, mesh):
+        if choice.name == name:
+            rows = {local_size(size, choice.split_factor, n, device) for size in rows for device in kinds_of_device(size, choice.split_factor, n)}
+    return rows
 
 
 def _of_operand(signature: Signature, i: int, choices: Sequence[_Choice]) -> tuple[Part, ...]:

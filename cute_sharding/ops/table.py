@@ -27,12 +27,14 @@ class Row:
         rule: a pattern, or arguments -> pattern.
         reduce: what a contracted dim leaves pending: "sum", "avg", "max", "min"; or, of arguments; None: such dims are whole.
         linear: the operands of which the result is linear, each by itself: what is pending of one may stay so.
+        filled: no device may be left without rows of a name that is cut: the op refuses to compute of nothing.
     """
 
     overloads: tuple[str, ...]
     rule: str | Rule
     reduce: str | Rule | None = None
     linear: tuple[int, ...] = ()
+    filled: bool = False
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
         return self.rule if isinstance(self.rule, str) else self.rule(*args, **kwargs)
@@ -324,6 +326,36 @@ def _nll_loss_backward(gradient: Shape, x: Shape, target: Shape, weight: Any, re
     return f"{', '.join(operands)} -> {_text(names)}"
 
 
+# -- convolutions -------------------------------------------------------------------------------------------------------------
+
+
+def _of_convolution(x: Shape, transposed: bool, groups: int) -> tuple[list[str], list[str], list[str]]:
+    """The names of an input, of a weight and of a result. Each place of an image matters to its neighbours; with several groups so does each channel to the others of its group alone."""
+    c, o = ("c", "o") if groups == 1 else ("[c]", "[o]")
+    places = range(len(x) - 2)
+    among = c if groups == 1 else "[i]"
+    weight = [c, o if groups == 1 else "[i]"] if transposed else [o, among]
+    return ["n", c, *(f"[x{i}]" for i in places)], [*weight, *(f"[k{i}]" for i in places)], ["n", o, *(f"[y{i}]" for i in places)]
+
+
+def _convolution(x: Shape, weight: Shape, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int) -> str:
+    given, kernel, result = _of_convolution(x, transposed, groups)
+    operands = [_text(given), _text(kernel), *[f"+{result[1]}" for some in (bias,) if some is not None]]
+    return f"{', '.join(operands)} -> {_text(result)}"
+
+
+def _convolution_backward(
+    gradient: Shape, x: Shape, weight: Shape, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int, wanted: Sequence[bool]
+) -> str:
+    """The bias has a gradient that knows no input channels, and is not a sum over them: where it is wanted, these are whole. What is not wanted has all names, and takes nothing away."""
+    given, kernel, result = _of_convolution(x, transposed, groups)
+    if wanted[2]:
+        given, kernel = (["[c]" if name == "c" else name for name in names] for names in (given, kernel))
+    everything = [*result, *given[1:], *kernel[2:]]
+    results = [names if is_wanted else everything for names, is_wanted in zip((given, kernel, [result[1]]), wanted)]
+    return f"{_text(result)}, {_text(given)}, {_text(kernel)} -> {', '.join(map(_text, results))}"
+
+
 # -- attention ----------------------------------------------------------------------------------------------------------------
 
 _QUERIES, _KEYS, _VALUES, _STATISTICS = "b h [s] [e]", "b h [t] [e]", "b h [t] [e]", "b h [s]"
@@ -395,9 +427,12 @@ TABLE: tuple[Row, ...] = (
     Row(("slice_backward.default",), _slice_backward),
     # losses
     Row(("mse_loss.default", "smooth_l1_loss.default", "huber_loss.default", "soft_margin_loss.default", "binary_cross_entropy.default", "binary_cross_entropy_with_logits.default"), _loss, _reduction_of_loss),
-    Row(("mse_loss_backward.default", "smooth_l1_loss_backward.default", "huber_loss_backward.default", "soft_margin_loss_backward.default"), _loss_backward),
+    Row(("mse_loss_backward.default", "smooth_l1_loss_backward.default", "huber_loss_backward.default", "soft_margin_loss_backward.default", "binary_cross_entropy_backward.default"), _loss_backward),
     Row(("nll_loss_forward.default", "nll_loss2d_forward.default"), _nll_loss, "sum"),
     Row(("nll_loss_backward.default", "nll_loss2d_backward.default"), _nll_loss_backward),
+    # convolutions
+    Row(("convolution.default",), _convolution, "sum", filled=True),
+    Row(("convolution_backward.default",), _convolution_backward, "sum", filled=True),
     # attention
     Row(("_scaled_dot_product_flash_attention_for_cpu.default",), _attention),
     Row(("_scaled_dot_product_flash_attention_for_cpu_backward.default",), _attention_backward),

@@ -299,3 +299,37 @@ def test_parameters_are_drawn_clipped_and_trained(options):
         assert_close(x.detach(), single.detach(), f"{options}, {norm}")
         for draw in (torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.zeros_):
             assert draw(x).placements == (S(0),)
+
+
+def test_what_is_made_anew_is_not_pending():
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(values(4, 6), (2,), [Partial()])
+        assert list(torch.empty_like(x).placements) == [Replicate()]
+        filled = distribute(values(4, 6), (2,), [Partial()]).fill_(3.0)
+        assert_close(filled, torch.full((4, 6), 3.0), "filled")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_gradients_of_means_on_even_shards(reduction):
+    """torch divides by the elements of a shard."""
+    for cut in ([Shard(0)], [Shard(1)]):
+        with ranks_of((2,)):
+            compare(lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), reduction=reduction), [values(4, 6), values(4, 6)], (2,), [[Replicate()], cut], f"{cut} {reduction}")
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_convolutions_on_any_cut(mesh):
+    """Also with groups, transposed and with a bias, on plain shards, even or not: torch looks at the placements of the images alone."""
+    rng = random.Random(f"convolutions {mesh}")
+    cases = {
+        "groups": (lambda x, w, b: F.conv2d(x, w, b, groups=2), (4, 4, 5, 5), (6, 2, 3, 3), (6,)),
+        "transposed": (lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2), (4, 4, 3, 3), (4, 6, 2, 2), (6,)),
+        "padded": (lambda x, w: F.conv1d(x, w, padding=1), (3, 4, 6), (5, 4, 3)),
+        "one dim": (lambda x, w, b: F.conv1d(x, w, b), (2, 4, 6), (6, 4, 3), (6,)),
+    }
+    for name, (function, *shapes) in cases.items():
+        for kind in (Shard, lambda d: _StridedShard(d, split_factor=2)):
+            for _ in range(3):
+                placements = [[rng.choice([Replicate(), kind(rng.randrange(len(shape)))]) for _ in mesh] for shape in shapes]
+                with ranks_of(mesh):
+                    compare(function, [values(*shape) for shape in shapes], mesh, placements, f"{name} {placements}")
