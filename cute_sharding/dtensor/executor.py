@@ -365,7 +365,10 @@ def _taken(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...],
 
 
 def _to_wire(buffer: torch.Tensor) -> torch.Tensor:
-    return buffer if buffer.dtype in WIRE else buffer.view(torch.uint8)
+    if buffer.dtype in WIRE:
+        return buffer
+    # A single element is contiguous with any stride; as bytes it is not.
+    return (buffer if buffer.stride(-1) == 1 else buffer.clone(memory_format=torch.contiguous_format)).view(torch.uint8)
 
 
 def _from_wire(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

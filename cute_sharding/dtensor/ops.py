@@ -37,10 +37,12 @@ CARRIED = frozenset(
 
 # Rows that are asked about plain shards as well: torch takes an average over blocks of different sizes for one of blocks of one size.
 _AVERAGES = frozenset(name for name in BY_OVERLOAD if "_loss" in name or name.startswith("binary_cross_entropy"))
-# And of these those that torch gets wrong on any shards: a gradient of a mean that it divides by the elements of a shard, and a mean whose rows have weights, for which it divides by the number of rows.
+# And of these those that torch gets wrong on any shards: a gradient of a mean that it divides by the elements of a shard, a mean whose rows have weights, for
+# which it divides by the number of rows, and reductions of all dims that say so by naming none.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
     "binary_cross_entropy_backward.default": lambda schema: _is_of_a_mean(schema),
+    **dict.fromkeys(("sum.dim_IntList", "nansum.default", "mean.dim", "amax.default", "amin.default", "var.correction", "std.correction"), lambda schema: _names_no_dim(schema)),
     "nll_loss_forward.default": lambda schema: _has_weights(schema),
     "nll_loss2d_forward.default": lambda schema: _has_weights(schema),
 }
@@ -68,7 +70,7 @@ def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
             return compat.with_outputs(stock(schema), lambda spec: _without((Partial,), spec.placements))
         if (name == "_local_scalar_dense.default" or (name in _NORMS and _extreme(schema))) and any(map(_some_device_is_empty, specs)):
             return _gated(stock, name, schema, (Shard, StridedShard))
-        if not strided and (name not in _AVERAGES or not any(map(_is_sharded if _WRONG_ON_SHARDS.get(name, _never)(schema) else _is_uneven, specs))):
+        if not strided and not _plain_shards_go_wrong(name, schema, specs):
             return stock(schema)
         row = BY_OVERLOAD.get(name)
         if row is None and strided and compat.is_pointwise(schema.op) and not any(isinstance(p, Partial) for spec in specs for p in spec.placements):
@@ -99,8 +101,15 @@ def _is_uneven(spec: DTensorSpec) -> bool:
     return False
 
 
-def _never(schema: OpSchema) -> bool:
-    return False
+def _plain_shards_go_wrong(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    if name in _WRONG_ON_SHARDS and _WRONG_ON_SHARDS[name](schema):
+        return any(map(_is_sharded, specs))
+    return name in _AVERAGES and any(map(_is_uneven, specs))
+
+
+def _names_no_dim(schema: OpSchema) -> bool:
+    """Whether the dims of a reduction are an empty list, which stands for all of them."""
+    return len(schema.args_schema) > 1 and schema.args_schema[1] == []
 
 
 def _has_weights(schema: OpSchema) -> bool:

@@ -333,3 +333,11 @@ def test_convolutions_on_any_cut(mesh):
                 placements = [[rng.choice([Replicate(), kind(rng.randrange(len(shape)))]) for _ in mesh] for shape in shapes]
                 with ranks_of(mesh):
                     compare(function, [values(*shape) for shape in shapes], mesh, placements, f"{name} {placements}")
+
+
+def test_reductions_that_name_no_dim():
+    """An empty list stands for all dims; torch takes it for none, and calls the sum of a shard a shard."""
+    for reduce in (torch.sum, torch.mean, torch.amax):
+        for keep in (False, True):
+            with ranks_of((2,)):
+                compare(lambda x, reduce=reduce, keep=keep: reduce(x, dim=[], keepdim=keep), [values(4, 6)], (2,), [[Shard(0)]], f"{reduce} {keep}")

@@ -1,0 +1,148 @@
+"""Drawn programs, a view and then an op of torch's operator database, on stock and with each of the flags: is any worse with them?
+
+    python -m benchmarks.programs [--samples 2] [--mesh 2 2] [--part 0 2] [--seed 0] [--only NAME ...]
+
+Each tensor that an op is given is a view of one that is cut at random, of another shape. Forward and backward, all ranks in one process (LocalTensorMode), against one device. Where stock is right, so must
+be each setting; a program that raises on stock may do anything but give wrong data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import warnings
+from collections import Counter
+from contextlib import nullcontext
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+import cute_sharding
+from benchmarks.ops import RAISES, RIGHT, WRONG, DTensor, database, distributed, drawn, leaves_of, run, same, whole
+from benchmarks.ops import _same as alike
+
+SETTINGS: dict[str, dict[str, Any]] = {"views": {}, "both": {"redistribution": True}, "implicit": {"redistribution": True, "implicit_redistribution": "replicate"}, "cheapest": {"implicit_redistribution": True}}
+
+
+def source_shape(rng: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape of as many elements: neighbouring dims are merged, or a dim is taken apart."""
+    dims = list(shape)
+    for _ in range(rng.randint(1, 2)):
+        splits = [(i, f) for i, n in enumerate(dims) for f in (2, 3, 5) if n and n % f == 0 and n > f]
+        if dims and rng.random() < 0.5 and len(dims) > 1:
+            i = rng.randrange(len(dims) - 1)
+            dims[i : i + 2] = [dims[i] * dims[i + 1]]
+        elif splits:
+            i, f = rng.choice(splits)
+            dims[i : i + 1] = [f, dims[i] // f] if rng.random() < 0.5 else [dims[i] // f, f]
+        elif len(dims) > 1:
+            i = rng.randrange(len(dims) - 1)
+            dims[i : i + 2] = [dims[i] * dims[i + 1]]
+    return tuple(dims)
+
+
+def outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool) -> tuple[str, str]:
+    flat, tree = tree_flatten((args, kwargs))
+    remaining = iter(plan)
+    try:
+        leaves, given = [], []
+        for x in flat:
+            if not isinstance(x, torch.Tensor):
+                given.append(x)
+                continue
+            shape, placements = next(remaining)
+            leaf = distributed(x.detach().reshape(shape).requires_grad_(x.requires_grad), mesh, placements)
+            if x.requires_grad:
+                leaves.append(leaf)
+            given.append(leaf.view(x.shape) if tuple(x.shape) != tuple(shape) else leaf)
+        new_args, new_kwargs = tree_unflatten(given, tree)
+        results, _ = run(op, new_args, new_kwargs, False)
+        roots = [y for y in results if y.requires_grad and y.numel()]
+        grads = []
+        if gradients and roots and leaves:
+            grads = list(torch.autograd.grad([y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots], leaves, allow_unused=True))
+    except Exception as error:
+        return RAISES, f"{type(error).__name__}: {str(error)[:300]}"
+    try:
+        for x, y in zip((*results, *grads), (*expected[0], *expected[1]), strict=True):
+            if (x is None) != (y is None):
+                return WRONG, "a gradient is missing"
+            if x is not None:
+                got = whole(x) if isinstance(x, DTensor) else x.detach()
+                if not same(got, y.detach().reshape(got.shape)):
+                    return WRONG, f"{getattr(x, 'placements', None)}"
+    except Exception as error:
+        return WRONG, f"{type(error).__name__}: {str(error)[:200]}"
+    return RIGHT, ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--samples", type=int, default=2)
+    parser.add_argument("--mesh", type=int, nargs="*", default=[2])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--settings", nargs="*", default=list(SETTINGS))
+    parser.add_argument("--part", type=int, nargs=2, default=[0, 1])
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    world, sizes = prod(options.mesh), tuple(options.mesh)
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    counts: Counter[str] = Counter()
+    for number, info in enumerate(database(options.only)):
+        if number % options.part[1] != options.part[0]:
+            continue
+        rng = random.Random(f"programs {options.seed} {info.name} {info.variant_test_name}")
+        dtype = next(dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.bool) if dtype in info.dtypes or dtype is torch.bool)
+        gradients = bool(info.supports_autograd and dtype.is_floating_point)
+        with LocalTensorMode(world):
+            mesh = DeviceMesh("cpu", torch.arange(world).reshape(options.mesh))
+            with _disable_current_modes():
+                torch.manual_seed(0)
+                samples = []
+                for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=gradients)):
+                    tensors = leaves_of((sample.input, sample.args, sample.kwargs))
+                    if tensors and all(0 < x.numel() < 3000 for x in tensors) and any(x.ndim for x in tensors):
+                        samples.append(sample)
+                    if len(samples) > 30 or i > 300:
+                        break
+                rng.shuffle(samples)
+            done = 0
+            for sample in samples:
+                args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
+                plan = []
+                for x in leaves_of((args, kwargs)):
+                    shape = source_shape(rng, tuple(x.shape))
+                    plan.append((shape, drawn(rng, shape, sizes, rng.choice(("even", "uneven")))))
+                try:
+                    with _disable_current_modes():
+                        expected, again = (run(info.op, args, kwargs, gradients) for _ in range(2))
+                        if not all(alike(x.detach(), y.detach()) for x, y in zip((*expected[0], *expected[1]), (*again[0], *again[1])) if x is not None):
+                            continue
+                except Exception:
+                    continue
+                stock, _ = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
+                counts[f"stock {stock}"] += 1
+                for name in options.settings:
+                    with cute_sharding.enabled(**SETTINGS[name]) if name else nullcontext():
+                        ours, why = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
+                    counts[f"{name} {ours}"] += 1
+                    if (stock == RIGHT and ours != RIGHT) or (ours == WRONG and stock != WRONG):
+                        counts[f"{name} WORSE"] += 1
+                        print(f"WORSE {info.name}.{info.variant_test_name} {name}: {stock} -> {ours}: {[tuple(x.shape) for x in leaves_of((args, kwargs))]} from {plan}: {why}".replace("\n", " ")[:700], flush=True)
+                done += 1
+                if done == options.samples:
+                    break
+    print(dict(sorted(counts.items())))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
