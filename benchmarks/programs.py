@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import random
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from math import prod
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import cute_sharding
@@ -48,7 +49,37 @@ def source_shape(rng: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dims)
 
 
-def outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool) -> tuple[str, str]:
+class Received(TorchDispatchMode):
+    """Counts the elements that rank 0 receives in collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        name = func._opname
+        if func.namespace == "_c10d_functional" and name not in ("wait_tensor", "_wrap_tensor_autograd"):
+            given, got = (sum(self.size(x) for x in leaves_of(value)) for value in (args[:1], result))
+            self.elements += got - given if "gather" in name else given - got if "scatter" in name else got
+        return result
+
+    @staticmethod
+    def size(x: Any) -> int:
+        return int((x._local_tensors[0] if hasattr(x, "_local_tensors") else x).numel())
+
+
+def outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool) -> tuple[str, str, int]:
+    """What became of the program, why, and how many elements rank 0 received."""
+    received = Received()
+    with received:
+        said, why = _outcome(op, args, kwargs, plan, mesh, expected, gradients)
+    return said, why, received.elements
+
+
+def _outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool) -> tuple[str, str]:
     flat, tree = tree_flatten((args, kwargs))
     remaining = iter(plan)
     try:
@@ -96,6 +127,7 @@ def main() -> None:
     world, sizes = prod(options.mesh), tuple(options.mesh)
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     counts: Counter[str] = Counter()
+    ratios: dict[str, list[float]] = defaultdict(list)
     for number, info in enumerate(database(options.only)):
         if number % options.part[1] != options.part[0]:
             continue
@@ -128,12 +160,17 @@ def main() -> None:
                             continue
                 except Exception:
                     continue
-                stock, _ = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
+                stock, _, needed = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
                 counts[f"stock {stock}"] += 1
                 for name in options.settings:
                     with cute_sharding.enabled(**SETTINGS[name]) if name else nullcontext():
-                        ours, why = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
+                        ours, why, moved = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
                     counts[f"{name} {ours}"] += 1
+                    if stock == ours == RIGHT and needed + moved:
+                        ratios[name].append((moved + 1) / (needed + 1))
+                        if moved > needed:
+                            counts[f"{name} receives more"] += 1
+                            print(f"MORE {info.name}.{info.variant_test_name} {name}: {needed} -> {moved}: {[tuple(x.shape) for x in leaves_of((args, kwargs))]} from {plan}".replace("\n", " ")[:500], flush=True)
                     if (stock == RIGHT and ours != RIGHT) or (ours == WRONG and stock != WRONG):
                         counts[f"{name} WORSE"] += 1
                         print(f"WORSE {info.name}.{info.variant_test_name} {name}: {stock} -> {ours}: {[tuple(x.shape) for x in leaves_of((args, kwargs))]} from {plan}: {why}".replace("\n", " ")[:700], flush=True)
@@ -141,6 +178,8 @@ def main() -> None:
                 if done == options.samples:
                     break
     print(dict(sorted(counts.items())))
+    for name, found in ratios.items():
+        print(f"{name}: {len(found)} programs that are right on both communicate on either; elements received, ours over stock's, geometric mean: {geometric_mean(found):.2f}")
     dist.destroy_process_group()
 
 

@@ -1193,6 +1193,11 @@ def written_back(found: OutputSharding, schema: OpSchema, spec: DTensorSpec) -> 
     return WrittenBack(spec, redistributed.redistribute_schema, True, redistributed.use_val_from_redistribute_schema, first)
 
 
+def placements_of_outputs(found: OutputSharding) -> list[tuple[Placement, ...] | None]:
+    outputs: Any = found.output_spec if isinstance(found.output_spec, (list, tuple)) else [found.output_spec]
+    return [None if spec is None else tuple(spec.placements) for spec in outputs]
+
+
 def with_outputs(found: OutputSharding, placements: Callable[[DTensorSpec], Sequence[Placement]]) -> OutputSharding:
     """torch's answer, with other placements for what comes of the op."""
     outputs: Any = tree_map(lambda leaf: DTensorSpec(leaf.mesh, tuple(placements(leaf)), leaf.tensor_meta) if isinstance(leaf, DTensorSpec) else leaf, found.output_spec)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import isinf
 from typing import Any
 
-from cute_sharding.dtensor import compat
+from cute_sharding.dtensor import compat, ledger
 from cute_sharding.dtensor.compat import DTensorSpec, OpSchema, Partial, Placement, Replicate, Shard, StridedShard, strided_shard
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.reading import agree
@@ -81,6 +82,7 @@ def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
             return stock(schema)
         found = None if row is None else _by_signature(row, name, schema, specs)
         if found is not None:
+            ledger.note(specs[0].mesh, partial(_gives_other, stock, schema, found))
             return found
         return _gated(stock, name, schema) if strided and row is not POINTWISE else stock(schema)
 
@@ -99,6 +101,15 @@ def _is_uneven(spec: DTensorSpec) -> bool:
                 return True
             sizes[placement.dim] //= n
     return False
+
+
+def _gives_other(stock: Callable[[OpSchema], Any], schema: OpSchema, found: Any) -> bool:
+    """Whether torch would have laid out the results otherwise, or raised."""
+    try:
+        theirs = stock(schema)
+    except Exception:
+        return True
+    return compat.placements_of_outputs(theirs) != compat.placements_of_outputs(found)
 
 
 def _plain_shards_go_wrong(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
@@ -331,6 +342,7 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
             schema = compat.schema_of(op, args, kwargs)
             found = _by_signature(BY_OVERLOAD[name], name, schema, compat.specs_of(schema))
             if found is not None:
+                ledger.note(tensors[0].device_mesh, lambda: True)
                 return compat.run_as(op, args, found, redistribute_local_tensor)
         elif not any(compat.split_factors(tensor._spec) or _some_device_is_empty(tensor._spec) for tensor in tensors):
             return stock(op, args, kwargs)
