@@ -1,6 +1,7 @@
 """Which ops are right on which placements: torch's own operator database, every rank against one device, with torch's rules and with ours.
 
     python -m benchmarks.ops [--only NAME ...] [--samples 3] [--mesh 2] [--kinds even uneven strided] [--seed 0]
+    python -m benchmarks.ops --write
 
 For each op and each of its sample inputs, tensors are cut at random: evenly, unevenly, and as views cut them (_StridedShard). Each is run
 
@@ -8,18 +9,24 @@ For each op and each of its sample inputs, tensors are cut at random: evenly, un
 - on stock as it is,
 - with ops switched on,
 
-forward and backward, all ranks in one process (LocalTensorMode), and compared with one device.
+forward and backward, all ranks in one process (LocalTensorMode), and compared with one device. ``--write`` measures them all, a process for each core, and puts the table into docs/ops.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
+import subprocess
+import sys
+import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -173,6 +180,12 @@ def database(only: list[str]) -> Iterator[Any]:
         yield info
 
 
+def answered() -> str:
+    """Who has answered for an op's parts since the last reset: the gate, if any; else signatures, if any; else torch."""
+    counts = cute_sharding.stats(reset=True).values()
+    return next((who for who in ("gate", "signature") if any(count[who] for count in counts)), "torch")
+
+
 def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: int) -> tuple[dict[str, dict[str, Counter[str]]], dict[str, str]]:
     found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     notes: dict[str, str] = {}
@@ -210,9 +223,12 @@ def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: i
             for way, (switched, some) in ways.items():
                 with switched:
                     if way == "ours":
+                        cute_sharding.reset_stats()
                         ledger.note(mesh, lambda: True)  # as after a view that torch would have redistributed for
                     said, why = outcome(info.op, args, kwargs, some, mesh, expected, gradients)
                 found[kind][way][said] += 1
+                if way == "ours":
+                    found[kind]["by"][answered()] += 1
                 if said != RIGHT and f"{kind} {way} {said}" not in notes:
                     notes[f"{kind} {way} {said}"] = f"{[tuple(x.shape) for x in tensors]} {some} {why}"
             done += 1
@@ -229,9 +245,14 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1], help="one part of so many, to run side by side")
+    parser.add_argument("--json", type=Path, help="where to put what was found")
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    if options.write:
+        return write(options.samples)
     warnings.simplefilter("ignore")
     totals: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    records: dict[str, Any] = {}
     world = prod(options.mesh)
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     for number, info in enumerate(database(options.only)):
@@ -245,9 +266,12 @@ def main() -> None:
         except Exception as error:
             print(f"{name}: not measured: {type(error).__name__} {str(error)[:100]}", flush=True)
             continue
+        records[name] = found
         for kind, ways in found.items():
             line = []
             for way, counts in ways.items():
+                if way == "by":
+                    continue
                 totals[kind, way].update(counts)
                 line.append(f"{way} {counts[RIGHT]}/{counts[WRONG]}/{counts[RAISES]}")
             worse = ways["ours"][RIGHT] < ways["had"][RIGHT] or ways["ours"][WRONG] > ways["had"][WRONG]
@@ -258,6 +282,54 @@ def main() -> None:
     print("right/wrong/raises")
     for (kind, way), counts in totals.items():
         print(f"{kind}, {way}: {counts[RIGHT]}/{counts[WRONG]}/{counts[RAISES]}")
+    if options.json:
+        options.json.write_text(json.dumps(records))
+
+
+
+MARK = "<!-- Below: python -m benchmarks.ops --write -->"
+
+
+def write(samples: int) -> None:
+    """Measure all ops and put the table at the end of docs/ops.md."""
+    parts = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{i}.json" for i in range(parts)]
+        runs = [subprocess.Popen([sys.executable, "-m", "benchmarks.ops", "--samples", str(samples), "--part", str(i), str(parts), "--json", str(file)]) for i, file in enumerate(files)]
+        codes = [run.wait() for run in runs]
+        if any(codes):
+            raise SystemExit("a part failed: see above")
+        records = {name: record for file in files for name, record in json.loads(file.read_text()).items()}
+    page = Path(__file__).parent.parent / "docs" / "ops.md"
+    page.write_text(page.read_text().partition(MARK)[0] + MARK + "\n" + "\n".join(table(records, samples)) + "\n")
+
+
+def table(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int) -> Iterator[str]:
+    def cell(counts: dict[str, int]) -> str:
+        return "/".join(str(counts.get(said, 0)) for said in (RIGHT, WRONG, RAISES)) if counts else ""
+
+    measured = {name: record for name, record in sorted(records.items()) if record}
+    who = Counter(_who(record) for record in measured.values())
+    yield f"\n## What was measured\n\ntorch {torch.__version__.partition('+')[0]}, a mesh of 2, {samples} inputs of each kind for each of {len(measured)} ops, forward and backward: right/wrong/raises, on stock and with ours.\n"
+    yield "| placements | had | stock | ours |\n|---|---|---|---|"
+    for kind in KINDS:
+        totals = {way: Counter[str]() for way in ("had", "stock", "ours")}
+        for record in measured.values():
+            for way, counts in totals.items():
+                counts.update(record.get(kind, {}).get(way, {}))
+        yield f"| {kind} | {' | '.join(map(cell, totals.values()))} |"
+    yield f"\nOn `_StridedShard` {who['signature']} ops are answered by signatures, {who['gate']} by the gate (or by both), and {who['torch']} by torch's own rules and by views.\n"
+    yield "Ops that are not right on all that was drawn, on stock or with ours; all others are right everywhere:\n"
+    yield f"| op | by | {' | '.join(f'{kind}, {way}' for kind in KINDS for way in ('stock', 'ours'))} |\n|---|---|{'---|' * 2 * len(KINDS)}"
+    for name, record in measured.items():
+        if any(record[kind][way].get(said) for kind in record for way in ("stock", "ours") for said in (WRONG, RAISES)):
+            cells = [cell(record.get(kind, {}).get(way, {})) for kind in KINDS for way in ("stock", "ours")]
+            yield f"| {name} | {_who(record)} | {' | '.join(cells)} |"
+
+
+def _who(record: dict[str, dict[str, dict[str, int]]]) -> str:
+    by = record.get("strided", {}).get("by", {})
+    return next((who for who in ("gate", "signature", "torch") if by.get(who)), "")
 
 
 if __name__ == "__main__":
