@@ -15,7 +15,7 @@ from cute_sharding import status
 from cute_sharding.layout import Fact, Layout, LayoutError, asking, assuming, symbol
 from cute_sharding.layout.size import size
 from cute_sharding.layout.symbolic import parse_expr
-from cute_sharding.redistribution import Link, Network, free_targets
+from cute_sharding.redistribution import Network, free_targets
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
 from cute_sharding.views import BY_OP, View, carry
 
@@ -239,7 +239,7 @@ def _network(text: str | None, mesh: tuple[int, ...], itemsize: int) -> Network:
             raise UsageError(f"--network {text!r}: write flat:ALPHA,BETA, the latency and the seconds for each element, such as flat:1e-6,3.2e-10")
         return Network.flat(alpha=alpha, beta=beta)
     network = Network.default(mesh) if text is None else Network.named([name.strip() for name in text.split(",")]).checked(mesh)
-    return Network(tuple([Link(link.alpha, link.beta * itemsize / LINK_ITEMSIZE) for link in network.links]))
+    return network.scaled(itemsize / LINK_ITEMSIZE)
 
 
 def _show_plan(result: dict[str, Any]) -> str:

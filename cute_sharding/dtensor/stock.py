@@ -130,7 +130,8 @@ class StockPlan:
 
     def _seconds(self, step: StockStep, network: Network) -> float:
         link = network.link(step.mesh_dim)
-        return step.latencies * (self.mesh[step.mesh_dim] - 1).bit_length() * link.alpha + step.received_elements * link.beta
+        parts = self.mesh[step.mesh_dim]
+        return step.latencies * (parts - 1).bit_length() * link.alpha + network.carrying(step.mesh_dim, parts, step.received_elements, together="all-to-all" not in step.kind)
 
     def to_dict(self, network: Network, mesh_names: Sequence[str] | None = None) -> dict[str, Any]:
         """The plan as plain data, with the names of :meth:`RedistributionPlan.to_dict`; null where torch raises."""

@@ -2,6 +2,9 @@
 
 The times are the usual lower bounds of collectives in which a device sends and receives one message at a time (Chan, Heimlich, Purkayastha and van de Geijn, "Collective
 communication: theory, practice, and experience", 2007): ceil(log2 p) latencies, and the time of the elements that the busiest device receives. Elements are charged to the slowest mesh dim that they cross.
+
+Devices of one mesh dim may be several to a host. In an all-to-all each receives for itself what comes from other hosts. In a gather or a reduction that a backend has as one collective a host
+brings each element in once, by all of its devices' network cards, and hands it on inside: a w-th of the elements crosses each card, where w devices of the mesh dim share a host.
 """
 
 from __future__ import annotations
@@ -36,7 +39,12 @@ DEVICES_PER_HOST = 8
 
 @dataclass(frozen=True)
 class Network:
-    """The link of each mesh dim, or one for all.
+    """The link of each mesh dim, or one for all; and for mesh dims that cross hosts, how many of their devices are together in one.
+
+    Attributes:
+        links: of each mesh dim, or one.
+        within: for each mesh dim, how many of its neighbours share a host; 1 where all that they send goes by the mesh dim's link. None: 1 for all.
+        inner: the link between those.
 
     >>> Network.flat(alpha=1e-6, beta=3.2e-10).link(0)
     Link(alpha=1e-06, beta=3.2e-10)
@@ -45,6 +53,12 @@ class Network:
     """
 
     links: tuple[Link, ...]
+    within: tuple[int, ...] | None = None
+    inner: Link = LINKS["nvlink"]
+
+    def __post_init__(self) -> None:
+        if self.within is not None and any(w < 1 for w in self.within):
+            raise ValueError(f"{self.within} devices of the mesh dims in one host: there is one at the least")
 
     @classmethod
     def flat(cls, *, alpha: float, beta: float) -> Network:
@@ -67,11 +81,13 @@ class Network:
     @classmethod
     def default(cls, mesh: Sequence[int]) -> Network:
         """NVLink on the last mesh dims, as far as they fit a host of eight devices, and InfiniBand on the others."""
-        inside, names = 1, []
+        inside, names, within = 1, [], []
         for n in reversed(mesh):
+            together = DEVICES_PER_HOST // inside if inside < DEVICES_PER_HOST and DEVICES_PER_HOST % inside == 0 else 1
             inside *= n
             names.append("nvlink" if inside <= DEVICES_PER_HOST else "infiniband")
-        return cls.named(tuple(reversed(names)))
+            within.append(together if inside > DEVICES_PER_HOST and n % together == 0 else 1)
+        return cls(cls.named(tuple(reversed(names))).links, tuple(reversed(within)))
 
     def link(self, mesh_dim: int) -> Link:
         return self.links[mesh_dim if len(self.links) > 1 else 0]
@@ -80,12 +96,27 @@ class Network:
         """Itself, if it fits the mesh."""
         if len(self.links) not in (1, len(mesh)):
             raise ValueError(f"a network of {len(self.links)} links for a mesh of {len(mesh)} dims {tuple(mesh)}: give one for all, or one for each")
+        if self.within is not None and (len(self.within) != len(mesh) or any(n % w for n, w in zip(mesh, self.within))):
+            raise ValueError(f"{self.within} devices of each mesh dim in one host, for a mesh of {tuple(mesh)}: give one number for each, which divides it")
         return self
 
     @property
     def without_latency(self) -> Network:
         """The same links, judged by the elements that they carry. What is fastest then does not depend on the sizes of a tensor, as long as they divide."""
-        return Network(tuple([Link(0.0, link.beta) for link in self.links]))
+        return Network(tuple([Link(0.0, link.beta) for link in self.links]), self.within, Link(0.0, self.inner.beta))
+
+    def scaled(self, factor: float) -> Network:
+        """For elements of another size: ``factor`` times as long for each."""
+        return Network(tuple([Link(link.alpha, link.beta * factor) for link in self.links]), self.within, Link(self.inner.alpha, self.inner.beta * factor))
+
+    def carrying(self, mesh_dim: int, parts: int, elements: float, *, together: bool) -> float:
+        """Seconds for ``elements`` that a device receives from the others of a mesh dim of ``parts``, of all alike; ``together``: in a collective of which a host brings each element in once."""
+        link, w = self.link(mesh_dim), self.within[mesh_dim] if self.within is not None else 1
+        if w == 1 or parts == 1:
+            return elements * link.beta
+        far = elements * (parts - w) / (parts - 1)
+        crossing = far / w if together else far
+        return crossing * link.beta + (elements - crossing) * self.inner.beta
 
     @property
     def is_flat(self) -> bool:
@@ -100,7 +131,7 @@ class Network:
         share = -(-most_local(step.shape, step.source, step.mesh) // step.parts) if not step.scatters else most_local(step.shape, step.target, step.mesh)
         for m in sorted(step.dims, key=lambda m: self.link(m).beta):
             link = self.link(m)
-            total += _rounds(step.mesh[m]) * link.alpha + (step.mesh[m] - 1) * before * share * link.beta
+            total += _rounds(step.mesh[m]) * link.alpha + self.carrying(m, step.mesh[m], (step.mesh[m] - 1) * before * share, together=True)
             before *= step.mesh[m]
         return total if step.scatters else 2 * total
 
@@ -109,13 +140,14 @@ class Network:
             return 0.0
         total = sum(step.rounds * _rounds(step.mesh[m]) * self.link(m).alpha for m in step.dims)
         dims = sorted(step.dims, key=lambda m: self.link(m).beta)
-        if len({self.link(m).beta for m in dims}) == 1:
+        together = step.gathers or step.padded
+        if len(dims) > 1 and self.within is None and len({self.link(m).beta for m in dims}) == 1:
             return total + step.received_elements * self.link(dims[0]).beta
         left = step.received_elements
         for i, m in enumerate(dims):
             # What comes from beyond the dims up to this one.
-            beyond = _received_beyond(step, frozenset(dims[: i + 1]))
-            total += (left - beyond) * self.link(m).beta
+            beyond = _received_beyond(step, frozenset(dims[: i + 1])) if i + 1 < len(dims) else 0
+            total += self.carrying(m, step.mesh[m], left - beyond, together=together)
             left = beyond
         return total
 
