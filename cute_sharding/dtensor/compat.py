@@ -1179,18 +1179,34 @@ class WrittenBack(OutputSharding):
     """Of an op that writes in place to a copy of its first argument: what it wrote is to be taken back.
 
     Attributes:
-        written: the spec of the copy.
+        written: the spec of the copy; None: the tensor is the copy from then on.
     """
 
     written: DTensorSpec | None = None
 
 
-def written_back(found: OutputSharding, schema: OpSchema, spec: DTensorSpec) -> OutputSharding:
+def written_back(found: OutputSharding, schema: OpSchema, spec: Any) -> OutputSharding:
     """As :func:`from_other_specs`, for an op that is to write in place to a tensor of ``spec``."""
     redistributed = from_other_specs(found, schema)
     first = redistributed.redistribute_schema.args_schema[0]  # type: ignore[union-attr]
     assert isinstance(first, DTensorSpec)
     return WrittenBack(spec, redistributed.redistribute_schema, True, redistributed.use_val_from_redistribute_schema, first)
+
+
+def become(found: OutputSharding, schema: OpSchema) -> OutputSharding:
+    """As :func:`from_other_specs`, for an op that writes in place to what then is no longer pending."""
+    redistributed = from_other_specs(found, schema)
+    return WrittenBack(redistributed.output_spec, redistributed.redistribute_schema, True, redistributed.use_val_from_redistribute_schema, None)
+
+
+def moves_first(found: OutputSharding, schema: OpSchema) -> bool:
+    """Whether the op's first argument is redistributed before it runs, and nothing else than its placements changes."""
+    first = schema.args_schema[0] if schema.args_schema else None
+    if not isinstance(first, DTensorSpec) or not isinstance(found, OutputSharding) or found.redistribute_schema is None or isinstance(found, WrittenBack):
+        return False
+    moved: Any = found.redistribute_schema.args_schema[0]
+    output: Any = found.output_spec
+    return isinstance(moved, DTensorSpec) and tuple(moved.placements) != tuple(first.placements) and isinstance(output, DTensorSpec) and tuple(output.shape) == tuple(first.shape)
 
 
 def placements_of_outputs(found: OutputSharding) -> list[tuple[Placement, ...] | None]:
@@ -1372,6 +1388,16 @@ def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def is_dtensor(value: Any) -> bool:
     return isinstance(value, DTensor)
+
+
+def takes_strays() -> bool:
+    """Whether plain tensors among DTensors are taken for replicas (torch.distributed.tensor.experimental.implicit_replication)."""
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+def as_replica(tensor: torch.Tensor, mesh: Any) -> DTensor:
+    meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return DTensor(tensor, DTensorSpec(mesh, (Replicate(),) * mesh.ndim, meta), requires_grad=False)
 
 
 def world_size() -> int:

@@ -13,6 +13,8 @@ from functools import partial
 from math import isinf
 from typing import Any
 
+import torch
+
 from cute_sharding.dtensor import compat, ledger
 from cute_sharding.dtensor.compat import DTensorSpec, OpSchema, Partial, Placement, Replicate, Shard, StridedShard, strided_shard
 from cute_sharding.dtensor.placements import text
@@ -42,10 +44,11 @@ _AVERAGES = frozenset(name for name in BY_OVERLOAD if "_loss" in name or name.st
 # which it divides by the number of rows, and reductions of all dims that say so by naming none.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
-    "binary_cross_entropy_backward.default": lambda schema: _is_of_a_mean(schema),
+    **dict.fromkeys(("mse_loss_backward.default", "smooth_l1_loss_backward.default", "huber_loss_backward.default"), lambda schema: schema.args_schema[3] == 1),
+    "binary_cross_entropy_backward.default": lambda schema: len(schema.args_schema) < 5 or schema.args_schema[4] == 1,
     **dict.fromkeys(("sum.dim_IntList", "nansum.default", "mean.dim", "amax.default", "amin.default", "var.correction", "std.correction"), lambda schema: _names_no_dim(schema)),
-    "nll_loss_forward.default": lambda schema: _has_weights(schema),
-    "nll_loss2d_forward.default": lambda schema: _has_weights(schema),
+    "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
+    "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
 # What comes of these has nothing to do with what is pending in the operand: torch has such values, the same on each device, be summed.
 _FRESH = frozenset(["empty_like.default", "fill_.Scalar"])
@@ -53,7 +56,7 @@ _FRESH = frozenset(["empty_like.default", "fill_.Scalar"])
 _NORMS = frozenset(["linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar"])
 
 
-def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
+def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
     """What stands in for the propagator's way from an op on specs to the placements that it needs and gives."""
 
     def propagate(schema: OpSchema) -> Any:
@@ -61,15 +64,32 @@ def propagation(stock: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         compat.note_copies(found, schema)
         return found
 
+    def stock(schema: OpSchema) -> Any:
+        """torch's answer; of an op that writes in place to what it has to redistribute first, with the note that what it wrote is to be taken back: torch would go on with the copy, or lose it."""
+        found = torchs(schema)
+        if compat.is_in_place(schema.op) and schema.op._schema.is_mutable and compat.moves_first(found, schema):
+            return compat.written_back(found, schema, schema.args_schema[0])
+        return found
+
     def decide(schema: OpSchema) -> Any:
         specs = compat.specs_of(schema)
         strided = any(compat.split_factors(spec) for spec in specs)
         name = compat.name_of(schema.op)
         if schema.op._schema.is_mutable and compat.is_pointwise(schema.op):
-            return _as_what_is_written(name, schema, specs) or stock(schema)
+            try:
+                return _as_what_is_written(name, schema, specs) or stock(schema)
+            except RuntimeError:
+                written = schema.args_schema[0]
+                if compat.is_tracing() or not compat.is_in_place(schema.op) or not isinstance(written, DTensorSpec) or not any(isinstance(p, Partial) for p in written.placements):
+                    raise
+                # What is pending has to be finished first, as in the op that gives a new tensor; the tensor then is what that gives.
+                finished = compat.replaced_specs(schema, lambda spec: _without((Partial,), spec.placements))
+                return compat.become(_as_what_is_written(name, finished, compat.specs_of(finished)) or stock(finished), finished)
         if name in _FRESH and any(isinstance(p, Partial) for spec in specs for p in spec.placements):
             return compat.with_outputs(stock(schema), lambda spec: _without((Partial,), spec.placements))
-        if (name == "_local_scalar_dense.default" or (name in _NORMS and _extreme(schema))) and any(map(_some_device_is_empty, specs)):
+        if name == "_local_scalar_dense.default" and any(not isinstance(p, Replicate) for spec in specs for p in spec.placements):
+            return _gated(stock, name, schema, (Shard, StridedShard, Partial))  # one value, and the same on every rank: a pending sum is not
+        if name in _NORMS and _extreme(schema) and any(map(_some_device_is_empty, specs)):
             return _gated(stock, name, schema, (Shard, StridedShard))
         if not strided and not _plain_shards_go_wrong(name, schema, specs):
             return stock(schema)
@@ -123,14 +143,11 @@ def _names_no_dim(schema: OpSchema) -> bool:
     return len(schema.args_schema) > 1 and schema.args_schema[1] == []
 
 
-def _has_weights(schema: OpSchema) -> bool:
-    """Of the loss of classes: (scores, targets, weights, reduction, class to ignore); 1 is a mean."""
-    return isinstance(schema.args_schema[2], DTensorSpec) and schema.args_schema[3] == 1
-
-
-def _is_of_a_mean(schema: OpSchema) -> bool:
-    """Of a gradient (of the result, scores, targets, weights, reduction); 1 is a mean."""
-    return len(schema.args_schema) < 5 or schema.args_schema[4] == 1
+def _weighs_rows(schema: OpSchema) -> bool:
+    """Of the mean loss of classes, (scores, targets, weights, reduction, class to ignore), whether its rows count differently: by weights; or, for all that is known, because some are ignored. Torch gets the
+    latter wrong on any shards, where it is left to it: unless a program has shards only here."""
+    weights = schema.args_schema[2]
+    return schema.args_schema[3] == 1 and (isinstance(weights, DTensorSpec) or ledger.diverged(compat.specs_of(schema)[0].mesh))
 
 
 def _extreme(schema: OpSchema) -> bool:
@@ -337,8 +354,12 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         name = compat.name_of(op)
         tensors = [leaf for leaf in (*args, *kwargs.values()) if compat.is_dtensor(leaf)]
         if name.startswith("convolution"):
-            if all(tensor.device_mesh.size() == 1 for tensor in tensors) or _is_right_on(tensors, args):
+            strays = any(isinstance(leaf, torch.Tensor) and not compat.is_dtensor(leaf) for leaf in args)  # torch takes these for replicas
+            if all(tensor.device_mesh.size() == 1 for tensor in tensors) or (not strays and _is_right_on(tensors, args)):
                 return stock(op, args, kwargs)
+            if strays:
+                args = tuple([compat.as_replica(leaf, tensors[0].device_mesh) if isinstance(leaf, torch.Tensor) and not compat.is_dtensor(leaf) else leaf for leaf in args])
+                return handler(op, args, kwargs) if compat.takes_strays() else stock(op, args, kwargs)
             schema = compat.schema_of(op, args, kwargs)
             found = _by_signature(BY_OVERLOAD[name], name, schema, compat.specs_of(schema))
             if found is not None:

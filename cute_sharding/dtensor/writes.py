@@ -29,9 +29,21 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             _write_through(op, tensor, base)
 
 
-def take_back(tensor: Any, wrote: torch.Tensor, spec: DTensorSpec) -> None:
-    """What an op wrote to a copy of ``tensor``, a local tensor under ``spec``, in ``tensor`` itself."""
-    tensor._local_tensor.copy_(redistribute_local_tensor(wrote, spec, tensor._spec, counted=False))
+def take_back(tensor: Any, wrote: torch.Tensor, spec: DTensorSpec | None) -> None:
+    """What an op wrote to a copy of ``tensor``, a local tensor under ``spec``, in ``tensor`` itself; None: the tensor was pending, and is that copy from now on.
+
+    Raises:
+        RuntimeError: such a tensor is a view of another, which would stay pending.
+    """
+    if spec is not None:
+        tensor._local_tensor.copy_(redistribute_local_tensor(wrote, spec, tensor._spec, counted=False))
+    elif getattr(tensor, "_base", None) is not None:
+        raise RuntimeError(
+            f"what is pending in a view of shape {tuple(tensor.shape)} and placements {text(tensor.placements)} has to be finished to write to it, and what it views would stay pending. "
+            f"Redistribute that first, to {[Replicate()] * tensor.device_mesh.ndim!r}, or take the op that gives a new tensor"
+        )
+    else:
+        tensor._local_tensor = wrote
 
 
 def _write_through(op: Any, tensor: Any, base: Any) -> None:

@@ -190,3 +190,42 @@ def test_norms_of_devices_without_elements():
                 with cute_sharding.enabled(redistribution=True):
                     assert_holds(torch.linalg.vector_norm(x, order).redistribute(placements=[Replicate()]), expected)
         assert distribute(number((1,)) + 2, (2,), [_StridedShard(0, split_factor=3)]).item() == 2.0
+
+
+def test_what_is_pending_is_finished_to_be_written():
+    """As on stock, where the operands of the product are replicated: a view that is free here leaves the product pending."""
+    writes = [lambda y: torch.relu_(y), lambda y: y.add_(1.0), lambda y: y.clamp_(-1.0, 1.0), lambda y: y.masked_fill_(y > 3, 0.0)]
+    for write in writes:
+        for graph in (False, True):
+            with plain():
+                single, w = number((6, 4)).requires_grad_(graph), number((12, 3))
+                expected = write(single.view(2, 12) @ w)
+                gradient = torch.autograd.grad(expected.sum(), single)[0] if graph else None
+            with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
+                x = distribute(number((6, 4)), (2,), [Shard(1)], requires_grad=graph)
+                y = x.view(2, 12) @ distribute(w, (2,), [Replicate()])
+                assert list(y.placements) == [Partial()]
+                assert write(y) is y and list(y.placements) == [Replicate()]
+                assert_holds(y.detach(), expected.detach())
+                if graph:
+                    (found,) = torch.autograd.grad(y.sum(), x)
+                    assert_holds(found.redistribute(placements=[Replicate()]), gradient)
+
+
+def test_what_torch_would_move_to_write_to_it_is_written_back():
+    """scatter_add_ along a dim that is cut: torch writes to a copy and calls the tensor a replica."""
+    with plain():
+        index, source = torch.tensor([[0, 3, 1, 1], [2, 2, 0, 3]]), number((2, 4)) + 1
+        expected = number((6, 4)).scatter_add_(1, index, source)
+    with ranks_of((2,)), cute_sharding.enabled():
+        for cut in (Shard(1), Shard(0), _StridedShard(1, split_factor=2)):
+            x = distribute(number((6, 4)), (2,), [cut])
+            x.scatter_add_(1, distribute(index, (2,), [Replicate()]), distribute(source, (2,), [Replicate()]))
+            assert list(x.placements) == [cut]
+            assert_holds(x, expected)
+
+
+def test_one_value_is_of_all_ranks():
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(number((6, 4)), (2,), [Shard(1)])
+        assert x.view(2, 12).sum().item() == float(number((6, 4)).sum())
