@@ -6,6 +6,7 @@ Supported: torch 2.13 to 2.15.
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import operator
@@ -44,7 +45,6 @@ from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding._imports import when_imported
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.layout import row_major
 from cute_sharding.views.dim_map import DimSpec
@@ -1447,6 +1447,7 @@ def install_state(methods: dict[tuple[Any, str], Callable[[Any], Any]], distribu
     """Have each method be ``methods[class, name](torch's)``, and so the functions that hand out state dicts and draw pictures, once a program imports these."""
     found = tuple([(owner, name, vars(owner)[name]) for owner, name in methods])
     functions: list[tuple[Any, str, Any]] = []
+    when_imported: Callable[..., Callable[[], None]] = importlib.import_module("cute_sharding._autoload").when_imported  # what runs before all else, and imports nothing
 
     def replace(module: str, name: str, wrap: Callable[[Any, Any], Any], also: Sequence[str] = ()) -> Callable[[], None]:
         def action() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_sharding import _autoload, _imports
+from cute_sharding import _autoload
 
 FLAGS = (_autoload.FLAG, _autoload.REDISTRIBUTION_FLAG, _autoload.EVERYTHING_FLAG, _autoload.IMPLICIT_FLAG)
 
@@ -74,7 +74,7 @@ print(cute_sharding.is_enabled())
 @pytest.mark.parametrize("value, on", [*((v, True) for v in ("1", "true", "ON", " yes ")), *((v, False) for v in ("", "0", "off", "False", "no"))])
 def test_values_of_the_flag(monkeypatch, value, on):
     waited = []
-    monkeypatch.setattr(_imports, "when_imported", lambda name, action: waited.append(name))
+    monkeypatch.setattr(_autoload, "when_imported", lambda name, action: waited.append(name))
     monkeypatch.setenv(_autoload.FLAG, value)
     _autoload.autoload()
     assert waited == ["torch.distributed.tensor"] * on
@@ -82,7 +82,7 @@ def test_values_of_the_flag(monkeypatch, value, on):
 
 def test_a_module_that_is_already_imported_is_switched_on_at_once():
     called = []
-    _imports.when_imported("sys", lambda: called.append(1))
+    _autoload.when_imported("sys", lambda: called.append(1))
     assert called == [1]
 
 
