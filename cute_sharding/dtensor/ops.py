@@ -66,7 +66,14 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
 
     def stock(schema: OpSchema) -> Any:
         """torch's answer; of an op that writes in place to what it has to redistribute first, with the note that what it wrote is to be taken back: torch would go on with the copy, or lose it."""
-        found = torchs(schema)
+        try:
+            found = torchs(schema)
+        except RuntimeError as error:  # since 2.14 it refuses some of them
+            first = schema.args_schema[0] if schema.args_schema else None
+            if "require placement changes" not in str(error) or compat.is_pointwise(schema.op) or not isinstance(first, DTensorSpec) or not _is_sharded(first):
+                raise
+            plain = compat.replaced_specs(schema, lambda spec: _without((Shard, StridedShard), spec.placements))
+            return compat.written_back(torchs(plain), plain, first)
         if compat.is_in_place(schema.op) and schema.op._schema.is_mutable and compat.moves_first(found, schema):
             return compat.written_back(found, schema, schema.args_schema[0])
         return found
