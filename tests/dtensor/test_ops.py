@@ -341,3 +341,30 @@ def test_reductions_that_name_no_dim():
         for keep in (False, True):
             with ranks_of((2,)):
                 compare(lambda x, reduce=reduce, keep=keep: reduce(x, dim=[], keepdim=keep), [values(4, 6)], (2,), [[Shard(0)]], f"{reduce} {keep}")
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_gradients_of_mean_losses_on_even_shards(loss):
+    for cut in ([Shard(0)], [Shard(1)]):
+        with ranks_of((2,)):
+            compare(loss, [values(4, 6), values(6, 4).t() + 1], (2,), [cut, [Replicate()]], f"{loss} {cut}")
+
+
+def test_convolutions_with_plain_tensors():
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    image, weight, bias = values(4, 2, 5, 5), values(3, 2, 3, 3), values(3)
+    with plain():
+        expected = F.conv2d(image, weight, bias, padding=1)
+    for cut in (Shard(0), Shard(1), _StridedShard(0, split_factor=2), Replicate()):
+        with ranks_of((2,)), cute_sharding.enabled(), implicit_replication():
+            assert_close(F.conv2d(distribute(image, (2,), [cut]), weight, bias, padding=1), expected, cut)
+
+
+def test_ignored_rows_after_a_view_that_is_free_here_alone():
+    with plain():
+        target = torch.tensor([-100, -100, 1, 2])
+        expected = F.cross_entropy(values(6, 4).t(), target)
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(values(6, 4), (2,), [Shard(1)]).view(2, 12).view(6, 4).t()
+        assert_close(F.cross_entropy(x, distribute(target, (2,), [Replicate()])), expected, "ignored rows")
