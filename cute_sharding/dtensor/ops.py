@@ -199,7 +199,7 @@ def _as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec
     if not differ or any(spec.mesh != mesh for spec in specs) or not all(map(_can_be_carried, specs)):
         return None
     written = [spec for some in targets for spec in some]
-    if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(compat.split_factors(spec) or _is_uneven(spec) for spec in written):
+    if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(compat.split_factors(spec) or _is_uneven(spec) or any(compat.is_truly(n == 0) for n in spec.shape) for spec in written):
         return None
     flags = {spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec)}
     if len(flags) > 1 or (True in flags and not _says_what_it_means(specs, wanted)):

@@ -178,6 +178,8 @@ def test_small_shards_take_replicas():
             expected = number((3, 2)) * 2
         assert_holds(x.add_(y), expected)
         assert list(x.placements) == [Shard(0)]
+        nothing = distribute(number((0, 2)), (4,), [Shard(0)])
+        assert list(nothing.add_(distribute(number((0, 2)), (4,), [Replicate()])).placements) == [Shard(0)]
 
 
 def test_norms_of_devices_without_elements():
