@@ -27,7 +27,7 @@ from cute_sharding.dtensor.stats import count, count_left_to_torch, logger
 from cute_sharding.dtensor.stock import is_torchs, moves_rightly
 from cute_sharding.dtensor.strided import as_view
 from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, symbols_of, unknown
-from cute_sharding.dtensor.writes import reach, take_back
+from cute_sharding.dtensor.writes import LIVE, note_copy, reach, take_back
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 from cute_sharding.sharding.deal import local_size
@@ -157,7 +157,7 @@ def _install(settings: Settings | None) -> None:
                 _stock.append(stock)
                 compat.install_strategy(op, _slice_strategy(first, stock))
         if settings.views and settings.ops:
-            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, reach, take_back)
+            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, compat.Writes(reach, take_back, LIVE))
             _stock_state = compat.install_state(state.METHODS, state.distribute, state.visualization)
     _tag_compiled_graphs(settings)
     ledger.forget()
@@ -232,13 +232,17 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
             moves = compat.name_of(schema.op) in BY_OVERLOAD and compat.moves(op_info, schema)
             schema._cute_sharding_moves = moves  # type: ignore[attr-defined]
         settings = _settings
+        viewed = compat.viewed(op_info, schema) if settings is not None and settings.views and settings.ops else None
         if not moves or settings is None or not settings.views:
-            return local_args(op_info, schema, *options)
-        outer, _in_view.now = getattr(_in_view, "now", False), True
-        try:
-            return local_args(op_info, schema, *options)
-        finally:
-            _in_view.now = outer
+            local_args(op_info, schema, *options)
+        else:
+            outer, _in_view.now = getattr(_in_view, "now", False), True
+            try:
+                local_args(op_info, schema, *options)
+            finally:
+                _in_view.now = outer
+        if viewed is not None:
+            note_copy(*viewed, op_info.local_args[0])
 
     return redistribute_local_args
 

@@ -11,15 +11,13 @@ import importlib.util
 import inspect
 import operator
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from math import prod
 from textwrap import dedent
-from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.compiler.config
@@ -901,12 +899,27 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
 def is_imagined(tensor: torch.Tensor) -> bool:
     """Whether the tensor has no data: it is on meta, or a fake of a tensor."""
-    return tensor.is_meta or isinstance(waited(tensor), FakeTensor)
+    return tensor.is_meta or isinstance(in_flight(tensor), FakeTensor)
 
 
 def local_of(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """A rank's tensor of a LocalTensor."""
     return tensor._local_tensors[rank] if isinstance(tensor, LocalTensor) else tensor
+
+
+def parts_of(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
+    """The local tensors that are at hand, by rank: those of a LocalTensor; of another the tensor itself, as rank -1."""
+    return dict(tensor._local_tensors) if isinstance(tensor, LocalTensor) else {-1: tensor}
+
+
+def local_tensor(parts: dict[int, torch.Tensor]) -> torch.Tensor:
+    """The inverse of :func:`parts_of`."""
+    return parts[-1] if -1 in parts else LocalTensor(parts)
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The memory of a local tensor; of a LocalTensor that of its first rank. torch keeps the object, and what is set on it, for as long as there is the memory."""
+    return next(iter(parts_of(tensor).values())).untyped_storage()
 
 
 def local_int(values: dict[int, int]) -> Any:
@@ -961,6 +974,15 @@ def moves(op_info: Any, schema: OpSchema) -> bool:
     """Whether an argument of the op is to be redistributed first: whether its placements are others in ``schema``, of what the op is to be given."""
     wanted = tree_leaves(schema.args_schema) if op_info.args_tree_spec is not None else schema.args_schema
     return any(isinstance(spec, DTensorSpec) and spec != other for spec, other in zip(op_info.flat_args_schema, wanted))
+
+
+def viewed(op_info: Any, schema: OpSchema) -> tuple[torch.Tensor, DTensorSpec, DTensorSpec] | None:
+    """The local tensor of what a view op is given, its spec, and to what it is redistributed first; None where it is not."""
+    first = schema.args_schema[0] if schema.args_schema else None
+    if not isinstance(first, DTensorSpec) or not schema.op._schema._is_view_op():
+        return None
+    spec = op_info.flat_args_schema[0]
+    return None if tuple(spec.placements) == tuple(first.placements) else (op_info.local_args[0], spec, first)
 
 
 def install_redistribution(local_tensor: Callable[..., torch.Tensor], local_args: Callable[..., None]) -> None:
@@ -1027,6 +1049,11 @@ def awaited(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, as a graph has what comes of a collective: no compiler leaves that out."""
     result: torch.Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
     return result
+
+
+def in_flight(tensor: torch.Tensor) -> torch.Tensor:
+    """What a collective writes to, which may not have ended."""
+    return tensor.elem if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
@@ -1278,11 +1305,22 @@ def propagation() -> Callable[[OpSchema], OutputSharding]:
 HANDLED = ("convolution.default", "convolution_backward.default", "argmin.default", "argmax.default", "max.dim", "min.dim")
 
 
-def install_propagation(
-    propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]], reach: Callable[..., None], take_back: Callable[..., None]
-) -> OpRules:
-    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; ``handler(torch's)`` the function of the ops that go past it; and have ``reach(op, args, kwargs)`` called after ops that write to
-    views that may be copies, and ``take_back(tensor, local tensor, its spec)`` after those that write to a copy of their first argument.
+class Writes(NamedTuple):
+    """What is to be done about ops that write.
+
+    Attributes:
+        reach: called with (op, args, kwargs) after each, while there are ``copies``.
+        take_back: called with (tensor, local tensor, its spec) after one that wrote to a copy of its first argument (see :class:`WrittenBack`).
+        copies: empty, as long as no view is a copy.
+    """
+
+    reach: Callable[..., None]
+    take_back: Callable[..., None]
+    copies: set[int]
+
+
+def install_propagation(propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]], writes: Writes) -> OpRules:
+    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; ``handler(torch's)`` the function of the ops that go past it; and have ops that write followed by ``writes``.
 
     torch keeps what it found by the arguments that the op's schema info names: of ops that it decomposes it names none.
     """
@@ -1301,16 +1339,15 @@ def install_propagation(
             handlers.append((op, stock))
             _handlers()[op] = handler(stock)
     p.propagate_op_sharding_non_cached = propagate
-    code = _begin_with(_dispatch.OpDispatcher._dispatch_fast_path_python_tail, reach, take_back)
+    code = _begin_with(_dispatch.OpDispatcher._dispatch_fast_path_python_tail, writes)
     return OpRules(tuple(infos), tuple(handlers), code)
 
 
-def _begin_with(function: Any, reach: Callable[..., None], take_back: Callable[..., None]) -> Any:
-    """Have the function of torch's that ends ops that write begin with ``take_back(tensor, local tensor, its spec)`` where a copy was written to, and with ``reach(op, args, kwargs)`` where something is written
-    to a view, if there may be views that are copies, or to ``out=``; returns its code, to be put back.
+def _begin_with(function: Any, writes: Writes) -> Any:
+    """Have the function of torch's that ends ops that write begin with ``writes``; returns its code, to be put back.
 
     C++ keeps the function from its first call on, so another in its place would not be met: it gets other code. And every write comes by here: one more call would cost a tenth of the op, so what is
-    added is a statement. The results of ``out=`` have their placements only afterwards.
+    added is a statement.
     """
     code = function.__code__
     try:
@@ -1322,40 +1359,18 @@ def _begin_with(function: Any, reach: Callable[..., None], take_back: Callable[.
     body[1:1] = ast.parse(_BEGINNING).body  # after the docstring
     made: dict[str, Any] = {}
     exec(compile(ast.fix_missing_locations(tree), code.co_filename, "exec"), function.__globals__, made)
-    stock = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-    names = {"reach": reach, "take_back": take_back, "stock": stock, "WrittenBack": WrittenBack, "copies": _there_are_copies or threading.active_count() > 1}
+    names = {**writes._asdict(), "WrittenBack": WrittenBack}
     function.__globals__.update({f"_cute_sharding_{name}": value for name, value in names.items()})
     function.__code__ = made[function.__name__].__code__
     return code
 
 
 _BEGINNING = """
-if is_out_variant_op:
-    result = _cute_sharding_stock(self, op_call, args, kwargs, compute_mesh, output_sharding, local_results, participating, is_inplace_op, is_out_variant_op)
-    _cute_sharding_reach(op_call, args, kwargs)
-    return result
 if output_sharding.__class__ is _cute_sharding_WrittenBack and participating:
     _cute_sharding_take_back(args[0], local_results, output_sharding.written)
-if _cute_sharding_copies and getattr(args[0], "_base", args) is not None:
+if _cute_sharding_copies and participating:
     _cute_sharding_reach(op_call, args, kwargs)
 """
-
-
-# Whether there has been a view that moved data. Until there is, no write asks: to ask what a tensor is a view of costs a fortieth of the op.
-# (What other threads have kept from before, nobody knows: with such threads there may be.)
-_there_are_copies = False
-
-
-def note_copies(found: Any, schema: OpSchema) -> None:
-    """Take note of a view that moves data: it is a copy, and writes to views are looked at from here on."""
-    global _there_are_copies
-    if not _there_are_copies and isinstance(found, OutputSharding) and found.redistribute_schema is not None and schema.op._schema._is_view_op():
-        if all(tuple(one.placements) == tuple(other.placements) for one, other in zip(specs_of(schema), specs_of(found.redistribute_schema))):
-            return
-        _there_are_copies = True
-        names: dict[str, Any] = _dispatch.OpDispatcher._dispatch_fast_path_python_tail.__globals__
-        if "_cute_sharding_copies" in names:
-            names["_cute_sharding_copies"] = True
 
 
 def restore_propagation(saved: OpRules) -> None:
@@ -1375,15 +1390,9 @@ def restore_propagation(saved: OpRules) -> None:
         del function.__globals__[name]
 
 
-def replayed(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The views that lead to ``tensor``, of another tensor of the shape of what they start from."""
-    return tensor._view_func_unsafe(base)
-
-
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two local tensors lie in one storage."""
-    one, other = (next(iter(tensor._local_tensors.values())) if isinstance(tensor, LocalTensor) else tensor for tensor in map(waited, (one, other)))
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return storage_of(one) is storage_of(other)
 
 
 def is_dtensor(value: Any) -> bool:

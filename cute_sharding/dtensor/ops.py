@@ -59,11 +59,6 @@ _NORMS = frozenset(["linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.
 def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
     """What stands in for the propagator's way from an op on specs to the placements that it needs and gives."""
 
-    def propagate(schema: OpSchema) -> Any:
-        found = decide(schema)
-        compat.note_copies(found, schema)
-        return found
-
     def stock(schema: OpSchema) -> Any:
         """torch's answer; of an op that writes in place to what it has to redistribute first, with the note that what it wrote is to be taken back: torch would go on with the copy, or lose it."""
         try:
@@ -113,7 +108,7 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
             return found
         return _gated(stock, name, schema) if strided and row is not POINTWISE else stock(schema)
 
-    return propagate
+    return decide
 
 
 def _is_sharded(spec: DTensorSpec) -> bool:

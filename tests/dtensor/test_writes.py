@@ -5,11 +5,12 @@ import random
 import pytest
 import torch
 from drawing import draw_placements
-from simulation import assert_holds, distribute, number, plain, ranks_of
+from simulation import assert_holds, distribute, mesh_of, number, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
+from cute_sharding.dtensor import writes
 
 
 def assign(x):
@@ -28,6 +29,20 @@ def out(x):
         torch.add(x[1].clone(), x[1].clone(), out=x[1])
 
 
+def overlapping(x):
+    a, b, c = x[0:3], x[1:4], x[:, 1:]
+    a.add_(1.0)
+    b.mul_(2.0)
+    a.sub_(b[0].clone())
+    del c
+
+
+def one_after_the_other(x):
+    for _ in range(2):
+        x[2:].add_(1.0)
+        x.mul_(2.0)
+
+
 # What is written to x, of shape (4, 6).
 WRITES = {
     "slice": lambda x: x[1:3].add_(7.0),
@@ -42,6 +57,11 @@ WRITES = {
     "diagonal": lambda x: x.diagonal().fill_(9.0),
     "narrow, twice": lambda x: x.narrow(0, 1, 3).narrow(1, 2, 2).copy_(x.narrow(0, 1, 3).narrow(1, 2, 2) * 10),
     "all": lambda x: x.add_(1.0),
+    "detached": lambda x: x[1:3].detach().add_(7.0),
+    "data": lambda x: x[:, 2].data.mul_(2.0),
+    "part of a slice": lambda x: x[1:4].t()[2:].detach()[:, 1].zero_(),
+    "overlapping": overlapping,
+    "one after the other": one_after_the_other,
 }
 
 
@@ -110,11 +130,78 @@ def test_it_is_so_however_often_it_is_switched():
                 assert_holds(x, number((4, 2)))
 
 
-def test_what_cannot_be_written_raises():
+def test_what_is_pending_stays_pending():
     with ranks_of((2, 2)), cute_sharding.enabled():
         x = distribute(number((4, 2)), (2, 2), [Shard(0), Partial()])
-        with pytest.raises(RuntimeError, match=r"copy of what it views.*Redistribute that one first"):
-            x[1:3].zero_()
+        x[1:3].zero_()
+        with plain():
+            expected = number((4, 2)) * 2  # each device has all of it
+            expected[1:3] = 0
+        assert list(x.placements) == [Shard(0), Partial()]
+        assert_holds(x.redistribute(placements=[Replicate()] * 2), expected)
+
+
+def test_what_cannot_be_written_raises():
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(number((4, 2)), (2,), [Shard(0)])
+        old, other = x[0:2], x[2:]
+        x.mul_(2.0)
+        for stale in (old, other, other.detach()):
+            with pytest.raises(RuntimeError, match=r"copy of what it views.*Take the view again"):
+                stale.add_(1.0)
+        x[0:2].add_(1.0)
+        with plain():
+            expected = number((4, 2)) * 2
+            expected[0:2] += 1
+        assert_holds(x, expected)
+
+
+def test_plain_tensors_that_are_written_to_put_copies_out_of_step():
+    with cute_sharding.enabled():
+        x = DTensor.from_local(torch.ones(4, 2), mesh_of((2,)), [Shard(0)])
+        old = x[0:2]
+        x.to_local().mul_(2.0)
+        with pytest.raises(RuntimeError, match="Take the view again"):
+            old.add_(1.0)
+
+
+def test_complex_numbers_by_their_parts():
+    def program(x):
+        torch.view_as_real(x[1:3])[..., 1].add_(1.0)
+        torch.view_as_real(x)[2:].mul_(2.0)
+
+    with plain():
+        expected = torch.complex(number((4, 2)), number((4, 2)) + 1)
+        program(expected)
+        full = torch.complex(number((4, 2)), number((4, 2)) + 1)
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(full, (2,), [Shard(0)])
+        program(x)
+        assert_holds(x, expected)
+
+
+def test_in_inference_mode():
+    with plain():
+        expected = number((4, 2))
+        expected[1:3] += 7
+    with ranks_of((2,)), cute_sharding.enabled(), torch.inference_mode():
+        x = distribute(number((4, 2)), (2,), [Shard(0)]) * 1
+        x[1:3].add_(7.0)
+        assert_holds(x, expected)
+
+
+def test_copies_cost_nothing_once_they_are_gone():
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(number((4, 2)), (2,), [Shard(0)])
+        before = len(writes.LIVE)
+        part = x[1:3]
+        alias = part.detach()
+        assert len(writes.LIVE) == before + 1
+        del part, x
+        alias.add_(1.0)  # of what is no more
+        assert len(writes.LIVE) == before + 1
+        del alias
+        assert len(writes.LIVE) == before
 
 
 def test_without_a_graph():
