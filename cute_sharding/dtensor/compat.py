@@ -1390,6 +1390,10 @@ def restore_propagation(saved: OpRules) -> None:
         del function.__globals__[name]
 
 
+def leaves(*values: Any) -> list[Any]:
+    return tree_leaves(values)
+
+
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two local tensors lie in one storage."""
     return storage_of(one) is storage_of(other)

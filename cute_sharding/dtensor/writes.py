@@ -4,14 +4,15 @@ A slice of a sharded dim, or a view that redistributes, gives a DTensor that is 
 memory that a view was moved to says where it was moved from, for as long as there is that memory. Whatever then writes to it, by whatever alias (a detached tensor, ``.data``, a view as other
 numbers), what it holds is taken back, by the redistribution that leads there. That seldom communicates: what was moved is a replica, mostly, of which each device takes its part.
 
-What was moved twice stays one tensor: copies with the same placements are written to together. One that was made before its source was written to is out of step; to write to it raises.
+What was moved twice stays one tensor: copies with the same placements are written to together. One that was made before its source was written to is out of step; before it is written to it is
+brought up to date. Whether it is out of step is known alike on every rank, so that these redistributions meet.
 (A functionalized program, as compilers make them, has no such writes.)
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,16 +29,28 @@ LIVE: set[int] = set()
 _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
 
 
-class Place:
-    """Where a local tensor lies: of each rank at hand its memory, which may go meanwhile, and its type, offset, size and stride there."""
+class Copy:
+    """What a view op was given instead of the local tensor of a DTensor. It belongs to the memory of what was moved, and is gone with it; what it was moved from stays till then.
 
-    def __init__(self, local: torch.Tensor):
-        self.storage = weakref.ref(compat.storage_of(local))
-        self.parts = {rank: (weakref.ref(part.untyped_storage()), part.dtype, part.storage_offset(), part.size(), part.stride()) for rank, part in compat.parts_of(local).items()}
+    Attributes:
+        source, spec: the local tensor that was moved, and its spec.
+        spec_of_moved: what it was moved to.
+        is_stale: whether a DTensor wrote to the source since, and could not tell this.
+    """
 
-    def tensor(self) -> torch.Tensor | None:
+    def __init__(self, source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor):
+        self.source, self.spec, self.spec_of_moved = source, spec, spec_of_moved
+        # Where it lies, but not the tensor itself, whose memory would then be for ever.
+        self._parts = {rank: (weakref.ref(part.untyped_storage()), part.dtype, part.storage_offset(), part.size(), part.stride()) for rank, part in compat.parts_of(moved).items()}
+        self._count = _count(source)
+        self.is_stale = False
+        LIVE.add(id(self))
+        weakref.finalize(self, LIVE.discard, id(self))
+
+    def moved(self) -> torch.Tensor | None:
+        """The local tensor that it was moved to, whole; None where it is gone."""
         found = {}
-        for rank, (memory, dtype, offset, size, stride) in self.parts.items():
+        for rank, (memory, dtype, offset, size, stride) in self._parts.items():
             storage = memory()
             if storage is None:
                 return None
@@ -45,37 +58,43 @@ class Place:
                 found[rank] = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
         return compat.local_tensor(found)
 
+    def is_like(self, other: Copy) -> bool:
+        """Whether the same was moved to the same placements."""
+        lie = [[(part.storage_offset(), part.size(), part.stride()) for part in compat.parts_of(copy.source).values()] for copy in (self, other)]
+        return lie[0] == lie[1] and self.spec.shape == other.spec.shape and tuple(self.spec_of_moved.placements) == tuple(other.spec_of_moved.placements)
 
-class Copy:
-    """What a view op was given instead of the local tensor of a DTensor.
-
-    Attributes:
-        source, spec: the local tensor that was moved, and its spec.
-        moved, moved_spec: what it was moved to.
-        is_stale: whether a DTensor wrote to the source since, and could not tell this.
-    """
-
-    def __init__(self, source: torch.Tensor, spec: DTensorSpec, moved: torch.Tensor, moved_spec: DTensorSpec):
-        self.source, self.spec = Place(source), spec
-        self.moved, self.moved_spec = Place(moved), moved_spec
-        self._counting, self._count = weakref.ref(source), _count(source)
-        self._way = [part.untyped_storage() for part in compat.parts_of(source).values()] if hasattr(compat.storage_of(source), _COPY) else []  # kept, if nobody else does: it leads on
+    def refresh(self) -> None:
+        """Move what the source now has."""
+        moved = self.moved()
+        if moved is not None:
+            moved.copy_(redistribute_local_tensor(self.source, self.spec, self.spec_of_moved, counted=False))
         self.is_stale = False
-        LIVE.add(id(self))
-        weakref.finalize(self, LIVE.discard, id(self))
 
-    def is_out_of_step(self) -> bool:
-        """Whether the source was written to since, as far as is known: by DTensor, or by who has the local tensor."""
-        counting = self._counting()
-        return self.is_stale or (counting is not None and self._count != _count(counting))
+    def check(self, op: Any, tensor: Any) -> None:
+        """
+        Raises:
+            RuntimeError: what is written to the copy cannot be taken to the source.
+        """
+        spec = self.spec
+        is_what = (
+            f"{compat.name_of(op)} writes to a view of shape {tuple(tensor.shape)} and placements {text(tensor.placements)} that is a copy of what it views, a DTensor of shape {tuple(spec.shape)} "
+            f"and placements {text(spec.placements)}"
+        )
+        if self._count != _count(self.source):
+            raise RuntimeError(f"{is_what}, whose local tensor was written to after the view was taken: the view does not have what was written. Take the view again, after that write.")
+        pending = [tuple([p if isinstance(p, Partial) else None for p in some.placements]) for some in (spec, self.spec_of_moved)]
+        if pending[0] != pending[1] or (spec.use_strided_shard_as_shard_order and not agree(spec.shape, spec, spec.placements)):
+            raise RuntimeError(
+                f"{is_what}: the write would be lost. Redistribute that one first, to placements under which the view moves nothing, such as {[Replicate()] * spec.mesh.ndim!r}"
+            )
 
 
-def note_copy(source: torch.Tensor, spec: DTensorSpec, moved_spec: DTensorSpec, moved: torch.Tensor) -> None:
+def note_copy(source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor) -> None:
     """Take note of a view that moves data: of the local tensor ``source`` it has become ``moved``."""
     source, moved = compat.in_flight(source), compat.in_flight(moved)
     if compat.is_tracing() or any(compat.is_imagined(tensor) or compat.is_wrapper(tensor) for tensor in (source, moved)) or compat.share_memory(source, moved):
         return
-    copy = Copy(source, spec, moved, moved_spec)
+    copy = Copy(source, spec, spec_of_moved, moved)
     setattr(compat.storage_of(moved), _COPY, copy)
     memory = compat.storage_of(source)
     if not hasattr(memory, _COPIES):
@@ -86,18 +105,55 @@ def note_copy(source: torch.Tensor, spec: DTensorSpec, moved_spec: DTensorSpec, 
 def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """What ``op`` has written, also in what the tensors that it wrote to were moved from.
 
+    A copy that is out of step is brought up to date first, and what was written to it is written again.
+
     Raises:
-        RuntimeError: such a tensor is out of step with what it was moved from, or what is pending there cannot be said.
+        RuntimeError: what was written cannot be taken there; or is drawn at random, and cannot be drawn again.
     """
+    if compat.is_tracing():
+        return
     first = args[0] if args else None
     outputs = [kwargs.get(argument.name) for argument in op._schema.arguments if argument.is_out]
+    candidates: Any = outputs or (first if isinstance(first, (list, tuple)) else [first])
+    written: list[Any] = [leaf for leaf in candidates if compat.is_dtensor(leaf) and not compat.is_imagined(leaf._local_tensor)]
     tensor: Any
-    for tensor in outputs or (first if isinstance(first, (list, tuple)) else [first]):
-        if compat.is_dtensor(tensor) and not compat.is_imagined(tensor._local_tensor) and not compat.is_tracing():
-            memory = compat.storage_of(compat.in_flight(tensor._local_tensor))
-            for copy in _ways(memory):
-                _check(op, tensor, copy)
-            _written(memory)
+    for tensor in written:
+        for copy in _way_back(_memory(tensor)):
+            copy.check(op, tensor)
+    again = _are_out_of_step([_memory(tensor) for tensor in written])
+    for tensor in written:
+        if not again or not _way_back(_memory(tensor)):
+            _written(_memory(tensor))
+    if again:
+        _write_again(op, args, kwargs)
+
+
+def _are_out_of_step(memories: Sequence[Any]) -> bool:
+    """Whether some of what was written to was written to before the source was, or several have one source: each then has its own part of what was written."""
+    ways = {id(memory): [id(memory), *(id(compat.storage_of(copy.source)) for copy in _way_back(memory))] for memory in memories}
+    passed = [place for way in ways.values() for place in way]
+    return any(map(_is_stale, memories)) or (len(ways) > 1 and any(len(way) > 1 and any(passed.count(place) > 1 for place in way) for way in ways.values()))
+
+
+def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Bring the copies among the arguments up to date, and write to those again that the op writes to, one after the other."""
+    several = args[0] if args and isinstance(args[0], (list, tuple)) else None
+    outputs = [argument for argument in op._schema.arguments if argument.is_out]
+    if torch.Tag.nondeterministic_seeded in op.tags or len(outputs) > 1 or (several is not None and outputs):
+        raise RuntimeError(
+            f"{compat.name_of(op)} writes to views that are copies of what they view, and were taken before that was written to, or are several of one tensor. Take them again, after that write, and write to "
+            "one at a time."
+        )
+    for leaf in compat.leaves(args, kwargs):
+        if compat.is_dtensor(leaf):
+            for copy in reversed(_way_back(_memory(leaf))):
+                copy.refresh()
+    if several is None:
+        op(*args, **kwargs)
+        return
+    for i, tensor in enumerate(several):
+        if _way_back(_memory(tensor)):
+            op(*[arg[i : i + 1] if isinstance(arg, (list, tuple)) and len(arg) == len(several) else arg for arg in args], **kwargs)
 
 
 def take_back(tensor: Any, wrote: torch.Tensor, spec: DTensorSpec | None) -> None:
@@ -106,7 +162,7 @@ def take_back(tensor: Any, wrote: torch.Tensor, spec: DTensorSpec | None) -> Non
     Raises:
         RuntimeError: such a tensor is a view of another, which would stay pending.
     """
-    memory = compat.storage_of(compat.in_flight(tensor._local_tensor))
+    memory = _memory(tensor)
     if spec is not None:
         tensor._local_tensor.copy_(redistribute_local_tensor(wrote, spec, tensor._spec, counted=False))
     elif getattr(tensor, "_base", None) is not None or hasattr(memory, _COPY):
@@ -124,55 +180,42 @@ def _count(local: torch.Tensor) -> int | None:
     return None if isinstance(local, compat.LocalTensor) or local.is_inference() else local._version
 
 
-def _ways(memory: Any) -> Iterator[Copy]:
+def _memory(tensor: Any) -> Any:
+    return compat.storage_of(compat.in_flight(tensor._local_tensor))
+
+
+def _way_back(memory: Any) -> list[Copy]:
     """The copies on the way from that memory to the tensor that was moved first."""
-    while memory is not None and hasattr(memory, _COPY):
-        yield getattr(memory, _COPY)
-        memory = getattr(memory, _COPY).source.storage()
+    found = []
+    while (copy := getattr(memory, _COPY, None)) is not None:
+        found.append(copy)
+        memory = compat.storage_of(copy.source)
+    return found
 
 
-def _check(op: Any, tensor: Any, copy: Copy) -> None:
-    spec, moved = copy.spec, copy.moved_spec
-    if copy.source.tensor() is None:
-        return
-    if copy.is_out_of_step():
-        raise RuntimeError(
-            f"{compat.name_of(op)} writes to a view of shape {tuple(tensor.shape)} and placements {text(tensor.placements)} that is a copy of what it views, a DTensor of shape {tuple(spec.shape)} and "
-            f"placements {text(spec.placements)}, which was written to after the view was taken: the view does not have what was written. Take the view again, after that write; or redistribute what it views "
-            f"first, to placements under which the view moves nothing, such as {[Replicate()] * spec.mesh.ndim!r}"
-        )
-    pending = [tuple([p if isinstance(p, Partial) else None for p in some.placements]) for some in (spec, moved)]
-    unclear = spec.use_strided_shard_as_shard_order and not agree(spec.shape, spec, spec.placements)
-    if pending[0] != pending[1] or unclear:
-        raise RuntimeError(
-            f"{compat.name_of(op)} writes to a view of shape {tuple(tensor.shape)} and placements {text(tensor.placements)} that is a copy of what it views, a DTensor of shape {tuple(spec.shape)} and placements "
-            f"{text(spec.placements)}: the write would be lost. Redistribute that one first, to placements under which the view moves nothing, such as {[Replicate()] * spec.mesh.ndim!r}"
-        )
+def _is_stale(memory: Any) -> bool:
+    return any(copy.is_stale for copy in _way_back(memory))
 
 
 def _written(memory: Any, by: Copy | None = None) -> None:
     """Something was written to ``memory``: its copies are out of step, but for ``by``, from which it was written, and what could be told the same; and its source is told."""
     _outdate(memory, by)
     copy: Copy | None = getattr(memory, _COPY, None)
-    source = None if copy is None else copy.source.tensor()
-    if copy is None or source is None:
-        return
-    moved = copy.moved.tensor()
-    assert moved is not None
-    source.copy_(redistribute_local_tensor(moved, copy.moved_spec, copy.spec, counted=False))
-    _written(copy.source.storage(), copy)
+    moved = None if copy is None else copy.moved()
+    if copy is not None and moved is not None:
+        copy.source.copy_(redistribute_local_tensor(moved, copy.spec_of_moved, copy.spec, counted=False))
+        _written(compat.storage_of(copy.source), copy)
 
 
 def _outdate(memory: Any, by: Copy | None = None) -> None:
     """The copies of what lies there have not what was written to it, but for ``by``, and those that can be told what that one has."""
-    told = None if by is None else (by.moved.tensor(), tuple(by.moved_spec.placements))
+    told = None if by is None else by.moved()
     for copy in list(getattr(memory, _COPIES, ())):
-        if copy is by:
+        moved = copy.moved()
+        if copy is by or moved is None:
             continue
-        moved = copy.moved.tensor()
-        if moved is not None and told is not None and not copy.is_stale and tuple(copy.moved_spec.placements) == told[1]:
-            moved.copy_(told[0])
+        if by is not None and told is not None and not copy.is_stale and copy.is_like(by):
+            moved.copy_(told)
         else:
             copy.is_stale = True
-        if moved is not None:
-            _outdate(copy.moved.storage())
+        _outdate(compat.storage_of(moved))
