@@ -40,7 +40,7 @@ _stock_redistribution: compat.Redistribution | None = None
 _stock_ops: compat.OpRules | None = None
 _stock_state: compat.StateRules | None = None
 _tracing: compat.Tracing | None = None
-_in_view = threading.local()  # .now: this thread is redistributing the input of a view op, whose rule is ours
+_in_view = threading.local()  # .now: this thread is redistributing the input of a view op, whose rule is ours; .moved: what the op that it runs writes to instead of its arguments
 
 
 def enable(*, implicit_redistribution: bool | str = False, redistribution: bool = False, views: bool = True, ops: bool = True) -> None:
@@ -157,7 +157,7 @@ def _install(settings: Settings | None) -> None:
                 _stock.append(stock)
                 compat.install_strategy(op, _slice_strategy(first, stock))
         if settings.views and settings.ops:
-            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, compat.Writes(reach, take_back, LIVE))
+            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, compat.Writes(reach, _take_back, LIVE))
             _stock_state = compat.install_state(state.METHODS, state.distribute, state.visualization)
     _tag_compiled_graphs(settings)
     ledger.forget()
@@ -232,7 +232,9 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
             moves = compat.name_of(schema.op) in BY_OVERLOAD and compat.moves(op_info, schema)
             schema._cute_sharding_moves = moves  # type: ignore[attr-defined]
         settings = _settings
-        viewed = compat.viewed(op_info, schema) if settings is not None and settings.views and settings.ops else None
+        has_ops = settings is not None and settings.views and settings.ops
+        viewed = compat.viewed(op_info, schema) if has_ops else None
+        before = op_info.local_args
         if not moves or settings is None or not settings.views:
             local_args(op_info, schema, *options)
         else:
@@ -243,8 +245,16 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
                 _in_view.now = outer
         if viewed is not None:
             note_copy(*viewed, op_info.local_args[0])
+        if has_ops and compat.writes(schema):
+            _in_view.moved = compat.moved_to(op_info, schema, before)
 
     return redistribute_local_args
+
+
+def _take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """After an op that wrote to copies of what it was given."""
+    moved, _in_view.moved = _in_view.moved, None
+    take_back(op, args, kwargs, moved)
 
 
 def _reachable(settings: Settings, spec: compat.DTensorSpec, target: Cuts) -> bool:

@@ -1145,6 +1145,11 @@ def written(schema: OpSchema) -> list[tuple[str, DTensorSpec]]:
     return found
 
 
+def is_out(op: torch._ops.OpOverload, name: str) -> bool:
+    """Whether the argument of that name is one of ``out=``, also by what torch's dispatcher knows (which goes by the overload's name: it takes max.dim_max for none)."""
+    return "out" in op._overloadname and any(argument.is_out and argument.name == name for argument in op._schema.arguments)
+
+
 def is_in_place(op: torch._ops.OpOverload) -> bool:
     """Whether the op writes to its first argument and gives it back, as ``add_`` does."""
     return op._opname.endswith("_") and not op._opname.endswith("__")
@@ -1203,27 +1208,50 @@ def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
 
 @dataclass
 class WrittenBack(OutputSharding):
-    """Of an op that writes in place to a copy of its first argument: what it wrote is to be taken back.
-
-    Attributes:
-        written: the spec of the copy; None: the tensor is the copy from then on.
-    """
-
-    written: DTensorSpec | None = None
+    """Of an op that writes to copies of what it was to write to: what it wrote is to be taken back (see writes.py)."""
 
 
-def written_back(found: OutputSharding, schema: OpSchema, spec: Any) -> OutputSharding:
-    """As :func:`from_other_specs`, for an op that is to write in place to a tensor of ``spec``."""
+def written_back(found: OutputSharding, schema: OpSchema, original: OpSchema, outputs: Any) -> OutputSharding:
+    """As :func:`from_other_specs`, for an op that is to write to tensors of ``original``; ``outputs`` are the specs of what it gives back."""
     redistributed = from_other_specs(found, schema)
-    first = redistributed.redistribute_schema.args_schema[0]  # type: ignore[union-attr]
-    assert isinstance(first, DTensorSpec)
-    return WrittenBack(spec, redistributed.redistribute_schema, True, redistributed.use_val_from_redistribute_schema, first)
+    redistributed.redistribute_schema._cute_sharding_writes = dict(original.kwargs_schema)  # type: ignore[union-attr]
+    return WrittenBack(outputs, redistributed.redistribute_schema, True, redistributed.use_val_from_redistribute_schema)
 
 
-def become(found: OutputSharding, schema: OpSchema) -> OutputSharding:
-    """As :func:`from_other_specs`, for an op that writes in place to what then is no longer pending."""
-    redistributed = from_other_specs(found, schema)
-    return WrittenBack(redistributed.output_spec, redistributed.redistribute_schema, True, redistributed.use_val_from_redistribute_schema, None)
+def as_on_one_device(schema: OpSchema) -> OutputSharding:
+    """The op on replicas of all tensors, with what it writes to ``out=`` taken back."""
+    replicas = replaced_specs(schema, lambda spec: (Replicate(),) * spec.mesh.ndim)
+    outputs = tuple([spec for _, spec in written(schema)])
+    return written_back(OutputSharding(None), replicas, schema, outputs[0] if len(outputs) == 1 else outputs)
+
+
+def writes(schema: OpSchema) -> bool:
+    """Whether what the op writes to, under these specs, is to be taken back."""
+    return hasattr(schema, "_cute_sharding_writes")
+
+
+Moved = dict[int, tuple[torch.Tensor, DTensorSpec]]
+
+
+def moved_to(op_info: Any, schema: OpSchema, before: Sequence[Any]) -> Moved:
+    """By id of a local tensor that the op was to be given, ``before``, what it is given instead, and its spec. What comes as ``out=`` is given here: torch redistributes no such arguments."""
+    found: Moved = {}
+    for name, was in schema._cute_sharding_writes.items():  # type: ignore[attr-defined]
+        spec = schema.kwargs_schema[name]
+        if isinstance(was, DTensorSpec) and isinstance(spec, DTensorSpec) and tuple(spec.placements) != tuple(was.placements):
+            old = op_info.local_kwargs[name]
+            op_info.local_kwargs[name] = old if _is_finished(was, spec) else old.new_empty(tuple(spec.shape))
+            found.setdefault(id(old), (op_info.local_kwargs[name], spec))
+    specs = tree_leaves(schema.args_schema) if op_info.args_tree_spec is not None else schema.args_schema
+    for old, new, spec in zip(before, op_info.local_args, specs):
+        if isinstance(spec, DTensorSpec):
+            found.setdefault(id(old), (new, spec))
+    return found
+
+
+def _is_finished(spec: DTensorSpec, other: DTensorSpec) -> bool:
+    """Whether the one is the other but for what is pending, so that devices have as much of either."""
+    return all(a == b or (isinstance(a, Partial) and isinstance(b, Replicate)) for a, b in zip(spec.placements, other.placements))
 
 
 def moves_first(found: OutputSharding, schema: OpSchema) -> bool:
@@ -1310,7 +1338,7 @@ class Writes(NamedTuple):
 
     Attributes:
         reach: called with (op, args, kwargs) after each, while there are ``copies``.
-        take_back: called with (tensor, local tensor, its spec) after one that wrote to a copy of its first argument (see :class:`WrittenBack`).
+        take_back: called with the same after one that wrote to copies (see :class:`WrittenBack`), before ``reach``.
         copies: empty, as long as no view is a copy.
     """
 
@@ -1367,7 +1395,7 @@ def _begin_with(function: Any, writes: Writes) -> Any:
 
 _BEGINNING = """
 if output_sharding.__class__ is _cute_sharding_WrittenBack and participating:
-    _cute_sharding_take_back(args[0], local_results, output_sharding.written)
+    _cute_sharding_take_back(op_call, args, kwargs)
 if _cute_sharding_copies and participating:
     _cute_sharding_reach(op_call, args, kwargs)
 """

@@ -68,9 +68,9 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
             if "require placement changes" not in str(error) or compat.is_pointwise(schema.op) or not isinstance(first, DTensorSpec) or not _is_sharded(first):
                 raise
             plain = compat.replaced_specs(schema, lambda spec: _without((Shard, StridedShard), spec.placements))
-            return compat.written_back(torchs(plain), plain, first)
+            return compat.written_back(torchs(plain), plain, schema, first)
         if compat.is_in_place(schema.op) and schema.op._schema.is_mutable and compat.moves_first(found, schema):
-            return compat.written_back(found, schema, schema.args_schema[0])
+            return compat.written_back(found, schema, schema, schema.args_schema[0])
         return found
 
     def decide(schema: OpSchema) -> Any:
@@ -80,13 +80,13 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         if schema.op._schema.is_mutable and compat.is_pointwise(schema.op):
             try:
                 return _as_what_is_written(name, schema, specs) or stock(schema)
-            except RuntimeError:
-                written = schema.args_schema[0]
-                if compat.is_tracing() or not compat.is_in_place(schema.op) or not isinstance(written, DTensorSpec) or not any(isinstance(p, Partial) for p in written.placements):
+            except Exception:
+                if compat.is_tracing() or not any(isinstance(p, Partial) for _, spec in compat.written(schema) for p in spec.placements):
                     raise
                 # What is pending has to be finished first, as in the op that gives a new tensor; the tensor then is what that gives.
                 finished = compat.replaced_specs(schema, lambda spec: _without((Partial,), spec.placements))
-                return compat.become(_as_what_is_written(name, finished, compat.specs_of(finished)) or stock(finished), finished)
+                found = _as_what_is_written(name, finished, compat.specs_of(finished)) or stock(finished)
+                return compat.written_back(found, finished, schema, found.output_spec)
         if name in _FRESH and any(isinstance(p, Partial) for spec in specs for p in spec.placements):
             return compat.with_outputs(stock(schema), lambda spec: _without((Partial,), spec.placements))
         if name == "_local_scalar_dense.default" and any(not isinstance(p, Replicate) for spec in specs for p in spec.placements):
@@ -324,21 +324,24 @@ def _gated(stock: Callable[[OpSchema], Any], name: str, schema: OpSchema, kinds:
     """What torch makes of the op with the mesh dims of such placements replicated. What it then writes in place is taken back to the tensor that it was to write to.
 
     Raises:
-        RuntimeError: the op writes to such a tensor in another way, as with ``out=``: what is replicated is another tensor, and the write would be lost.
+        RuntimeError: the op writes to such a tensor in another way than ``add_`` or ``out=`` do: what is replicated is another tensor, and the write would be lost.
     """
     written = compat.written(schema)
-    for argument, spec in written:
-        if compat.split_factors(spec) and not (len(written) == 1 and compat.is_in_place(schema.op)):
-            raise RuntimeError(
-                f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements {text(spec.placements)} ({argument}), which it cannot do rightly, as far as is known. "
-                f"Redistribute it first, .redistribute(placements={list(_without(kinds, spec.placements))!r}), and write to the result; or take the op that gives a new tensor."
-            )
+    if any(compat.split_factors(spec) for _, spec in written) and not (len(written) == 1 and compat.is_in_place(schema.op)):
+        if not compat.is_tracing() and all(compat.is_out(schema.op, argument) for argument, _ in written):
+            count(name, "gate")
+            return compat.as_on_one_device(schema)
+        argument, spec = next((argument, spec) for argument, spec in written if compat.split_factors(spec))
+        raise RuntimeError(
+            f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements {text(spec.placements)} ({argument}), which it cannot do rightly, as far as is known. "
+            f"Redistribute it first, .redistribute(placements={list(_without(kinds, spec.placements))!r}), and write to the result; or take the op that gives a new tensor."
+        )
     plain = compat.replaced_specs(schema, lambda spec: _without(kinds, spec.placements))
     found = stock(plain)
     count(name, "gate")
     logger.debug("%s: no signature; inputs are redistributed to placements without _StridedShard", name)
     if written and compat.split_factors(written[0][1]):
-        return compat.written_back(found, plain, written[0][1])
+        return compat.written_back(found, plain, schema, written[0][1])
     return compat.from_other_specs(found, plain)
 
 

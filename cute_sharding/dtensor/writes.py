@@ -112,11 +112,7 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """
     if compat.is_tracing():
         return
-    first = args[0] if args else None
-    outputs = [kwargs.get(argument.name) for argument in op._schema.arguments if argument.is_out]
-    candidates: Any = outputs or (first if isinstance(first, (list, tuple)) else [first])
-    written: list[Any] = [leaf for leaf in candidates if compat.is_dtensor(leaf) and not compat.is_imagined(leaf._local_tensor)]
-    tensor: Any
+    written = _written_by(op, args, kwargs)
     for tensor in written:
         for copy in _way_back(_memory(tensor)):
             copy.check(op, tensor)
@@ -156,23 +152,37 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
             op(*[arg[i : i + 1] if isinstance(arg, (list, tuple)) and len(arg) == len(several) else arg for arg in args], **kwargs)
 
 
-def take_back(tensor: Any, wrote: torch.Tensor, spec: DTensorSpec | None) -> None:
-    """What an op wrote to a copy of ``tensor``, a local tensor under ``spec``, in ``tensor`` itself; None: the tensor was pending, and is that copy from now on.
+def take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: compat.Moved) -> None:
+    """What an op wrote to copies of DTensors, in these. One that was pending, and had to be finished, is the copy from now on.
+
+    Args:
+        moved: by id of a local tensor, what the op was given instead, and its spec.
 
     Raises:
-        RuntimeError: such a tensor is a view of another, which would stay pending.
+        RuntimeError: what was pending is a view of another tensor, which would stay pending.
     """
-    memory = _memory(tensor)
-    if spec is not None:
-        tensor._local_tensor.copy_(redistribute_local_tensor(wrote, spec, tensor._spec, counted=False))
-    elif getattr(tensor, "_base", None) is not None or hasattr(memory, _COPY):
-        raise RuntimeError(
-            f"what is pending in a view of shape {tuple(tensor.shape)} and placements {text(tensor.placements)} has to be finished to write to it, and what it views would stay pending. "
-            f"Redistribute that first, to {[Replicate()] * tensor.device_mesh.ndim!r}, or take the op that gives a new tensor"
-        )
-    else:
-        _outdate(memory)
-        tensor._local_tensor = wrote
+    for tensor in _written_by(op, args, kwargs):
+        wrote, spec = moved.get(id(tensor._local_tensor), (tensor._local_tensor, tensor._spec))
+        if tuple(spec.placements) == tuple(tensor._spec.placements):
+            continue
+        if not any(isinstance(p, Partial) and not isinstance(q, Partial) for p, q in zip(tensor._spec.placements, spec.placements)):
+            tensor._local_tensor.copy_(redistribute_local_tensor(wrote, spec, tensor._spec, counted=False))
+        elif getattr(tensor, "_base", None) is not None or hasattr(_memory(tensor), _COPY):
+            raise RuntimeError(
+                f"what is pending in a view of shape {tuple(tensor.shape)} and placements {text(tensor.placements)} has to be finished to write to it, and what it views would stay pending. "
+                f"Redistribute that first, to {[Replicate()] * tensor.device_mesh.ndim!r}, or take the op that gives a new tensor"
+            )
+        else:
+            _outdate(_memory(tensor))
+            tensor._local_tensor, tensor._spec = wrote, spec
+
+
+def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The DTensors that the op writes to."""
+    first = args[0] if args else None
+    outputs = [kwargs.get(argument.name) for argument in op._schema.arguments if argument.is_out]
+    candidates: Any = outputs or (first if isinstance(first, (list, tuple)) else [first])
+    return [leaf for leaf in candidates if compat.is_dtensor(leaf) and not compat.is_imagined(leaf._local_tensor)]
 
 
 def _count(local: torch.Tensor) -> int | None:

@@ -228,12 +228,13 @@ def test_fused_products_gather_no_weight():
 
 def test_writes_that_would_be_lost_raise():
     with ranks_of((2,)), cute_sharding.enabled():
-        x = distribute(values(4, 6), (2,), [S(0)])
-        before = [part.clone() for part in x._local_tensor._local_tensors.values()]
-        with pytest.raises(RuntimeError, match=r"mm.out writes to a DTensor.*Redistribute it first"):
-            torch.mm(distribute(values(4, 1), (2,), [Replicate()]), distribute(values(1, 6), (2,), [Replicate()]), out=x)
+        images = distribute(values(3, 4, 2), (2,), [Replicate()])
+        mean, variance = (distribute(values(4), (2,), [S(0)]) for _ in range(2))
+        before = [part.clone() for part in mean._local_tensor._local_tensors.values()]
+        with pytest.raises(RuntimeError, match=r"native_batch_norm.default writes to a DTensor.*running_mean.*Redistribute it first"):
+            torch.native_batch_norm(images, None, None, mean, variance, True, 0.1, 1e-5)
         with plain():
-            assert all(torch.equal(a, b) for a, b in zip(before, x._local_tensor._local_tensors.values()))
+            assert all(torch.equal(a, b) for a, b in zip(before, mean._local_tensor._local_tensors.values()))
 
 
 def test_it_can_be_left_off():

@@ -316,6 +316,54 @@ def test_what_is_pending_is_finished_to_be_written():
                     assert_holds(found.redistribute(placements=[Replicate()]), gradient)
 
 
+# What is written to ``out=``, of the shape of x, by means of x, of shape (6, 4), and w, (4, 4).
+OUTS = {
+    "product": lambda x, w, out: torch.mm(x, w, out=out),
+    "sum with product": lambda x, w, out: torch.addmm(x, x, w, out=out),
+    "pointwise": lambda x, w, out: torch.add(x, 1.0, out=out),
+    "sorted": lambda x, w, out: torch.cumsum(x, 0, out=out),
+    "together": lambda x, w, out: torch.cat([x[:2], x[2:]], out=out),
+    "softmax": lambda x, w, out: torch.softmax(x, 1, out=out),
+}
+
+
+@pytest.mark.parametrize("name", OUTS)
+def test_what_is_given_as_out(name):
+    rng = random.Random(name)
+    with plain():
+        expected = torch.zeros(6, 4)
+        OUTS[name](number((6, 4)), number((4, 4)), expected)
+    for mesh in ((2,), (3,), (2, 2)):
+        with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
+            strided = [_StridedShard(1, split_factor=2), *[Shard(0) for _ in mesh[1:]]]
+            pending = [*[Replicate() for _ in mesh[1:]], Partial()]
+            for placements in (strided, strided[::-1], *([pending] if name == "pointwise" else [])):
+                out = distribute(number((6, 4)), mesh, placements)
+                x = distribute(number((6, 4)), mesh, draw_placements(rng, mesh, (6, 4)))
+                OUTS[name](x, distribute(number((4, 4)), mesh, [Replicate()] * len(mesh)), out)
+                assert_holds(out.redistribute(placements=[Replicate()] * len(mesh)), expected)
+
+
+def test_two_outs():
+    with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
+        values, indices = distribute(number((4,)), (2,), [_StridedShard(0, split_factor=2)]), distribute(number((4,)).long(), (2,), [_StridedShard(0, split_factor=2)])
+        with pytest.raises(RuntimeError, match=r"max.dim_max writes to a DTensor.*Redistribute it first"):
+            torch.max(distribute(number((6, 4)), (2,), [Shard(0)]), 0, out=(values, indices))
+
+
+def test_lists_of_what_is_pending():
+    with plain():
+        x = number((6, 4))
+        expected = [x.view(2, 12) @ x.view(12, 2) + 1, x.view(2, 12) * 2 + 1]
+    with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
+        x = distribute(number((6, 4)), (2,), [Shard(1)]).view(2, 12)
+        y = [x @ x.reshape(12, 2), x * 2]
+        assert list(y[0].placements) == [Partial()]
+        torch._foreach_add_(y, 1.0)
+        for found, wanted in zip(y, expected):
+            assert_holds(found.redistribute(placements=[Replicate()]), wanted)
+
+
 def test_what_torch_would_move_to_write_to_it_is_written_back():
     """scatter_add_ along a dim that is cut: torch writes to a copy and calls the tensor a replica."""
     with plain():
