@@ -1135,11 +1135,16 @@ def arguments(schema: OpSchema) -> list[tuple[bool, list[DTensorSpec | None]]]:
     return found
 
 
+# Ops that write to arguments without saying so in their schemas.
+_UNSAID = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var"))
+
+
 def written(schema: OpSchema) -> list[tuple[str, DTensorSpec]]:
     """The tensors that the op writes to: (name of the argument, spec)."""
     found = []
+    unsaid = _UNSAID.get(schema.op._opname, ())
     for i, argument in enumerate(schema.op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if argument.name in unsaid or (argument.alias_info is not None and argument.alias_info.is_write):
             value = schema.kwargs_schema.get(argument.name) if argument.kwarg_only else schema.args_schema[i] if i < len(schema.args_schema) else None
             found += [(argument.name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, DTensorSpec)]
     return found
