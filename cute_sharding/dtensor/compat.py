@@ -1155,6 +1155,21 @@ def is_out(op: torch._ops.OpOverload, name: str) -> bool:
     return "out" in op._overloadname and any(argument.is_out and argument.name == name for argument in op._schema.arguments)
 
 
+def draws(op: torch._ops.OpOverload) -> bool:
+    """Whether the op draws numbers. (Attention may, but with dropout alone.)"""
+    return op in DTensor._op_dispatcher._random_ops or (torch.Tag.nondeterministic_seeded in op.tags and "attention" not in op._opname)
+
+
+@cache
+def _has_generators(device_type: str) -> bool:
+    return hasattr(torch.get_device_module(device_type), "set_rng_state") if device_type != "cpu" else False
+
+
+def draws_apart(mesh: Any) -> bool:
+    """Whether torch has each rank of the mesh draw the numbers of its own part, and then all go on alike (torch/distributed/tensor/_random.py: on accelerators)."""
+    return _has_generators(mesh.device_type)
+
+
 def is_in_place(op: torch._ops.OpOverload) -> bool:
     """Whether the op writes to its first argument and gives it back, as ``add_`` does."""
     return op._opname.endswith("_") and not op._opname.endswith("__")

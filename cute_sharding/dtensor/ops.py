@@ -91,6 +91,8 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
             return compat.with_outputs(stock(schema), lambda spec: _without((Partial,), spec.placements))
         if name == "_local_scalar_dense.default" and any(not isinstance(p, Replicate) for spec in specs for p in spec.placements):
             return _gated(stock, name, schema, (Shard, StridedShard, Partial))  # one value, and the same on every rank: a pending sum is not
+        if specs and compat.draws(schema.op) and not compat.draws_apart(specs[0].mesh) and (strided or (any(map(_is_sharded, specs)) and ledger.diverged(specs[0].mesh))):
+            return _gated(stock, name, schema, (Shard, StridedShard))  # ranks that draw different amounts would not draw alike again
         if name in _NORMS and _extreme(schema) and any(map(_some_device_is_empty, specs)):
             return _gated(stock, name, schema, (Shard, StridedShard))
         if not strided and not _plain_shards_go_wrong(name, schema, specs):
@@ -340,7 +342,7 @@ def _gated(stock: Callable[[OpSchema], Any], name: str, schema: OpSchema, kinds:
     found = stock(plain)
     count(name, "gate")
     logger.debug("%s: no signature; inputs are redistributed to placements without _StridedShard", name)
-    if written and compat.split_factors(written[0][1]):
+    if written and tuple(compat.written(plain)[0][1].placements) != tuple(written[0][1].placements):
         return compat.written_back(found, plain, schema, written[0][1])
     return compat.from_other_specs(found, plain)
 

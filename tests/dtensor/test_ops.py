@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from drawing import draw_placements
-from simulation import distribute, mesh_of, number, plain, ranks_of
+from simulation import assert_holds, distribute, mesh_of, number, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -235,6 +235,21 @@ def test_writes_that_would_be_lost_raise():
             torch.native_batch_norm(images, None, None, mean, variance, True, 0.1, 1e-5)
         with plain():
             assert all(torch.equal(a, b) for a, b in zip(before, mean._local_tensor._local_tensors.values()))
+
+
+@pytest.mark.parametrize("draw", [lambda x: F.dropout(x, 0.5), lambda x: x.clone().uniform_(), torch.rand_like, lambda x: torch.bernoulli(x.abs().clamp(max=1.0))])
+def test_on_cpus_ranks_draw_as_one_device_and_go_on_alike(draw):
+    """As on stock, where these would be replicas: with a generator for each rank, and no way to go on from another place, ranks that draw less would draw other numbers from then on."""
+    with plain():
+        torch.manual_seed(0)
+        expected, after = draw(values(5, 6)), torch.rand(3)
+    for placements in ([S(0)], [S(1)]):
+        with ranks_of((3,)), cute_sharding.enabled(redistribution=True):
+            torch.manual_seed(0)
+            x = distribute(values(5, 6), (3,), placements)
+            assert_holds(draw(x).redistribute(placements=[Replicate()]), expected)
+            again = torch.rand_like(distribute(values(3), (3,), [Replicate()]))
+            assert_holds(again, after)
 
 
 def test_it_can_be_left_off():
