@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -220,6 +220,19 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
     return redistribute
 
 
+class _Care(NamedTuple):
+    """What is to be done where the arguments of an op are redistributed: by plan; of a view, the specs before and after, to take note of the copy."""
+
+    by_plan: bool
+    copied: tuple[compat.DTensorSpec, compat.DTensorSpec] | None
+
+
+def _care(op_info: Any, schema: compat.OpSchema) -> _Care | None:
+    moves = compat.moves(op_info, schema)
+    found = _Care(moves and (compat.is_by_plan(schema) or compat.name_of(schema.op) in BY_OVERLOAD), compat.viewed(op_info, schema))
+    return found if found.by_plan or found.copied is not None or compat.writes(schema) else None
+
+
 def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., None]:
     """The dispatcher's step that redistributes the arguments of an op, with a note of the ops whose rules are ours."""
 
@@ -227,25 +240,22 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
 
     def redistribute_local_args(op_info: Any, schema: compat.OpSchema, *options: Any) -> None:
         try:
-            moves = schema._cute_sharding_moves  # type: ignore[attr-defined]  # every call comes by here: what a schema asks for is found once
+            care = schema._cute_sharding_care  # type: ignore[attr-defined]  # each view comes by here: what there is to care for is found once
         except AttributeError:
-            moves = compat.name_of(schema.op) in BY_OVERLOAD and compat.moves(op_info, schema)
-            schema._cute_sharding_moves = moves  # type: ignore[attr-defined]
+            care = schema._cute_sharding_care = _care(op_info, schema)  # type: ignore[attr-defined]
         settings = _settings
-        has_ops = settings is not None and settings.views and settings.ops
-        viewed = compat.viewed(op_info, schema) if has_ops else None
+        if care is None or settings is None or not settings.views:
+            return local_args(op_info, schema, *options)
         before = op_info.local_args
-        if not moves or settings is None or not settings.views:
+        outer, _in_view.now = getattr(_in_view, "now", False), care.by_plan
+        try:
             local_args(op_info, schema, *options)
-        else:
-            outer, _in_view.now = getattr(_in_view, "now", False), True
-            try:
-                local_args(op_info, schema, *options)
-            finally:
-                _in_view.now = outer
-        if viewed is not None:
-            note_copy(*viewed, op_info.local_args[0])
-        if has_ops and compat.writes(schema):
+        finally:
+            _in_view.now = outer
+        if settings.ops and care.copied is not None:
+            spec, spec_of_moved = care.copied
+            note_copy(before[0], spec, spec_of_moved, op_info.local_args[0])
+        if settings.ops and compat.writes(schema):
             _in_view.moved = compat.moved_to(op_info, schema, before)
 
     return redistribute_local_args

@@ -976,13 +976,13 @@ def moves(op_info: Any, schema: OpSchema) -> bool:
     return any(isinstance(spec, DTensorSpec) and spec != other for spec, other in zip(op_info.flat_args_schema, wanted))
 
 
-def viewed(op_info: Any, schema: OpSchema) -> tuple[torch.Tensor, DTensorSpec, DTensorSpec] | None:
-    """The local tensor of what a view op is given, its spec, and to what it is redistributed first; None where it is not."""
+def viewed(op_info: Any, schema: OpSchema) -> tuple[DTensorSpec, DTensorSpec] | None:
+    """The spec of what a view op is given, and to what that is redistributed first; None where it is not."""
     first = schema.args_schema[0] if schema.args_schema else None
     if not isinstance(first, DTensorSpec) or not schema.op._schema._is_view_op():
         return None
     spec = op_info.flat_args_schema[0]
-    return None if tuple(spec.placements) == tuple(first.placements) else (op_info.local_args[0], spec, first)
+    return None if tuple(spec.placements) == tuple(first.placements) else (spec, first)
 
 
 def install_redistribution(local_tensor: Callable[..., torch.Tensor], local_args: Callable[..., None]) -> None:
@@ -1298,8 +1298,12 @@ def with_outputs(found: OutputSharding, placements: Callable[[DTensorSpec], Sequ
 def _by_plan(schema: OpSchema | None) -> Any:
     """The schema with the note that the arguments go there by plan (see adapter._redistribution_of_arguments)."""
     if schema is not None:
-        schema._cute_sharding_moves = True  # type: ignore[attr-defined]
+        schema._cute_sharding_by_plan = True  # type: ignore[attr-defined]
     return schema
+
+
+def is_by_plan(schema: OpSchema) -> bool:
+    return hasattr(schema, "_cute_sharding_by_plan")
 
 
 def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None:
