@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isinf
 from typing import Any
@@ -50,10 +51,46 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
-# What comes of these has nothing to do with what is pending in the operand: torch has such values, the same on each device, be summed.
-_FRESH = frozenset(["empty_like.default", "fill_.Scalar"])
-# Of no elements there is no largest and no smallest: with such an order (see _extreme) torch's norms raise on devices that have none, as does item().
-_NORMS = frozenset(["linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar"])
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which placements an op needs and gives.
+
+    Attributes:
+        schema: the op, with specs for its tensors.
+        specs: these, in the order of its arguments.
+        stock: torch's own answer to such questions.
+    """
+
+    schema: OpSchema
+    specs: tuple[DTensorSpec, ...]
+    stock: Callable[[OpSchema], Any]
+
+    @property
+    def name(self) -> str:
+        return compat.name_of(self.schema.op)
+
+    @property
+    def is_strided(self) -> bool:
+        return any(compat.split_factors(spec) for spec in self.specs)
+
+    @property
+    def is_sharded(self) -> bool:
+        return any(map(_is_sharded, self.specs))
+
+    @property
+    def is_pending(self) -> bool:
+        return any(isinstance(p, Partial) for spec in self.specs for p in spec.placements)
+
+    @property
+    def row(self) -> Row | None:
+        """The op's row in the table of signatures."""
+        row = BY_OVERLOAD.get(self.name)
+        return POINTWISE if row is None and self.is_strided and compat.is_pointwise(self.schema.op) and not self.is_pending else row
+
+
+Answer = Callable[[Question], Any]
 
 
 def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
@@ -74,43 +111,94 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         return found
 
     def decide(schema: OpSchema) -> Any:
-        specs = compat.specs_of(schema)
-        strided = any(compat.split_factors(spec) for spec in specs)
-        name = compat.name_of(schema.op)
-        if schema.op._schema.is_mutable and compat.is_pointwise(schema.op):
-            try:
-                return _as_what_is_written(name, schema, specs) or stock(schema)
-            except Exception:
-                if compat.is_tracing() or not any(isinstance(p, Partial) for _, spec in compat.written(schema) for p in spec.placements):
-                    raise
-                # What is pending has to be finished first, as in the op that gives a new tensor; the tensor then is what that gives.
-                finished = compat.replaced_specs(schema, lambda spec: _without((Partial,), spec.placements))
-                found = _as_what_is_written(name, finished, compat.specs_of(finished)) or stock(finished)
-                return compat.written_back(found, finished, schema, found.output_spec)
-        if name in _FRESH and any(isinstance(p, Partial) for spec in specs for p in spec.placements):
-            return compat.with_outputs(stock(schema), lambda spec: _without((Partial,), spec.placements))
-        if name == "_local_scalar_dense.default" and any(not isinstance(p, Replicate) for spec in specs for p in spec.placements):
-            return _gated(stock, name, schema, (Shard, StridedShard, Partial))  # one value, and the same on every rank: a pending sum is not
-        if specs and compat.draws(schema.op) and not compat.draws_apart(specs[0].mesh) and (strided or (any(map(_is_sharded, specs)) and ledger.diverged(specs[0].mesh))):
-            return _gated(stock, name, schema, (Shard, StridedShard))  # ranks that draw different amounts would not draw alike again
-        if name in _NORMS and _extreme(schema) and any(map(_some_device_is_empty, specs)):
-            return _gated(stock, name, schema, (Shard, StridedShard))
-        if not strided and not _plain_shards_go_wrong(name, schema, specs):
-            return stock(schema)
-        row = BY_OVERLOAD.get(name)
-        if row is None and strided and compat.is_pointwise(schema.op) and not any(isinstance(p, Partial) for spec in specs for p in spec.placements):
-            row = POINTWISE
-        if row is None and (name in VIEWS or name in CARRIED or compat.keeps_any_cut(schema.op)):
-            return stock(schema)
-        if all(spec.mesh.size() == 1 for spec in specs):  # torch's stand-in for ops that it decomposes: what holds there is to hold anywhere
-            return stock(schema)
-        found = None if row is None else _by_signature(row, name, schema, specs)
-        if found is not None:
-            ledger.note(specs[0].mesh, partial(_gives_other, stock, schema, found))
-            return found
-        return _gated(stock, name, schema) if strided and row is not POINTWISE else stock(schema)
+        question = Question(schema, tuple(compat.specs_of(schema)), stock)
+        answers = (answer(question) for holds, answer in CASES if holds(question))
+        return next(found for found in answers if found is not None)
 
     return decide
+
+
+def _torchs(question: Question) -> Any:
+    return question.stock(question.schema)
+
+
+def _gate(*kinds: type) -> Answer:
+    return lambda question: _gated(question.stock, question.name, question.schema, kinds)
+
+
+def _is_written_pointwise(question: Question) -> bool:
+    return question.schema.op._schema.is_mutable and compat.is_pointwise(question.schema.op)
+
+
+def _written_pointwise(question: Question) -> Any:
+    """What is pending has to be finished before it is written to, as in the op that gives a new tensor; the tensor then is what that gives."""
+    schema, stock = question.schema, question.stock
+    try:
+        return _as_what_is_written(question.name, schema, question.specs) or stock(schema)
+    except Exception:
+        if compat.is_tracing() or not any(isinstance(p, Partial) for _, spec in compat.written(schema) for p in spec.placements):
+            raise
+    finished = compat.replaced_specs(schema, lambda spec: _without((Partial,), spec.placements))
+    found = _as_what_is_written(question.name, finished, compat.specs_of(finished)) or stock(finished)
+    return compat.written_back(found, finished, schema, found.output_spec)
+
+
+def _is_made_anew(question: Question) -> bool:
+    """Whether what comes of the op has nothing to do with what is pending in the operand: torch has such values, the same on each device, be summed."""
+    return question.name in ("empty_like.default", "fill_.Scalar") and question.is_pending
+
+
+def _made_anew(question: Question) -> Any:
+    return compat.with_outputs(_torchs(question), lambda spec: _without((Partial,), spec.placements))
+
+
+def _is_one_value(question: Question) -> bool:
+    """item(): one value, and the same on every rank, which a pending sum is not."""
+    return question.name == "_local_scalar_dense.default" and any(not isinstance(p, Replicate) for spec in question.specs for p in spec.placements)
+
+
+def _is_drawn_by_ranks(question: Question) -> bool:
+    """Whether the op draws numbers of what views alone have cut, or may have, on a mesh where ranks that draw different amounts would not draw alike again."""
+    if not question.is_sharded or not compat.draws(question.schema.op) or compat.draws_apart(question.specs[0].mesh):
+        return False
+    return question.is_strided or ledger.diverged(question.specs[0].mesh)
+
+
+def _is_extreme_of_nothing(question: Question) -> bool:
+    """Of no elements there is no largest and no smallest: with such an order (see _extreme) torch's norms raise on devices that have none, as does item()."""
+    return question.name in ("linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar") and _extreme(question.schema) and any(map(_some_device_is_empty, question.specs))
+
+
+def _is_right_in_torch(question: Question) -> bool:
+    """Whether torch's own answer is known to be right. (A mesh of one device is its stand-in for ops that it decomposes: what holds there is to hold anywhere.)"""
+    if not question.is_strided and not _plain_shards_go_wrong(question.name, question.schema, question.specs):
+        return True
+    if question.row is None and (question.name in VIEWS or question.name in CARRIED or compat.keeps_any_cut(question.schema.op)):
+        return True
+    return all(spec.mesh.size() == 1 for spec in question.specs)
+
+
+def _signed(question: Question) -> Any | None:
+    row = question.row
+    assert row is not None
+    found = _by_signature(row, question.name, question.schema, question.specs)
+    if found is not None:
+        ledger.note(question.specs[0].mesh, partial(_gives_other, question.stock, question.schema, found))
+    return found
+
+
+# The first that holds, and has an answer.
+CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
+    (_is_written_pointwise, _written_pointwise),
+    (_is_made_anew, _made_anew),
+    (_is_one_value, _gate(Shard, StridedShard, Partial)),
+    (_is_drawn_by_ranks, _gate(Shard, StridedShard)),
+    (_is_extreme_of_nothing, _gate(Shard, StridedShard)),
+    (_is_right_in_torch, _torchs),
+    (lambda question: question.row is not None, _signed),
+    (lambda question: question.is_strided and question.row is not POINTWISE, _gate(StridedShard)),
+    (lambda question: True, _torchs),
+)
 
 
 def _is_sharded(spec: DTensorSpec) -> bool:
