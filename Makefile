@@ -40,6 +40,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.redistribution
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.strategies
 
 # torch first and by itself, of the release that is asked for.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.ranks import coordinate, copies_natively, spans
+from cute_sharding.dtensor.ranks import coordinate, is_native, spans
 
 
 def prepare_groups(mesh: DeviceMesh, *dims: Sequence[int | str], timeout: timedelta | None = None, pg_options: Any = None) -> None:
@@ -75,14 +75,19 @@ def means(mesh: Any) -> tuple[frozenset[tuple[int, ...]], bool]:
     """By what a plan for ``mesh`` is chosen: :func:`groups_at_hand`, and whether the backend gathers and reduce-scatters better than it exchanges. None and no, on a mesh for slicing alone."""
     if not compat.has_groups(mesh):
         return frozenset(), False
-    return groups_at_hand(mesh), copies_natively(compat.group_of_dim(mesh, 0), mesh)
+    backend = _backend(mesh)
+    return _at_hand(mesh, compat.flattenings(mesh), backend, len(_prepared()), ref(dist.group.WORLD)), is_native(backend)
+
+
+def _backend(mesh: Any) -> str | None:
+    return compat.backend_name(compat.group_of_dim(mesh, 0), mesh.device_type)
 
 
 def groups_at_hand(mesh: Any) -> frozenset[tuple[int, ...]]:
     """The sets of two or more mesh dims whose ranks have a process group together: what ``prepare_groups`` has made, meshes that the program has flattened, and the default group where its ranks
     are those of the mesh. (Of one mesh dim all have one.) So it is the same on every rank, eager and compiled, in every thread.
     """
-    return _at_hand(mesh, compat.flattenings(mesh), compat.backend_name(compat.group_of_dim(mesh, 0), mesh.device_type), len(_prepared()), ref(dist.group.WORLD))
+    return _at_hand(mesh, compat.flattenings(mesh), _backend(mesh), len(_prepared()), ref(dist.group.WORLD))
 
 
 @lru_cache(maxsize=1 << 8)

@@ -93,4 +93,8 @@ def spans(group: Any, mesh: Any, dims: Sequence[int]) -> bool:
 
 def copies_natively(group: Any, mesh: Any) -> bool:
     """Whether the backend gathers and reduce-scatters better than an all-to-all does it. gloo does not, where copies follow: its own go by lists of tensors that it copies once more."""
-    return compat.backend_name(group, mesh.device_type) != "gloo"
+    return is_native(compat.backend_name(group, mesh.device_type))
+
+
+def is_native(backend: str | None) -> bool:
+    return backend != "gloo"
