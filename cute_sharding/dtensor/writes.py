@@ -92,7 +92,7 @@ class Copy:
 def note_copy(source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor) -> None:
     """Take note of a view that moves data: of the local tensor ``source`` it has become ``moved``."""
     source, moved = compat.in_flight(source), compat.in_flight(moved)
-    if compat.is_tracing() or any(compat.is_imagined(tensor) or compat.is_wrapper(tensor) for tensor in (source, moved)) or compat.share_memory(source, moved):
+    if compat.is_tracing() or not (_has_memory(source) and _has_memory(moved)) or compat.share_memory(source, moved):
         return
     copy = Copy(source, spec, spec_of_moved, moved)
     setattr(compat.storage_of(moved), _COPY, copy)
@@ -112,7 +112,7 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """
     if compat.is_tracing():
         return
-    written = _written_by(op, args, kwargs)
+    written = [tensor for tensor in _written_by(op, args, kwargs) if _has_memory(tensor._local_tensor)]
     for tensor in written:
         for copy in _way_back(_memory(tensor)):
             copy.check(op, tensor)
@@ -141,7 +141,7 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
             "one at a time."
         )
     for leaf in compat.leaves(args, kwargs):
-        if compat.is_dtensor(leaf):
+        if compat.is_dtensor(leaf) and _has_memory(leaf._local_tensor):
             for copy in reversed(_way_back(_memory(leaf))):
                 copy.refresh()
     if several is None:
@@ -167,13 +167,14 @@ def take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: com
             continue
         if not any(isinstance(p, Partial) and not isinstance(q, Partial) for p, q in zip(tensor._spec.placements, spec.placements)):
             tensor._local_tensor.copy_(redistribute_local_tensor(wrote, spec, tensor._spec, counted=False))
-        elif getattr(tensor, "_base", None) is not None or hasattr(_memory(tensor), _COPY):
+        elif getattr(tensor, "_base", None) is not None or (_has_memory(tensor._local_tensor) and hasattr(_memory(tensor), _COPY)):
             raise RuntimeError(
                 f"what is pending in a view of shape {tuple(tensor.shape)} and placements {text(tensor.placements)} has to be finished to write to it, and what it views would stay pending. "
                 f"Redistribute that first, to {[Replicate()] * tensor.device_mesh.ndim!r}, or take the op that gives a new tensor"
             )
         else:
-            _outdate(_memory(tensor))
+            if _has_memory(tensor._local_tensor):
+                _outdate(_memory(tensor))
             tensor._local_tensor, tensor._spec = wrote, spec
 
 
@@ -182,12 +183,17 @@ def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     first = args[0] if args else None
     outputs = [kwargs.get(argument.name) for argument in op._schema.arguments if argument.is_out]
     candidates: Any = outputs or (first if isinstance(first, (list, tuple)) else [first])
-    return [leaf for leaf in candidates if compat.is_dtensor(leaf) and not compat.is_imagined(leaf._local_tensor)]
+    return [leaf for leaf in candidates if compat.is_dtensor(leaf)]
 
 
 def _count(local: torch.Tensor) -> int | None:
     """How often a plain tensor was written to, or its views; None where torch does not count. (DTensor's own writes it does not count there.)"""
     return None if isinstance(local, compat.LocalTensor) or local.is_inference() else local._version
+
+
+def _has_memory(local: torch.Tensor) -> bool:
+    """Whether the local tensor lies in memory as strides say; not on meta, sparse, or wrapped in another."""
+    return not compat.is_imagined(local) and not compat.is_wrapper(local) and local.layout is torch.strided
 
 
 def _memory(tensor: Any) -> Any:

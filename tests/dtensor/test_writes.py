@@ -364,6 +364,17 @@ def test_lists_of_what_is_pending():
             assert_holds(found.redistribute(placements=[Replicate()]), wanted)
 
 
+def test_on_meta():
+    mesh = mesh_of((2,))
+    with cute_sharding.enabled(redistribution=True):
+        pending = DTensor.from_local(torch.empty(4, 2, device="meta"), mesh, [Partial()], run_check=False)
+        pending.add_(1.0)
+        assert list(pending.placements) == [Replicate()]
+        x = DTensor.from_local(torch.empty(4, 2, device="meta"), mesh, [Shard(0)], run_check=False)
+        x[1:3].add_(7.0)
+        assert not writes.LIVE
+
+
 def test_what_torch_would_move_to_write_to_it_is_written_back():
     """scatter_add_ along a dim that is cut: torch writes to a copy and calls the tensor a replica."""
     with plain():
