@@ -369,6 +369,17 @@ def _attention_backward(*args: Any, attn_mask: Any = None, **_: Any) -> str | No
     return None if attn_mask is not None else f"{_QUERIES}, {_QUERIES}, {_KEYS}, {_VALUES}, {_QUERIES}, {_STATISTICS} -> {_QUERIES}, {_KEYS}, {_VALUES}"
 
 
+# -- pointwise ----------------------------------------------------------------------------------------------------------------
+
+
+def _pointwise(*args: Any, **kwargs: Any) -> str | None:
+    """As many operands as there are tensors, each broadcast; all results alike."""
+    given = (*args, *kwargs.values())
+    if any(isinstance(arg, list) or (isinstance(arg, tuple) and any(isinstance(n, tuple) for n in arg)) for arg in given):
+        return None
+    return f"{', '.join(['...' for arg in given if isinstance(arg, tuple)])} -> ..."
+
+
 TABLE: tuple[Row, ...] = (
     # products
     Row(("mm.default",), "m k, k n -> m n", "sum", (0, 1)),
@@ -433,18 +444,13 @@ TABLE: tuple[Row, ...] = (
     # convolutions
     Row(("convolution.default",), _convolution, "sum", filled=True),
     Row(("convolution_backward.default",), _convolution_backward, "sum", filled=True),
+    # gradients of pointwise ops, of which torch's own list has not all
+    Row(("hardtanh_backward.default", "hardswish_backward.default", "hardsigmoid_backward.default", "hardshrink_backward.default", "softshrink_backward.default"), _pointwise, linear=(0,)),
+    Row(("log_sigmoid_backward.default", "_prelu_kernel_backward.default"), _pointwise),
     # attention
     Row(("_scaled_dot_product_flash_attention_for_cpu.default",), _attention),
     Row(("_scaled_dot_product_flash_attention_for_cpu_backward.default",), _attention_backward),
 )
-
-def _pointwise(*args: Any, **kwargs: Any) -> str | None:
-    """As many operands as there are tensors, each broadcast; all results alike."""
-    given = (*args, *kwargs.values())
-    if any(isinstance(arg, list) or (isinstance(arg, tuple) and any(isinstance(n, tuple) for n in arg)) for arg in given):
-        return None
-    return f"{', '.join(['...' for arg in given if isinstance(arg, tuple)])} -> ..."
-
 
 # Of all ops that are pointwise, of which torch has the list; those of lists of tensors are torch's.
 POINTWISE = Row((), _pointwise)

@@ -237,6 +237,36 @@ def test_writes_that_would_be_lost_raise():
             assert all(torch.equal(a, b) for a, b in zip(before, mean._local_tensor._local_tensors.values()))
 
 
+# Of these torch has no rule for the gradient, on any placements.
+UNKNOWN_TO_TORCH = {
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.7),
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "hardshrink": lambda x: F.hardshrink(x, 0.3),
+    "softshrink": lambda x: F.softshrink(x, 0.3),
+    "logsigmoid": F.logsigmoid,
+    "prelu": lambda x: torch._prelu_kernel(x, x.detach()[:1, :1]),
+    "median": lambda x: x.median(1).values,
+    "kthvalue": lambda x: x.kthvalue(2, 0).values,
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_TO_TORCH)
+def test_what_torch_has_no_rule_for(name):
+    for mesh, placements in (((2,), [Shard(0)]), ((2,), [S(1)]), ((2, 2), [S(0), Shard(1)]), ((2, 2), [Replicate(), Shard(1)])):
+        with plain():
+            single = values(5, 6).requires_grad_()
+            y = UNKNOWN_TO_TORCH[name](single)
+            (gradient,) = torch.autograd.grad((y * y).sum(), single)
+        with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
+            x = distribute(values(5, 6), mesh, placements, requires_grad=True)
+            z = UNKNOWN_TO_TORCH[name](x)
+            (found,) = torch.autograd.grad((z * z).sum(), x)
+            for got, wanted in ((z.detach(), y.detach()), (found, gradient)):
+                assert_holds(got.redistribute(placements=[Replicate()] * len(mesh)), wanted)
+
+
 @pytest.mark.parametrize("draw", [lambda x: F.dropout(x, 0.5), lambda x: x.clone().uniform_(), torch.rand_like, lambda x: torch.bernoulli(x.abs().clamp(max=1.0))])
 def test_on_cpus_ranks_draw_as_one_device_and_go_on_alike(draw):
     """As on stock, where these would be replicas: with a generator for each rank, and no way to go on from another place, ranks that draw less would draw other numbers from then on."""
