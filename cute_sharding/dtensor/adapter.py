@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cute_sharding.dtensor import compat, ledger, state, versions
 from cute_sharding.dtensor.groups import prepared_key
 from cute_sharding.dtensor.locks import fork_safe_lock
-from cute_sharding.dtensor.ops import gated_handler, propagation
+from cute_sharding.dtensor.ops import gated_handler, propagation, writing_handler
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.propagate import Decision, ask, decide, refusals_counted
 from cute_sharding.dtensor.reading import agree
@@ -157,7 +157,7 @@ def _install(settings: Settings | None) -> None:
                 _stock.append(stock)
                 compat.install_strategy(op, _slice_strategy(first, stock))
         if settings.views and settings.ops:
-            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, compat.Writes(reach, _take_back, LIVE))
+            _stock_ops = compat.install_propagation(propagation(compat.propagation()), tuple(SIGNATURES), gated_handler, writing_handler, compat.Writes(reach, _take_back, LIVE))
             _stock_state = compat.install_state(state.METHODS, state.distribute, state.visualization)
     _tag_compiled_graphs(settings)
     ledger.forget()
@@ -261,10 +261,10 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
     return redistribute_local_args
 
 
-def _take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """After an op that wrote to copies of what it was given."""
+def _take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> Any:
+    """After an op that wrote to copies of what it was given; torch's answer, for what now is so."""
     moved, _in_view.moved = _in_view.moved, None
-    take_back(op, args, kwargs, moved)
+    return compat.with_specs(found, take_back(op, args, kwargs, moved))
 
 
 def _reachable(settings: Settings, spec: compat.DTensorSpec, target: Cuts) -> bool:

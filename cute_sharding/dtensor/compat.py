@@ -922,6 +922,16 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     return next(iter(parts_of(tensor).values())).untyped_storage()
 
 
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether other tensors lie in the memory of a local tensor, or may. (A tensor holds it once, and so does its own object.)"""
+    return any(torch._C._storage_Use_Count(part.untyped_storage()._cdata) > 2 for part in parts_of(tensor).values())
+
+
+def with_specs(found: OutputSharding, specs: Sequence[DTensorSpec]) -> OutputSharding:
+    """torch's answer for what an op writes to, with those specs."""
+    return found if found.output_spec is None else OutputSharding(specs[0] if len(specs) == 1 else tuple(specs))
+
+
 def local_int(values: dict[int, int]) -> Any:
     """An int that may differ from rank to rank."""
     if len(set(values.values())) == 1:
@@ -1123,6 +1133,20 @@ def replaced_specs(schema: OpSchema, placements: Callable[[DTensorSpec], Sequenc
     return OpSchema(schema.op, args, kwargs, schema.schema_info)
 
 
+# Ops that write to some of their arguments, of which torch's dispatcher does not see that they do: the schemas of batch norms do not say it, and it goes by "out" in the names of overloads.
+# And the arguments.
+WRITERS = {
+    **dict.fromkeys(("native_batch_norm.default", "_native_batch_norm_legit.default", "cudnn_batch_norm.default", "miopen_batch_norm.default"), ("running_mean", "running_var")),
+    "max.dim_max": ("max", "max_values"),
+    "min.dim_min": ("min", "min_indices"),
+}
+
+
+def is_written(op: torch._ops.OpOverload, argument: Any) -> bool:
+    """Whether the op writes to that argument of its schema."""
+    return (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in WRITERS.get(name_of(op), ())
+
+
 def arguments(schema: OpSchema) -> list[tuple[bool, list[DTensorSpec | None]]]:
     """The arguments that are tensors or lists of them, in the order of :func:`specs_of`: (the op writes to it, its specs; None for one of a list that is no DTensor)."""
     declared = schema.op._schema.arguments
@@ -1131,28 +1155,23 @@ def arguments(schema: OpSchema) -> list[tuple[bool, list[DTensorSpec | None]]]:
     for argument, value in [*zip(declared, schema.args_schema), *((by_name[name], value) for name, value in schema.kwargs_schema.items())]:
         leaves = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(leaf, DTensorSpec) for leaf in leaves):
-            found.append((argument.alias_info is not None and argument.alias_info.is_write, [leaf if isinstance(leaf, DTensorSpec) else None for leaf in leaves]))
+            found.append((is_written(schema.op, argument), [leaf if isinstance(leaf, DTensorSpec) else None for leaf in leaves]))
     return found
-
-
-# Ops that write to arguments without saying so in their schemas.
-_UNSAID = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var"))
 
 
 def written(schema: OpSchema) -> list[tuple[str, DTensorSpec]]:
     """The tensors that the op writes to: (name of the argument, spec)."""
     found = []
-    unsaid = _UNSAID.get(schema.op._opname, ())
     for i, argument in enumerate(schema.op._schema.arguments):
-        if argument.name in unsaid or (argument.alias_info is not None and argument.alias_info.is_write):
+        if is_written(schema.op, argument):
             value = schema.kwargs_schema.get(argument.name) if argument.kwarg_only else schema.args_schema[i] if i < len(schema.args_schema) else None
             found += [(argument.name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, DTensorSpec)]
     return found
 
 
 def is_out(op: torch._ops.OpOverload, name: str) -> bool:
-    """Whether the argument of that name is one of ``out=``, also by what torch's dispatcher knows (which goes by the overload's name: it takes max.dim_max for none)."""
-    return "out" in op._overloadname and any(argument.is_out and argument.name == name for argument in op._schema.arguments)
+    """Whether the argument of that name is one of ``out=``."""
+    return any(argument.is_out and argument.name == name for argument in op._schema.arguments)
 
 
 def draws(op: torch._ops.OpOverload) -> bool:
@@ -1362,17 +1381,20 @@ class Writes(NamedTuple):
 
     Attributes:
         reach: called with (op, args, kwargs) after each, while there are ``copies``.
-        take_back: called with the same after one that wrote to copies (see :class:`WrittenBack`), before ``reach``.
+        take_back: called with the same and torch's answer after one that wrote to copies (see :class:`WrittenBack`), before ``reach``; the answer to go on with.
         copies: empty, as long as no view is a copy.
     """
 
     reach: Callable[..., None]
-    take_back: Callable[..., None]
+    take_back: Callable[..., OutputSharding]
     copies: set[int]
 
 
-def install_propagation(propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]], writes: Writes) -> OpRules:
-    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; ``handler(torch's)`` the function of the ops that go past it; and have ops that write followed by ``writes``.
+def install_propagation(
+    propagate: Callable[[OpSchema], OutputSharding], names: Sequence[str], handler: Callable[[Callable[..., Any]], Callable[..., Any]], writing: Callable[..., Any], writes: Writes
+) -> OpRules:
+    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names; ``handler(torch's)`` the function of the ops that go past it; ``writing`` that of
+    :data:`WRITERS`; and have ops that write followed by ``writes``.
 
     torch keeps what it found by the arguments that the op's schema info names: of ops that it decomposes it names none.
     """
@@ -1390,6 +1412,9 @@ def install_propagation(propagate: Callable[[OpSchema], OutputSharding], names: 
         if stock is not None:
             handlers.append((op, stock))
             _handlers()[op] = handler(stock)
+    for op in filter(None, map(overload, WRITERS)):
+        handlers.append((op, _handlers().get(op)))
+        _handlers()[op] = writing
     p.propagate_op_sharding_non_cached = propagate
     code = _begin_with(_dispatch.OpDispatcher._dispatch_fast_path_python_tail, writes)
     return OpRules(tuple(infos), tuple(handlers), code)
@@ -1419,7 +1444,7 @@ def _begin_with(function: Any, writes: Writes) -> Any:
 
 _BEGINNING = """
 if output_sharding.__class__ is _cute_sharding_WrittenBack and participating:
-    _cute_sharding_take_back(op_call, args, kwargs)
+    output_sharding = _cute_sharding_take_back(op_call, args, kwargs, output_sharding)
 if _cute_sharding_copies and participating:
     _cute_sharding_reach(op_call, args, kwargs)
 """
@@ -1435,7 +1460,10 @@ def restore_propagation(saved: OpRules) -> None:
             else:
                 table[op] = entry
     for op, stock in saved.handlers:
-        _handlers()[op] = stock
+        if stock is None:
+            _handlers().pop(op, None)
+        else:
+            _handlers()[op] = stock
     function: Any = _dispatch.OpDispatcher._dispatch_fast_path_python_tail
     function.__code__ = saved.tail
     for name in [name for name in function.__globals__ if name.startswith("_cute_sharding_")]:
@@ -1474,6 +1502,23 @@ def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
     schema = DTensor._op_dispatcher.unwrap_to_op_info(op, args, kwargs).schema
     assert schema is not None
     return schema
+
+
+def run_slowly(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Moved]:
+    """The op as torch's dispatcher runs it where its fast path does not; and, by id of the local tensors of its arguments, what was given to it instead."""
+    dispatcher = DTensor._op_dispatcher
+    info: Any = dispatcher.unwrap_to_op_info(op, args, kwargs)
+    found: Any = dispatcher._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
+    info.output_sharding = found
+    before = info.local_args
+    results = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
+    moved = {}
+    if found.redistribute_schema is not None:
+        given = [*zip(before, info.local_args, found.redistribute_schema.args_schema)]
+        given += [(kwargs[name]._local_tensor, info.local_kwargs[name], spec) for name, spec in found.redistribute_schema.kwargs_schema.items() if isinstance(kwargs.get(name), DTensor)]
+        moved = {id(old): (new, spec) for old, new, spec in given if isinstance(spec, DTensorSpec)}
+    outs = tuple([kwargs[argument.name] for argument in op._schema.arguments if argument.is_out])
+    return outs or dispatcher.wrap(results, found.output_spec), moved
 
 
 def run_as(op: torch._ops.OpOverload, args: tuple[Any, ...], found: OutputSharding, move: Callable[..., torch.Tensor]) -> Any:

@@ -22,6 +22,7 @@ from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.writes import LIVE, reach, take_back
 from cute_sharding.ops.assign import Operand, Part, assign
 from cute_sharding.ops.signature import Signature, parse
 from cute_sharding.ops.table import BY_OVERLOAD, POINTWISE, Row
@@ -196,10 +197,10 @@ def _signed(question: Question) -> Any | None:
 
 # The first that holds, and has an answer.
 CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
+    (_is_drawn_by_ranks, _gate(Shard, StridedShard)),
     (_is_written_pointwise, _written_pointwise),
     (_is_made_anew, _made_anew),
     (_is_one_value, _gate(Shard, StridedShard, Partial)),
-    (_is_drawn_by_ranks, _gate(Shard, StridedShard)),
     (_is_extreme_of_nothing, _gate(Shard, StridedShard)),
     (_is_right_in_torch, _torchs),
     (lambda question: question.row is not None, _signed),
@@ -421,10 +422,11 @@ def _gated(stock: Callable[[OpSchema], Any], name: str, schema: OpSchema, kinds:
     """What torch makes of the op with the mesh dims of such placements replicated. What it then writes in place is taken back to the tensor that it was to write to.
 
     Raises:
-        RuntimeError: the op writes to such a tensor in another way than ``add_`` or ``out=`` do: what is replicated is another tensor, and the write would be lost.
+        RuntimeError: the op writes to such a tensor in another way than ``add_``, ``out=`` and batch norms do: what is replicated is another tensor, and the write would be lost.
     """
     written = compat.written(schema)
-    if any(compat.split_factors(spec) for _, spec in written) and not (len(written) == 1 and compat.is_in_place(schema.op)):
+    is_out = any(compat.is_out(schema.op, argument) for argument, _ in written)
+    if (is_out or name not in compat.WRITERS) and any(compat.split_factors(spec) for _, spec in written) and not (len(written) == 1 and compat.is_in_place(schema.op)):
         if not compat.is_tracing() and all(compat.is_out(schema.op, argument) for argument, _ in written):
             count(name, "gate")
             return compat.as_on_one_device(schema)
@@ -437,7 +439,7 @@ def _gated(stock: Callable[[OpSchema], Any], name: str, schema: OpSchema, kinds:
     found = stock(plain)
     count(name, "gate")
     logger.debug("%s: no signature; inputs are redistributed to placements without _StridedShard", name)
-    if written and tuple(compat.written(plain)[0][1].placements) != tuple(written[0][1].placements):
+    if written and name not in compat.WRITERS and tuple(compat.written(plain)[0][1].placements) != tuple(written[0][1].placements):
         return compat.written_back(found, plain, schema, written[0][1])
     return compat.from_other_specs(found, plain)
 
@@ -477,6 +479,15 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         return stock(op, tuple(map(plain, args)), {key: plain(value) for key, value in kwargs.items()})
 
     return handler
+
+
+def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What takes an op that writes to some of its arguments and gives back other tensors: where these arguments are moved first, what is written to the copies is taken back."""
+    results, moved = compat.run_slowly(op, args, kwargs)
+    take_back(op, args, kwargs, moved)
+    if LIVE:
+        reach(op, args, kwargs)
+    return results
 
 
 def _is_right_on(tensors: Sequence[Any], args: Sequence[Any]) -> bool:

@@ -82,8 +82,7 @@ class Copy:
         )
         if self._count != _count(self.source):
             raise RuntimeError(f"{is_what}, whose local tensor was written to after the view was taken: the view does not have what was written. Take the view again, after that write.")
-        pending = [tuple([p if isinstance(p, Partial) else None for p in some.placements]) for some in (spec, self.spec_of_moved)]
-        if pending[0] != pending[1] or (spec.use_strided_shard_as_shard_order and not agree(spec.shape, spec, spec.placements)):
+        if spec.use_strided_shard_as_shard_order and not agree(spec.shape, spec, spec.placements):
             raise RuntimeError(
                 f"{is_what}: the write would be lost. Redistribute that one first, to placements under which the view moves nothing, such as {[Replicate()] * spec.mesh.ndim!r}"
             )
@@ -152,38 +151,42 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
             op(*[arg[i : i + 1] if isinstance(arg, (list, tuple)) and len(arg) == len(several) else arg for arg in args], **kwargs)
 
 
-def take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: compat.Moved) -> None:
-    """What an op wrote to copies of DTensors, in these. One that was pending, and had to be finished, is the copy from now on.
+def take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: compat.Moved) -> list[DTensorSpec]:
+    """What an op wrote to copies of DTensors, in these; the specs of what it writes to.
+
+    A tensor that was pending, and had to be finished to be written to, is the copy from now on. Where others share its memory, as what it views does or a detached alias, it stays where it is and pending:
+    one device has all of the sum, and the others nothing.
 
     Args:
         moved: by id of a local tensor, what the op was given instead, and its spec.
-
-    Raises:
-        RuntimeError: what was pending is a view of another tensor, which would stay pending.
     """
-    for tensor in _written_by(op, args, kwargs):
+    written = _written_by(op, args, kwargs)
+    for tensor in written:
         wrote, spec = moved.get(id(tensor._local_tensor), (tensor._local_tensor, tensor._spec))
         if tuple(spec.placements) == tuple(tensor._spec.placements):
             continue
-        if not any(isinstance(p, Partial) and not isinstance(q, Partial) for p, q in zip(tensor._spec.placements, spec.placements)):
-            tensor._local_tensor.copy_(redistribute_local_tensor(wrote, spec, tensor._spec, counted=False))
-        elif getattr(tensor, "_base", None) is not None or (_has_memory(tensor._local_tensor) and hasattr(_memory(tensor), _COPY)):
-            raise RuntimeError(
-                f"what is pending in a view of shape {tuple(tensor.shape)} and placements {text(tensor.placements)} has to be finished to write to it, and what it views would stay pending. "
-                f"Redistribute that first, to {[Replicate()] * tensor.device_mesh.ndim!r}, or take the op that gives a new tensor"
-            )
-        else:
-            if _has_memory(tensor._local_tensor):
-                _outdate(_memory(tensor))
+        finished = any(isinstance(p, Partial) and not isinstance(q, Partial) for p, q in zip(tensor._spec.placements, spec.placements))
+        if finished and wrote is not tensor._local_tensor and not _is_shared(tensor):
             tensor._local_tensor, tensor._spec = wrote, spec
+        else:
+            # What came as out= was written to where it lies, where that is as long.
+            tensor._local_tensor.copy_(redistribute_local_tensor(wrote.clone() if wrote is tensor._local_tensor else wrote, spec, tensor._spec, counted=False))
+    return [tensor._spec for tensor in written]
+
+
+def _is_shared(tensor: Any) -> bool:
+    """Whether others see what is written to the tensor: what it is a view of, or was moved from, or what is a view of it."""
+    local = compat.in_flight(tensor._local_tensor)
+    if getattr(tensor, "_base", None) is not None or not _has_memory(local):
+        return getattr(tensor, "_base", None) is not None
+    memory = compat.storage_of(local)
+    return hasattr(memory, _COPY) or len(getattr(memory, _COPIES, ())) > 0 or compat.is_shared(local)
 
 
 def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The DTensors that the op writes to."""
-    first = args[0] if args else None
-    outputs = [kwargs.get(argument.name) for argument in op._schema.arguments if argument.is_out]
-    candidates: Any = outputs or (first if isinstance(first, (list, tuple)) else [first])
-    return [leaf for leaf in candidates if compat.is_dtensor(leaf)]
+    found = [kwargs.get(argument.name, args[i] if i < len(args) else None) for i, argument in enumerate(op._schema.arguments) if compat.is_written(op, argument)]
+    return [leaf for leaf in compat.leaves(found) if compat.is_dtensor(leaf)]
 
 
 def _count(local: torch.Tensor) -> int | None:

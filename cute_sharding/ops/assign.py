@@ -58,25 +58,24 @@ class _Choice:
     op: str = ""
 
 
-def assign(signature: Signature, operands: Sequence[Operand], mesh: Sequence[int], *, reduce: str | None = "sum", linear: Sequence[int] = (), fixed: Sequence[int] = (), filled: bool = False) -> Assignment:
+def assign(signature: Signature, operands: Sequence[Operand], mesh: Sequence[int], *, reduce: str | None = "sum", linear: Sequence[int] = (), filled: bool = False) -> Assignment:
     """The assignment under which the fewest elements are received; of several, one that leaves little pending, and then little on each device.
 
     Args:
         signature: for operands of those numbers of dims.
         reduce: the reduction that a contracted name leaves pending; None: such names are whole.
         linear: the operands, by position, of whose sum the result is the sum (or the average).
-        fixed: the operands, by position, that must stay as they are: those that the op writes to.
         filled: no device may be left without rows of a name that is cut.
 
     Raises:
-        ValueError: the operands do not fit the signature, or those that are fixed rule out every choice.
+        ValueError: the operands do not fit the signature.
     """
     operands, mesh = tuple(operands), tuple(mesh)
-    return _assigned(signature.fitted([operand.shape for operand in operands]), operands, mesh, reduce, tuple(linear), tuple(fixed), filled)
+    return _assigned(signature.fitted([operand.shape for operand in operands]), operands, mesh, reduce, tuple(linear), filled)
 
 
 @lru_cache(maxsize=1 << 12)
-def _assigned(signature: Signature, operands: tuple[Operand, ...], mesh: tuple[int, ...], reduce: str | None, linear: tuple[int, ...], fixed: tuple[int, ...], filled: bool) -> Assignment:
+def _assigned(signature: Signature, operands: tuple[Operand, ...], mesh: tuple[int, ...], reduce: str | None, linear: tuple[int, ...], filled: bool) -> Assignment:
     sizes = signature.sizes([operand.shape for operand in operands])
     options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
     best: tuple[tuple[int, int, int], Assignment] | None = None
@@ -86,8 +85,6 @@ def _assigned(signature: Signature, operands: tuple[Operand, ...], mesh: tuple[i
         if not _allowed(signature, sizes, choices, mesh, reduce, filled):
             return
         targets = tuple([_of_operand(signature, i, choices) for i in range(len(operands))])
-        if any(targets[i] != operands[i].parts for i in fixed):
-            return
         received = sum(_received(operand, target, mesh) for operand, target in zip(operands, targets))
         results = tuple([_of_result(names, choices, reduce) for names in signature.results])
         pending = sum(isinstance(part, str) for parts in results for part in parts)
@@ -112,8 +109,7 @@ def _assigned(signature: Signature, operands: tuple[Operand, ...], mesh: tuple[i
             chosen[m] = min(ranked)[2] if ranked else kept
         best = None
         weigh(chosen)
-    if best is None:
-        raise ValueError(f"no choice of cuts for the signature {signature} leaves operands {list(fixed)} as they are")
+    assert best is not None  # to cut nothing is always allowed
     return best[1]
 
 

@@ -14,6 +14,7 @@ A pattern has names between spaces, tensors between commas, and
 - ``[d]``: a whole dim,
 - ``...``: all dims that have no name, the same for all tensors, counted from the right and of size 1 or not, as in broadcasting; ``[...]``: whole,
 - ``1``: a dim of size 1,
+- ``0``: a dim of no rows, of a result that an op gives only sometimes,
 - ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is pending too.
 """
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-ONE = "1"
+ONE, NONE = "1", "0"
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,13 @@ class Signature:
         if len(results) != len(self.results):
             return False
         return all(
-            shape is None or (len(shape) == len(names) and all(n == sizes.get(name, n) if name not in whole and name != ONE else True for n, name in zip(shape, names)))
+            shape is None or (len(shape) == len(names) and all(name in whole or name == ONE or n == (0 if name == NONE else sizes.get(name, n)) for n, name in zip(shape, names)))
             for shape, names in zip(results, self.results)
         )
 
     def contracted(self, name: str) -> bool:
         """Whether some result does without the name."""
-        return any(name not in names for names in self.results)
+        return any(name not in names for names in self.results if NONE not in names)
 
     def __str__(self) -> str:
         def text(names: tuple[str, ...]) -> str:

@@ -188,6 +188,24 @@ def _rms_norm_backward(gradient: Shape, x: Shape, normalized: Sequence[int], rst
     return f"{', '.join([whole, whole, statistics, *[trailing for given in (weight,) if given is not None]])} -> {whole}, {trailing}"
 
 
+def _batch_norm(x: Shape, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any) -> str | None:
+    """Each channel is by itself: statistics that are cut, and written to, cut all else. What is kept for the gradient is there only in training."""
+    if len(x) < 2:
+        return None
+    images = _text(["[n]", "c", *(f"[x{i}]" for i in range(len(x) - 2))])
+    kept = "c" if training else "0"
+    return f"{', '.join([images, *['c' for given in (weight, bias, mean, variance) if given is not None]])} -> {images}, {kept}, {kept}"
+
+
+def _batch_norm_backward(gradient: Shape, x: Shape, *given: Any) -> str | None:
+    """Of (weight, mean, variance, what was kept of both, ...)."""
+    if len(x) < 2:
+        return None
+    images = _text(["[n]", "c", *(f"[x{i}]" for i in range(len(x) - 2))])
+    operands = [images, images, *["c" if shape == x[1:2] else "[e]" for shape in given[:5] if shape is not None]]
+    return f"{', '.join(operands)} -> {images}, c, c"
+
+
 # -- by index -----------------------------------------------------------------------------------------------------------------
 
 
@@ -420,6 +438,8 @@ TABLE: tuple[Row, ...] = (
     # normalization
     Row(("native_layer_norm.default",), _layer_norm),
     Row(("native_layer_norm_backward.default",), _layer_norm_backward, "sum"),
+    Row(("native_batch_norm.default", "_native_batch_norm_legit.default"), _batch_norm, filled=True),
+    Row(("native_batch_norm_backward.default",), _batch_norm_backward, filled=True),
     Row(("_fused_rms_norm.default",), _rms_norm),
     Row(("_fused_rms_norm_backward.default",), _rms_norm_backward, "sum"),
     # by index

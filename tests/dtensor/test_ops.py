@@ -226,15 +226,25 @@ def test_fused_products_gather_no_weight():
 # -- the gate ----------------------------------------------------------------------------------------------------------------
 
 
-def test_writes_that_would_be_lost_raise():
-    with ranks_of((2,)), cute_sharding.enabled():
-        images = distribute(values(3, 4, 2), (2,), [Replicate()])
-        mean, variance = (distribute(values(4), (2,), [S(0)]) for _ in range(2))
-        before = [part.clone() for part in mean._local_tensor._local_tensors.values()]
-        with pytest.raises(RuntimeError, match=r"native_batch_norm.default writes to a DTensor.*running_mean.*Redistribute it first"):
-            torch.native_batch_norm(images, None, None, mean, variance, True, 0.1, 1e-5)
+@pytest.mark.parametrize("training", [True, False])
+def test_statistics_of_batches_are_written_to_where_they_are(training):
+    """Channels are free; what is cut otherwise is moved, and what is written to the copies is taken back."""
+    cuts = {"of one cut": ([S(1)], [S(0)], [S(0)]), "of several": ([S(0)], [S(0)], [Replicate()]), "of factors": ([Replicate()], [S(0)], [_StridedShard(0, split_factor=3)])}
+    for name, (images, of_mean, of_variance) in cuts.items():
         with plain():
-            assert all(torch.equal(a, b) for a, b in zip(before, mean._local_tensor._local_tensors.values()))
+            single, expected = values(3, 6, 2).requires_grad_(), [values(6), values(6).abs()]
+            y = F.batch_norm(single, *expected, training=training)
+            (gradient,) = torch.autograd.grad((y * y * y).sum(), single)
+        with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
+            x = distribute(values(3, 6, 2), (2,), images, requires_grad=True)
+            mean, variance = distribute(values(6), (2,), of_mean), distribute(values(6).abs(), (2,), of_variance)
+            z = F.batch_norm(x, mean, variance, training=training)
+            (found,) = torch.autograd.grad((z * z * z).sum(), x)
+            for got, wanted in ((z.detach(), y.detach()), (found, gradient), (mean, expected[0]), (variance, expected[1])):
+                for part in got.redistribute(placements=[Replicate()])._local_tensor._local_tensors.values():
+                    with plain():
+                        assert torch.allclose(part, wanted, atol=1e-5), name
+            assert list(mean.placements) == of_mean and list(variance.placements) == of_variance
 
 
 # Of these torch has no rule for the gradient, on any placements.
@@ -267,7 +277,7 @@ def test_what_torch_has_no_rule_for(name):
                 assert_holds(got.redistribute(placements=[Replicate()] * len(mesh)), wanted)
 
 
-@pytest.mark.parametrize("draw", [lambda x: F.dropout(x, 0.5), lambda x: x.clone().uniform_(), torch.rand_like, lambda x: torch.bernoulli(x.abs().clamp(max=1.0))])
+@pytest.mark.parametrize("draw", [lambda x: F.dropout(x, 0.5), lambda x: x.clone().exponential_(), lambda x: x.clone().cauchy_(), lambda x: x.clone().uniform_(), torch.rand_like, lambda x: torch.bernoulli(x.abs().clamp(max=1.0))])
 def test_on_cpus_ranks_draw_as_one_device_and_go_on_alike(draw):
     """As on stock, where these would be replicas: with a generator for each rank, and no way to go on from another place, ranks that draw less would draw other numbers from then on."""
     with plain():

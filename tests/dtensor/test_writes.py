@@ -345,10 +345,13 @@ def test_what_is_given_as_out(name):
 
 
 def test_two_outs():
+    with plain():
+        expected = torch.max(number((6, 4)), 0)
     with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
         values, indices = distribute(number((4,)), (2,), [_StridedShard(0, split_factor=2)]), distribute(number((4,)).long(), (2,), [_StridedShard(0, split_factor=2)])
-        with pytest.raises(RuntimeError, match=r"max.dim_max writes to a DTensor.*Redistribute it first"):
-            torch.max(distribute(number((6, 4)), (2,), [Shard(0)]), 0, out=(values, indices))
+        torch.max(distribute(number((6, 4)), (2,), [Shard(0)]), 0, out=(values, indices))
+        assert_holds(values, expected.values)
+        assert_holds(indices, expected.indices)
 
 
 def test_lists_of_what_is_pending():
@@ -362,6 +365,37 @@ def test_lists_of_what_is_pending():
         torch._foreach_add_(y, 1.0)
         for found, wanted in zip(y, expected):
             assert_holds(found.redistribute(placements=[Replicate()]), wanted)
+
+
+# What is written to p, pending, of shape (2, 2); and what is read, that shares its memory.
+ALIASES = {
+    "data": lambda p: (p.data.add_(1.0), p),
+    "detached": lambda p: (p.detach().clamp_(-1.0, 90.0), p),
+    "detached before": lambda p: (p.add_(1.0), p.detach()),
+    "an older alias": lambda p: (lambda d: (p.exp_(), d))(p.detach()),
+    "an older row": lambda p: (lambda row: (p.div_(9.0).exp_(), row))(p[0]),
+    "a row": lambda p: (p[1:].add_(1.0), p),
+    "a view": lambda p: (p.view(-1).add_(1.0), p),
+    "transposed": lambda p: (p.t()[0].relu_(), p),
+    "diagonal": lambda p: (p.diagonal().add_(1.0), p),
+    "out": lambda p: (torch.add(p, 1.0, out=p.detach()), p),
+    "a list": lambda p: (torch._foreach_add_([p[0], p[1].detach()], 1.0), p),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_aliases_of_what_is_pending(name):
+    with plain():
+        x = number((6, 4)).view(2, 12) / 10
+        expected = ALIASES[name](x @ x.t())[1]
+    with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
+        x = distribute(number((6, 4)) / 10, (2,), [Shard(1)]).view(2, 12)
+        p = x @ x.t()
+        assert list(p.placements) == [Partial()]
+        found = ALIASES[name](p)[1].redistribute(placements=[Replicate()])
+        with plain():
+            for part in found._local_tensor._local_tensors.values():
+                assert torch.allclose(part, expected)
 
 
 def test_on_meta():
