@@ -157,6 +157,11 @@ def _is_made_anew(question: Question) -> bool:
 
 
 def _made_anew(question: Question) -> Any:
+    schema = question.schema
+    if schema.op._schema.is_mutable:  # others may see it, for whom it is pending
+        finished = compat.replaced_specs(schema, lambda spec: _without((Partial,), spec.placements))
+        found = question.stock(finished)
+        return compat.written_back(found, finished, schema, found.output_spec)
     return compat.with_outputs(_torchs(question), lambda spec: _without((Partial,), spec.placements))
 
 

@@ -379,6 +379,8 @@ ALIASES = {
     "transposed": lambda p: (p.t()[0].relu_(), p),
     "diagonal": lambda p: (p.diagonal().add_(1.0), p),
     "out": lambda p: (torch.add(p, 1.0, out=p.detach()), p),
+    "filled": lambda p: (p[0].fill_(3.0), p),
+    "filled, all": lambda p: (p.fill_(3.0), p),
     "a list": lambda p: (torch._foreach_add_([p[0], p[1].detach()], 1.0), p),
 }
 
