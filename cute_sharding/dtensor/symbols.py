@@ -266,6 +266,8 @@ def sizes_at_hand(shape: Sequence[Any]) -> tuple[int, ...]:
     Raises:
         RuntimeError: a size has no value yet.
     """
+    if all(type(n) is int for n in shape):
+        return tuple(shape)
     with symbols_of(tuple(shape)):
         sizes = hinted(known(tuple(shape)))
     if None in sizes:
