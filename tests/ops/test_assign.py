@@ -118,14 +118,6 @@ def test_the_cheaper_operand_is_moved():
     assert assign(signature, [Operand((2, 6), ((1, 1),)), Operand((6, 100), ((0, 3),))], (2,)).operands == (((1, 3),), ((0, 3),))
 
 
-def test_operands_that_must_stay():
-    signature = parse("a, a -> a", (1, 1))
-    found = assign(signature, [Operand((8,), ((0, 2),)), Operand((8,), ((0, 1),))], (2,), fixed=(0,))
-    assert found.operands == (((0, 2),), ((0, 2),))
-    with pytest.raises(ValueError, match="as they are"):
-        assign(parse("[a] -> [a]", (1,)), [Operand((8,), ((0, 2),))], (2,), fixed=(0,))
-
-
 def test_many_mesh_dims_are_decided_one_after_the_other():
     mesh = (2,) * 10
     shape = (2**10, 2**10)
