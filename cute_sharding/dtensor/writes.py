@@ -19,6 +19,7 @@ import torch
 
 from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.groups import group_of
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
@@ -166,7 +167,7 @@ def take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: com
         if tuple(spec.placements) == tuple(tensor._spec.placements):
             continue
         finished = any(isinstance(p, Partial) and not isinstance(q, Partial) for p, q in zip(tensor._spec.placements, spec.placements))
-        if finished and wrote is not tensor._local_tensor and not _is_shared(tensor):
+        if finished and wrote is not tensor._local_tensor and not _on_any_rank(tensor, _is_shared(tensor)):
             tensor._local_tensor, tensor._spec = wrote, spec
         else:
             # What came as out= was written to where it lies, where that is as long.
@@ -181,6 +182,18 @@ def _is_shared(tensor: Any) -> bool:
         return getattr(tensor, "_base", None) is not None
     memory = compat.storage_of(local)
     return hasattr(memory, _COPY) or len(getattr(memory, _COPIES, ())) > 0 or compat.is_shared(local)
+
+
+def _on_any_rank(tensor: Any, is_so: bool) -> bool:
+    """Whether it is so on some rank of the mesh, by a tiny all-reduce: who still holds what, ranks do not know of one another, and placements must be the same on all."""
+    local = tensor._local_tensor
+    if compat.is_imagined(local) or compat.local_tensor_mode() is not None:
+        return is_so
+    flag = torch.tensor([is_so], dtype=torch.int32, device=local.device)
+    for m, n in enumerate(tensor.device_mesh.shape):
+        if n > 1:
+            flag = compat.waited(compat.all_reduce(flag, "max", group_of(tensor.device_mesh, (m,))))
+    return bool(flag.item())
 
 
 def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

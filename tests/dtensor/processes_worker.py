@@ -135,6 +135,45 @@ def natively(ranks, count):
         redistributions(ranks, count)
 
 
+def written(x):
+    """Writes to detached slices, to several of one tensor before and after it, to what is pending and its aliases, and ``out=``; x is of shape (6, 4)."""
+    v = x.view(2, 12)
+    v[0:1].detach().add_(7.0)
+    v[:, 3:9].data.mul_(2.0)
+    a, b = v[:, 0:8], v[:, 4:12]
+    v.mul_(2.0)
+    a.add_(1.0)
+    b.sub_(3.0)
+    torch._foreach_mul_([a, b], 2.0)
+    product = v @ v.t()
+    alias = product.detach()
+    product.view(-1)[1:].add_(1.0)
+    alias[0].mul_(0.5)
+    out = torch.empty_like(v)
+    torch.mul(v, 3.0, out=out)
+    return x, v, product, alias, out
+
+
+def writes(ranks):
+    mesh = mesh_of_ranks(ranks)
+    expected = written(number((6, 4)))
+    replicated = [Replicate()] * mesh.ndim
+    with cute_sharding.enabled(redistribution=True):
+        for placements in ([Shard(1)], [Shard(0)]):
+            x = distribute(number((6, 4)), mesh, [*replicated[1:], *placements]).detach()
+            for i, (got, wanted) in enumerate(zip(written(x), expected)):
+                assert_holds(got.redistribute(placements=replicated), wanted, (placements, i))
+        for keeps in (False, True):  # what one rank alone holds on to changes the placements on all, or on none
+            v = distribute(number((6, 4)), mesh, [*replicated[1:], Shard(1)]).detach().view(2, 12)
+            product = v @ v.t()
+            kept = product.detach() if keeps and dist.get_rank() == 0 else None
+            product.relu_()
+            assert mesh.get_coordinate() is None or any(map(is_partial, product.placements)) == keeps, product.placements
+            single = number((6, 4)).view(2, 12)
+            assert_holds(product.redistribute(placements=replicated), single @ single.t(), keeps)
+            del kept
+
+
 COMPILED, COMPILED_ONCE = 3, 5  # cases of each
 
 

@@ -46,6 +46,10 @@ def test_redistributions_with_the_collectives_of_other_backends(tmp_path):
     run(4, tmp_path, *[("natively", ranks, 20) for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])])
 
 
+def test_writes(tmp_path):
+    run(4, tmp_path, ("writes", [0, 1]), ("writes", [[0, 1], [2, 3]]))
+
+
 def test_meshes_smaller_than_the_world(tmp_path):
     """Ranks outside come through unharmed; exchanges over two mesh dims need a group of their own there."""
     run(5, tmp_path, *[(job, ranks, 20) for ranks in ([3, 1, 4], [[4, 1], [2, 0]]) for job in ("views", "redistributions")])
