@@ -1179,14 +1179,9 @@ def draws(op: torch._ops.OpOverload) -> bool:
     return op in DTensor._op_dispatcher._random_ops or (torch.Tag.nondeterministic_seeded in op.tags and "attention" not in op._opname)
 
 
-@cache
-def _has_generators(device_type: str) -> bool:
-    return hasattr(torch.get_device_module(device_type), "set_rng_state") if device_type != "cpu" else False
-
-
 def draws_apart(mesh: Any) -> bool:
     """Whether torch has each rank of the mesh draw the numbers of its own part, and then all go on alike (torch/distributed/tensor/_random.py: on accelerators)."""
-    return _has_generators(mesh.device_type)
+    return hasattr(getattr(torch, mesh.device_type, None), "set_rng_state")
 
 
 def is_in_place(op: torch._ops.OpOverload) -> bool:
