@@ -262,7 +262,10 @@ def forget_compiled_code() -> None:
 
 def is_symbolic(*values: Any) -> bool:
     """Whether a SymInt stands among the values (tracing with dynamic shapes)."""
-    return any(type(v) is not int and (isinstance(v, torch.SymInt) or (isinstance(v, (tuple, list)) and is_symbolic(*v))) for v in values)
+    for value in values:  # every redistribution asks, several times
+        if type(value) is not int and (is_symbolic(*value) if isinstance(value, (tuple, list)) else isinstance(value, torch.SymInt)):
+            return True
+    return False
 
 
 def split_factors(spec: DTensorSpec) -> list[Any]:

@@ -335,7 +335,16 @@ def _of(x: torch.Tensor, copy: Copy) -> torch.Tensor:
 
 def _strided(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> torch.Tensor:
     strides, rest = tensor.stride(), len(start)
-    return tensor.as_strided((*sizes, *tensor.shape[rest:]), [*(flat(step, strides[:rest]) for step in steps), *strides[rest:]], tensor.storage_offset() + flat(start, strides[:rest]))
+    lying = _lying.__wrapped__ if compat.is_symbolic(strides) else _lying  # symbols cannot be looked up
+    stride, offset = lying(strides, start, steps)
+    return tensor.as_strided((*sizes, *tensor.shape[rest:]), stride, tensor.storage_offset() + offset)
+
+
+@lru_cache(maxsize=1 << 12)
+def _lying(strides: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], int]:
+    """The strides of what lies at such a place and with such steps in a tensor of ``strides``, and how far it begins from that."""
+    rest = len(start)
+    return (*(flat(step, strides[:rest]) for step in steps), *strides[rest:]), flat(start, strides[:rest])
 
 
 def _taken(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> torch.Tensor:
