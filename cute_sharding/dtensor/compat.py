@@ -942,20 +942,45 @@ def local_int(values: dict[int, int]) -> Any:
     return torch.SymInt(LocalIntNode(values))
 
 
+# -- collectives ----------------------------------------------------------------------------------------------------------------
+#
+# torch's functional ones. What they give may not have ended: it is to be :func:`waited` for. Eagerly it is wrapped without the custom op that torch wraps with for autograd's sake, which costs the host
+# as much as the collective itself; redistribution is an autograd function of its own.
+
+_c10d: Any = torch.ops._c10d_functional
+
+
 def all_to_all(buffer: torch.Tensor, receives: list[Any], sends: list[Any], group: Any) -> torch.Tensor:
-    return funcol.all_to_all_single(buffer, receives, sends, group)
+    if not _is_plain(buffer):
+        return funcol.all_to_all_single(buffer, receives, sends, group)
+    return funcol.AsyncCollectiveTensor(_c10d.all_to_all_single(buffer, receives, sends, group.group_name))
 
 
 def all_gather(tensor: torch.Tensor, group: Any, dim: int = 0) -> torch.Tensor:
-    return funcol.all_gather_single(tensor, dim, group)
+    if not _is_plain(tensor):
+        return funcol.all_gather_single(tensor, dim, group)
+    parts, outer = group.size(), tensor.shape[:dim]
+    blocks: torch.Tensor = _c10d.all_gather_into_tensor(tensor, parts, group.group_name)
+    if prod(outer) == 1:
+        return funcol.AsyncCollectiveTensor(blocks.view(*outer, parts * tensor.shape[dim], *tensor.shape[dim + 1 :]) if dim else blocks)
+    return torch.cat(awaited(blocks).chunk(parts), dim)
 
 
 def reduce_scatter(tensor: torch.Tensor, op: str, group: Any, dim: int = 0) -> torch.Tensor:
-    return funcol.reduce_scatter_single(tensor, op, dim, group)
+    if dim or not _is_plain(tensor):
+        return funcol.reduce_scatter_single(tensor, op, dim, group)
+    return funcol.AsyncCollectiveTensor(_c10d.reduce_scatter_tensor(tensor, op, group.size(), group.group_name))
 
 
 def all_reduce(tensor: torch.Tensor, op: str, group: Any) -> torch.Tensor:
-    return funcol.all_reduce(tensor, op, group)
+    if not _is_plain(tensor):
+        return funcol.all_reduce(tensor, op, group)
+    return funcol.AsyncCollectiveTensor(_c10d.all_reduce(tensor, op, group.group_name))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the program runs as it is: neither traced nor as all ranks in one process; and autograd does not look."""
+    return not (is_tracing() or local_tensor_mode() is not None or (tensor.requires_grad and torch.is_grad_enabled()))
 
 
 @dataclass(frozen=True)
@@ -1060,7 +1085,7 @@ class CollectiveCounter(TorchDispatchMode):
 
 def awaited(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, as a graph has what comes of a collective: no compiler leaves that out."""
-    result: torch.Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
+    result: torch.Tensor = _c10d.wait_tensor(tensor)
     return result
 
 
