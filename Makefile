@@ -20,6 +20,7 @@ test: lint types tests
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(VENV)/.installed-test
 	$(BIN)/mypy

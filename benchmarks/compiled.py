@@ -1,4 +1,5 @@
-"""What views cost under torch.compile with dynamic shapes: graphs compiled, and the guards that propagation adds, beside torch's own rules.
+"""What views cost under torch.compile with dynamic shapes: graphs compiled, and the guards that
+propagation adds, beside torch's own rules.
 
 python -m benchmarks.compiled              # the table
 python -m benchmarks.compiled --write      # into docs/compiled.md
@@ -26,7 +27,9 @@ DEVICES = 4
 
 
 class Pattern(NamedTuple):
-    """A view, on inputs of the shapes named: dims that are given numbers are constants of the model."""
+    """A view, on inputs of the shapes named: dims that are given numbers are constants of the
+    model.
+    """
 
     dims: str
     mesh: tuple[int, ...]
@@ -48,24 +51,106 @@ def grouped_heads(x: Any) -> Any:
 
 SEQUENCES = ((2, 12, 16), (3, 16, 16), (2, 24, 16), (5, 32, 16), (3, 40, 16))
 PATTERNS = {
-    "flatten": Pattern("b s d", (4,), (Shard(1),), lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]), SEQUENCES, 3),
-    "flatten, unflatten": Pattern("b s d", (4,), (Shard(1),), lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]).view(x.shape), SEQUENCES, 0),
-    "flatten, uneven sequences": Pattern("b s d", (4,), (Shard(1),), lambda x: x.flatten(0, 1), ((2, 13, 16), (3, 18, 16), (2, 30, 16), (3, 23, 16)), 2),
-    "reshape(-1, d)": Pattern("b s d", (4,), (Shard(0),), lambda x: x.reshape(-1, x.shape[-1]), ((8, 6, 16), (12, 7, 16), (20, 24, 16), (16, 32, 16)), 0),
-    "split to heads": Pattern("b s d", (4,), (Shard(2),), lambda x: x.view(x.shape[0], x.shape[1], 8, x.shape[2] // 8), ((2, 12, 64), (3, 16, 64), (2, 24, 128), (5, 32, 128)), 0),
-    "merge of heads": Pattern("b s h e", (4,), (Shard(2),), lambda x: x.reshape(x.shape[0], x.shape[1], -1), ((2, 12, 12, 16), (3, 16, 8, 16), (2, 24, 16, 16), (5, 32, 16, 32)), 0),
-    "repeat of grouped heads": Pattern("b s h e", (4,), (Shard(2),), grouped_heads, ((2, 12, 12, 16), (3, 16, 8, 16), (2, 24, 16, 16), (5, 32, 16, 32)), 0),
-    "patchify, images sharded": Pattern("b c h w", (4,), (Shard(0),), patchify, ((8, 3, 16, 20), (12, 3, 32, 16), (16, 3, 32, 32), (20, 3, 64, 32)), 0),
-    "patchify, rows sharded": Pattern("b c h w", (4,), (Shard(2),), patchify, ((2, 3, 48, 20), (5, 3, 32, 16), (4, 3, 64, 32), (2, 3, 32, 32)), 0),
-    "mixture of experts": Pattern("n d", (4,), (Shard(0),), lambda x: x.view(8, x.shape[0] // 8, x.shape[1]), ((24, 12), (32, 12), (48, 24), (64, 24)), 0),
-    "2-d mesh flatten": Pattern("b s d", (2, 2), (Shard(0), Shard(1)), lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]), ((4, 10, 16), (6, 16, 16), (4, 24, 16), (8, 32, 16)), 3),
+    "flatten": Pattern(
+        "b s d",
+        (4,),
+        (Shard(1),),
+        lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]),
+        SEQUENCES,
+        3,
+    ),
+    "flatten, unflatten": Pattern(
+        "b s d",
+        (4,),
+        (Shard(1),),
+        lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]).view(x.shape),
+        SEQUENCES,
+        0,
+    ),
+    "flatten, uneven sequences": Pattern(
+        "b s d",
+        (4,),
+        (Shard(1),),
+        lambda x: x.flatten(0, 1),
+        ((2, 13, 16), (3, 18, 16), (2, 30, 16), (3, 23, 16)),
+        2,
+    ),
+    "reshape(-1, d)": Pattern(
+        "b s d",
+        (4,),
+        (Shard(0),),
+        lambda x: x.reshape(-1, x.shape[-1]),
+        ((8, 6, 16), (12, 7, 16), (20, 24, 16), (16, 32, 16)),
+        0,
+    ),
+    "split to heads": Pattern(
+        "b s d",
+        (4,),
+        (Shard(2),),
+        lambda x: x.view(x.shape[0], x.shape[1], 8, x.shape[2] // 8),
+        ((2, 12, 64), (3, 16, 64), (2, 24, 128), (5, 32, 128)),
+        0,
+    ),
+    "merge of heads": Pattern(
+        "b s h e",
+        (4,),
+        (Shard(2),),
+        lambda x: x.reshape(x.shape[0], x.shape[1], -1),
+        ((2, 12, 12, 16), (3, 16, 8, 16), (2, 24, 16, 16), (5, 32, 16, 32)),
+        0,
+    ),
+    "repeat of grouped heads": Pattern(
+        "b s h e",
+        (4,),
+        (Shard(2),),
+        grouped_heads,
+        ((2, 12, 12, 16), (3, 16, 8, 16), (2, 24, 16, 16), (5, 32, 16, 32)),
+        0,
+    ),
+    "patchify, images sharded": Pattern(
+        "b c h w",
+        (4,),
+        (Shard(0),),
+        patchify,
+        ((8, 3, 16, 20), (12, 3, 32, 16), (16, 3, 32, 32), (20, 3, 64, 32)),
+        0,
+    ),
+    "patchify, rows sharded": Pattern(
+        "b c h w",
+        (4,),
+        (Shard(2),),
+        patchify,
+        ((2, 3, 48, 20), (5, 3, 32, 16), (4, 3, 64, 32), (2, 3, 32, 32)),
+        0,
+    ),
+    "mixture of experts": Pattern(
+        "n d",
+        (4,),
+        (Shard(0),),
+        lambda x: x.view(8, x.shape[0] // 8, x.shape[1]),
+        ((24, 12), (32, 12), (48, 24), (64, 24)),
+        0,
+    ),
+    "2-d mesh flatten": Pattern(
+        "b s d",
+        (2, 2),
+        (Shard(0), Shard(1)),
+        lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]),
+        ((4, 10, 16), (6, 16, 16), (4, 24, 16), (8, 32, 16)),
+        3,
+    ),
 }
 
 
 def make(shape: tuple[int, ...], pattern: Pattern) -> DTensor:
     """This rank's part of a tensor whose elements all differ."""
     mesh = DeviceMesh("cpu", torch.arange(DEVICES).reshape(pattern.mesh))
-    return distribute_tensor(torch.arange(float(torch.Size(shape).numel())).reshape(shape), mesh, pattern.placements, src_data_rank=None)
+    return distribute_tensor(
+        torch.arange(float(torch.Size(shape).numel())).reshape(shape),
+        mesh,
+        pattern.placements,
+        src_data_rank=None,
+    )
 
 
 class Measured(NamedTuple):
@@ -87,12 +172,18 @@ class _Guards(logging.Handler):
         if match := re.fullmatch(r"guard: (.*) \(now (.*)\)", record.getMessage()):
             fact = match[1]
             for name, value in re.findall(r"(\w+) = (\d+)", match[2]):
-                fact = re.sub(rf"\b{name}\b", self.dims[self.shape.index(int(value))] if int(value) in self.shape else value, fact)
+                fact = re.sub(
+                    rf"\b{name}\b",
+                    self.dims[self.shape.index(int(value))] if int(value) in self.shape else value,
+                    fact,
+                )
             self.found[fact] = None
 
 
 def measure(pattern: Pattern, backend: str = "aot_eager", *, gradients: bool = False) -> Measured:
-    """Graphs that one compiled function needs for all shapes, under the rules in force; it is checked against running eagerly."""
+    """Graphs that one compiled function needs for all shapes, under the rules in force; it is
+    checked against running eagerly.
+    """
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
@@ -109,7 +200,10 @@ def measure(pattern: Pattern, backend: str = "aot_eager", *, gradients: bool = F
     log.addHandler(guards)
     try:
         for shape in pattern.shapes:
-            given, again = make(shape, pattern).requires_grad_(gradients), make(shape, pattern).requires_grad_(gradients)
+            given, again = (
+                make(shape, pattern).requires_grad_(gradients),
+                make(shape, pattern).requires_grad_(gradients),
+            )
             expected = program(given)
             guards.shape = shape
             log.setLevel(logging.DEBUG)
@@ -117,14 +211,26 @@ def measure(pattern: Pattern, backend: str = "aot_eager", *, gradients: bool = F
                 actual = compiled(again)
             except Exception as error:
                 kind = re.sub(r"^.*got RuntimeError\(\W*", "", str(error), flags=re.S)
-                return Measured(counter.frame_count, tuple(guards.found), f"{type(error).__name__}: {kind.strip().splitlines()[0][:90]}")
+                return Measured(
+                    counter.frame_count,
+                    tuple(guards.found),
+                    f"{type(error).__name__}: {kind.strip().splitlines()[0][:90]}",
+                )
             finally:
                 log.setLevel(level)
             if gradients:
                 (expected,) = torch.autograd.grad(expected, given, torch.ones_like(expected))
                 (actual,) = torch.autograd.grad(actual, again, torch.ones_like(actual))
-            if actual.placements != expected.placements or actual.shape != expected.shape or not torch.equal(actual.to_local(), expected.to_local()):
-                return Measured(counter.frame_count, tuple(guards.found), f"other than eager: {actual.placements} for {expected.placements}")
+            if (
+                actual.placements != expected.placements
+                or actual.shape != expected.shape
+                or not torch.equal(actual.to_local(), expected.to_local())
+            ):
+                return Measured(
+                    counter.frame_count,
+                    tuple(guards.found),
+                    f"other than eager: {actual.placements} for {expected.placements}",
+                )
     finally:
         log.removeHandler(guards)
         torch._dynamo.reset()
@@ -136,8 +242,16 @@ def line(name: str, pattern: Pattern) -> str:
     stock = _stock(pattern)
     with cute_sharding.enabled():
         ours = measure(pattern)
-    cells = [name, f"({', '.join(pattern.dims.split())}) {list(pattern.placements)} on {pattern.mesh}", str(len(pattern.shapes)), stock]
-    cells += [ours.error or str(ours.graphs), ", ".join(f"`{guard}`" for guard in ours.guards) or "none"]
+    cells = [
+        name,
+        f"({', '.join(pattern.dims.split())}) {list(pattern.placements)} on {pattern.mesh}",
+        str(len(pattern.shapes)),
+        stock,
+    ]
+    cells += [
+        ours.error or str(ours.graphs),
+        ", ".join(f"`{guard}`" for guard in ours.guards) or "none",
+    ]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -146,7 +260,11 @@ def _stock(pattern: Pattern) -> str:
         found = measure(pattern)
     except RuntimeError:
         return "refused, eager too"
-    return f"error: {found.error.split(':')[0]}" if found.error and not found.error.startswith("other") else found.error or str(found.graphs)
+    return (
+        f"error: {found.error.split(':')[0]}"
+        if found.error and not found.error.startswith("other")
+        else found.error or str(found.graphs)
+    )
 
 
 def page() -> str:
@@ -154,10 +272,16 @@ def page() -> str:
         [
             "# Views under torch.compile",
             "",
-            "Generated by `python -m benchmarks.compiled --write`: each pattern (followed by `* 2`) compiled once with `fullgraph=True, dynamic=True` (aot_eager), run on all its shapes on "
+            "Generated by `python -m benchmarks.compiled --write`: each pattern (followed by `* "
+            "2`) compiled once with `fullgraph=True, dynamic=True` (aot_eager), run on all its "
+            "shapes on "
             f"{DEVICES} devices, and compared with eager, placements and values.",
-            "*Guards* are those that propagation asks torch for, in the dims of the input; torch adds its own, such as on sizes of 0 and 1 and on sizes that were equal in the first call.",
-            "A split factor is a number where it leaves the graph: that is one graph for each (the batch size, in a flatten of a sharded sequence). Where it does not leave the graph it costs nothing.",
+            "*Guards* are those that propagation asks torch for, in the dims of the input; torch "
+            "adds its own, such as on sizes of 0 and 1 and on sizes that were equal in the first "
+            "call.",
+            "A split factor is a number where it leaves the graph: that is one graph for each (the "
+            "batch size, in a flatten of a sharded sequence). Where it does not leave the graph it "
+            "costs nothing.",
             "",
             "| pattern | input | shapes | torch: graphs, or error | ours: graphs | guards |",
             "|---|---|---|---|---|---|",
@@ -169,7 +293,9 @@ def page() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} instead of printing it")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write {PAGE.name} instead of printing it"
+    )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -1,6 +1,8 @@
-"""What a redistribution costs the host on a mesh of thousands of devices, ours beside torch's, without a network: ``python -m benchmarks.host``.
+"""What a redistribution costs the host on a mesh of thousands of devices, ours beside torch's,
+without a network: ``python -m benchmarks.host``.
 
-One process poses as one rank of 4,096 with torch's fake backend. Tensors are small, so that what is measured is Python, its caches and the launches. Cold is the first call.
+One process poses as one rank of 4,096 with torch's fake backend. Tensors are small, so that what is
+measured is Python, its caches and the launches. Cold is the first call.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ ROUNDS = 10
 R = Replicate()
 CASES = {
     "all-reduce over two mesh dims": ((64, 64), (256, 64), [Partial(), Partial()], [R, R]),
-    "S(0)S(1) -> S(1)S(0) over two dims of 8": ((64, 8, 8), (64, 64), [R, Shard(0), Shard(1)], [R, Shard(1), Shard(0)]),
+    "S(0)S(1) -> S(1)S(0) over two dims of 8": (
+        (64, 8, 8),
+        (64, 64),
+        [R, Shard(0), Shard(1)],
+        [R, Shard(1), Shard(0)],
+    ),
     "S(0)S(1) -> RR, even": ((512, 8), (1024, 64), [Shard(0), Shard(1)], [R, R]),
     "S(0)S(1) -> RR, uneven": ((512, 8), (1027, 67), [Shard(0), Shard(1)], [R, R]),
     "S(0)S(0) -> RR, uneven": ((512, 8), (4099, 4), [Shard(0), Shard(0)], [R, R]),
@@ -37,7 +44,14 @@ def tensor_of(mesh: DeviceMesh, shape: tuple[int, ...], placements: list) -> DTe
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     local = compute_local_shape_and_global_offset(shape, mesh, placements)[0]
-    return DTensor.from_local(torch.zeros(local), mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
+    return DTensor.from_local(
+        torch.zeros(local),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=(shape[1], 1),
+    )
 
 
 def cold(tensor: DTensor, after: list) -> float:
@@ -47,7 +61,9 @@ def cold(tensor: DTensor, after: list) -> float:
 
 
 def warm(tensor: DTensor, after: list, calls: int) -> tuple[float, float]:
-    """(torch's, ours), seconds a call: the fastest tenth of ``calls`` each, in turns, so that what else runs on the machine falls on both."""
+    """(torch's, ours), seconds a call: the fastest tenth of ``calls`` each, in turns, so that what
+    else runs on the machine falls on both.
+    """
     stock: list[float] = []
     ours: list[float] = []
     for _ in range(ROUNDS):
@@ -60,7 +76,9 @@ def warm(tensor: DTensor, after: list, calls: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--prepared", action="store_true", help="after prepare_groups")
     arguments = parser.parse_args()
@@ -77,7 +95,10 @@ def main() -> None:
         with cute_sharding.enabled(redistribution=True):
             cold_ours = cold(tensor, after)
         stock, ours = warm(tensor, after, arguments.calls)
-        print(f"{name:44}{stock * 1e3:9.3f} ms{ours * 1e3:9.3f} ms{ours / stock:8.2f}{cold_stock * 1e3:11.1f} ms{cold_ours * 1e3:9.1f} ms")
+        print(
+            f"{name:44}{stock * 1e3:9.3f} ms{ours * 1e3:9.3f} "
+            f"ms{ours / stock:8.2f}{cold_stock * 1e3:11.1f} ms{cold_ours * 1e3:9.1f} ms"
+        )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""Which ops are right on which placements: torch's own operator database, every rank against one device, with torch's rules and with ours.
+"""Which ops are right on which placements: torch's own operator database, every rank against one
+device, with torch's rules and with ours.
 
-    python -m benchmarks.ops [--only NAME ...] [--samples 3] [--mesh 2] [--kinds even uneven strided] [--seed 0]
-    python -m benchmarks.ops --write
+    python -m benchmarks.ops [--only NAME ...] [--samples 3] [--mesh 2] [--kinds even uneven
+    strided] [--seed 0] python -m benchmarks.ops --write
 
-For each op and each of its sample inputs, tensors are cut at random: evenly, unevenly, and as views cut them (_StridedShard). Each is run
+For each op and each of its sample inputs, tensors are cut at random: evenly, unevenly, and as views
+cut them (_StridedShard). Each is run
 
 - on stock with _StridedShard and uneven shards replicated: what a program would have had,
 - on stock as it is,
 - with ops switched on,
 
-forward and backward, all ranks in one process (LocalTensorMode), and compared with one device. ``--write`` measures them all, a process for each core, and puts the table into docs/ops.md.
+forward and backward, all ranks in one process (LocalTensorMode), and compared with one device.
+``--write`` measures them all, a process for each core, and puts the table into docs/ops.md.
 """
 
 from __future__ import annotations
@@ -52,16 +55,24 @@ def cut_of(p: Any) -> Any:
     return (p.dim, getattr(p, "split_factor", 1)) if isinstance(p, (Shard, _StridedShard)) else None
 
 
-def local_of(full: torch.Tensor, placements: Any, sizes: tuple[int, ...], rank: int) -> torch.Tensor:
+def local_of(
+    full: torch.Tensor, placements: Any, sizes: tuple[int, ...], rank: int
+) -> torch.Tensor:
     """What a rank holds of a tensor, by index arrays."""
     coordinate, rest = [], rank
     for n in reversed(sizes):
         coordinate.insert(0, rest % n)
         rest //= n
     for d in range(full.ndim):
-        chain = [(cut_of(p)[1], n, k) for p, n, k in zip(placements, sizes, coordinate) if cut_of(p) is not None and cut_of(p)[0] == d]
+        chain = [
+            (cut_of(p)[1], n, k)
+            for p, n, k in zip(placements, sizes, coordinate)
+            if cut_of(p) is not None and cut_of(p)[0] == d
+        ]
         if chain:
-            index = [row for start, stop in rows(full.shape[d], chain) for row in range(start, stop)]
+            index = [
+                row for start, stop in rows(full.shape[d], chain) for row in range(start, stop)
+            ]
             full = full.index_select(d, torch.tensor(index, dtype=torch.long))
     return full.contiguous()
 
@@ -70,16 +81,27 @@ def distributed(full: torch.Tensor, mesh: Any, placements: Any) -> Any:
     sizes = tuple(mesh.shape)
     with _disable_current_modes():
         plain = full.detach()
-        parts = {rank: local_of(plain, placements, sizes, rank).clone() for rank in range(prod(sizes))}
-    spec = DTensorSpec(mesh, tuple(placements), TensorMeta(full.shape, full.contiguous().stride(), full.dtype), use_strided_shard_as_shard_order=False)
+        parts = {
+            rank: local_of(plain, placements, sizes, rank).clone() for rank in range(prod(sizes))
+        }
+    spec = DTensorSpec(
+        mesh,
+        tuple(placements),
+        TensorMeta(full.shape, full.contiguous().stride(), full.dtype),
+        use_strided_shard_as_shard_order=False,
+    )
     return DTensor(LocalTensor(parts), spec, requires_grad=full.requires_grad)
 
 
 def whole(tensor: DTensor) -> torch.Tensor:
-    """The tensor that a DTensor stands for, on one device, put together row by row; ranks that hold the same rows must agree."""
+    """The tensor that a DTensor stands for, on one device, put together row by row; ranks that hold
+    the same rows must agree.
+    """
     spec = tensor._spec
     if any(p.is_partial() for p in spec.placements):
-        tensor = tensor.redistribute(placements=[Replicate() if p.is_partial() else p for p in spec.placements])
+        tensor = tensor.redistribute(
+            placements=[Replicate() if p.is_partial() else p for p in spec.placements]
+        )
         spec = tensor._spec
     sizes = tuple(spec.mesh.shape)
     local = tensor._local_tensor
@@ -87,15 +109,30 @@ def whole(tensor: DTensor) -> torch.Tensor:
         local = local.wait()
     with _disable_current_modes():
         index = torch.arange(max(prod(spec.shape), 0)).reshape(tuple(spec.shape))
-        result = torch.full((index.numel(),), -77, dtype=tensor.dtype) if tensor.dtype is not torch.bool else torch.zeros(index.numel(), dtype=torch.bool)
+        result = (
+            torch.full((index.numel(),), -77, dtype=tensor.dtype)
+            if tensor.dtype is not torch.bool
+            else torch.zeros(index.numel(), dtype=torch.bool)
+        )
         for rank in range(prod(sizes)):
-            part = local._local_tensors[rank].detach() if hasattr(local, "_local_tensors") else local.detach()
+            part = (
+                local._local_tensors[rank].detach()
+                if hasattr(local, "_local_tensors")
+                else local.detach()
+            )
             mine = local_of(index, spec.placements, sizes, rank)
             if tuple(mine.shape) != tuple(part.shape):
-                raise AssertionError(f"rank {rank} holds {tuple(part.shape)} for {tuple(mine.shape)} of {spec.placements}")
+                raise AssertionError(
+                    f"rank {rank} holds {tuple(part.shape)} for {tuple(mine.shape)} of "
+                    f"{spec.placements}"
+                )
             result[mine.reshape(-1)] = part.reshape(-1)
         for rank in range(prod(sizes)):
-            part = local._local_tensors[rank].detach() if hasattr(local, "_local_tensors") else local.detach()
+            part = (
+                local._local_tensors[rank].detach()
+                if hasattr(local, "_local_tensors")
+                else local.detach()
+            )
             mine = local_of(index, spec.placements, sizes, rank)
             if not same(result[mine.reshape(-1)], part.reshape(-1)):
                 raise AssertionError("replicas differ")
@@ -117,16 +154,26 @@ def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
     return torch.equal(x, y)
 
 
-def drawn(rng: random.Random, shape: tuple[int, ...], sizes: tuple[int, ...], kind: str) -> list[Any] | None:
+def drawn(
+    rng: random.Random, shape: tuple[int, ...], sizes: tuple[int, ...], kind: str
+) -> list[Any] | None:
     """Placements of a kind for a tensor; None where there are none."""
     result: list[Any] = []
     for _ in sizes:
-        fitting = [d for d, size in enumerate(shape) if kind != "even" or (size and size % prod(sizes) == 0)]
+        fitting = [
+            d
+            for d, size in enumerate(shape)
+            if kind != "even" or (size and size % prod(sizes) == 0)
+        ]
         if not fitting or rng.random() < 0.15:
             result.append(Replicate())
             continue
         d = rng.choice(fitting)
-        result.append(_StridedShard(d, split_factor=rng.choice((2, 2, 3, 5))) if kind == "strided" else Shard(d))
+        result.append(
+            _StridedShard(d, split_factor=rng.choice((2, 2, 3, 5)))
+            if kind == "strided"
+            else Shard(d)
+        )
     return result
 
 
@@ -134,7 +181,9 @@ def leaves_of(value: Any) -> list[torch.Tensor]:
     return [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
 
 
-def run(op: Callable[..., Any], args: Any, kwargs: Any, gradients: bool) -> tuple[list[Any], list[Any]]:
+def run(
+    op: Callable[..., Any], args: Any, kwargs: Any, gradients: bool
+) -> tuple[list[Any], list[Any]]:
     """The results, and the gradients of the floating inputs."""
     outputs = op(*args, **kwargs)
     results = leaves_of(outputs)
@@ -144,14 +193,31 @@ def run(op: Callable[..., Any], args: Any, kwargs: Any, gradients: bool) -> tupl
     leaves = [x for x in leaves_of((args, kwargs)) if x.requires_grad]
     if not roots or not leaves:
         return results, []
-    return results, list(torch.autograd.grad([y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots], leaves, allow_unused=True))
+    return results, list(
+        torch.autograd.grad(
+            [y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots],
+            leaves,
+            allow_unused=True,
+        )
+    )
 
 
-def outcome(op: Any, args: Any, kwargs: Any, placements: list[Any], mesh: Any, expected: Any, gradients: bool) -> tuple[str, str]:
+def outcome(
+    op: Any,
+    args: Any,
+    kwargs: Any,
+    placements: list[Any],
+    mesh: Any,
+    expected: Any,
+    gradients: bool,
+) -> tuple[str, str]:
     flat, tree = tree_flatten((args, kwargs))
     remaining = iter(placements)
     try:
-        given = [distributed(x, mesh, next(remaining)) if isinstance(x, torch.Tensor) else x for x in flat]
+        given = [
+            distributed(x, mesh, next(remaining)) if isinstance(x, torch.Tensor) else x
+            for x in flat
+        ]
         new_args, new_kwargs = tree_unflatten(given, tree)
         results, grads = run(op, new_args, new_kwargs, gradients)
     except Exception as error:
@@ -160,7 +226,9 @@ def outcome(op: Any, args: Any, kwargs: Any, placements: list[Any], mesh: Any, e
         for x, y in zip((*results, *grads), (*expected[0], *expected[1]), strict=True):
             if (x is None) != (y is None):
                 return WRONG, "a gradient is missing"
-            if x is not None and not same(whole(x) if isinstance(x, DTensor) else x.detach(), y.detach()):
+            if x is not None and not same(
+                whole(x) if isinstance(x, DTensor) else x.detach(), y.detach()
+            ):
                 return WRONG, f"{getattr(x, 'placements', None)}"
     except Exception as error:
         return WRONG, f"{type(error).__name__}: {str(error)[:200]}"
@@ -168,7 +236,23 @@ def outcome(op: Any, args: Any, kwargs: Any, placements: list[Any], mesh: Any, e
 
 
 # Results are drawn, or are memory that nobody has written.
-DRAWN = ("rand", "normal", "dropout", "empty", "bernoulli", "multinomial", "uniform", "rrelu", "exponential", "cauchy", "geometric", "log_normal", "svd_lowrank", "pca_lowrank", "multi_head_attention")
+DRAWN = (
+    "rand",
+    "normal",
+    "dropout",
+    "empty",
+    "bernoulli",
+    "multinomial",
+    "uniform",
+    "rrelu",
+    "exponential",
+    "cauchy",
+    "geometric",
+    "log_normal",
+    "svd_lowrank",
+    "pca_lowrank",
+    "multi_head_attention",
+)
 
 
 def database(only: list[str]) -> Iterator[Any]:
@@ -181,16 +265,26 @@ def database(only: list[str]) -> Iterator[Any]:
 
 
 def answered() -> str:
-    """Who has answered for an op's parts since the last reset: the gate, if any; else signatures, if any; else torch."""
+    """Who has answered for an op's parts since the last reset: the gate, if any; else signatures,
+    if any; else torch.
+    """
     counts = cute_sharding.stats(reset=True).values()
-    return next((who for who in ("gate", "signature") if any(count[who] for count in counts)), "torch")
+    return next(
+        (who for who in ("gate", "signature") if any(count[who] for count in counts)), "torch"
+    )
 
 
-def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: int) -> tuple[dict[str, dict[str, Counter[str]]], dict[str, str]]:
+def measured(
+    info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: int
+) -> tuple[dict[str, dict[str, Counter[str]]], dict[str, str]]:
     found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     notes: dict[str, str] = {}
     rng = random.Random(f"ops {seed} {info.name} {info.variant_test_name}")
-    dtype = next(dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.bool) if dtype in info.dtypes or dtype is torch.bool)
+    dtype = next(
+        dtype
+        for dtype in (torch.float64, torch.float32, torch.int64, torch.bool)
+        if dtype in info.dtypes or dtype is torch.bool
+    )
     gradients = bool(info.supports_autograd and dtype.is_floating_point)
     sizes = tuple(mesh.shape)
     with _disable_current_modes():
@@ -198,7 +292,11 @@ def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: i
         given = []
         for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=gradients)):
             tensors = leaves_of((sample.input, sample.args, sample.kwargs))
-            if tensors and all(x.numel() < 5000 for x in tensors) and any(drawn(rng, tuple(x.shape), sizes, "uneven") for x in tensors):
+            if (
+                tensors
+                and all(x.numel() < 5000 for x in tensors)
+                and any(drawn(rng, tuple(x.shape), sizes, "uneven") for x in tensors)
+            ):
                 given.append(sample)
             if len(given) > 40 or i > 400:
                 break
@@ -214,23 +312,45 @@ def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: i
             try:
                 with _disable_current_modes():
                     expected, again = (run(info.op, args, kwargs, gradients) for _ in range(2))
-                    if not all(_same(x.detach(), y.detach()) for x, y in zip((*expected[0], *expected[1]), (*again[0], *again[1])) if x is not None):
+                    if not all(
+                        _same(x.detach(), y.detach())
+                        for x, y in zip((*expected[0], *expected[1]), (*again[0], *again[1]))
+                        if x is not None
+                    ):
                         continue  # some results are drawn
             except Exception:
                 continue
-            plain = [[Replicate() if kind != "even" and cut_of(p) is not None and (kind == "uneven" or isinstance(p, _StridedShard)) else p for p in some] for some in placements]
-            ways = {"had": (nullcontext(), plain), "stock": (nullcontext(), placements), "ours": (cute_sharding.enabled(), placements)}
+            plain = [
+                [
+                    Replicate()
+                    if kind != "even"
+                    and cut_of(p) is not None
+                    and (kind == "uneven" or isinstance(p, _StridedShard))
+                    else p
+                    for p in some
+                ]
+                for some in placements
+            ]
+            ways = {
+                "had": (nullcontext(), plain),
+                "stock": (nullcontext(), placements),
+                "ours": (cute_sharding.enabled(), placements),
+            }
             for way, (switched, some) in ways.items():
                 with switched:
                     if way == "ours":
                         cute_sharding.reset_stats()
-                        ledger.note(mesh, lambda: True)  # as after a view that torch would have redistributed for
+                        ledger.note(
+                            mesh, lambda: True
+                        )  # as after a view that torch would have redistributed for
                     said, why = outcome(info.op, args, kwargs, some, mesh, expected, gradients)
                 found[kind][way][said] += 1
                 if way == "ours":
                     found[kind]["by"][answered()] += 1
                 if said != RIGHT and f"{kind} {way} {said}" not in notes:
-                    notes[f"{kind} {way} {said}"] = f"{[tuple(x.shape) for x in tensors]} {some} {why}"
+                    notes[f"{kind} {way} {said}"] = (
+                        f"{[tuple(x.shape) for x in tensors]} {some} {why}"
+                    )
             done += 1
             if done == samples:
                 break
@@ -238,13 +358,17 @@ def measured(info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--mesh", type=int, nargs="*", default=[2])
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", type=int, nargs=2, default=[0, 1], help="one part of so many, to run side by side")
+    parser.add_argument(
+        "--part", type=int, nargs=2, default=[0, 1], help="one part of so many, to run side by side"
+    )
     parser.add_argument("--json", type=Path, help="where to put what was found")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -262,7 +386,9 @@ def main() -> None:
         try:
             with LocalTensorMode(world):
                 mesh = DeviceMesh("cpu", torch.arange(world).reshape(options.mesh))
-                found, notes = measured(info, mesh, options.samples, tuple(options.kinds), options.seed)
+                found, notes = measured(
+                    info, mesh, options.samples, tuple(options.kinds), options.seed
+                )
         except Exception as error:
             print(f"{name}: not measured: {type(error).__name__} {str(error)[:100]}", flush=True)
             continue
@@ -274,7 +400,9 @@ def main() -> None:
                     continue
                 totals[kind, way].update(counts)
                 line.append(f"{way} {counts[RIGHT]}/{counts[WRONG]}/{counts[RAISES]}")
-            worse = ways["ours"][RIGHT] < ways["had"][RIGHT] or ways["ours"][WRONG] > ways["had"][WRONG]
+            worse = (
+                ways["ours"][RIGHT] < ways["had"][RIGHT] or ways["ours"][WRONG] > ways["had"][WRONG]
+            )
             print(f"{name}: {kind}: {', '.join(line)}{'  WORSE' if worse else ''}", flush=True)
             for key, note in notes.items():
                 if key.startswith(kind) and (worse or "WRONG" in key.upper()):
@@ -286,7 +414,6 @@ def main() -> None:
         options.json.write_text(json.dumps(records))
 
 
-
 MARK = "<!-- Below: python -m benchmarks.ops --write -->"
 
 
@@ -295,22 +422,52 @@ def write(samples: int) -> None:
     parts = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{i}.json" for i in range(parts)]
-        runs = [subprocess.Popen([sys.executable, "-m", "benchmarks.ops", "--samples", str(samples), "--part", str(i), str(parts), "--json", str(file)]) for i, file in enumerate(files)]
+        runs = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.ops",
+                    "--samples",
+                    str(samples),
+                    "--part",
+                    str(i),
+                    str(parts),
+                    "--json",
+                    str(file),
+                ]
+            )
+            for i, file in enumerate(files)
+        ]
         codes = [run.wait() for run in runs]
         if any(codes):
             raise SystemExit("a part failed: see above")
-        records = {name: record for file in files for name, record in json.loads(file.read_text()).items()}
+        records = {
+            name: record for file in files for name, record in json.loads(file.read_text()).items()
+        }
     page = Path(__file__).parent.parent / "docs" / "ops.md"
-    page.write_text(page.read_text().partition(MARK)[0] + MARK + "\n" + "\n".join(table(records, samples)) + "\n")
+    page.write_text(
+        page.read_text().partition(MARK)[0]
+        + MARK
+        + "\n"
+        + "\n".join(table(records, samples))
+        + "\n"
+    )
 
 
 def table(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int) -> Iterator[str]:
     def cell(counts: dict[str, int]) -> str:
-        return "/".join(str(counts.get(said, 0)) for said in (RIGHT, WRONG, RAISES)) if counts else ""
+        return (
+            "/".join(str(counts.get(said, 0)) for said in (RIGHT, WRONG, RAISES)) if counts else ""
+        )
 
     measured = {name: record for name, record in sorted(records.items()) if record}
     who = Counter(_who(record) for record in measured.values())
-    yield f"\n## What was measured\n\ntorch {torch.__version__.partition('+')[0]}, a mesh of 2, {samples} inputs of each kind for each of {len(measured)} ops, forward and backward: right/wrong/raises, on stock and with ours.\n"
+    yield (
+        f"\n## What was measured\n\ntorch {torch.__version__.partition('+')[0]}, a mesh of 2, "
+        f"{samples} inputs of each kind for each of {len(measured)} ops, forward and backward: "
+        "right/wrong/raises, on stock and with ours.\n"
+    )
     yield "| placements | had | stock | ours |\n|---|---|---|---|"
     for kind in KINDS:
         totals = {way: Counter[str]() for way in ("had", "stock", "ours")}
@@ -318,12 +475,31 @@ def table(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int
             for way, counts in totals.items():
                 counts.update(record.get(kind, {}).get(way, {}))
         yield f"| {kind} | {' | '.join(map(cell, totals.values()))} |"
-    yield f"\nOn `_StridedShard` {who['signature']} ops are answered by signatures, {who['gate']} by the gate (or by both), and {who['torch']} by torch's own rules and by views.\n"
-    yield "Ops that are not right on all that was drawn, on stock or with ours; all others are right everywhere:\n"
-    yield f"| op | by | {' | '.join(f'{kind}, {way}' for kind in KINDS for way in ('stock', 'ours'))} |\n|---|---|{'---|' * 2 * len(KINDS)}"
+    yield (
+        f"\nOn `_StridedShard` {who['signature']} ops are answered by signatures, {who['gate']} by "
+        f"the gate (or by both), and {who['torch']} by torch's own rules and by views.\n"
+    )
+    yield (
+        "Ops that are not right on all that was drawn, on stock or with ours; all others are right "
+        "everywhere:\n"
+    )
+    yield (
+        "| op | by | "
+        f"{' | '.join(f'{kind}, {way}' for kind in KINDS for way in ('stock', 'ours'))} "
+        f"|\n|---|---|{'---|' * 2 * len(KINDS)}"
+    )
     for name, record in measured.items():
-        if any(record[kind][way].get(said) for kind in record for way in ("stock", "ours") for said in (WRONG, RAISES)):
-            cells = [cell(record.get(kind, {}).get(way, {})) for kind in KINDS for way in ("stock", "ours")]
+        if any(
+            record[kind][way].get(said)
+            for kind in record
+            for way in ("stock", "ours")
+            for said in (WRONG, RAISES)
+        ):
+            cells = [
+                cell(record.get(kind, {}).get(way, {}))
+                for kind in KINDS
+                for way in ("stock", "ours")
+            ]
             yield f"| {name} | {_who(record)} | {' | '.join(cells)} |"
 
 

@@ -1,9 +1,11 @@
-"""What the package costs where it changes nothing: warm ops and reads with it, against torch's own, in one run.
+"""What the package costs where it changes nothing: warm ops and reads with it, against torch's own,
+in one run.
 
     python -m benchmarks.overhead [--calls 10000] [--rounds 9]
 
-Each round times the same calls without the package, with view propagation and with everything on, in turn; the ratio is that of each round, and the median is printed. Nothing is
-communicated: one process poses as one rank.
+Each round times the same calls without the package, with view propagation and with everything on,
+in turn; the ratio is that of each round, and the median is printed. Nothing is communicated: one
+process poses as one rank.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 import cute_sharding
 
-SETTINGS: dict[str, dict[str, Any] | None] = {"torch": None, "views": {}, "everything": {"redistribution": True}}
+SETTINGS: dict[str, dict[str, Any] | None] = {
+    "torch": None,
+    "views": {},
+    "everything": {"redistribution": True},
+}
 
 TURNS = 20
 
@@ -58,9 +64,13 @@ def timed(program: Callable[[], object], calls: int) -> float:
 
 
 def measure(calls: int, rounds: int) -> dict[str, dict[str, float]]:
-    """For each program the median ratio to torch's time, by setting. The calls of a round come in short turns: a machine is not as fast as it was a second ago."""
+    """For each program the median ratio to torch's time, by setting. The calls of a round come in
+    short turns: a machine is not as fast as it was a second ago.
+    """
     found = programs()
-    ratios: dict[str, dict[str, list[float]]] = {name: {setting: [] for setting in SETTINGS} for name in found}
+    ratios: dict[str, dict[str, list[float]]] = {
+        name: {setting: [] for setting in SETTINGS} for name in found
+    }
     gc.disable()
     for _ in range(rounds):
         for name, program in found.items():
@@ -73,10 +83,15 @@ def measure(calls: int, rounds: int) -> dict[str, dict[str, float]]:
                         cute_sharding.enable(**arguments)
                     seconds[setting].append(timed(program, calls // TURNS))
             for setting in SETTINGS:
-                ratios[name][setting].append(statistics.median(seconds[setting]) / statistics.median(seconds["torch"]))
+                ratios[name][setting].append(
+                    statistics.median(seconds[setting]) / statistics.median(seconds["torch"])
+                )
         gc.collect()
     cute_sharding.disable()
-    return {name: {setting: statistics.median(values) for setting, values in row.items()} for name, row in ratios.items()}
+    return {
+        name: {setting: statistics.median(values) for setting, values in row.items()}
+        for name, row in ratios.items()
+    }
 
 
 AUTOLOAD = """
@@ -90,11 +105,23 @@ print(1000 * (time.perf_counter() - start))
 
 
 def autoload(repeat: int) -> dict[str, float]:
-    """Milliseconds that `import torch` takes longer in a program that does not use DTensor, without a flag and with: the entry point's load and call, the best of some."""
+    """Milliseconds that `import torch` takes longer in a program that does not use DTensor, without
+    a flag and with: the entry point's load and call, the best of some.
+    """
     result = {}
     for value in ("0", "1"):
         environment = {**os.environ, "USE_CUTE_SHARDING": value}
-        runs = [subprocess.run([sys.executable, "-c", AUTOLOAD], env=environment, capture_output=True, text=True, check=True, timeout=60) for _ in range(repeat)]
+        runs = [
+            subprocess.run(
+                [sys.executable, "-c", AUTOLOAD],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
+            )
+            for _ in range(repeat)
+        ]
         result[value] = min(float(run.stdout) for run in runs)
     return result
 
@@ -108,12 +135,18 @@ def main() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-    print(f"torch {torch.__version__}: time of {arguments.calls} warm calls, as a multiple of torch's own (median of {arguments.rounds} rounds)")
+    print(
+        f"torch {torch.__version__}: time of {arguments.calls} warm calls, as a multiple of "
+        f"torch's own (median of {arguments.rounds} rounds)"
+    )
     print(f"{'':28}{'views':>12}{'everything':>12}")
     for name, row in measure(arguments.calls, arguments.rounds).items():
         print(f"{name:28}{row['views']:12.3f}{row['everything']:12.3f}")
     times = autoload(10)
-    print(f"import torch, without DTensor: {times['0']:.2f} ms more with no flag, {times['1']:.2f} ms more with one")
+    print(
+        f"import torch, without DTensor: {times['0']:.2f} ms more with no flag, {times['1']:.2f} "
+        "ms more with one"
+    )
     dist.destroy_process_group()
 
 

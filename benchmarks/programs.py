@@ -1,9 +1,11 @@
-"""Drawn programs, a view and then an op of torch's operator database, on stock and with each of the flags: is any worse with them?
+"""Drawn programs, a view and then an op of torch's operator database, on stock and with each of the
+flags: is any worse with them?
 
-    python -m benchmarks.programs [--samples 2] [--mesh 2 2] [--part 0 2] [--seed 0] [--only NAME ...]
+    python -m benchmarks.programs [--samples 2] [--mesh 2 2] [--seed 0] [--part 0 2] [--only NAME]
 
-Each tensor that an op is given is a view of one that is cut at random, of another shape. Forward and backward, all ranks in one process (LocalTensorMode), against one device. Where stock is right, so must
-be each setting; a program that raises on stock may do anything but give wrong data.
+Each tensor that an op is given is a view of one that is cut at random, of another shape. Forward
+and backward, all ranks in one process (LocalTensorMode), against one device. Where stock is right,
+so must be each setting; a program that raises on stock may do anything but give wrong data.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import argparse
 import random
 import warnings
 from collections import Counter, defaultdict
-from contextlib import nullcontext
 from math import prod
 from statistics import geometric_mean
 from typing import Any
@@ -26,17 +27,36 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import cute_sharding
-from benchmarks.ops import RAISES, RIGHT, WRONG, DTensor, database, distributed, drawn, leaves_of, run, same, whole
+from benchmarks.ops import (
+    RAISES,
+    RIGHT,
+    WRONG,
+    DTensor,
+    database,
+    distributed,
+    drawn,
+    leaves_of,
+    run,
+    same,
+    whole,
+)
 from benchmarks.ops import _same as alike
 
-SETTINGS: dict[str, dict[str, Any]] = {"views": {}, "both": {"redistribution": True}, "implicit": {"redistribution": True, "implicit_redistribution": "replicate"}, "cheapest": {"implicit_redistribution": True}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "views": {},
+    "both": {"redistribution": True},
+    "implicit": {"redistribution": True, "implicit_redistribution": "replicate"},
+    "cheapest": {"implicit_redistribution": True},
+}
 
 
 def source_shape(rng: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape of as many elements: neighbouring dims are merged, or a dim is taken apart."""
     dims = list(shape)
     for _ in range(rng.randint(1, 2)):
-        splits = [(i, f) for i, n in enumerate(dims) for f in (2, 3, 5) if n and n % f == 0 and n > f]
+        splits = [
+            (i, f) for i, n in enumerate(dims) for f in (2, 3, 5) if n and n % f == 0 and n > f
+        ]
         if dims and rng.random() < 0.5 and len(dims) > 1:
             i = rng.randrange(len(dims) - 1)
             dims[i : i + 2] = [dims[i] * dims[i + 1]]
@@ -61,9 +81,16 @@ class Received(TorchDispatchMode):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         name = func._opname
-        if func.namespace == "_c10d_functional" and name not in ("wait_tensor", "_wrap_tensor_autograd"):
-            given, got = (sum(self.size(x) for x in leaves_of(value)) for value in (args[:1], result))
-            self.elements += got - given if "gather" in name else given - got if "scatter" in name else got
+        if func.namespace == "_c10d_functional" and name not in (
+            "wait_tensor",
+            "_wrap_tensor_autograd",
+        ):
+            given, got = (
+                sum(self.size(x) for x in leaves_of(value)) for value in (args[:1], result)
+            )
+            self.elements += (
+                got - given if "gather" in name else given - got if "scatter" in name else got
+            )
         return result
 
     @staticmethod
@@ -71,7 +98,9 @@ class Received(TorchDispatchMode):
         return int((x._local_tensors[0] if hasattr(x, "_local_tensors") else x).numel())
 
 
-def outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool) -> tuple[str, str, int]:
+def outcome(
+    op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool
+) -> tuple[str, str, int]:
     """What became of the program, why, and how many elements rank 0 received."""
     received = Received()
     with received:
@@ -79,7 +108,9 @@ def outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expecte
     return said, why, received.elements
 
 
-def _outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool) -> tuple[str, str]:
+def _outcome(
+    op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool
+) -> tuple[str, str]:
     flat, tree = tree_flatten((args, kwargs))
     remaining = iter(plan)
     try:
@@ -89,7 +120,9 @@ def _outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expect
                 given.append(x)
                 continue
             shape, placements = next(remaining)
-            leaf = distributed(x.detach().reshape(shape).requires_grad_(x.requires_grad), mesh, placements)
+            leaf = distributed(
+                x.detach().reshape(shape).requires_grad_(x.requires_grad), mesh, placements
+            )
             if x.requires_grad:
                 leaves.append(leaf)
             given.append(leaf.view(x.shape) if tuple(x.shape) != tuple(shape) else leaf)
@@ -98,7 +131,13 @@ def _outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expect
         roots = [y for y in results if y.requires_grad and y.numel()]
         grads = []
         if gradients and roots and leaves:
-            grads = list(torch.autograd.grad([y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots], leaves, allow_unused=True))
+            grads = list(
+                torch.autograd.grad(
+                    [y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots],
+                    leaves,
+                    allow_unused=True,
+                )
+            )
     except Exception as error:
         return RAISES, f"{type(error).__name__}: {str(error)[:300]}"
     try:
@@ -114,8 +153,101 @@ def _outcome(op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expect
     return RIGHT, ""
 
 
+def samples_of(info: Any, gradients: bool, rng: random.Random) -> list[Any]:
+    """The op's own inputs that are neither empty nor large, in a drawn order."""
+    found: list[Any] = []
+    torch.manual_seed(0)
+    dtypes = (torch.float64, torch.float32, torch.int64, torch.bool)
+    dtype = next(dtype for dtype in dtypes if dtype in info.dtypes or dtype is torch.bool)
+    for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=gradients)):
+        tensors = leaves_of((sample.input, sample.args, sample.kwargs))
+        if all(0 < x.numel() < 3000 for x in tensors) and any(x.ndim for x in tensors):
+            found.append(sample)
+        if len(found) > 30 or i > 300:
+            break
+    rng.shuffle(found)
+    return found
+
+
+def on_one_device(info: Any, args: Any, kwargs: Any, gradients: bool) -> Any | None:
+    """Results and gradients; None where the op raises, or gives another result each time."""
+    try:
+        expected, again = (run(info.op, args, kwargs, gradients) for _ in range(2))
+    except Exception:
+        return None
+    pairs = zip((*expected[0], *expected[1]), (*again[0], *again[1]))
+    return (
+        expected if all(alike(x.detach(), y.detach()) for x, y in pairs if x is not None) else None
+    )
+
+
+class Tally:
+    """What came of the programs."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.ratios: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, program: str, name: str, stock: Any, ours: Any) -> None:
+        """Of one program under one setting: (what came of it, why, elements received) of both."""
+        (before, _, needed), (after, why, moved) = stock, ours
+        self.counts[f"{name} {after}"] += 1
+        if before == after == RIGHT and needed + moved:
+            self.ratios[name].append((moved + 1) / (needed + 1))
+            if moved > needed:
+                self.counts[f"{name} receives more"] += 1
+                self._say(f"MORE {name}: {needed} -> {moved}: {program}")
+        if (before == RIGHT and after != RIGHT) or (after == WRONG and before != WRONG):
+            self.counts[f"{name} WORSE"] += 1
+            self._say(f"WORSE {name}: {before} -> {after}: {program}: {why}")
+
+    def _say(self, text: str) -> None:
+        print(text.replace("\n", " ")[:700], flush=True)
+
+    def show(self) -> None:
+        print(dict(sorted(self.counts.items())))
+        for name, found in self.ratios.items():
+            print(
+                f"{name}: {len(found)} programs that are right on both communicate on either; "
+                f"elements received, ours over stock's, geometric mean: {geometric_mean(found):.2f}"
+            )
+
+
+def measure(info: Any, mesh: DeviceMesh, options: argparse.Namespace, tally: Tally) -> None:
+    """The programs that are drawn for one op."""
+    rng = random.Random(f"programs {options.seed} {info.name} {info.variant_test_name}")
+    gradients = bool(info.supports_autograd and info.dtypes & {torch.float64, torch.float32})
+    with _disable_current_modes():
+        samples = samples_of(info, gradients, rng)
+    done = 0
+    for sample in samples:
+        args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
+        plan = []
+        for x in leaves_of((args, kwargs)):
+            shape = source_shape(rng, tuple(x.shape))
+            kind = rng.choice(("even", "uneven"))
+            plan.append((shape, drawn(rng, shape, tuple(options.mesh), kind)))
+        with _disable_current_modes():
+            expected = on_one_device(info, args, kwargs, gradients)
+        if expected is None:
+            continue
+        shapes = [tuple(x.shape) for x in leaves_of((args, kwargs))]
+        program = f"{info.name}.{info.variant_test_name}: {shapes} from {plan}"
+        stock = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
+        tally.counts[f"stock {stock[0]}"] += 1
+        for name in options.settings:
+            with cute_sharding.enabled(**SETTINGS[name]):
+                ours = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
+            tally.add(program, name, stock, ours)
+        done += 1
+        if done == options.samples:
+            break
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--mesh", type=int, nargs="*", default=[2])
@@ -124,62 +256,15 @@ def main() -> None:
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    world, sizes = prod(options.mesh), tuple(options.mesh)
+    world = prod(options.mesh)
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
-    counts: Counter[str] = Counter()
-    ratios: dict[str, list[float]] = defaultdict(list)
+    tally = Tally()
     for number, info in enumerate(database(options.only)):
-        if number % options.part[1] != options.part[0]:
-            continue
-        rng = random.Random(f"programs {options.seed} {info.name} {info.variant_test_name}")
-        dtype = next(dtype for dtype in (torch.float64, torch.float32, torch.int64, torch.bool) if dtype in info.dtypes or dtype is torch.bool)
-        gradients = bool(info.supports_autograd and dtype.is_floating_point)
-        with LocalTensorMode(world):
-            mesh = DeviceMesh("cpu", torch.arange(world).reshape(options.mesh))
-            with _disable_current_modes():
-                torch.manual_seed(0)
-                samples = []
-                for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=gradients)):
-                    tensors = leaves_of((sample.input, sample.args, sample.kwargs))
-                    if tensors and all(0 < x.numel() < 3000 for x in tensors) and any(x.ndim for x in tensors):
-                        samples.append(sample)
-                    if len(samples) > 30 or i > 300:
-                        break
-                rng.shuffle(samples)
-            done = 0
-            for sample in samples:
-                args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
-                plan = []
-                for x in leaves_of((args, kwargs)):
-                    shape = source_shape(rng, tuple(x.shape))
-                    plan.append((shape, drawn(rng, shape, sizes, rng.choice(("even", "uneven")))))
-                try:
-                    with _disable_current_modes():
-                        expected, again = (run(info.op, args, kwargs, gradients) for _ in range(2))
-                        if not all(alike(x.detach(), y.detach()) for x, y in zip((*expected[0], *expected[1]), (*again[0], *again[1])) if x is not None):
-                            continue
-                except Exception:
-                    continue
-                stock, _, needed = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
-                counts[f"stock {stock}"] += 1
-                for name in options.settings:
-                    with cute_sharding.enabled(**SETTINGS[name]) if name else nullcontext():
-                        ours, why, moved = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
-                    counts[f"{name} {ours}"] += 1
-                    if stock == ours == RIGHT and needed + moved:
-                        ratios[name].append((moved + 1) / (needed + 1))
-                        if moved > needed:
-                            counts[f"{name} receives more"] += 1
-                            print(f"MORE {info.name}.{info.variant_test_name} {name}: {needed} -> {moved}: {[tuple(x.shape) for x in leaves_of((args, kwargs))]} from {plan}".replace("\n", " ")[:500], flush=True)
-                    if (stock == RIGHT and ours != RIGHT) or (ours == WRONG and stock != WRONG):
-                        counts[f"{name} WORSE"] += 1
-                        print(f"WORSE {info.name}.{info.variant_test_name} {name}: {stock} -> {ours}: {[tuple(x.shape) for x in leaves_of((args, kwargs))]} from {plan}: {why}".replace("\n", " ")[:700], flush=True)
-                done += 1
-                if done == options.samples:
-                    break
-    print(dict(sorted(counts.items())))
-    for name, found in ratios.items():
-        print(f"{name}: {len(found)} programs that are right on both communicate on either; elements received, ours over stock's, geometric mean: {geometric_mean(found):.2f}")
+        if number % options.part[1] == options.part[0]:
+            with LocalTensorMode(world):
+                mesh = DeviceMesh("cpu", torch.arange(world).reshape(options.mesh))
+                measure(info, mesh, options, tally)
+    tally.show()
     dist.destroy_process_group()
 
 

@@ -1,8 +1,10 @@
-"""Redistribution beside torch's own, in one run: real gloo processes, the same tensors, the two in turn.
+"""Redistribution beside torch's own, in one run: real gloo processes, the same tensors, the two in
+turn.
 
     python -m benchmarks.redistribution [--processes 4] [--megabytes 64] [--repeat 5] [--pairs 20]
 
-Prints for each pair of placements the times, what the busiest rank receives, the collectives and the peak memory of both, and whether torch's result is right. Times are the slowest rank's, the
+Prints for each pair of placements the times, what the busiest rank receives, the collectives and
+the peak memory of both, and whether torch's result is right. Times are the slowest rank's, the
 median of the repetitions; a ratio below 1 means that ours is faster.
 """
 
@@ -112,20 +114,29 @@ def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
     import cute_sharding
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=arguments.processes)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=arguments.processes
+    )
     from torch.distributed.device_mesh import init_device_mesh
 
     meshes = {shape: init_device_mesh("cpu", shape) for shape in {pair[0] for pair in PAIRS}}
     side = math.isqrt(arguments.megabytes * 2**20 // 4)
     ratios = []
     if rank == 0:
-        print(f"{'mesh':8} {'from':22} {'to':22} {'ours ms':>8} {'torch ms':>9} {'ratio':>6}   {'received':>17}   {'collectives':>11}   {'peak MB':>11}   torch is")
+        print(
+            f"{'mesh':8} {'from':22} {'to':22} {'ours ms':>8} {'torch ms':>9} {'ratio':>6}   "
+            f"{'received':>17}   {'collectives':>11}   {'peak MB':>11}   torch is"
+        )
     for shape, odd, source, target in PAIRS[: arguments.pairs]:
         full = torch.arange(float((side + odd) * (side - odd))).reshape(side + odd, side - odd)
         mesh = meshes[shape]
         start = _start(full, mesh, source)
         with cute_sharding.enabled(views=False):
-            want = _start(full, mesh, target).to_local() if not any(p.is_partial() for p in source) else None
+            want = (
+                _start(full, mesh, target).to_local()
+                if not any(p.is_partial() for p in source)
+                else None
+            )
         measured: dict[str, tuple[int, int, int, str]] = {}
         times: dict[str, list[float]] = {"ours": [], "torch": []}
         for turn in range(1 + arguments.repeat):
@@ -135,16 +146,27 @@ def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
                         measured[name] = _measure(start, target, want)
                     elif not measured[name][-1].startswith("raises"):
                         times[name].append(_time(start, target))
-        ours, torchs = ((statistics.median(times[name] or [math.inf]), *measured[name]) for name in ("ours", "torch"))
+        ours, torchs = (
+            (statistics.median(times[name] or [math.inf]), *measured[name])
+            for name in ("ours", "torch")
+        )
         assert ours[4] == "right", (source, target)
         ratios.append(ours[0] / torchs[0] if torchs[4] == "right" else math.nan)
         if rank == 0:
             names = [", ".join(map(str, placements)) for placements in (source, target)]
             received, count, peak = (f"{ours[i]:,}/{torchs[i]:,}" for i in (1, 2, 3))
-            print(f"{shape!s:8} {names[0]:22} {names[1]:22} {ours[0] * 1e3:8.1f} {torchs[0] * 1e3:9.1f} {ratios[-1]:6.2f}   {received:>17}   {count:>11}   {peak:>11}   {torchs[4]}", flush=True)
+            print(
+                f"{shape!s:8} {names[0]:22} {names[1]:22} {ours[0] * 1e3:8.1f} "
+                f"{torchs[0] * 1e3:9.1f} {ratios[-1]:6.2f}   {received:>17}   {count:>11}   "
+                f"{peak:>11}   {torchs[4]}",
+                flush=True,
+            )
     if rank == 0:
         right = [r for r in ratios if not math.isnan(r)]
-        print(f"geometric mean of ours over torch, where torch is right: {math.exp(sum(map(math.log, right)) / len(right)):.2f}, worst {max(right):.2f}")
+        print(
+            "geometric mean of ours over torch, where torch is right: "
+            f"{math.exp(sum(map(math.log, right)) / len(right)):.2f}, worst {max(right):.2f}"
+        )
     dist.barrier()
     dist.destroy_process_group()
     time.sleep(0.5)  # gloo's threads
@@ -158,14 +180,29 @@ def _start(full: torch.Tensor, mesh: Any, placements: list[Any]) -> DTensor:
     local = full
     coordinate = mesh.get_coordinate()
     for dim, n in enumerate(full.shape):
-        chain = [(cut[1], mesh.size(m), coordinate[m]) for m, p in enumerate(placements) if (cut := cut_of(p)) is not None and cut[0] == dim]
+        chain = [
+            (cut[1], mesh.size(m), coordinate[m])
+            for m, p in enumerate(placements)
+            if (cut := cut_of(p)) is not None and cut[0] == dim
+        ]
         if chain:
             local = torch.cat([local.narrow(dim, a, b - a) for a, b in rows(n, chain)], dim)
-    return DTensor.from_local(local.contiguous(), mesh, placements, run_check=False, shape=full.shape, stride=full.stride())
+    return DTensor.from_local(
+        local.contiguous(),
+        mesh,
+        placements,
+        run_check=False,
+        shape=full.shape,
+        stride=full.stride(),
+    )
 
 
-def _measure(start: DTensor, target: list[Any], want: torch.Tensor | None) -> tuple[int, int, int, str]:
-    """The elements received, the collectives, the peak of memory in MB, and whether the result is right. Groups, plans and caches are made on the way."""
+def _measure(
+    start: DTensor, target: list[Any], want: torch.Tensor | None
+) -> tuple[int, int, int, str]:
+    """The elements received, the collectives, the peak of memory in MB, and whether the result is
+    right. Groups, plans and caches are made on the way.
+    """
     try:
         result = start.redistribute(placements=target).to_local()
         verdict = "right" if want is None or torch.equal(result, want) else "WRONG"
@@ -174,7 +211,9 @@ def _measure(start: DTensor, target: list[Any], want: torch.Tensor | None) -> tu
     del result
     with Watch(start.to_local()) as watch:
         start.redistribute(placements=target)
-    counts = torch.tensor([watch.received, watch.collectives, (watch.peak + start.to_local().nbytes) // 2**20])
+    counts = torch.tensor(
+        [watch.received, watch.collectives, (watch.peak + start.to_local().nbytes) // 2**20]
+    )
     dist.all_reduce(counts, dist.ReduceOp.MAX)
     received, collectives, peak = map(int, counts)
     return received, collectives, peak, verdict
@@ -193,14 +232,18 @@ def _time(start: DTensor, target: list[Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=len(PAIRS))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(worker, (arguments, os.path.join(folder, "rendezvous")), nprocs=arguments.processes)
+        mp.spawn(
+            worker, (arguments, os.path.join(folder, "rendezvous")), nprocs=arguments.processes
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How the search for the cheapest free placements grows with tensor dims and mesh dims.
 
-    python -m benchmarks.search
+python -m benchmarks.search
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from cute_sharding.views import BY_OP, carry
 
 
 def case(tensor_dims: int, mesh_dims: int):  # type: ignore[no-untyped-def]
-    """A view that splits the last dim so that the first mesh dim's blocks fit no output dim, the other mesh dims sharding in turn."""
+    """A view that splits the last dim so that the first mesh dim's blocks fit no output dim, the
+    other mesh dims sharding in turn.
+    """
     shape = (48,) * tensor_dims
     view = BY_OP["Tensor.view"].view(shape, (*shape[:-1], 2, 24))
     cuts = tuple((tensor_dims - 1, 1) if m == 0 else (m % tensor_dims, 1) for m in range(mesh_dims))
@@ -21,7 +23,10 @@ def case(tensor_dims: int, mesh_dims: int):  # type: ignore[no-untyped-def]
 
 
 def main() -> None:
-    print("milliseconds of one search, by tensor dims (down) and mesh dims (across); the received elements of the answer over those of replicating what is in the way")
+    print(
+        "milliseconds of one search, by tensor dims (down) and mesh dims (across); the received "
+        "elements of the answer over those of replicating what is in the way"
+    )
     print("     " + "".join(f"{m:>16}" for m in range(1, 7)))
     for tensor_dims in range(1, 7):
         cells = []

@@ -1,7 +1,9 @@
-"""How long it takes to find the placements that an op needs and gives, beside torch's own rule for the same op: ``python -m benchmarks.strategies [--mesh 2 2] [--only NAME ...]``.
+"""How long it takes to find the placements that an op needs and gives, beside torch's own rule for
+the same op: ``python -m benchmarks.strategies [--mesh 2 2] [--only NAME ...]``.
 
-The operator database's ops run on tensors that are cut as views cut them; each op that comes to the propagator is asked again, cold: of ours all caches are emptied before each call. (Warm calls of either
-meet one cache, torch's, and never come here.)
+The operator database's ops run on tensors that are cut as views cut them; each op that comes to the
+propagator is asked again, cold: of ours all caches are emptied before each call. (Warm calls of
+either meet one cache, torch's, and never come here.)
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ _LIKE = lru_cache(lambda: None)
 
 def caches() -> list[Any]:
     """Ours."""
-    return [found for found in gc.get_objects() if isinstance(found, type(_LIKE)) and str(found.__module__).startswith("cute_sharding")]
+    return [
+        found
+        for found in gc.get_objects()
+        if isinstance(found, type(_LIKE)) and str(found.__module__).startswith("cute_sharding")
+    ]
 
 
 def seconds(propagate: Callable[[Any], Any], schema: Any, ours: list[Any], calls: int) -> float:
@@ -53,7 +59,9 @@ def strided(rng: random.Random, mesh: DeviceMesh, sizes: tuple[int, ...], x: tor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mesh", type=int, nargs="*", default=[2, 2])
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--samples", type=int, default=1)
@@ -81,12 +89,19 @@ def main() -> None:
             rng = random.Random(info.name)
             with _disable_current_modes():
                 samples = []
-                for i, sample in enumerate(info.sample_inputs("cpu", torch.float64, requires_grad=info.supports_autograd)):
-                    if i < 20 and all(0 < x.numel() < 3000 for x in leaves_of((sample.input, sample.args, sample.kwargs))):
+                for i, sample in enumerate(
+                    info.sample_inputs("cpu", torch.float64, requires_grad=info.supports_autograd)
+                ):
+                    if i < 20 and all(
+                        0 < x.numel() < 3000
+                        for x in leaves_of((sample.input, sample.args, sample.kwargs))
+                    ):
                         samples.append(sample)
             for sample in samples[: options.samples]:
                 cut = partial(strided, rng, mesh, sizes)
-                args, kwargs = tree_map_only(torch.Tensor, cut, ((sample.input, *sample.args), dict(sample.kwargs)))
+                args, kwargs = tree_map_only(
+                    torch.Tensor, cut, ((sample.input, *sample.args), dict(sample.kwargs))
+                )
                 try:
                     run(info.op, args, kwargs, bool(info.supports_autograd))
                 except Exception:
@@ -96,13 +111,21 @@ def main() -> None:
     for name, schema in sorted(schemas.items()):
         try:
             with cute_sharding.enabled():
-                theirs, own = (seconds(propagate, schema, emptied, options.calls) for propagate in (torchs, compat.propagation()))
+                theirs, own = (
+                    seconds(propagate, schema, emptied, options.calls)
+                    for propagate in (torchs, compat.propagation())
+                )
         except Exception as error:
             print(f"{name:50} {type(error).__name__}")
             continue
         ratios[name] = own / theirs
-        print(f"{name:50}{theirs * 1e3:10.3f} ms{own * 1e3:10.3f} ms{ratios[name]:8.2f}", flush=True)
-    print(f"{len(ratios)} ops, ours over torch's, cold: geometric mean {geometric_mean(ratios.values()):.2f}, most {max(ratios.values()):.2f}")
+        print(
+            f"{name:50}{theirs * 1e3:10.3f} ms{own * 1e3:10.3f} ms{ratios[name]:8.2f}", flush=True
+        )
+    print(
+        f"{len(ratios)} ops, ours over torch's, cold: geometric mean "
+        f"{geometric_mean(ratios.values()):.2f}, most {max(ratios.values()):.2f}"
+    )
     dist.destroy_process_group()
 
 

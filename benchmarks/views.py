@@ -1,7 +1,8 @@
-"""Time of rules, propagation and the algebra beside torch's, on real model shapes; and how many free views each answers.
+"""Time of rules, propagation and the algebra beside torch's, on real model shapes; and how many
+free views each answers.
 
-    python -m benchmarks.views            # ratios of time: ours / torch's
-    python -m benchmarks.views --answers  # drawn cases: how many of those that can be free are answered free, ours and torch's
+python -m benchmarks.views            # ratios of time: ours / torch's python -m benchmarks.views
+--answers  # drawn cases: how many of those that can be free are answered free, ours and torch's
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def SS(dim: int, split_factor: int) -> _StridedShard:
     return _StridedShard(dim, split_factor=split_factor)
 
 
-# (what, input shape, output shape, mesh, placements): views of well-known models, all free in torch's strict path.
+# (what, input shape, output shape, mesh, placements): views of well-known models, all free in
+# torch's strict path.
 MODEL_VIEWS = [
     ("llama-7b flatten tokens", (8, 4096, 4096), (32768, 4096), (8,), [S(0)]),
     ("llama-7b flatten tokens, sequence", (8, 4096, 4096), (32768, 4096), (8,), [S(1)]),
@@ -69,11 +71,15 @@ def rule_and_propagation() -> list[float]:
     for what, shape, target, mesh, placements in MODEL_VIEWS:
         placements = tuple(placements)
 
-        def ours(shape=shape, target=target, mesh=mesh, placements=placements):  # type: ignore[no-untyped-def]
-            return propagate_shape_and_sharding(placements, shape, dim_map.reshape(shape, target), mesh, True)
+        def ours(shape=shape, target=target, mesh=mesh, placements=placements):
+            return propagate_shape_and_sharding(
+                placements, shape, dim_map.reshape(shape, target), mesh, True
+            )
 
-        def theirs(shape=shape, target=target, mesh=mesh, placements=placements):  # type: ignore[no-untyped-def]
-            return torch_views.propagate_shape_and_sharding(placements, shape, torch_views.view_groups(shape, target), mesh, True)
+        def theirs(shape=shape, target=target, mesh=mesh, placements=placements):
+            return torch_views.propagate_shape_and_sharding(
+                placements, shape, torch_views.view_groups(shape, target), mesh, True
+            )
 
         assert list(ours()[1]) == list(theirs()[1]), (what, ours(), theirs())
         ratios.append(ratio(ours, theirs))
@@ -88,7 +94,9 @@ def _drawn_layouts(count: int, seed: int = 0) -> list[algebra.Layout]:
         shape = tuple(draw.choice([2, 3, 4, 6, 8, 16]) for _ in range(draw.randint(1, 4)))
         strides = algebra.Layout(shape).stride
         order = draw.sample(range(len(shape)), len(shape))
-        result.append(algebra.Layout(tuple(shape[i] for i in order), tuple(strides[i] for i in order)))
+        result.append(
+            algebra.Layout(tuple(shape[i] for i in order), tuple(strides[i] for i in order))
+        )
     return result
 
 
@@ -107,24 +115,35 @@ def algebra_operations() -> dict[str, float]:
         ours, theirs = getattr(algebra, name), getattr(pycute, name)
         pairs = []
         for case in cases:
-            twin = tuple(pycute.Layout(x.shape, x.stride) if isinstance(x, algebra.Layout) else x for x in case)
+            twin = tuple(
+                pycute.Layout(x.shape, x.stride) if isinstance(x, algebra.Layout) else x
+                for x in case
+            )
             try:
                 theirs(*twin)
                 ours(*case)
             except (AssertionError, algebra.LayoutError):
                 continue
             pairs.append((case, twin))
-        result[name] = ratio(lambda: [ours(*case) for case, _ in pairs], lambda: [theirs(*twin) for _, twin in pairs])  # noqa: B023
+        result[name] = ratio(
+            lambda pairs=pairs, ours=ours: [ours(*case) for case, _ in pairs],
+            lambda pairs=pairs, theirs=theirs: [theirs(*twin) for _, twin in pairs],
+        )
     return result
 
 
-# -- answers --------------------------------------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def factorizations(n: int, rank: int) -> list[tuple[int, ...]]:
     if rank == 0:
         return [()] if n == 1 else []
-    return [(d, *rest) for d in range(1, n + 1) if n % d == 0 for rest in factorizations(n // d, rank - 1)]
+    return [
+        (d, *rest)
+        for d in range(1, n + 1)
+        if n % d == 0
+        for rest in factorizations(n // d, rank - 1)
+    ]
 
 
 def held(shape, mesh, placements):  # type: ignore[no-untyped-def]
@@ -140,18 +159,31 @@ def held(shape, mesh, placements):  # type: ignore[no-untyped-def]
         for p, parts, k in zip(placements, mesh, device):
             if isinstance(p, (Shard, _StridedShard)):
                 factor = getattr(p, "split_factor", 1)
-                dims[p.dim] = [row for piece in chunk(dims[p.dim], factor) for row in chunk(piece, parts)[k]]
+                dims[p.dim] = [
+                    row for piece in chunk(dims[p.dim], factor) for row in chunk(piece, parts)[k]
+                ]
         strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
         result.append(tuple(sum(i * d for i, d in zip(index, strides)) for index in product(*dims)))
     return tuple(result)
 
 
 def answers(cases: int, seed: int) -> None:
-    """Draw views of small shapes; count, of those that some placements can answer free, how many ours and torch's do."""
+    """Draw views of small shapes; count, of those that some placements can answer free, how many
+    ours and torch's do.
+    """
     draw = random.Random(seed)
     meshes = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (2, 4), (2, 2, 2)]
     kinds = ("Shard, even", "Shard, uneven", "_StridedShard, even", "_StridedShard, uneven")
-    zero = {"cases": 0, "possible": 0, "ours": 0, "ours wrong": 0, "strict": 0, "strict wrong": 0, "non-strict": 0, "non-strict wrong": 0}
+    zero = {
+        "cases": 0,
+        "possible": 0,
+        "ours": 0,
+        "ours wrong": 0,
+        "strict": 0,
+        "strict wrong": 0,
+        "non-strict": 0,
+        "non-strict wrong": 0,
+    }
     table = {kind: dict(zero) for kind in kinds}
     while sum(row["cases"] for row in table.values()) < cases // 4 * 4:
         n = draw.choice([12, 16, 18, 20, 24, 30, 32, 36, 48, 60, 64])
@@ -163,7 +195,14 @@ def answers(cases: int, seed: int) -> None:
         placements = []
         for _ in mesh:
             d = draw.randrange(len(shape))
-            factor = draw.choice([f for f in range(2, shape[d] + 1) if draw.random() < 0.3 or shape[d] % f == 0] or [1]) if strided and draw.random() < 0.8 else 1
+            factor = (
+                draw.choice(
+                    [f for f in range(2, shape[d] + 1) if draw.random() < 0.3 or shape[d] % f == 0]
+                    or [1]
+                )
+                if strided and draw.random() < 0.8
+                else 1
+            )
             placements.append(R if draw.random() < 0.2 else SS(d, factor) if factor > 1 else S(d))
         if not any(isinstance(p, (Shard, _StridedShard)) for p in placements):
             continue
@@ -173,22 +212,33 @@ def answers(cases: int, seed: int) -> None:
                 factor = getattr(p, "split_factor", 1)
                 even = even and local[p.dim] % (factor * parts) == 0
                 local[p.dim] = local_size(local[p.dim], factor, parts, 0)
-        kind = ("_StridedShard" if any(isinstance(p, _StridedShard) for p in placements) else "Shard") + (", even" if even else ", uneven")
+        kind = (
+            "_StridedShard" if any(isinstance(p, _StridedShard) for p in placements) else "Shard"
+        ) + (", even" if even else ", uneven")
         row = table[kind]
         if row["cases"] >= cases // 4:  # as many of each kind
             continue
         row["cases"] += 1
         truth = held(shape, mesh, placements)
-        options = [R] + [SS(d, f) if f > 1 else S(d) for d, m in enumerate(target) for f in range(1, m + 1)]
+        options = [R] + [
+            SS(d, f) if f > 1 else S(d) for d, m in enumerate(target) for f in range(1, m + 1)
+        ]
         possible = _possible(target, mesh, options, truth)
         row["possible"] += possible
         for name, function, strict, rules in (
             ("ours", propagate_shape_and_sharding, True, dim_map.reshape),
             ("strict", torch_views.propagate_shape_and_sharding, True, torch_views.view_groups),
-            ("non-strict", torch_views.propagate_shape_and_sharding, False, torch_views.view_groups),
+            (
+                "non-strict",
+                torch_views.propagate_shape_and_sharding,
+                False,
+                torch_views.view_groups,
+            ),
         ):
             try:
-                source, output = function(tuple(placements), shape, rules(shape, target), mesh, strict)
+                source, output = function(
+                    tuple(placements), shape, rules(shape, target), mesh, strict
+                )
             except Exception:  # raises, or crashes: not answered
                 continue
             if tuple(source) != tuple(placements):
@@ -197,22 +247,31 @@ def answers(cases: int, seed: int) -> None:
                 row[name] += 1
             else:
                 row[f"{name} wrong"] += 1
-    print(f"{'':24}{'cases':>8}{'can be free':>13}{'ours':>9}{'wrong':>7}{'torch strict':>14}{'wrong':>7}{'non-strict':>12}{'wrong':>7}")
+    print(
+        f"{'':24}{'cases':>8}{'can be free':>13}{'ours':>9}{'wrong':>7}"
+        f"{'torch strict':>14}{'wrong':>7}{'non-strict':>12}{'wrong':>7}"
+    )
     for kind, row in table.items():
         of = max(row["possible"], 1)
         print(
-            f"{kind:24}{row['cases']:>8}{row['possible']:>13}{row['ours'] / of:>9.1%}{row['ours wrong']:>7}"
-            f"{row['strict'] / of:>14.1%}{row['strict wrong']:>7}{row['non-strict'] / of:>12.1%}{row['non-strict wrong']:>7}"
+            f"{kind:24}{row['cases']:>8}{row['possible']:>13}"
+            f"{row['ours'] / of:>9.1%}{row['ours wrong']:>7}"
+            f"{row['strict'] / of:>14.1%}{row['strict wrong']:>7}"
+            f"{row['non-strict'] / of:>12.1%}{row['non-strict wrong']:>7}"
         )
 
 
 def _possible(target, mesh, options, truth):  # type: ignore[no-untyped-def]
-    """Whether any placements of the output hold ``truth``: all of them are tried, mesh dim by mesh dim."""
+    """Whether any placements of the output hold ``truth``: all of them are tried, mesh dim by mesh
+    dim.
+    """
     prefixes = [()]
     for t in range(len(mesh)):
         # What the devices that share t + 1 coordinates hold together.
         tail = prod(mesh[t + 1 :])
-        wanted = [frozenset().union(*truth[i * tail : (i + 1) * tail]) for i in range(prod(mesh[: t + 1]))]
+        wanted = [
+            frozenset().union(*truth[i * tail : (i + 1) * tail]) for i in range(prod(mesh[: t + 1]))
+        ]
         found = []
         for prefix in prefixes:
             for option in options:
@@ -227,7 +286,9 @@ def _possible(target, mesh, options, truth):  # type: ignore[no-untyped-def]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--answers", action="store_true", help="count answered cases instead of measuring time")
+    parser.add_argument(
+        "--answers", action="store_true", help="count answered cases instead of measuring time"
+    )
     parser.add_argument("--cases", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -1,11 +1,14 @@
-"""What `import torch` runs, in every program, once the package is installed: a look at five environment variables.
+"""What `import torch` runs, in every program, once the package is installed: a look at five
+environment variables.
 
-torch loads this module through the entry-point group ``torch.backends``, at the end of its own import. Three rules hold here:
+torch loads this module through the entry-point group ``torch.backends``, at the end of its own
+import. Three rules hold here:
 
 - It costs nothing where no flag is set, so it imports nothing but ``os``.
-- It waits for the program to import DTensor, and then until no module of torch is half imported: ``import torch._dynamo`` imports DTensor on its way, and what we replace
-  must be whole.
-- It never stops a program. Whatever fails becomes one warning that says what, and torch's own rules stay in force, all of them.
+- It waits for the program to import DTensor, and then until no module of torch is half imported:
+  ``import torch._dynamo`` imports DTensor on its way, and what we replace must be whole.
+- It never stops a program. Whatever fails becomes one warning that says what, and torch's own rules
+  stay in force, all of them.
 """
 
 import os
@@ -19,7 +22,10 @@ _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _TARGETS = ("cheapest", "replicate")
 
 # What became of the flags in this process, for `python -m cute_sharding status`.
-report = "torch has not asked for this package (it does when it is imported, where the package is installed and TORCH_DEVICE_BACKEND_AUTOLOAD is not 0)"
+report = (
+    "torch has not asked for this package (it does when it is imported, where the package is "
+    "installed and TORCH_DEVICE_BACKEND_AUTOLOAD is not 0)"
+)
 
 
 def autoload() -> None:
@@ -36,9 +42,11 @@ def autoload() -> None:
 
 
 def from_environment(environment):  # type: ignore[no-untyped-def]
-    """What the flags ask for, as keyword arguments of ``cute_sharding.enable``; None where they ask for nothing.
+    """What the flags ask for, as keyword arguments of ``cute_sharding.enable``; None where they ask
+    for nothing.
 
-    ``USE_CUTE_SHARDING`` stands for the flags of views and of redistribution where these are not set themselves. Ops are on with views, unless ``USE_CUTE_OPS`` is off.
+    ``USE_CUTE_SHARDING`` stands for the flags of views and of redistribution where these are not
+    set themselves. Ops are on with views, unless ``USE_CUTE_OPS`` is off.
 
     Raises:
         ValueError: a flag has a value that it does not know.
@@ -50,19 +58,31 @@ def from_environment(environment):  # type: ignore[no-untyped-def]
     def is_on(flag, otherwise=False):  # type: ignore[no-untyped-def]
         value = value_of(flag)
         if value not in _ON + _OFF:
-            raise ValueError(f"{flag}={environment[flag]!r} is neither on nor off: set it to 1 or 0")
+            raise ValueError(
+                f"{flag}={environment[flag]!r} is neither on nor off: set it to 1 or 0"
+            )
         return value in _ON if value else otherwise
 
     everything = is_on(EVERYTHING_FLAG)
     views, redistribution = is_on(FLAG, everything), is_on(REDISTRIBUTION_FLAG, everything)
     implicit = value_of(IMPLICIT_FLAG)
     if implicit not in _TARGETS + _OFF:
-        raise ValueError(f"{IMPLICIT_FLAG}={environment[IMPLICIT_FLAG]!r} is none of {', '.join(_TARGETS)} and 0")
+        raise ValueError(
+            f"{IMPLICIT_FLAG}={environment[IMPLICIT_FLAG]!r} is none of {', '.join(_TARGETS)} and 0"
+        )
     if implicit in _TARGETS and not views:
-        raise ValueError(f"{IMPLICIT_FLAG}={environment[IMPLICIT_FLAG]!r} says what views may do, and none are switched on: set {FLAG}=1 or {EVERYTHING_FLAG}=1 as well")
+        raise ValueError(
+            f"{IMPLICIT_FLAG}={environment[IMPLICIT_FLAG]!r} says what views may do, and none are "
+            f"switched on: set {FLAG}=1 or {EVERYTHING_FLAG}=1 as well"
+        )
     if not views and not redistribution:
         return None
-    return {"views": views, "redistribution": redistribution, "implicit_redistribution": implicit if implicit in _TARGETS else False, "ops": is_on(OPS_FLAG, True)}
+    return {
+        "views": views,
+        "redistribution": redistribution,
+        "implicit_redistribution": implicit if implicit in _TARGETS else False,
+        "ops": is_on(OPS_FLAG, True),
+    }
 
 
 def _enable(settings):  # type: ignore[no-untyped-def]
@@ -87,7 +107,10 @@ def _give_up(error):  # type: ignore[no-untyped-def]
     import warnings
 
     report = f"not switched on: {type(error).__name__}: {error}"
-    message = f"cute_sharding is {report}. The program goes on with torch's own rules; `python -m cute_sharding status` tells more."
+    message = (
+        f"cute_sharding is {report}. The program goes on with torch's own rules; `python -m "
+        "cute_sharding status` tells more."
+    )
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
@@ -96,11 +119,14 @@ def _give_up(error):  # type: ignore[no-untyped-def]
         print(message, file=sys.stderr)
 
 
-# -- the import system --------------------------------------------------------------------------------------------------------
+# -- the import system -----------------------------------------------------------------------------
 
 
 def when_imported(name, action):  # type: ignore[no-untyped-def]
-    """Run ``action`` once module ``name`` has been imported, and whatever of torch and of us imports it on its way: now, if so it is. Returns a function that gives up waiting for the import."""
+    """Run ``action`` once module ``name`` has been imported, and whatever of torch and of us
+    imports it on its way: now, if so it is. Returns a function that gives up waiting for the
+    import.
+    """
     import sys
 
     if name in sys.modules:
@@ -108,14 +134,27 @@ def when_imported(name, action):  # type: ignore[no-untyped-def]
         return lambda: None
 
     class Finder:
-        """Finds ``name`` as the other finders do, with a loader that looks further at the end. (A program may also just ask for the spec, and import later or never.)"""
+        """Finds ``name`` as the other finders do, with a loader that looks further at the end. (A
+        program may also just ask for the spec, and import later or never.)
+        """
 
         @staticmethod
         def find_spec(fullname, path=None, target=None):  # type: ignore[no-untyped-def]
             if fullname != name:
                 return None
-            others = [finder for finder in sys.meta_path if finder is not Finder and hasattr(finder, "find_spec")]
-            spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target)) is not None), None)
+            others = [
+                finder
+                for finder in sys.meta_path
+                if finder is not Finder and hasattr(finder, "find_spec")
+            ]
+            spec = next(
+                (
+                    found
+                    for finder in others
+                    if (found := finder.find_spec(fullname, path, target)) is not None
+                ),
+                None,
+            )
             if spec is None or spec.loader is None:
                 return spec
             loader, execute = spec.loader, spec.loader.exec_module
@@ -139,7 +178,9 @@ def when_imported(name, action):  # type: ignore[no-untyped-def]
 
 
 def when_nothing_is_half_imported(action):  # type: ignore[no-untyped-def]
-    """Run ``action`` once this thread is not in the middle of importing a module of torch or of this package: now, if it is not."""
+    """Run ``action`` once this thread is not in the middle of importing a module of torch or of
+    this package: now, if it is not.
+    """
     importing = _importing()
     if importing:
         when_whole(importing[0], lambda: when_nothing_is_half_imported(action))
@@ -148,13 +189,18 @@ def when_nothing_is_half_imported(action):  # type: ignore[no-untyped-def]
 
 
 def _importing():  # type: ignore[no-untyped-def]
-    """The specs of our and torch's modules that this thread is in the middle of importing, innermost first. (Other threads' are no hindrance: an import waits for them.)"""
+    """The specs of our and torch's modules that this thread is in the middle of importing,
+    innermost first. (Other threads' are no hindrance: an import waits for them.)
+    """
     import sys
 
     specs = []
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name == "_load_unlocked" and frame.f_globals.get("__name__") in ("importlib._bootstrap", "_frozen_importlib"):
+        if frame.f_code.co_name == "_load_unlocked" and frame.f_globals.get("__name__") in (
+            "importlib._bootstrap",
+            "_frozen_importlib",
+        ):
             spec = frame.f_locals.get("spec")
             if _is_half_imported(spec):
                 specs.append(spec)
@@ -166,15 +212,24 @@ def half_imported():  # type: ignore[no-untyped-def]
     """The specs of our and torch's modules that some thread is in the middle of importing."""
     import sys
 
-    return [spec for module in list(sys.modules.values()) if _is_half_imported(spec := getattr(module, "__spec__", None))]
+    return [
+        spec
+        for module in list(sys.modules.values())
+        if _is_half_imported(spec := getattr(module, "__spec__", None))
+    ]
 
 
 def _is_half_imported(spec):  # type: ignore[no-untyped-def]
-    return getattr(spec, "_initializing", False) is True and spec.name.partition(".")[0] in ("torch", "cute_sharding")
+    return getattr(spec, "_initializing", False) is True and spec.name.partition(".")[0] in (
+        "torch",
+        "cute_sharding",
+    )
 
 
 def when_whole(spec, action):  # type: ignore[no-untyped-def]
-    """Run ``action`` when the module of ``spec``, which is being imported, has been: the import system then says so in ``spec._initializing``, whether it succeeded or not."""
+    """Run ``action`` when the module of ``spec``, which is being imported, has been: the import
+    system then says so in ``spec._initializing``, whether it succeeded or not.
+    """
     kind = type(spec)
 
     class Waiting(kind):  # type: ignore[misc, valid-type]

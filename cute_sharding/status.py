@@ -1,4 +1,6 @@
-"""What is on in this process and why, on which torch, and whether it works here: ``python -m cute_sharding status``."""
+"""What is on in this process and why, on which torch, and whether it works here: ``python -m
+cute_sharding status``.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,19 @@ from typing import Any
 import cute_sharding
 from cute_sharding import _autoload
 
-FLAGS = (_autoload.EVERYTHING_FLAG, _autoload.FLAG, _autoload.REDISTRIBUTION_FLAG, _autoload.IMPLICIT_FLAG, _autoload.OPS_FLAG)
+FLAGS = (
+    _autoload.EVERYTHING_FLAG,
+    _autoload.FLAG,
+    _autoload.REDISTRIBUTION_FLAG,
+    _autoload.IMPLICIT_FLAG,
+    _autoload.OPS_FLAG,
+)
 
 
 def status() -> dict[str, Any]:
-    """As plain data: versions, flags, what they have come to, the parts of torch that are replaced now, and what two checks have found."""
+    """As plain data: versions, flags, what they have come to, the parts of torch that are replaced
+    now, and what two checks have found.
+    """
     from cute_sharding.dtensor import check  # imports torch, and with it does what the flags say
 
     return {
@@ -28,17 +38,27 @@ def status() -> dict[str, Any]:
 
 def is_well(found: dict[str, Any]) -> bool:
     """Whether the checks are right, and what the flags ask for is on."""
-    asked = any((value or "").strip().lower() not in _autoload._OFF for flag, value in found["flags"].items() if flag != _autoload.OPS_FLAG)
-    return all(check["ours"].startswith("right") for check in found["checks"]) and (found["on"] is not None or not asked)
+    asked = any(
+        (value or "").strip().lower() not in _autoload._OFF
+        for flag, value in found["flags"].items()
+        if flag != _autoload.OPS_FLAG
+    )
+    return all(check["ours"].startswith("right") for check in found["checks"]) and (
+        found["on"] is not None or not asked
+    )
 
 
 def show(found: dict[str, Any]) -> str:
     lines = [
         f"cute_sharding {found['version']} on Python {found['python']}",
-        f"torch {found['torch']}: {'one of' if found['torch_was_checked'] else 'NOT one of'} those that were checked ({found['checked']})",
+        f"torch {found['torch']}: {'one of' if found['torch_was_checked'] else 'NOT one of'} those "
+        f"that were checked ({found['checked']})",
         "",
         "flags",
-        *(f"  {flag:34}{'unset' if value is None else value}" for flag, value in found["flags"].items()),
+        *(
+            f"  {flag:34}{'unset' if value is None else value}"
+            for flag, value in found["flags"].items()
+        ),
     ]
     on = found["on"]
     if on is None:
@@ -46,9 +66,19 @@ def show(found: dict[str, Any]) -> str:
     else:
         parts = [name for name in ("views", "redistribution") if on[name]]
         implicit = on["implicit_redistribution"]
-        lines.append(f"on: {' and '.join(parts)}{', ops by their signatures' if on['views'] and on['ops'] else ''}{f', views may redistribute ({implicit})' if implicit else ''}; {found['why']}")
-    lines += ["", f"replaced in torch now: {len(found['replaced'])}", *(f"  {name}" for name in found["replaced"])]
+        ops = ", ops by their signatures" if on["views"] and on["ops"] else ""
+        may_move = f", views may redistribute ({implicit})" if implicit else ""
+        lines.append(f"on: {' and '.join(parts)}{ops}{may_move}; {found['why']}")
+    lines += [
+        "",
+        f"replaced in torch now: {len(found['replaced'])}",
+        *(f"  {name}" for name in found["replaced"]),
+    ]
     lines += ["", "checks, all ranks in this process"]
     for check in found["checks"]:
-        lines += [f"  {check['what']}", f"    cute_sharding: {check['ours']}", f"    torch alone:   {check['torch']}"]
+        lines += [
+            f"  {check['what']}",
+            f"    cute_sharding: {check['ours']}",
+            f"    torch alone:   {check['torch']}",
+        ]
     return "\n".join(lines)

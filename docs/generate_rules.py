@@ -1,7 +1,7 @@
 """Writes docs/rules.md from the rule table.
 
-    python docs/generate_rules.py          # write it
-    python docs/generate_rules.py --check  # fail if it is not what the code says
+python docs/generate_rules.py          # write it
+python docs/generate_rules.py --check  # fail if it is not what the code says
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def spec_text(spec: DimSpec) -> str:
         case "Flatten":
             return f"({' '.join(map(spec_text, spec.input_dims))})"
         case "Split":
-            return f"{spec_text(spec.input_dim)}/{str(spec.group_shape).replace(chr(32), '')}[{spec.split_id}]"
+            sizes = str(spec.group_shape).replace(" ", "")
+            return f"{spec_text(spec.input_dim)}/{sizes}[{spec.split_id}]"
         case "Broadcast":
             return f"{spec_text(spec.dim)} x {spec.dim_size}"
         case _:
@@ -59,22 +60,36 @@ def spec_text(spec: DimSpec) -> str:
 def line(row: Row) -> str:
     shape, arguments = EXAMPLES[row.op]
     dim_map = ", ".join(map(spec_text, row.rule(shape, *arguments)))
-    overloads = ", ".join([f"`{name}` (strict)" for name in row.strict] + [f"`{name}`" for name in row.lenient]) or row.note
+    overloads = (
+        ", ".join(
+            [f"`{name}` (strict)" for name in row.strict] + [f"`{name}`" for name in row.lenient]
+        )
+        or row.note
+    )
     call = f"{shape} {', '.join(map(str, arguments))}".strip()
-    return f"| `{row.op}` | {overloads} | {call} | {dim_map} | `{row.view(shape, *arguments).layout!r}` |"
+    return (
+        f"| `{row.op}` | {overloads} | {call} | {dim_map} | "
+        f"`{row.view(shape, *arguments).layout!r}` |"
+    )
 
 
 def page() -> str:
-    notes = [f"- `{row.op}`: {row.note}." for row in TABLE if row.note and (row.strict or row.lenient)]
+    notes = [
+        f"- `{row.op}`: {row.note}." for row in TABLE if row.note and (row.strict or row.lenient)
+    ]
     return "\n".join(
         [
             "# The rule table",
             "",
-            "Generated from `cute_sharding/views/table.py` by `make docs`; a test fails when it is out of date.",
+            "Generated from `cute_sharding/views/table.py` by `make docs`; a test fails when it is "
+            "out of date.",
             "",
-            "Each op is a DimMap, and each DimMap a layout from the output's flat index to the input's: reshapes keep the input's strides, permutations permute them,",
-            "broadcasts and repeats add modes of stride 0. In the DimMaps `in0` is input dim 0, `(in0 in1)` their flattening, `x/(3,4)[0]` dim 0 of x split into (3, 4),",
-            "`1` a fresh dim of size 1. *Strict* overloads never communicate unless told to. (`view_as_complex` is read in units of real numbers.)",
+            "Each op is a DimMap, and each DimMap a layout from the output's flat index to the "
+            "input's: reshapes keep the input's strides, permutations permute them,",
+            "broadcasts and repeats add modes of stride 0. In the DimMaps `in0` is input dim 0, "
+            "`(in0 in1)` their flattening, `x/(3,4)[0]` dim 0 of x split into (3, 4),",
+            "`1` a fresh dim of size 1. *Strict* overloads never communicate unless told to. "
+            "(`view_as_complex` is read in units of real numbers.)",
             "",
             "| op | aten overloads | example | DimMap | layout, output index -> input index |",
             "|---|---|---|---|---|",
@@ -88,6 +103,10 @@ def page() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if PAGE.exists() and PAGE.read_text() == page() else f"{PAGE} is out of date: run make docs")
+        sys.exit(
+            0
+            if PAGE.exists() and PAGE.read_text() == page()
+            else f"{PAGE} is out of date: run make docs"
+        )
     PAGE.write_text(page())
     print(f"wrote {PAGE}")

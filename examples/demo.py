@@ -1,10 +1,13 @@
-"""What changes when view propagation by layout algebra is switched on in a DTensor program that knows nothing about it.
+"""What changes when view propagation by layout algebra is switched on in a DTensor program that
+knows nothing about it.
 
     python examples/demo.py
 
-Runs transformer_block.py twice on four CPU processes, as it stands: with USE_CUTE_VIEW_PROPAGATION=0 in the environment, which leaves torch's own
-rules in force, and with USE_CUTE_VIEW_PROPAGATION=1. Prints what each run measured, side by side. Takes a minute or two on two cores, and exits
-with code 1 if the run with the flag has wrong data, misses a view that can be free, or has a training step that is not as on a single device.
+Runs transformer_block.py twice on four CPU processes, as it stands: with
+USE_CUTE_VIEW_PROPAGATION=0 in the environment, which leaves torch's own rules in force, and with
+USE_CUTE_VIEW_PROPAGATION=1. Prints what each run measured, side by side. Takes a minute or two on
+two cores, and exits with code 1 if the run with the flag has wrong data, misses a view that can be
+free, or has a training step that is not as on a single device.
 """
 
 from __future__ import annotations
@@ -33,8 +36,18 @@ def run(flag: str) -> list[Record]:
     with tempfile.TemporaryDirectory() as folder:
         out, logs = Path(folder, "records.json"), Path(folder, "logs")
         launch = ["--standalone", "--nproc-per-node=4", "--redirects=3", f"--log-dir={logs}"]
-        command = [sys.executable, "-m", "torch.distributed.run", *launch, str(PROGRAM), "--out", str(out)]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *launch,
+            str(PROGRAM),
+            "--out",
+            str(out),
+        ]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         try:
             output, _ = process.communicate(timeout=TIMEOUT)
             failure = f"exit code {process.returncode}" if process.returncode else None
@@ -49,13 +62,18 @@ def run(flag: str) -> list[Record]:
 
 
 def first_traceback(logs: Path) -> str | None:
-    """What the worker that failed first had to say; the others' errors, and the launcher's, follow from it. None where no worker said anything."""
+    """What the worker that failed first had to say; the others' errors, and the launcher's, follow
+    from it. None where no worker said anything.
+    """
     errors = []
     for file in logs.rglob("error.json"):  # written by torchrun's @record
         try:
             message = json.loads(file.read_text())["message"]
             traceback = message["extraInfo"]["py_callstack"]
-            lost = any(word in traceback.strip().rpartition("\n")[2] for word in ("gloo", "Connection", "remote worker"))  # of another's end
+            lost = any(
+                word in traceback.strip().rpartition("\n")[2]
+                for word in ("gloo", "Connection", "remote worker")
+            )  # of another's end
             errors.append((lost, file.stat().st_mtime_ns, file.parent.name, traceback))
         except (ValueError, KeyError, TypeError):
             continue
@@ -63,8 +81,14 @@ def first_traceback(logs: Path) -> str | None:
         _, _, rank, traceback = min(errors)
         return f"rank {rank} failed first:\n{traceback}"
     # A worker that dies before its program begins, of an import say, leaves a traceback only.
-    said = [(file.stat().st_mtime, file) for file in logs.rglob("stderr.log") if "Traceback" in file.read_text(errors="replace")]
-    return "\n".join(min(said)[1].read_text(errors="replace").splitlines()[-TAIL:]) if said else None
+    said = [
+        (file.stat().st_mtime, file)
+        for file in logs.rglob("stderr.log")
+        if "Traceback" in file.read_text(errors="replace")
+    ]
+    return (
+        "\n".join(min(said)[1].read_text(errors="replace").splitlines()[-TAIL:]) if said else None
+    )
 
 
 def cell(record: Record) -> str:
@@ -81,7 +105,9 @@ def checked(record: Record) -> str:
 
 def table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(entry.ljust(width) for entry, width in zip(row, widths)).rstrip() for row in rows]
+    lines = [
+        "  ".join(entry.ljust(width) for entry, width in zip(row, widths)).rstrip() for row in rows
+    ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
 
@@ -90,40 +116,69 @@ def complaints(record: Record) -> list[str]:
     """What should not be, of a record of the run with the flag."""
     found = []
     if record["right"] is False:
-        found.append(f"wrong data ({', '.join(record['wrong'])})" if record.get("wrong") else "wrong data")
+        found.append(
+            f"wrong data ({', '.join(record['wrong'])})" if record.get("wrong") else "wrong data"
+        )
     if record["kind"] == "step" and record["outcome"] == "raises":
         found.append(f"raises {record['error']}")
     if record.get("free_exists") and record["outcome"] != "free":
-        found.append(f"can be free, but {cell(record)}" + (f": {record['error']}" if "error" in record else ""))
+        found.append(
+            f"can be free, but {cell(record)}"
+            + (f": {record['error']}" if "error" in record else "")
+        )
     return [f"{record['name']}: {what}" for what in found]
 
 
 def count(records: list[Record]) -> tuple[int, int, int]:
-    """Views that can be free and are, rightly; records with wrong data; training steps as on a single device."""
-    free = sum(bool(r.get("free_exists") and r["outcome"] == "free" and r["right"]) for r in records)
-    return free, sum(r["right"] is False for r in records), sum(bool(r["kind"] == "step" and r["right"]) for r in records)
+    """Views that can be free and are, rightly; records with wrong data; training steps as on a
+    single device.
+    """
+    free = sum(
+        bool(r.get("free_exists") and r["outcome"] == "free" and r["right"]) for r in records
+    )
+    return (
+        free,
+        sum(r["right"] is False for r in records),
+        sum(bool(r["kind"] == "step" and r["right"]) for r in records),
+    )
 
 
 def main() -> int:
     if not entry_points(group="torch.backends", name="cute_sharding"):
-        sys.exit("cute_sharding is not installed in this Python: the flag would do nothing. Run `pip install .` in the repository first.")
+        sys.exit(
+            "cute_sharding is not installed in this Python: the flag would do nothing. Run `pip "
+            "install .` in the repository first."
+        )
     start = time.perf_counter()
     stock, flagged = run("0"), run("1")
     seconds = time.perf_counter() - start
 
-    rows = [("pattern", "stock", "with the flag", "placements with the flag", "against a single device")]
-    rows += [(b["name"], cell(a), cell(b), b.get("placements", "-"), checked(b)) for a, b in zip(stock, flagged, strict=True)]
+    rows = [
+        ("pattern", "stock", "with the flag", "placements with the flag", "against a single device")
+    ]
+    rows += [
+        (b["name"], cell(a), cell(b), b.get("placements", "-"), checked(b))
+        for a, b in zip(stock, flagged, strict=True)
+    ]
     print(table(rows))
-    print("\n(n): collectives. S(d): Shard. _S(d, f): _StridedShard, split factor f. R: Replicate. Training steps count forward and backward.")
+    print(
+        "\n(n): collectives. S(d): Shard. _S(d, f): _StridedShard, split factor f. R: Replicate. "
+        "Training steps count forward and backward."
+    )
 
     problems = [line for record in flagged for line in complaints(record)]
     for line in problems:
         print(f"FAILED  {line}")
-    can, steps = sum(bool(r.get("free_exists")) for r in flagged), sum(r["kind"] == "step" for r in flagged)
+    can, steps = (
+        sum(bool(r.get("free_exists")) for r in flagged),
+        sum(r["kind"] == "step" for r in flagged),
+    )
     (free, wrong, match), (stock_free, stock_wrong, stock_match) = count(flagged), count(stock)
     print(
-        f"{'FAILED' if problems else 'OK'}: with the flag {free} of the {can} views that can be free are (stock {stock_free}), "
-        f"{wrong} results are wrong data (stock {stock_wrong}), {match} of {steps} training steps match (stock {stock_match}); {seconds:.0f} s."
+        f"{'FAILED' if problems else 'OK'}: with the flag {free} of the {can} views that can be "
+        f"free are (stock {stock_free}), "
+        f"{wrong} results are wrong data (stock {stock_wrong}), {match} of {steps} training steps "
+        f"match (stock {stock_match}); {seconds:.0f} s."
     )
     return 1 if problems else 0
 

@@ -2,11 +2,13 @@
 
     torchrun --standalone --nproc-per-node=4 examples/transformer_block.py [--out records.json]
 
-Part one is a list of views that models take of sharded tensors. Part two is three training steps, forward, backward and update: a transformer
-block with a dense MLP, one with a mixture of experts, and the patch embedding of a vision model. Everything is also computed on full tensors in
-one process, and compared with what each rank really holds.
+Part one is a list of views that models take of sharded tensors. Part two is three training steps,
+forward, backward and update: a transformer block with a dense MLP, one with a mixture of experts,
+and the patch embedding of a vision model. Everything is also computed on full tensors in one
+process, and compared with what each rank really holds.
 
-Nothing here knows how DTensor propagates placements through views: examples/demo.py runs this file twice, once with each set of rules.
+Nothing here knows how DTensor propagates placements through views: examples/demo.py runs this file
+twice, once with each set of rules.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ def S_(dim: int, split_factor: int) -> Placement:
     return _StridedShard(dim, split_factor=split_factor)
 
 
-# What a rank holds, from the definition of the placements alone. Not by full_tensor() or distribute_tensor(): what is being checked should not
-# depend on redistribution, which can be wrong for strided shards, or be wrong in the same way twice.
+# What a rank holds, from the definition of the placements alone. Not by full_tensor() or
+# distribute_tensor(): what is being checked should not depend on redistribution, which can be wrong
+# for strided shards, or be wrong in the same way twice.
 
 
 def held(full: Tensor, placements: tuple[Placement, ...], mesh: DeviceMesh) -> Tensor:
-    """The part of ``full`` that this rank holds. Placements apply to the mesh dims in order, each to what the one before has left."""
+    """The part of ``full`` that this rank holds. Placements apply to the mesh dims in order, each
+    to what the one before has left.
+    """
     local = full
     for placement, size, coordinate in zip(placements, mesh.shape, mesh.get_coordinate()):
         if isinstance(placement, Replicate):
@@ -53,12 +58,16 @@ def held(full: Tensor, placements: tuple[Placement, ...], mesh: DeviceMesh) -> T
             pieces = (local,)
         else:
             raise TypeError(f"{placement} does not hold a part of the tensor")
-        local = torch.cat([chunk(piece, size, placement.dim, coordinate) for piece in pieces], placement.dim)
+        local = torch.cat(
+            [chunk(piece, size, placement.dim, coordinate) for piece in pieces], placement.dim
+        )
     return local
 
 
 def chunk(t: Tensor, chunks: int, dim: int, index: int) -> Tensor:
-    """``t.chunk(chunks, dim)[index]``, or an empty tensor: chunks are rounded up, so that there may be fewer than asked for."""
+    """``t.chunk(chunks, dim)[index]``, or an empty tensor: chunks are rounded up, so that there may
+    be fewer than asked for.
+    """
     found = t.chunk(chunks, dim)
     return found[index] if index < len(found) else t.narrow(dim, 0, 0)
 
@@ -68,18 +77,26 @@ def same(local: Tensor, expected: Tensor) -> bool:
         return False
     if not local.is_floating_point():
         return torch.equal(local, expected)
-    return torch.allclose(local, expected, rtol=1e-9, atol=1e-12)  # float64, summed in another order
+    return torch.allclose(
+        local, expected, rtol=1e-9, atol=1e-12
+    )  # float64, summed in another order
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the collectives inside a ``with`` block, as torch's CommDebugMode does; that one needs numpy."""
+    """Counts the collectives inside a ``with`` block, as torch's CommDebugMode does; that one needs
+    numpy.
+    """
 
     count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # what it does on local tensors comes by here as well
-        self.count += func.namespace in ("_c10d_functional", "_dtensor") and "wait_tensor" not in func.name() and "_wrap_" not in func.name()
+        self.count += (
+            func.namespace in ("_c10d_functional", "_dtensor")
+            and "wait_tensor" not in func.name()
+            and "_wrap_" not in func.name()
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -108,41 +125,116 @@ def repeat_heads(x: Tensor, times: int) -> Tensor:
 
 # "grid" is the mesh (dp=2, tp=2), "tp" is its second dim, "line" has all four ranks in one dim.
 PATTERNS = [
-    Pattern("flatten (b,s,d), sequence sharded", "line", (4, 8, 6), (S(1),), lambda x: x.view(32, 6)),
-    Pattern("flatten (b,s,d), batch x sequence", "grid", (4, 8, 6), (S(0), S(1)), lambda x: x.view(32, 6)),
-    Pattern("unflatten back to (b,s,d)", "grid", (32, 6), (S(0), S_(0, 2)), lambda x: x.view(4, 8, 6)),
+    Pattern(
+        "flatten (b,s,d), sequence sharded", "line", (4, 8, 6), (S(1),), lambda x: x.view(32, 6)
+    ),
+    Pattern(
+        "flatten (b,s,d), batch x sequence",
+        "grid",
+        (4, 8, 6),
+        (S(0), S(1)),
+        lambda x: x.view(32, 6),
+    ),
+    Pattern(
+        "unflatten back to (b,s,d)", "grid", (32, 6), (S(0), S_(0, 2)), lambda x: x.view(4, 8, 6)
+    ),
     Pattern("hidden to heads", "line", (2, 6, 16), (S(2),), lambda x: x.view(2, 6, 8, 2)),
-    Pattern("merge heads", "line", (2, 8, 6, 2), (S(1),), lambda x: x.transpose(1, 2).reshape(2, 6, 16)),
-    Pattern("fold heads into batch", "grid", (4, 8, 6, 2), (S(0), S(1)), lambda x: x.reshape(32, 6, 2)),
+    Pattern(
+        "merge heads", "line", (2, 8, 6, 2), (S(1),), lambda x: x.transpose(1, 2).reshape(2, 6, 16)
+    ),
+    Pattern(
+        "fold heads into batch", "grid", (4, 8, 6, 2), (S(0), S(1)), lambda x: x.reshape(32, 6, 2)
+    ),
     Pattern("patchify, images sharded", "line", (4, 3, 8, 8), (S(0),), patchify),
     Pattern("patchify, rows sharded", "line", (2, 3, 8, 8), (S(2),), patchify),
     Pattern("patchify, rows x columns", "grid", (2, 3, 8, 8), (S(2), S(3)), patchify),
-    Pattern("patchify, rows x columns, to tokens", "grid", (2, 3, 8, 8), (S(2), S(3)), lambda x: patchify(x).view(32, 12)),
-    Pattern("patchify, images x columns, to tokens", "grid", (2, 3, 8, 8), (S(0), S(3)), lambda x: patchify(x).view(32, 12)),
+    Pattern(
+        "patchify, rows x columns, to tokens",
+        "grid",
+        (2, 3, 8, 8),
+        (S(2), S(3)),
+        lambda x: patchify(x).view(32, 12),
+    ),
+    Pattern(
+        "patchify, images x columns, to tokens",
+        "grid",
+        (2, 3, 8, 8),
+        (S(0), S(3)),
+        lambda x: patchify(x).view(32, 12),
+    ),
     Pattern("patchify, 7 columns of patches on 4", "line", (2, 3, 8, 14), (S(3),), patchify),
     Pattern("MoE: tokens to experts", "line", (32, 6), (S(0),), lambda x: x.view(8, 4, 6)),
-    Pattern("MoE: (b,s,d) to 8 experts", "grid", (4, 8, 6), (S(0), S(1)), lambda x: x.view(8, 4, 6)),
-    Pattern("MoE: (b,s,d) to 2 experts", "grid", (4, 8, 6), (S(0), S(1)), lambda x: x.view(2, 16, 6)),
-    Pattern("MoE: (groups, 3 experts on 2)", "tp", (2, 3, 4, 6), (S(1),), lambda x: x.view(6, 4, 6)),
+    Pattern(
+        "MoE: (b,s,d) to 8 experts", "grid", (4, 8, 6), (S(0), S(1)), lambda x: x.view(8, 4, 6)
+    ),
+    Pattern(
+        "MoE: (b,s,d) to 2 experts", "grid", (4, 8, 6), (S(0), S(1)), lambda x: x.view(2, 16, 6)
+    ),
+    Pattern(
+        "MoE: (groups, 3 experts on 2)", "tp", (2, 3, 4, 6), (S(1),), lambda x: x.view(6, 4, 6)
+    ),
     # Six tokens each is one expert and a half each: no shard of the experts, nor of the capacity.
-    Pattern("MoE: 12 tokens to 3 experts on 2", "tp", (12, 6), (S(0),), lambda x: x.view(3, 4, 6), free=False),
+    Pattern(
+        "MoE: 12 tokens to 3 experts on 2",
+        "tp",
+        (12, 6),
+        (S(0),),
+        lambda x: x.view(3, 4, 6),
+        free=False,
+    ),
     Pattern("GQA: repeat 4 kv heads", "line", (2, 6, 4, 2), (S(2),), lambda x: repeat_heads(x, 3)),
-    Pattern("GQA: repeat 7 kv heads on 4", "line", (2, 6, 7, 2), (S(2),), lambda x: repeat_heads(x, 2)),
-    Pattern("last batch of 7 on 4: to heads", "line", (7, 8, 6), (S(0),), lambda x: x.view(7, 8, 3, 2)),
-    Pattern("last batch of 7 on 4: pairs of crops", "line", (7, 2, 6), (S(0),), lambda x: x.view(14, 6)),
+    Pattern(
+        "GQA: repeat 7 kv heads on 4", "line", (2, 6, 7, 2), (S(2),), lambda x: repeat_heads(x, 2)
+    ),
+    Pattern(
+        "last batch of 7 on 4: to heads", "line", (7, 8, 6), (S(0),), lambda x: x.view(7, 8, 3, 2)
+    ),
+    Pattern(
+        "last batch of 7 on 4: pairs of crops", "line", (7, 2, 6), (S(0),), lambda x: x.view(14, 6)
+    ),
     # The ranks hold 16, 16, 16 and 8 of 56 tokens; a shard would give each of them 14.
-    Pattern("last batch of 7 on 4: flatten (b,s,d)", "line", (7, 8, 6), (S(0),), lambda x: x.view(56, 6), free=False),
-    # Rank 0 holds 0..3, 8..11, 16..19: eight elements of the first row of 12, and four of the second.
-    Pattern("arange(24), _StridedShard(0, sf=3)", "tp", (24,), (S_(0, 3),), lambda x: x.view(2, 12), free=False),
+    Pattern(
+        "last batch of 7 on 4: flatten (b,s,d)",
+        "line",
+        (7, 8, 6),
+        (S(0),),
+        lambda x: x.view(56, 6),
+        free=False,
+    ),
+    # Rank 0 holds 0..3, 8..11, 16..19: eight elements of the first row of 12, and four of the
+    # second.
+    Pattern(
+        "arange(24), _StridedShard(0, sf=3)",
+        "tp",
+        (24,),
+        (S_(0, 3),),
+        lambda x: x.view(2, 12),
+        free=False,
+    ),
     # No rule of its own: DTensor infers one by tracing what the op is made of, which is views.
-    Pattern("channel shuffle, channels sharded", "line", (2, 16, 2, 2), (S(1),), lambda x: F.channel_shuffle(x, 4), free=False),
+    Pattern(
+        "channel shuffle, channels sharded",
+        "line",
+        (2, 16, 2, 2),
+        (S(1),),
+        lambda x: F.channel_shuffle(x, 4),
+        free=False,
+    ),
 ]
 
 
 def run_pattern(pattern: Pattern, meshes: dict[str, DeviceMesh]) -> dict[str, Any]:
     mesh = meshes[pattern.mesh]
-    full = torch.arange(math.prod(pattern.shape)).view(pattern.shape)  # each element is its own index
-    x = DTensor.from_local(held(full, pattern.placements, mesh).contiguous(), mesh, pattern.placements, shape=full.shape, stride=full.stride())
+    full = torch.arange(math.prod(pattern.shape)).view(
+        pattern.shape
+    )  # each element is its own index
+    x = DTensor.from_local(
+        held(full, pattern.placements, mesh).contiguous(),
+        mesh,
+        pattern.placements,
+        shape=full.shape,
+        stride=full.stride(),
+    )
 
     def attempt() -> dict[str, Any]:
         with Collectives() as comm:
@@ -165,7 +257,10 @@ def to(x: Tensor, *placements: Placement) -> Tensor:
 def attention(x: Tensor, w: dict[str, Tensor]) -> Tensor:
     """Tensor parallel over the heads, between sequence parallel activations."""
     x = to(x, S(0), R)
-    q, k, v = (F.linear(x, w[name]).view(B, SEQ, HEADS, D // HEADS).transpose(1, 2) for name in ("q", "k", "v"))
+    q, k, v = (
+        F.linear(x, w[name]).view(B, SEQ, HEADS, D // HEADS).transpose(1, 2)
+        for name in ("q", "k", "v")
+    )
     scores = q @ k.transpose(-1, -2) / math.sqrt(D // HEADS)
     mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, SEQ, D)
     return to(F.linear(mixed, w["o"]), S(0), S(1))
@@ -180,7 +275,9 @@ def dense(x: Tensor, w: dict[str, Tensor]) -> Tensor:
 
 
 def experts(x: Tensor, w: dict[str, Tensor], capacity: int = 4) -> Tensor:
-    """A soft mixture of experts: in each group of tokens, every expert works on an average of them."""
+    """A soft mixture of experts: in each group of tokens, every expert works on an average
+    of them.
+    """
     tokens = x.view(B * SEQ // capacity, capacity, D)
     logits = tokens @ w["router"]
     slots = mlp(logits.softmax(1).transpose(1, 2) @ tokens, w)
@@ -220,9 +317,30 @@ ROUTER = {"router": ((D, EXPERTS), (R, R))}
 TOKENS = (B, SEQ, D)
 
 STEPS = [
-    Step("transformer block", lambda x, w: block(x, w, dense), TOKENS, (S(0), S(1)), TOKENS, {**ATTENTION, **MLP}),
-    Step("transformer block, MoE", lambda x, w: block(x, w, experts), TOKENS, (S(0), S(1)), TOKENS, {**ATTENTION, **MLP, **ROUTER}),
-    Step("patch embedding, rows x columns", embed, (2, 3, 8, 8), (S(2), S(3)), (32, D), {"patch": ((D, 12), (R, R))}),
+    Step(
+        "transformer block",
+        lambda x, w: block(x, w, dense),
+        TOKENS,
+        (S(0), S(1)),
+        TOKENS,
+        {**ATTENTION, **MLP},
+    ),
+    Step(
+        "transformer block, MoE",
+        lambda x, w: block(x, w, experts),
+        TOKENS,
+        (S(0), S(1)),
+        TOKENS,
+        {**ATTENTION, **MLP, **ROUTER},
+    ),
+    Step(
+        "patch embedding, rows x columns",
+        embed,
+        (2, 3, 8, 8),
+        (S(2), S(3)),
+        (32, D),
+        {"patch": ((D, 12), (R, R))},
+    ),
 ]
 
 
@@ -234,15 +352,29 @@ def loss_of(step: Step, x: Tensor, target: Tensor, w: dict[str, Tensor]) -> tupl
 def update(w: dict[str, Tensor], rate: float = 0.1) -> None:
     with torch.no_grad():
         for weight in w.values():
-            weight -= rate * to(weight.grad, *weight.placements) if isinstance(weight, DTensor) else rate * weight.grad
+            weight -= (
+                rate * to(weight.grad, *weight.placements)
+                if isinstance(weight, DTensor)
+                else rate * weight.grad
+            )
 
 
 def run_step(step: Step, mesh: DeviceMesh) -> dict[str, Any]:
     torch.manual_seed(0)
-    x, target = torch.randn(step.shape, dtype=torch.float64), torch.randn(step.target, dtype=torch.float64)
-    w = {name: 0.2 * torch.randn(shape, dtype=torch.float64) for name, (shape, _) in step.weights.items()}
-    # A replicated weight may share its memory with the tensor it was made from: distribute a copy, or one update would be made to both.
-    dw = {name: distribute_tensor(w[name].clone(), mesh, placements).requires_grad_() for name, (_, placements) in step.weights.items()}
+    x, target = (
+        torch.randn(step.shape, dtype=torch.float64),
+        torch.randn(step.target, dtype=torch.float64),
+    )
+    w = {
+        name: 0.2 * torch.randn(shape, dtype=torch.float64)
+        for name, (shape, _) in step.weights.items()
+    }
+    # A replicated weight may share its memory with the tensor it was made from: distribute a copy,
+    # or one update would be made to both.
+    dw = {
+        name: distribute_tensor(w[name].clone(), mesh, placements).requires_grad_()
+        for name, (_, placements) in step.weights.items()
+    }
     for weight in w.values():
         weight.requires_grad_()
     y, loss = loss_of(step, x, target, w)
@@ -250,7 +382,10 @@ def run_step(step: Step, mesh: DeviceMesh) -> dict[str, Any]:
     update(w)
 
     def attempt() -> dict[str, Any]:
-        dx, dtarget = distribute_tensor(x, mesh, step.placements), distribute_tensor(target, mesh, (R, R))
+        dx, dtarget = (
+            distribute_tensor(x, mesh, step.placements),
+            distribute_tensor(target, mesh, (R, R)),
+        )
         with Collectives() as comm:
             dy, dloss = loss_of(step, dx, dtarget, dw)
             dloss.backward()
@@ -259,11 +394,24 @@ def run_step(step: Step, mesh: DeviceMesh) -> dict[str, Any]:
         right = {
             "output": same(dy.to_local(), held(y, dy.placements, mesh)),
             "loss": same(dloss.full_tensor(), loss),
-            "gradients": all(same(to(dw[n].grad, *dw[n].placements).to_local(), held(w[n].grad, dw[n].placements, mesh)) for n in w),
-            "updated weights": all(same(dw[n].to_local(), held(w[n], dw[n].placements, mesh)) for n in w),
+            "gradients": all(
+                same(
+                    to(dw[n].grad, *dw[n].placements).to_local(),
+                    held(w[n].grad, dw[n].placements, mesh),
+                )
+                for n in w
+            ),
+            "updated weights": all(
+                same(dw[n].to_local(), held(w[n], dw[n].placements, mesh)) for n in w
+            ),
         }
         wrong = [what for what, fine in right.items() if not fine]
-        return {"collectives": collectives, "placements": text(dy.placements), "right": not wrong, "wrong": wrong}
+        return {
+            "collectives": collectives,
+            "placements": text(dy.placements),
+            "right": not wrong,
+            "wrong": wrong,
+        }
 
     return {"name": step.name, "kind": "step", **agreed(attempt)}
 
@@ -289,7 +437,11 @@ def agreed(attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     verdict = torch.tensor(code)
     dist.all_reduce(verdict, dist.ReduceOp.MIN)
     if verdict.item() == RAISES:
-        return {"outcome": "raises", "error": record.get("error", "raised on another rank"), "right": None}
+        return {
+            "outcome": "raises",
+            "error": record.get("error", "raised on another rank"),
+            "right": None,
+        }
     outcome = "communicates" if record.get("collectives") else "free"
     return {"outcome": outcome, **record, "right": verdict.item() == RIGHT}
 
@@ -297,24 +449,34 @@ def agreed(attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 @record
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", help="write the records to this JSON file instead of printing them")
+    parser.add_argument(
+        "--out", help="write the records to this JSON file instead of printing them"
+    )
     out = parser.parse_args().out
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     meshes = {"grid": grid, "tp": grid["tp"], "line": init_device_mesh("cpu", (4,))}
-    records = [run_pattern(pattern, meshes) for pattern in PATTERNS] + [run_step(step, grid) for step in STEPS]
+    records = [run_pattern(pattern, meshes) for pattern in PATTERNS] + [
+        run_step(step, grid) for step in STEPS
+    ]
     if dist.get_rank() == 0:
         if out:
             with open(out, "w") as file:
                 json.dump(records, file, indent=1)
         else:
             for record in records:
-                verdict = {True: "right", False: "WRONG DATA", None: record.get("error")}[record["right"]]
-                print(f"{record['name']:38} {record['outcome']:13} {record.get('placements', ''):28} {verdict}")
+                verdict = {True: "right", False: "WRONG DATA", None: record.get("error")}[
+                    record["right"]
+                ]
+                print(
+                    f"{record['name']:38} {record['outcome']:13} {record.get('placements', ''):28} "
+                    f"{verdict}"
+                )
     dist.barrier()
     dist.destroy_process_group()
-    # gloo's threads may still be letting go of the last tensors, and abort the process if the interpreter shuts down meanwhile.
+    # gloo's threads may still be letting go of the last tensors, and abort the process if the
+    # interpreter shuts down meanwhile.
     time.sleep(0.5)
 
 

@@ -1,8 +1,10 @@
-"""Who holds what, by counting it out: the reference of the tests. It shares no code and no formula with the package.
+"""Who holds what, by counting it out: the reference of the tests. It shares no code and no formula
+with the package.
 
-A mesh dim of M devices that shards a dim of n rows with split factor f hands rows out as cards: `chunk` cuts the rows into f pieces, each piece into M
-blocks, and device k gets block k of every piece. Everything else here only repeats that, device by device.
-A cut is (tensor dim, split factor), or None for a mesh dim that shards nothing.
+A mesh dim of M devices that shards a dim of n rows with split factor f hands rows out as cards:
+`chunk` cuts the rows into f pieces, each piece into M blocks, and device k gets block k of every
+piece. Everything else here only repeats that, device by device. A cut is (tensor dim, split
+factor), or None for a mesh dim that shards nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import numpy as np
 
 
 def chunk(rows, parts):
-    """As torch.chunk, but always `parts` chunks: the last may be shorter, and after it they are empty."""
+    """As torch.chunk, but always `parts` chunks: the last may be shorter, and after it they are
+    empty.
+    """
     size = -(-len(rows) // parts)
     return [rows[k * size : (k + 1) * size] if size else rows[:0] for k in range(parts)]
 
@@ -49,7 +53,9 @@ def rows_of(shape, mesh, cuts, device):
 
 
 def held(shape, mesh, cuts, device):
-    """The flat indices that the device holds, in its local order, as an array of its local shape."""
+    """The flat indices that the device holds, in its local order, as an array of its local
+    shape.
+    """
     rows = rows_of(shape, mesh, cuts, device)
     index = np.arange(int(np.prod(shape))).reshape(shape)
     return index[np.ix_(*rows)] if shape else index
@@ -62,7 +68,9 @@ def _mask(shape, dim, rows):
 
 
 def signature(shape, mesh, cuts):
-    """The set of elements of every device, each as the bits of an int. Equal signatures: the same elements everywhere."""
+    """The set of elements of every device, each as the bits of an int. Equal signatures: the same
+    elements everywhere.
+    """
     everything = (1 << int(np.prod(shape))) - 1
     result = []
     for device in devices(mesh):
@@ -78,7 +86,12 @@ def factorizations(n, dims):
     """The shapes of `dims` dims with n elements, ones included."""
     if dims == 0:
         return [()] if n == 1 else []
-    return [(d, *rest) for d in range(1, n + 1) if n % d == 0 for rest in factorizations(n // d, dims - 1)]
+    return [
+        (d, *rest)
+        for d in range(1, n + 1)
+        if n % d == 0
+        for rest in factorizations(n // d, dims - 1)
+    ]
 
 
 def shapes_of(n, most_dims=4):
@@ -86,5 +99,7 @@ def shapes_of(n, most_dims=4):
 
 
 def cuts_on(shape):
-    """Every cut that can differ from another: a split factor beyond the size is as good as the size."""
+    """Every cut that can differ from another: a split factor beyond the size is as good as the
+    size.
+    """
     return [None, *((d, f) for d, n in enumerate(shape) for f in range(1, max(n, 1) + 1))]

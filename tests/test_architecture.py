@@ -1,4 +1,6 @@
-"""The house rules: who may import whom, who may import torch, and where torch's private names stand. And that the docstrings' examples run."""
+"""The house rules: who may import whom, who may import torch, and where torch's private names
+stand. And that the docstrings' examples run.
+"""
 
 import ast
 import doctest
@@ -28,7 +30,9 @@ MODULES = [module_name(path) for path in FILES]
 
 
 def imports(path):
-    """(imported module, line, whether the import runs when the module is imported) for every import of the file."""
+    """(imported module, line, whether the import runs when the module is imported) for every import
+    of the file.
+    """
     tree = ast.parse(path.read_text())
 
     def walk(node, runs):
@@ -42,7 +46,9 @@ def imports(path):
                     yield f"{child.module}.{name.name}", child.lineno, runs
             else:
                 inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-                type_checking = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+                type_checking = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(
+                    child.test
+                )
                 yield from walk(child, runs and not inside and not type_checking)
 
     return list(walk(tree, True))
@@ -54,7 +60,9 @@ def of_torch(name):
 
 def layer_of(name):
     parts = name.split(".")
-    return parts[1] if len(parts) > 1 and parts[0] == "cute_sharding" and parts[1] in LAYERS else None
+    return (
+        parts[1] if len(parts) > 1 and parts[0] == "cute_sharding" and parts[1] in LAYERS else None
+    )
 
 
 def test_there_is_something_to_check():
@@ -72,7 +80,9 @@ def test_imports_run_downward(path):
             continue
         other = layer_of(name)
         assert other is not None, f"{path}:{line} imports {name}, which stands above it"
-        assert LAYERS.index(other) <= LAYERS.index(layer), f"{path}:{line}: {layer} must not import {other}"
+        assert LAYERS.index(other) <= LAYERS.index(layer), (
+            f"{path}:{line}: {layer} must not import {other}"
+        )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -84,12 +94,15 @@ def test_only_the_adapter_imports_torch(path):
         lazy = not runs and path.name == "cli.py"
         assert not of_torch(name) or lazy, f"{path}:{line} imports {name}"
         if layer_of(module_name(path)) is None and path.name not in ("cli.py", "__main__.py"):
-            # The package's face and the autoload hook run in every program: the adapter waits until it is needed.
+            # The package's face and the autoload hook run in every program: the adapter waits until
+            # it is needed.
             assert not runs or layer_of(name) != ADAPTER, f"{path}:{line} imports {name} at once"
 
 
 def private_torch_names(path):
-    """Dotted names rooted in torch that have a private component, and names imported from torch that have one."""
+    """Dotted names rooted in torch that have a private component, and names imported from torch
+    that have one.
+    """
     tree = ast.parse(path.read_text())
     bound = {}  # local name -> what it is in torch
     found = []
@@ -101,7 +114,9 @@ def private_torch_names(path):
         if isinstance(node, ast.Import):
             for name in node.names:
                 if of_torch(name.name):
-                    bound[name.asname or name.name.split(".")[0]] = name.name if name.asname else name.name.split(".")[0]
+                    bound[name.asname or name.name.split(".")[0]] = (
+                        name.name if name.asname else name.name.split(".")[0]
+                    )
                     if is_private(name.name):
                         found.append((name.name, node.lineno))
         elif isinstance(node, ast.ImportFrom) and node.module and of_torch(node.module):
@@ -120,7 +135,11 @@ def private_torch_names(path):
                 full = ".".join([bound[value.id], *reversed(parts)])
                 if is_private(full):
                     found.append((full, node.lineno))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"torch(\.\w+)*\._\w+(\.\w+)*", node.value):
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and re.fullmatch(r"torch(\.\w+)*\._\w+(\.\w+)*", node.value)
+        ):
             found.append((node.value, node.lineno))
     return found
 
@@ -128,14 +147,36 @@ def private_torch_names(path):
 def test_private_names_of_torch_stand_in_one_module():
     compat = PACKAGE / ADAPTER / "compat.py"
     assert private_torch_names(compat), "the check finds none where there are many"
-    elsewhere = [f"{path}:{line} {name}" for path in FILES if path != compat for name, line in private_torch_names(path)]
+    elsewhere = [
+        f"{path}:{line} {name}"
+        for path in FILES
+        if path != compat
+        for name, line in private_torch_names(path)
+    ]
     assert not elsewhere, f"move to {compat.name}: {elsewhere}"
 
 
-@pytest.mark.parametrize("name", ["cute_sharding", *(f"cute_sharding.{layer}" for layer in LAYERS if layer != ADAPTER), "cute_sharding.cli", "cute_sharding._autoload"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cute_sharding",
+        *(f"cute_sharding.{layer}" for layer in LAYERS if layer != ADAPTER),
+        "cute_sharding.cli",
+        "cute_sharding._autoload",
+    ],
+)
 def test_imports_without_torch(name):
-    code = f"import sys, {name}; assert 'torch' not in sys.modules, [m for m in sys.modules if m.startswith('torch')][:3]"
-    result = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)}, capture_output=True, text=True, timeout=60)
+    code = (
+        f"import sys, {name}; assert 'torch' not in sys.modules, [m for m in sys.modules if "
+        "m.startswith('torch')][:3]"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert result.returncode == 0, result.stderr
 
 

@@ -24,10 +24,19 @@ main()
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("program", "first", "said"),
-    [(FAILS, "rank 2", "ArithmeticError: of rank two"), ("import no_such_module", "Traceback", "ModuleNotFoundError: No module named 'no_such_module'")],
+    [
+        (FAILS, "rank 2", "ArithmeticError: of rank two"),
+        (
+            "import no_such_module",
+            "Traceback",
+            "ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+    ],
     ids=["in the program", "before it"],
 )
-def test_the_traceback_of_the_worker_that_failed_first(program, first, said, tmp_path, monkeypatch, capsys):
+def test_the_traceback_of_the_worker_that_failed_first(
+    program, first, said, tmp_path, monkeypatch, capsys
+):
     path = tmp_path / "program.py"
     path.write_text(program)
     monkeypatch.setattr(demo, "PROGRAM", path)

@@ -1,4 +1,6 @@
-"""The pages a user reads are true: their examples run, and the generated one is what the code says."""
+"""The pages a user reads are true: their examples run, and the generated one is what the
+code says.
+"""
 
 import doctest
 import subprocess
@@ -10,7 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md", "docs/redistribution.md", "docs/ops.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/how-it-works.md", "docs/redistribution.md", "docs/ops.md"]
+)
 def test_examples_run(page):
     failed, attempted = doctest.testfile(str(ROOT / page), module_relative=False)
     assert attempted >= 4
@@ -18,5 +22,10 @@ def test_examples_run(page):
 
 
 def test_rule_table_is_up_to_date():
-    done = subprocess.run([sys.executable, str(ROOT / "docs/generate_rules.py"), "--check"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs/generate_rules.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr

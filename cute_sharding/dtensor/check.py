@@ -1,4 +1,6 @@
-"""Whether the package works on this torch, and what of torch it replaces: what ``python -m cute_sharding status`` asks."""
+"""Whether the package works on this torch, and what of torch it replaces: what ``python -m
+cute_sharding status`` asks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from cute_sharding.dtensor import adapter, compat, versions
 
 
 def state() -> dict[str, Any]:
-    """As plain data: the torch at hand, the settings (None where nothing is on) and the parts of torch that are replaced now."""
+    """As plain data: the torch at hand, the settings (None where nothing is on) and the parts of
+    torch that are replaced now.
+    """
     settings, running = adapter.settings(), versions.release()
     return {
         "torch": torch.__version__,
@@ -27,10 +31,13 @@ def state() -> dict[str, Any]:
 
 
 def checks() -> list[dict[str, str]]:
-    """A view that torch refuses and a redistribution that takes it two collectives: what ranks hold afterwards, against slices of the whole tensor."""
+    """A view that torch refuses and a redistribution that takes it two collectives: what ranks hold
+    afterwards, against slices of the whole tensor.
+    """
     before = adapter.settings()
     try:
-        # In a mode each: torch keeps the coordinates of meshes by their address in memory, and a second mesh may be put where the first one was.
+        # In a mode each: torch keeps the coordinates of meshes by their address in memory, and a
+        # second mesh may be put where the first one was.
         with compat.all_ranks(4):
             view = _compared(_view)
         with compat.all_ranks(4):
@@ -38,18 +45,30 @@ def checks() -> list[dict[str, str]]:
     except Exception as error:
         place = extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        return [{"what": "a view and a redistribution on 4 ranks", "ours": f"FAILED: {reason}", "torch": "not asked"}]
+        return [
+            {
+                "what": "a view and a redistribution on 4 ranks",
+                "ours": f"FAILED: {reason}",
+                "torch": "not asked",
+            }
+        ]
     finally:
         adapter.switch_to(before)
     return [
         {"what": "view of (7, 3) as [S(0)] on 4 ranks to (21,)", **view},
-        {"what": "redistribution of (6, 5) from [S(0), S(1)] to [S(1), S(0)] on 2 x 2 ranks", **move},
+        {
+            "what": "redistribution of (6, 5) from [S(0), S(1)] to [S(1), S(0)] on 2 x 2 ranks",
+            **move,
+        },
     ]
 
 
 def _compared(check: Callable[[], str]) -> dict[str, str]:
     found = {}
-    for name, switch in (("torch", adapter.disable), ("ours", lambda: adapter.enable(redistribution=True))):
+    for name, switch in (
+        ("torch", adapter.disable),
+        ("ours", lambda: adapter.enable(redistribution=True)),
+    ):
         switch()
         try:
             found[name] = check()
@@ -58,15 +77,21 @@ def _compared(check: Callable[[], str]) -> dict[str, str]:
     return found
 
 
-def _from_parts(parts: list[torch.Tensor], mesh: DeviceMesh, placements: list[Any], shape: tuple[int, ...]) -> DTensor:
+def _from_parts(
+    parts: list[torch.Tensor], mesh: DeviceMesh, placements: list[Any], shape: tuple[int, ...]
+) -> DTensor:
     local = compat.LocalTensor(dict(enumerate(parts)))
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1)
+    )
 
 
 def _holds(tensor: Any, parts: list[torch.Tensor]) -> bool:
     local = compat.waited(tensor.to_local())
     with compat.no_modes():
-        return all(torch.equal(compat.local_of(local, rank), part) for rank, part in enumerate(parts))
+        return all(
+            torch.equal(compat.local_of(local, rank), part) for rank, part in enumerate(parts)
+        )
 
 
 def _view() -> str:
@@ -74,7 +99,11 @@ def _view() -> str:
         full = torch.arange(21.0).reshape(7, 3)
         parts = list(full.split(2))
     viewed = _from_parts(parts, DeviceMesh("cpu", torch.arange(4)), [Shard(0)], (7, 3)).view(21)
-    return "right, and nothing is moved" if _holds(viewed, [part.flatten() for part in parts]) else "WRONG DATA"
+    return (
+        "right, and nothing is moved"
+        if _holds(viewed, [part.flatten() for part in parts])
+        else "WRONG DATA"
+    )
 
 
 def _move() -> str:
@@ -85,5 +114,11 @@ def _move() -> str:
     mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
     calls = compat.CollectiveCounter()
     with calls:
-        moved = _from_parts(before, mesh, [Shard(0), Shard(1)], (6, 5)).redistribute(placements=[Shard(1), Shard(0)])
-    return f"right, in {calls.count} collective{'s' * (calls.count != 1)}" if _holds(moved, after) else "WRONG DATA"
+        moved = _from_parts(before, mesh, [Shard(0), Shard(1)], (6, 5)).redistribute(
+            placements=[Shard(1), Shard(0)]
+        )
+    return (
+        f"right, in {calls.count} collective{'s' * (calls.count != 1)}"
+        if _holds(moved, after)
+        else "WRONG DATA"
+    )

@@ -1,6 +1,8 @@
-"""A redistribution in a compiled program whose sizes are symbolic: one op that the compiler does not look into, and that runs what an eager program runs, on the sizes of each call.
+"""A redistribution in a compiled program whose sizes are symbolic: one op that the compiler does
+not look into, and that runs what an eager program runs, on the sizes of each call.
 
-So there is one graph for all sizes, and ranks that compile meet those that do not in the same collectives. What the op is to do is written in a string, for graphs are kept on disk.
+So there is one graph for all sizes, and ranks that compile meet those that do not in the same
+collectives. What the op is to do is written in a string, for graphs are kept on disk.
 """
 
 from __future__ import annotations
@@ -25,18 +27,28 @@ from cute_sharding.sharding.deal import local_size
 _meshes: dict[str, Any] = {}
 
 
-def run_opaque(plan: RedistributionPlan, local: torch.Tensor, mesh: Any, shape: tuple[Any, ...]) -> torch.Tensor:
-    """What ``plan`` does for the sizes at hand, for any sizes: the op, on this rank's tensor of a DTensor of symbolic ``shape``."""
+def run_opaque(
+    plan: RedistributionPlan, local: torch.Tensor, mesh: Any, shape: tuple[Any, ...]
+) -> torch.Tensor:
+    """What ``plan`` does for the sizes at hand, for any sizes: the op, on this rank's tensor of a
+    DTensor of symbolic ``shape``.
+    """
     key = _name(mesh)
     _meshes[key] = mesh
     how = repr((key, plan.source.chains, plan.source.pending, plan.source.kept, plan.target.chains))
-    # Compilers keep what is waited for, also where a rank's result has no elements: other ranks wait in the collectives behind it.
+    # Compilers keep what is waited for, also where a rank's result has no elements: other ranks
+    # wait in the collectives behind it.
     return compat.awaited(torch.ops.cute_sharding.redistribute(local, list(shape), how))
 
 
 @lru_cache(maxsize=1 << 8)
 def _name(mesh: Any) -> str:
-    return sha1(repr((mesh.device_type, tuple(mesh.shape), mesh.mesh_dim_names, compat.rank_lists(mesh))).encode(), usedforsecurity=False).hexdigest()[:16]
+    return sha1(
+        repr(
+            (mesh.device_type, tuple(mesh.shape), mesh.mesh_dim_names, compat.rank_lists(mesh))
+        ).encode(),
+        usedforsecurity=False,
+    ).hexdigest()[:16]
 
 
 _parsed = lru_cache(maxsize=1 << 10)(literal_eval)
@@ -45,14 +57,25 @@ _parsed = lru_cache(maxsize=1 << 10)(literal_eval)
 def _read(how: str) -> tuple[Any, Held, Any]:
     key, chains, pending, kept, target = _parsed(how)
     if key not in _meshes:
-        raise RuntimeError(f"a compiled program redistributes on a mesh that this process has not met ({how}): compile it in this process")
+        raise RuntimeError(
+            f"a compiled program redistributes on a mesh that this process has not met ({how}): "
+            "compile it in this process"
+        )
     return _meshes[key], Held(chains, pending, kept), target
 
 
 def _redistribute(local: torch.Tensor, shape: list[int], how: str) -> torch.Tensor:
     mesh, source, target = _read(how)
     sizes = tuple(mesh.shape)
-    steps = plan_steps(tuple(shape), sizes, source, target, Network.default(sizes).without_latency, None, *means(mesh))
+    steps = plan_steps(
+        tuple(shape),
+        sizes,
+        source,
+        target,
+        Network.default(sizes).without_latency,
+        None,
+        *means(mesh),
+    )
     result = run(steps, local, mesh)
     return (result.clone() if result is local else result).contiguous()
 
@@ -68,6 +91,9 @@ def _shape_of(local: torch.Tensor, shape: list[Any], how: str) -> torch.Tensor:
         return local.new_empty(unknown(tuple(rows), local=True))
 
 
-library.define("redistribute(Tensor local, SymInt[] shape, str how) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,))
+library.define(
+    "redistribute(Tensor local, SymInt[] shape, str how) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
 library.impl("redistribute", _redistribute, "CompositeExplicitAutograd")
 torch.library.register_fake("cute_sharding::redistribute", _shape_of, lib=library)

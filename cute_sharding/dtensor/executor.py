@@ -14,7 +14,15 @@ from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.compat import waited
 from cute_sharding.dtensor.groups import group_of
 from cute_sharding.dtensor.library import after
-from cute_sharding.dtensor.ranks import copies_natively, in_order, ints_on_each_rank, on_each_rank, peers, place, true_on_each_rank
+from cute_sharding.dtensor.ranks import (
+    copies_natively,
+    in_order,
+    ints_on_each_rank,
+    on_each_rank,
+    peers,
+    place,
+    true_on_each_rank,
+)
 from cute_sharding.redistribution.copies import Copy, fills, flat
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.native import Along
@@ -22,13 +30,29 @@ from cute_sharding.redistribution.reduction import Reduction
 from cute_sharding.redistribution.step import Step, Transfer
 
 # What every backend can move. Moving needs no arithmetic, so other dtypes travel as bytes.
-WIRE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8})
+WIRE = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+    }
+)
 
 
-def run(steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool = False) -> torch.Tensor:
-    """Take the local tensor of this rank through ``steps``. Its sizes may be symbols where none of them :func:`looks_at_sizes`, or, where none communicates, its elements blocks: it then has more dims than they say.
+def run(
+    steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool = False
+) -> torch.Tensor:
+    """Take the local tensor of this rank through ``steps``. Its sizes may be symbols where none of
+    them :func:`looks_at_sizes`, or, where none communicates, its elements blocks: it then has more
+    dims than they say.
 
-    With ``async_op``, what the last collective brings is returned unwaited, if it is the result as it lies.
+    With ``async_op``, what the last collective brings is returned unwaited, if it is the result as
+    it lies.
     """
     for step in steps:
         local = waited(local)
@@ -46,11 +70,17 @@ def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
     how = step.along
     if how is None or not (how.even or step.padded) or not in_order(mesh, how.mesh_dims):
         return None
-    return None if isinstance(step, Exchange) and (how.scattered is not None or dtype not in WIRE) else how
+    return (
+        None
+        if isinstance(step, Exchange) and (how.scattered is not None or dtype not in WIRE)
+        else how
+    )
 
 
 def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
-    """Whether the step cannot run on sizes that are symbols: it is neither a collective of a tensor dim whose blocks are as long as each other, nor an all-reduce of all that a device has."""
+    """Whether the step cannot run on sizes that are symbols: it is neither a collective of a tensor
+    dim whose blocks are as long as each other, nor an all-reduce of all that a device has.
+    """
     if isinstance(step, Reduction) and not step.scatters:
         return step.source != step.target
     how = whole_dim(step, dtype, mesh)
@@ -74,19 +104,35 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     return target
 
 
-def _gather_padded(step: Exchange, how: Along, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
-    """An all-gather of blocks made equal. They lie in the order of their rows, and only the last ones are short: so what was added lies behind all rows."""
+def _gather_padded(
+    step: Exchange, how: Along, local: torch.Tensor, mesh: Any, group: Any
+) -> torch.Tensor:
+    """An all-gather of blocks made equal. They lie in the order of their rows, and only the last
+    ones are short: so what was added lies behind all rows.
+    """
     dim, parts = how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
 
     def shape(rank: int) -> tuple[int, ...]:
         return _alone(step, mesh, rank)[0].target_shape
 
-    equal = on_each_rank(lambda rank, x: _padded(_checked(_alone(step, mesh, rank)[0], x), dim, -(-shape(rank)[dim] // parts)), local)
+    equal = on_each_rank(
+        lambda rank, x: _padded(
+            _checked(_alone(step, mesh, rank)[0], x), dim, -(-shape(rank)[dim] // parts)
+        ),
+        local,
+    )
     gathered = waited(compat.all_gather(equal, group))
     return on_each_rank(lambda rank, x: _joined(x, dim, parts, shape(rank)), gathered)
 
 
-def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, group: Any, target: torch.Tensor | None) -> torch.Tensor:
+def _exchange_once(
+    step: Exchange,
+    turn: int,
+    local: torch.Tensor,
+    mesh: Any,
+    group: Any,
+    target: torch.Tensor | None,
+) -> torch.Tensor:
     """One round, into ``target`` where an earlier one has made it."""
     gathers = step.gathers and step.rounds == 1
 
@@ -94,27 +140,52 @@ def _exchange_once(step: Exchange, turn: int, local: torch.Tensor, mesh: Any, gr
         return _transfer(step, mesh, rank, gathers, turn)
 
     # What a gather brings lies the same on all ranks of the group, so all of them decide alike.
-    if gathers and not copies_natively(group, mesh) and not true_on_each_rank(lambda rank: part(rank).unpacks is None):
+    if (
+        gathers
+        and not copies_natively(group, mesh)
+        and not true_on_each_rank(lambda rank: part(rank).unpacks is None)
+    ):
         gathers = False
 
     buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
-    received = compat.all_gather(buffer, group) if gathers else _all_to_all(part, buffer, local, group, mesh)
+    received = (
+        compat.all_gather(buffer, group)
+        if gathers
+        else _all_to_all(part, buffer, local, group, mesh)
+    )
     del buffer
     if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
         received = waited(received)
     into = () if target is None else (target,)
-    result = on_each_rank(lambda rank, got, x, *out: _unpack(part(rank), _from_wire(got, x.dtype), x, *out), received, local, *into)
+    result = on_each_rank(
+        lambda rank, got, x, *out: _unpack(part(rank), _from_wire(got, x.dtype), x, *out),
+        received,
+        local,
+        *into,
+    )
     if compat.is_tracing() and not any(part(compat.this_rank()).receives):
         result = after(result, received)  # a rank that only sends
     return result
 
 
-def _all_to_all(part: Callable[[int], Transfer], buffer: torch.Tensor, local: torch.Tensor, group: Any, mesh: Any) -> torch.Tensor:
+def _all_to_all(
+    part: Callable[[int], Transfer],
+    buffer: torch.Tensor,
+    local: torch.Tensor,
+    group: Any,
+    mesh: Any,
+) -> torch.Tensor:
     width = 1 if local.dtype in WIRE else local.element_size()
     receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
     sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
-    if compat.backend_name(group, mesh.device_type) == "fake" and compat.local_tensor_mode() is None and not any(sends) and any(receives):
-        # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves nothing anyway.
+    if (
+        compat.backend_name(group, mesh.device_type) == "fake"
+        and compat.local_tensor_mode() is None
+        and not any(sends)
+        and any(receives)
+    ):
+        # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves
+        # nothing anyway.
         at = dist.get_rank(group)
         sends[at], receives[at] = width, receives[at] + width
         got = waited(compat.all_to_all(buffer.new_zeros(width), receives, sends, group))
@@ -128,21 +199,31 @@ def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     return finish((_scatter if step.scatters else _all_reduce)(step, op, local, mesh, group))
 
 
-def _scaled(step: Reduction, local: torch.Tensor, group: Any, mesh: Any) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    """(the op that the collective is to have, the contribution that it gets, what is to be done with its result), where an average is wanted.
+def _scaled(
+    step: Reduction, local: torch.Tensor, group: Any, mesh: Any
+) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """(the op that the collective is to have, the contribution that it gets, what is to be done
+    with its result), where an average is wanted.
 
-    Contributions are divided before they are summed, so that averages of halves do not overflow; a backend that averages does so, too. Whole numbers are divided afterwards.
+    Contributions are divided before they are summed, so that averages of halves do not overflow; a
+    backend that averages does so, too. Whole numbers are divided afterwards.
     """
     if step.divisor == 1:
         return step.op, local, lambda result: result
     if not (local.is_floating_point() or local.is_complex()):
-        return step.op, local, lambda result: torch.div(waited(result), step.divisor, rounding_mode="trunc")
+        return (
+            step.op,
+            local,
+            lambda result: torch.div(waited(result), step.divisor, rounding_mode="trunc"),
+        )
     if step.divisor == step.parts and compat.averages(group, mesh.device_type):
         return "avg", local, lambda result: result
     return step.op, waited(local) / step.divisor, lambda result: result
 
 
-def _all_reduce(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
+def _all_reduce(
+    step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any
+) -> torch.Tensor:
     # Of what its source has, a device keeps its target; all of the group keep the same.
     kept = on_each_rank(lambda rank, x: _keep(_alone(step, mesh, rank), x, alias=True), local)
     return compat.all_reduce(kept, op, group)
@@ -163,18 +244,29 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
             return compat.reduce_scatter(whole, op, group, dim)
         blocks = on_each_rank(lambda rank, x: _blocks(x, dim, step.parts), whole)
         scattered = waited(compat.reduce_scatter(blocks, op, group))
-        return on_each_rank(lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered)
+        return on_each_rank(
+            lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered
+        )
     if step.even and copies_natively(group, mesh):
-        scattered = compat.reduce_scatter(on_each_rank(lambda rank, x: _pack(part(rank), x), local), op, group)
+        scattered = compat.reduce_scatter(
+            on_each_rank(lambda rank, x: _pack(part(rank), x), local), op, group
+        )
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
     buffer = on_each_rank(lambda rank, x: _to_wire(_pack(part(rank), x)), local)
     received = waited(_all_to_all(part, buffer, local, group, mesh))
-    result = on_each_rank(lambda rank, got: _REDUCE[step.op](_from_wire(got, local.dtype).view(step.parts, *shape(rank))), received)
-    return result / step.parts if op == "avg" else result  # of a backend that averages, in a group that is not in order
+    result = on_each_rank(
+        lambda rank, got: _REDUCE[step.op](
+            _from_wire(got, local.dtype).view(step.parts, *shape(rank))
+        ),
+        received,
+    )
+    return (
+        result / step.parts if op == "avg" else result
+    )  # of a backend that averages, in a group that is not in order
 
 
-# -- blocks of rows of one dim, made equal -----------------------------------------------------------------------------------
+# -- blocks of rows of one dim, made equal ---------------------------------------------------------
 
 
 def _padded(x: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
@@ -184,10 +276,14 @@ def _padded(x: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
 
 
 def _blocks(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
-    """The blocks of rows of ``dim``, one behind the other in a new first dim; the last ones filled with zeros."""
+    """The blocks of rows of ``dim``, one behind the other in a new first dim; the last ones filled
+    with zeros.
+    """
     rows = -(-x.shape[dim] // parts)
     if not any(n != 1 for n in x.shape[:dim]):
-        return _padded(x, dim, parts * rows).unflatten(dim, (parts, rows)).movedim(dim, 0).contiguous()
+        return (
+            _padded(x, dim, parts * rows).unflatten(dim, (parts, rows)).movedim(dim, 0).contiguous()
+        )
     blocks = x.new_zeros((parts, *x.shape[:dim], rows, *x.shape[dim + 1 :]))
     for into, of in _whole_and_rest(blocks.movedim(0, dim), x, dim, rows):
         into.copy_(of)
@@ -195,7 +291,9 @@ def _blocks(x: torch.Tensor, dim: int, parts: int) -> torch.Tensor:
 
 
 def _joined(blocks: torch.Tensor, dim: int, parts: int, shape: Sequence[int]) -> torch.Tensor:
-    """Blocks, one behind the other in the first dim, as a tensor of that shape: their rows in ``dim``, without what was added."""
+    """Blocks, one behind the other in the first dim, as a tensor of that shape: their rows in
+    ``dim``, without what was added.
+    """
     rows = -(-shape[dim] // parts)
     apart = blocks.view(parts, *shape[:dim], rows, *shape[dim + 1 :])
     if not any(n != 1 for n in shape[:dim]):
@@ -206,10 +304,17 @@ def _joined(blocks: torch.Tensor, dim: int, parts: int, shape: Sequence[int]) ->
     return whole
 
 
-def _whole_and_rest(blocks: torch.Tensor, tensor: torch.Tensor, dim: int, rows: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of the blocks, which lie in ``dim`` with their rows behind, and of the tensor, that are the same elements: of all whole blocks, and of the one that is not."""
+def _whole_and_rest(
+    blocks: torch.Tensor, tensor: torch.Tensor, dim: int, rows: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Views of the blocks, which lie in ``dim`` with their rows behind, and of the tensor, that are
+    the same elements: of all whole blocks, and of the one that is not.
+    """
     whole, rest = divmod(tensor.shape[dim], rows) if rows else (0, 0)
-    yield blocks.narrow(dim, 0, whole), tensor.narrow(dim, 0, whole * rows).unflatten(dim, (whole, rows))
+    yield (
+        blocks.narrow(dim, 0, whole),
+        tensor.narrow(dim, 0, whole * rows).unflatten(dim, (whole, rows)),
+    )
     if rest:
         yield blocks.select(dim, whole).narrow(dim, 0, rest), tensor.narrow(dim, whole * rows, rest)
 
@@ -235,7 +340,7 @@ _REDUCE = {
 }
 
 
-# -- one rank's part ---------------------------------------------------------------------------------------------------------
+# -- one rank's part -------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1 << 12)
@@ -254,15 +359,23 @@ def _alone(step: Step, mesh: Any, rank: int) -> tuple[Transfer, tuple[Copy, ...]
 
 
 def _checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
-    """The local tensor in the shape that the plan expects, its values as they lie in memory. Sizes that are symbols are not looked at."""
+    """The local tensor in the shape that the plan expects, its values as they lie in memory. Sizes
+    that are symbols are not looked at.
+    """
     if local.is_conj() or local.is_neg():
         local = local.resolve_conj().resolve_neg()
-    if compat.is_symbolic(tuple(local.shape)) or tuple(local.shape[: len(part.source_shape)]) == part.source_shape:
+    if (
+        compat.is_symbolic(tuple(local.shape))
+        or tuple(local.shape[: len(part.source_shape)]) == part.source_shape
+    ):
         return local
-    if local.numel() == 0 == prod(part.source_shape) or _without_ones(local.shape) == _without_ones(part.source_shape):
+    if local.numel() == 0 == prod(part.source_shape) or _without_ones(local.shape) == _without_ones(
+        part.source_shape
+    ):
         return local.reshape(part.source_shape)  # torch's in-place squeeze leaves such tensors
     raise RuntimeError(
-        f"this rank's local tensor has shape {tuple(local.shape)}, and by the DTensor's global shape and placements it is {part.source_shape}. "
+        f"this rank's local tensor has shape {tuple(local.shape)}, and by the DTensor's global "
+        f"shape and placements it is {part.source_shape}. "
         "Give DTensor.from_local the global shape and stride where sizes do not divide"
     )
 
@@ -284,12 +397,20 @@ def _pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
-def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
-    """The target, from what was received and what this rank keeps; or more of it into ``target``."""
+def _unpack(
+    part: Transfer, received: torch.Tensor, local: torch.Tensor, target: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The target, from what was received and what this rank keeps; or more of it into
+    ``target``.
+    """
     if part.unpacks is None:
         return received.view(part.target_shape)
     if target is None and not part.own and fills(part.unpacks, part.target_shape):
-        return _of(received, part.unpacks[0]).clone(memory_format=torch.contiguous_format).view(part.target_shape)
+        return (
+            _of(received, part.unpacks[0])
+            .clone(memory_format=torch.contiguous_format)
+            .view(part.target_shape)
+        )
     if target is None:
         target = local.new_empty(part.target_shape)
     for copy in part.unpacks:
@@ -301,14 +422,24 @@ def _unpack(part: Transfer, received: torch.Tensor, local: torch.Tensor, target:
     return target
 
 
-def _keep(copies: tuple[Transfer, tuple[Copy, ...]], local: torch.Tensor, *, alias: bool) -> torch.Tensor:
-    """What this rank keeps of its own, in the memory order of its own. All of it, where that is what it keeps, as it is if ``alias``."""
+def _keep(
+    copies: tuple[Transfer, tuple[Copy, ...]], local: torch.Tensor, *, alias: bool
+) -> torch.Tensor:
+    """What this rank keeps of its own, in the memory order of its own. All of it, where that is
+    what it keeps, as it is if ``alias``.
+    """
     part, own = copies
     local = _checked(part, local)
     if part.packs is None and part.unpacks is None and part.source_shape == part.target_shape:
         return local if alias else local.clone()
-    if local.ndim == len(part.target_shape) and fills(own, part.target_shape) and local.is_contiguous():
-        return _of(local, own[0]).clone(memory_format=torch.contiguous_format).view(part.target_shape)
+    if (
+        local.ndim == len(part.target_shape)
+        and fills(own, part.target_shape)
+        and local.is_contiguous()
+    ):
+        return (
+            _of(local, own[0]).clone(memory_format=torch.contiguous_format).view(part.target_shape)
+        )
     if local.ndim > len(part.target_shape):
         target = local.new_empty((*part.target_shape, *local.shape[len(part.target_shape) :]))
     else:
@@ -324,40 +455,70 @@ def _keep(copies: tuple[Transfer, tuple[Copy, ...]], local: torch.Tensor, *, ali
 
 
 def _copy(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Between tensors of which ``y`` is ours, as it was made: so we know how it lies. Of ``x`` we do only where nothing is compiled, as a compiler lays out what it computes as it likes."""
+    """Between tensors of which ``y`` is ours, as it was made: so we know how it lies. Of ``x`` we
+    do only where nothing is compiled, as a compiler lays out what it computes as it likes.
+    """
     _strided(y, copy.sizes, copy.y, copy.dy).copy_(_of(x, copy))
 
 
 def _of(x: torch.Tensor, copy: Copy) -> torch.Tensor:
     """What is copied, a view of ``x``."""
-    return _taken(x, copy.sizes, copy.x, copy.dx) if compat.is_tracing() else _strided(x, copy.sizes, copy.x, copy.dx)
+    return (
+        _taken(x, copy.sizes, copy.x, copy.dx)
+        if compat.is_tracing()
+        else _strided(x, copy.sizes, copy.x, copy.dx)
+    )
 
 
-def _strided(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+def _strided(
+    tensor: torch.Tensor,
+    sizes: tuple[int, ...],
+    start: tuple[int, ...],
+    steps: tuple[tuple[int, ...], ...],
+) -> torch.Tensor:
     strides, rest = tensor.stride(), len(start)
-    lying = _lying.__wrapped__ if compat.is_symbolic(strides) else _lying  # symbols cannot be looked up
+    lying = (
+        _lying.__wrapped__ if compat.is_symbolic(strides) else _lying
+    )  # symbols cannot be looked up
     stride, offset = lying(strides, start, steps)
-    return tensor.as_strided((*sizes, *tensor.shape[rest:]), stride, tensor.storage_offset() + offset)
+    return tensor.as_strided(
+        (*sizes, *tensor.shape[rest:]), stride, tensor.storage_offset() + offset
+    )
 
 
 @lru_cache(maxsize=1 << 12)
-def _lying(strides: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], int]:
-    """The strides of what lies at such a place and with such steps in a tensor of ``strides``, and how far it begins from that."""
+def _lying(
+    strides: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], int]:
+    """The strides of what lies at such a place and with such steps in a tensor of ``strides``, and
+    how far it begins from that.
+    """
     rest = len(start)
-    return (*(flat(step, strides[:rest]) for step in steps), *strides[rest:]), flat(start, strides[:rest])
+    return (*(flat(step, strides[:rest]) for step in steps), *strides[rest:]), flat(
+        start, strides[:rest]
+    )
 
 
-def _taken(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+def _taken(
+    tensor: torch.Tensor,
+    sizes: tuple[int, ...],
+    start: tuple[int, ...],
+    steps: tuple[tuple[int, ...], ...],
+) -> torch.Tensor:
     """:func:`_strided`, by views of the rows of each dim and not of the memory behind them."""
     for i, step in enumerate(steps):
         if sum(rows != 0 for rows in step) > 1:  # across several dims: one by one
             without = (*sizes[:i], *sizes[i + 1 :]), (*steps[:i], *steps[i + 1 :])
             turns = [tuple([a + k * b for a, b in zip(start, step)]) for k in range(sizes[i])]
             return torch.stack([_taken(tensor, without[0], turn, without[1]) for turn in turns], i)
-    axes = list(range(tensor.ndim))  # what each axis stands for: a dim of the tensor, or a loop, counted from below
+    axes = list(
+        range(tensor.ndim)
+    )  # what each axis stands for: a dim of the tensor, or a loop, counted from below
     for d, first in enumerate(start):
         loops = sorted((-step[d], i) for i, step in enumerate(steps) if step[d])
-        reach = [1 + sum((sizes[i] - 1) * -rows for rows, i in loops[k:]) for k in range(len(loops) + 1)]
+        reach = [
+            1 + sum((sizes[i] - 1) * -rows for rows, i in loops[k:]) for k in range(len(loops) + 1)
+        ]
         tensor = tensor.narrow(axes.index(d), first, reach[0])
         for (rows, i), inner in zip(loops, reach[1:]):
             at = axes.index(d)
@@ -370,14 +531,19 @@ def _taken(tensor: torch.Tensor, sizes: tuple[int, ...], start: tuple[int, ...],
         if not any(step):  # the same again, for several devices
             tensor = tensor.unsqueeze(-1).expand(*tensor.shape, sizes[i])
             axes.append(-1 - i)
-    return tensor.permute([axes.index(-1 - i) for i in range(len(sizes))] + [i for i, axis in enumerate(axes) if axis >= len(start)])
+    return tensor.permute(
+        [axes.index(-1 - i) for i in range(len(sizes))]
+        + [i for i, axis in enumerate(axes) if axis >= len(start)]
+    )
 
 
 def _to_wire(buffer: torch.Tensor) -> torch.Tensor:
     if buffer.dtype in WIRE:
         return buffer
     # A single element is contiguous with any stride; as bytes it is not.
-    return (buffer if buffer.stride(-1) == 1 else buffer.clone(memory_format=torch.contiguous_format)).view(torch.uint8)
+    return (
+        buffer if buffer.stride(-1) == 1 else buffer.clone(memory_format=torch.contiguous_format)
+    ).view(torch.uint8)
 
 
 def _from_wire(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,7 +1,9 @@
-"""The process groups that redistribution communicates on, and ``prepare_groups``, which makes more of them.
+"""The process groups that redistribution communicates on, and ``prepare_groups``, which makes more
+of them.
 
-Which group a step runs on follows from the mesh alone, so that ranks agree whatever each of them does besides: other slices of the mesh, pipeline stages and replicas take no part, and no group
-is made on the way.
+Which group a step runs on follows from the mesh alone, so that ranks agree whatever each of them
+does besides: other slices of the mesh, pipeline stages and replicas take no part, and no group is
+made on the way.
 """
 
 from __future__ import annotations
@@ -21,18 +23,30 @@ from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.ranks import coordinate, is_native, spans
 
 
-def prepare_groups(mesh: DeviceMesh, *dims: Sequence[int | str], timeout: timedelta | None = None, pg_options: Any = None) -> None:
-    """Make the process groups of several mesh dims together, so that redistributions over them take one step and move only what is missing.
+def prepare_groups(
+    mesh: DeviceMesh,
+    *dims: Sequence[int | str],
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+) -> None:
+    """Make the process groups of several mesh dims together, so that redistributions over them take
+    one step and move only what is missing.
 
-    A mesh has a group for each of its dims. What changes on several dims at once then goes from group to group: right, but in more steps, and it may move elements more than once. After
-    ``prepare_groups(mesh)`` every redistribution on the mesh, and on other meshes of the same ranks, is a single exchange again. ``mesh["a", "b"]._flatten()`` does as much for the dims that it names.
+    A mesh has a group for each of its dims. What changes on several dims at once then goes from
+    group to group: right, but in more steps, and it may move elements more than once. After
+    ``prepare_groups(mesh)`` every redistribution on the mesh, and on other meshes of the same
+    ranks, is a single exchange again. ``mesh["a", "b"]._flatten()`` does as much for the dims that
+    it names.
 
-    To be called by every rank of the world, also those outside of the mesh, with the same arguments and at the same point of the program: after ``init_process_group`` and before the first step, say.
-    What is compiled is compiled anew. What is there already is not made again. The groups are those of every slice where the mesh is a slice of a larger one. They end with the default group.
+    To be called by every rank of the world, also those outside of the mesh, with the same arguments
+    and at the same point of the program: after ``init_process_group`` and before the first step,
+    say. What is compiled is compiled anew. What is there already is not made again. The groups are
+    those of every slice where the mesh is a slice of a larger one. They end with the default group.
 
     Args:
         mesh: the mesh.
-        dims: sets of mesh dims, by number or name, like ``("dp", "tp")``; by default every set of two or more dims of more than one device.
+        dims: sets of mesh dims, by number or name, like ``("dp", "tp")``; by default every set of
+            two or more dims of more than one device.
         timeout: of the groups' collectives; by default that of the mesh's own groups.
         pg_options: of the groups' backend, as ``torch.distributed.new_group`` takes them.
 
@@ -49,9 +63,20 @@ def prepare_groups(mesh: DeviceMesh, *dims: Sequence[int | str], timeout: timede
         among = tuple([m for m in among if m in wide])
         key = _key(mesh, among)
         # What all ranks know alike, also those outside.
-        there = len(among) < 2 or key in groups or compat.flattened_mesh(mesh, among) is not None or _is_world(mesh, among)
+        there = (
+            len(among) < 2
+            or key in groups
+            or compat.flattened_mesh(mesh, among) is not None
+            or _is_world(mesh, among)
+        )
         if not there:
-            groups[key] = compat.new_groups(slices(mesh, among), mesh, f"mesh_{'_'.join(names[m] for m in among)}", timeout, pg_options)
+            groups[key] = compat.new_groups(
+                slices(mesh, among),
+                mesh,
+                f"mesh_{'_'.join(names[m] for m in among)}",
+                timeout,
+                pg_options,
+            )
     if len(groups) > before:
         compat.forget_compiled_code()
 
@@ -65,18 +90,28 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
         elif isinstance(dim, int) and -mesh.ndim <= dim < mesh.ndim:
             found.append(dim % mesh.ndim)
         else:
-            raise ValueError(f"prepare_groups: the mesh {mesh} has no dim {dim!r}: use {', '.join(map(repr, names)) or f'0 to {mesh.ndim - 1}'}")
+            raise ValueError(
+                f"prepare_groups: the mesh {mesh} has no dim {dim!r}: use "
+                f"{', '.join(map(repr, names)) or f'0 to {mesh.ndim - 1}'}"
+            )
     if len({*found}) < 2:
-        raise ValueError(f"prepare_groups: {dims!r} names fewer than two mesh dims. One dim has a process group already: give sets of several, like (0, 1), or none for all")
+        raise ValueError(
+            f"prepare_groups: {dims!r} names fewer than two mesh dims. One dim has a process group "
+            "already: give sets of several, like (0, 1), or none for all"
+        )
     return tuple(sorted({*found}))
 
 
 def means(mesh: Any) -> tuple[frozenset[tuple[int, ...]], bool]:
-    """By what a plan for ``mesh`` is chosen: :func:`groups_at_hand`, and whether the backend gathers and reduce-scatters better than it exchanges. None and no, on a mesh for slicing alone."""
+    """By what a plan for ``mesh`` is chosen: :func:`groups_at_hand`, and whether the backend
+    gathers and reduce-scatters better than it exchanges. None and no, on a mesh for slicing alone.
+    """
     if not compat.has_groups(mesh):
         return frozenset(), False
     backend = _backend(mesh)
-    return _at_hand(mesh, compat.flattenings(mesh), backend, len(_prepared()), ref(dist.group.WORLD)), is_native(backend)
+    return _at_hand(
+        mesh, compat.flattenings(mesh), backend, len(_prepared()), ref(dist.group.WORLD)
+    ), is_native(backend)
 
 
 def _backend(mesh: Any) -> str | None:
@@ -84,14 +119,20 @@ def _backend(mesh: Any) -> str | None:
 
 
 def groups_at_hand(mesh: Any) -> frozenset[tuple[int, ...]]:
-    """The sets of two or more mesh dims whose ranks have a process group together: what ``prepare_groups`` has made, meshes that the program has flattened, and the default group where its ranks
-    are those of the mesh. (Of one mesh dim all have one.) So it is the same on every rank, eager and compiled, in every thread.
+    """The sets of two or more mesh dims whose ranks have a process group together: what
+    ``prepare_groups`` has made, meshes that the program has flattened, and the default group where
+    its ranks are those of the mesh. (Of one mesh dim all have one.) So it is the same on every
+    rank, eager and compiled, in every thread.
     """
-    return _at_hand(mesh, compat.flattenings(mesh), _backend(mesh), len(_prepared()), ref(dist.group.WORLD))
+    return _at_hand(
+        mesh, compat.flattenings(mesh), _backend(mesh), len(_prepared()), ref(dist.group.WORLD)
+    )
 
 
 @lru_cache(maxsize=1 << 8)
-def _at_hand(mesh: Any, flattened: Any, backend: str | None, prepared: int, world: Any) -> frozenset[tuple[int, ...]]:
+def _at_hand(
+    mesh: Any, flattened: Any, backend: str | None, prepared: int, world: Any
+) -> frozenset[tuple[int, ...]]:
     dims = [m for m in range(mesh.ndim) if mesh.size(m) > 1]
     sets = (among for count in range(2, len(dims) + 1) for among in combinations(dims, count))
     return frozenset(among for among in sets if _group_of_several(mesh, among) is not None)
@@ -100,7 +141,8 @@ def _at_hand(mesh: Any, flattened: Any, backend: str | None, prepared: int, worl
 def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
     """The process group of exactly the ranks that differ on those mesh dims alone.
 
-    In this order: that of the one mesh dim; one that ``prepare_groups`` has made; that of the dims flattened, where the program has flattened them; the default group. No group is made.
+    In this order: that of the one mesh dim; one that ``prepare_groups`` has made; that of the dims
+    flattened, where the program has flattened them; the default group. No group is made.
 
     Raises:
         RuntimeError: there is none.
@@ -109,7 +151,10 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
         return compat.group_of_dim(mesh, dims[0])
     group = _group_of_several(mesh, tuple(sorted(dims)))
     if group is None:
-        raise RuntimeError(f"the ranks of the mesh dims {dims} of {mesh} have no process group together: call cute_sharding.prepare_groups(mesh) on all ranks")
+        raise RuntimeError(
+            f"the ranks of the mesh dims {dims} of {mesh} have no process group together: call "
+            "cute_sharding.prepare_groups(mesh) on all ranks"
+        )
     return group
 
 
@@ -122,15 +167,22 @@ def _group_of_several(mesh: Any, dims: tuple[int, ...]) -> Any | None:
 
 
 def _is_world(mesh: Any, dims: tuple[int, ...]) -> bool:
-    """Whether those mesh dims have all ranks of the world, and the default group the backend of the mesh."""
+    """Whether those mesh dims have all ranks of the world, and the default group the backend of the
+    mesh.
+    """
     world = dist.group.WORLD
     if mesh.size() != dist.get_world_size() or not spans(world, mesh, dims):
         return False
-    one, other = (compat.backend_name(group, mesh.device_type) for group in (world, compat.group_of_dim(mesh, dims[0])))
+    one, other = (
+        compat.backend_name(group, mesh.device_type)
+        for group in (world, compat.group_of_dim(mesh, dims[0]))
+    )
     return one == other
 
 
-# The groups that prepare_groups has made, by what is the same on all ranks: how the ranks lie on the mesh dims, and the kind of device. On a rank outside of the mesh there is None. They end with the default group.
+# The groups that prepare_groups has made, by what is the same on all ranks: how the ranks lie on
+# the mesh dims, and the kind of device. On a rank outside of the mesh there is None. They end with
+# the default group.
 _groups: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
@@ -144,14 +196,24 @@ def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
 
 def prepared_key() -> str:
     """What was prepared, for the key of what a compiler keeps on disk."""
-    return hashlib.sha1(repr(sorted(map(repr, _prepared()))).encode(), usedforsecurity=False).hexdigest()[:16] if dist.is_initialized() and _prepared() else ""
+    return (
+        hashlib.sha1(
+            repr(sorted(map(repr, _prepared()))).encode(), usedforsecurity=False
+        ).hexdigest()[:16]
+        if dist.is_initialized() and _prepared()
+        else ""
+    )
 
 
 def slices(mesh: Any, dims: Sequence[int]) -> list[list[int]]:
-    """The ranks that differ on those mesh dims alone, for every such set, also of the other slices where the mesh is one of a larger mesh."""
+    """The ranks that differ on those mesh dims alone, for every such set, also of the other slices
+    where the mesh is one of a larger mesh.
+    """
     found: dict[tuple[Any, ...], list[int]] = {}
     for i, ranks in enumerate(compat.rank_lists(mesh)):
         for at, rank in enumerate(ranks):
             place = coordinate(at, tuple(mesh.shape))
-            found.setdefault((i, *(c for m, c in enumerate(place) if m not in dims)), []).append(rank)
+            found.setdefault((i, *(c for m, c in enumerate(place) if m not in dims)), []).append(
+                rank
+            )
     return [sorted(ranks) for ranks in found.values()]

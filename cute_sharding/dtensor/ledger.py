@@ -1,10 +1,14 @@
 """Which meshes hold tensors that torch's own rules would have laid out otherwise.
 
-Torch redistributes the input of some views without a word, also of strict ones, where the view can be free. There a tensor goes on sharded that in torch's hands would be replicated, and
-whatever is computed from it. A later strict view of that may not be free, while torch's of a replica is; to raise there would stop a program that runs without us, so the view then
-redistributes. What came of which tensor nobody knows, so that is said of a mesh: it holds for all ranks alike that have run the program up to there.
+Torch redistributes the input of some views without a word, also of strict ones, where the view can
+be free. There a tensor goes on sharded that in torch's hands would be replicated, and whatever is
+computed from it. A later strict view of that may not be free, while torch's of a replica is; to
+raise there would stop a program that runs without us, so the view then redistributes. What came of
+which tensor nobody knows, so that is said of a mesh: it holds for all ranks alike that have run the
+program up to there.
 
-What torch would have done is asked only when a view is about to be refused. Until then each free view leaves a question, once for each propagation (DTensor caches them).
+What torch would have done is asked only when a view is about to be refused. Until then each free
+view leaves a question, once for each propagation (DTensor caches them).
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ _lock = fork_safe_lock()
 
 
 def note(mesh: Any, question: Question) -> None:
-    """A view of a tensor on ``mesh`` is free; ``question`` says whether torch would have redistributed its input."""
+    """A view of a tensor on ``mesh`` is free; ``question`` says whether torch would have
+    redistributed its input.
+    """
     with _lock:
         page = _page()
         if mesh not in page.diverged:
@@ -46,10 +52,14 @@ def note(mesh: Any, question: Question) -> None:
 
 
 def diverged(mesh: Any) -> bool:
-    """Whether some view of a tensor on ``mesh`` has been free since :func:`forget` that torch would have redistributed for."""
+    """Whether some view of a tensor on ``mesh`` has been free since :func:`forget` that torch would
+    have redistributed for.
+    """
     with _lock:
         page = _page()
-        if mesh not in page.diverged and any(question() for question in page.questions.pop(mesh, [])):
+        if mesh not in page.diverged and any(
+            question() for question in page.questions.pop(mesh, [])
+        ):
             page.diverged.add(mesh)
         return mesh in page.diverged
 

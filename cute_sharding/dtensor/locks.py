@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 
-def fork_safe_lock() -> threading.RLock:
-    """A lock that no thread holds while the process forks: the child would wait for ever for a thread that it does not have, and find what the lock guards half changed."""
-    lock = threading.RLock()
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+def fork_safe_lock() -> Any:
+    """A lock that no thread holds while the process forks: the child would wait for ever for a
+    thread that it does not have, and find what the lock guards half changed.
+    """
+    lock: Any = threading.RLock()
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock._at_fork_reinit
+    )
     return lock

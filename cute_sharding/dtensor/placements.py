@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, strided_shard
+from cute_sharding.dtensor.compat import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    strided_shard,
+)
 from cute_sharding.dtensor.symbols import known, unknown
 from cute_sharding.views import Cut
 
@@ -13,14 +20,19 @@ Cuts: TypeAlias = tuple[Cut, ...]
 
 
 def cut_of(placement: Placement) -> Cut:
-    """What a placement does to the tensor, as views and redistribution see it. A kind of placement that is not known is refused, not taken for Replicate."""
+    """What a placement does to the tensor, as views and redistribution see it. A kind of placement
+    that is not known is refused, not taken for Replicate.
+    """
     if isinstance(placement, StridedShard):
         return placement.dim, known(placement.split_factor)
     if isinstance(placement, Shard):
         return placement.dim, 1
     if isinstance(placement, (Replicate, Partial)):
         return None
-    raise RuntimeError(f"placement {placement!r} is of a kind that views cannot carry: redistribute to Shard, Replicate or Partial first")
+    raise RuntimeError(
+        f"placement {placement!r} is of a kind that views cannot carry: redistribute to Shard, "
+        "Replicate or Partial first"
+    )
 
 
 def placement_of(cut: Cut) -> Placement:
@@ -31,8 +43,15 @@ def placement_of(cut: Cut) -> Placement:
 
 
 def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Placement, ...]:
-    """The placements of ``cuts``; where a mesh dim shards neither before nor after, the one of ``placements``, which may be Partial."""
-    return tuple([p if cut is None and not isinstance(p, (Shard, StridedShard)) else placement_of(cut) for p, cut in zip(placements, cuts)])
+    """The placements of ``cuts``; where a mesh dim shards neither before nor after, the one of
+    ``placements``, which may be Partial.
+    """
+    return tuple(
+        [
+            p if cut is None and not isinstance(p, (Shard, StridedShard)) else placement_of(cut)
+            for p, cut in zip(placements, cuts)
+        ]
+    )
 
 
 def text(placements: Sequence[Placement]) -> str:

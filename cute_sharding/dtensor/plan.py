@@ -26,30 +26,48 @@ def plan_redistribution(
     network: Network | None = None,
     groups: Sequence[Sequence[int]] | None = None,
 ) -> RedistributionPlan:
-    """How a tensor of global ``shape`` on ``mesh`` gets from the placements ``src`` to ``dst``; sizes need not divide.
+    """How a tensor of global ``shape`` on ``mesh`` gets from the placements ``src`` to ``dst``;
+    sizes need not divide.
 
-    Nothing is communicated, and no process group is needed. It is what ``redistribute`` runs under ``enable(redistribution=True)``, which knows no memory limit; but a backend other than gloo
-    also pads blocks of rows that differ by one, for collectives of its own.
+    Nothing is communicated, and no process group is needed. It is what ``redistribute`` runs under
+    ``enable(redistribution=True)``, which knows no memory limit; but a backend other than gloo also
+    pads blocks of rows that differ by one, for collectives of its own.
 
     Args:
         shape: the global shape.
         mesh: a DeviceMesh, or its sizes.
-        src, dst: a placement for each mesh dim, applied left to right: Shard, _StridedShard, Replicate; Partial in ``src``, and in ``dst`` where ``src`` has the same.
-        memory_limit: the most elements that a device may hold at once: source, target and buffers. Exchanges are cut into rounds to keep within it.
-        groups: the sets of two or more mesh dims whose ranks have a process group together; each mesh dim by itself has one. By default all sets, as after ``prepare_groups(mesh)``; and of a
-            DeviceMesh with process groups those that it has.
-        network: latency and time per element of each mesh dim; by default NVLink within hosts of eight devices and InfiniBand between (:meth:`Network.default`).
+        src, dst: a placement for each mesh dim, applied left to right: Shard, _StridedShard,
+            Replicate; Partial in ``src``, and in ``dst`` where ``src`` has the same.
+        memory_limit: the most elements that a device may hold at once: source, target and buffers.
+            Exchanges are cut into rounds to keep within it.
+        groups: the sets of two or more mesh dims whose ranks have a process group together; each
+            mesh dim by itself has one. By default all sets, as after ``prepare_groups(mesh)``; and
+            of a DeviceMesh with process groups those that it has.
+        network: latency and time per element of each mesh dim; by default NVLink within hosts of
+            eight devices and InfiniBand between (:meth:`Network.default`).
 
     Returns:
-        The plan: ``.steps``, ``.received_elements`` (of the busiest device), ``.lower_bound``, ``.peak_elements``, ``.seconds``, ``.collectives``, ``str()``, ``.to_dict()``.
+        The plan: ``.steps``, ``.received_elements`` (of the busiest device), ``.lower_bound``,
+            ``.peak_elements``, ``.seconds``, ``.collectives``, ``str()``, ``.to_dict()``.
 
     Raises:
-        ValueError: the arguments do not fit together, or no plan keeps within ``memory_limit``; the message names the least that would do.
+        ValueError: the arguments do not fit together, or no plan keeps within ``memory_limit``; the
+            message names the least that would do.
         NotImplementedError, RuntimeError: a pending reduction that cannot be done so.
     """
-    names, at_hand = None, None if groups is None else frozenset(tuple(sorted(dims)) for dims in groups if len(dims) > 1)
+    names, at_hand = (
+        None,
+        None
+        if groups is None
+        else frozenset(tuple(sorted(dims)) for dims in groups if len(dims) > 1),
+    )
     if isinstance(mesh, DeviceMesh):
-        if groups is None and dist.is_initialized() and mesh._is_current_rank_part_of_mesh() and compat.has_groups(mesh):
+        if (
+            groups is None
+            and dist.is_initialized()
+            and mesh._is_current_rank_part_of_mesh()
+            and compat.has_groups(mesh)
+        ):
             at_hand = groups_at_hand(mesh)
         names, mesh = mesh.mesh_dim_names, tuple(mesh.shape)
     sizes, shape = tuple(map(int, mesh)), tuple(map(int, shape))
@@ -57,29 +75,58 @@ def plan_redistribution(
         raise ValueError(f"shape {shape} has a negative size")
     if any(n < 1 for n in sizes):
         raise ValueError(f"mesh {sizes} has a dim without devices")
-    source, target = (_checked(placements, shape, sizes, name) for placements, name in ((src, "src"), (dst, "dst")))
+    source, target = (
+        _checked(placements, shape, sizes, name)
+        for placements, name in ((src, "src"), (dst, "dst"))
+    )
     for dims in at_hand or ():
         if not all(0 <= m < len(sizes) for m in dims):
-            raise ValueError(f"groups has {dims}, which are no mesh dims of {sizes}: give sets of numbers from 0 to {len(sizes) - 1}")
+            raise ValueError(
+                f"groups has {dims}, which are no mesh dims of {sizes}: give sets of numbers from "
+                f"0 to {len(sizes) - 1}"
+            )
     for m, (before, after) in enumerate(zip(source, target)):
-        if before != after and (isinstance(after, Partial) or (isinstance(before, Partial) and type(before) is not Partial)):
-            raise ValueError(f"no plan from {before} to {after} on mesh dim {m}: only torch's own Partial can be reduced by plan, and nothing but itself made Partial")
-    plan = prepare(shape, sizes, source, target, network=network, memory_limit=memory_limit, groups=at_hand).plan
+        if before != after and (
+            isinstance(after, Partial)
+            or (isinstance(before, Partial) and type(before) is not Partial)
+        ):
+            raise ValueError(
+                f"no plan from {before} to {after} on mesh dim {m}: only torch's own Partial can "
+                "be reduced by plan, and nothing but itself made Partial"
+            )
+    plan = prepare(
+        shape, sizes, source, target, network=network, memory_limit=memory_limit, groups=at_hand
+    ).plan
     return plan.named(names)
 
 
-def _checked(placements: Sequence[Any], shape: tuple[int, ...], sizes: tuple[int, ...], name: str) -> tuple[Placement, ...]:
+def _checked(
+    placements: Sequence[Any], shape: tuple[int, ...], sizes: tuple[int, ...], name: str
+) -> tuple[Placement, ...]:
     """The placements with their dims counted from 0."""
     if len(placements) != len(sizes):
-        raise ValueError(f"{name} has {len(placements)} placements {text(placements)} for a mesh of {len(sizes)} dims {sizes}: give one for each")
+        raise ValueError(
+            f"{name} has {len(placements)} placements {text(placements)} for a mesh of "
+            f"{len(sizes)} dims {sizes}: give one for each"
+        )
     result: list[Placement] = []
     for placement in placements:
         if not isinstance(placement, Placement):
-            raise TypeError(f"{name} has {placement!r}, which is no placement: use Shard, _StridedShard, Replicate or Partial of torch.distributed.tensor")
+            raise TypeError(
+                f"{name} has {placement!r}, which is no placement: use Shard, _StridedShard, "
+                "Replicate or Partial of torch.distributed.tensor"
+            )
         if isinstance(placement, (Shard, StridedShard)):
             if not -len(shape) <= placement.dim < len(shape):
-                raise ValueError(f"{name}: placement {placement} names dim {placement.dim}; the shape {shape} has {len(shape)} dims")
+                raise ValueError(
+                    f"{name}: placement {placement} names dim {placement.dim}; the shape {shape} "
+                    f"has {len(shape)} dims"
+                )
             dim = placement.dim % len(shape)
-            placement = StridedShard(dim, split_factor=placement.split_factor) if isinstance(placement, StridedShard) else Shard(dim)
+            placement = (
+                StridedShard(dim, split_factor=placement.split_factor)
+                if isinstance(placement, StridedShard)
+                else Shard(dim)
+            )
         result.append(placement)
     return tuple(result)

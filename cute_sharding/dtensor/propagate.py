@@ -1,4 +1,6 @@
-"""Propagation on torch's placements: free where it can be, a redistribution where it may be, else an error that says what to do."""
+"""Propagation on torch's placements: free where it can be, a redistribution where it may be, else
+an error that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard, stock_propagate, torch_rule
+from cute_sharding.dtensor.compat import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    stock_propagate,
+    torch_rule,
+)
 from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.settings import Implicit
 from cute_sharding.dtensor.stats import count, logger
@@ -36,19 +46,27 @@ def propagate_shape_and_sharding(
 ) -> tuple[Sequence[Placement], Sequence[Placement]]:
     """The placements that a view needs of its input, and those of its output.
 
-    The signature, and the kinds of value, of torch.distributed.tensor._ops._view_ops.propagate_shape_and_sharding; the rule may be torch's DimMap or ours.
-    Where the view can be free, the first result is ``input_src_placements``.
+    The signature, and the kinds of value, of
+    torch.distributed.tensor._ops._view_ops.propagate_shape_and_sharding; the rule may be torch's
+    DimMap or ours. Where the view can be free, the first result is ``input_src_placements``.
 
     Raises:
-        RuntimeError: ``strict_view``, and no placements of the output hold what the devices hold. It names placements of the input that would do.
+        RuntimeError: ``strict_view``, and no placements of the output hold what the devices hold.
+            It names placements of the input that would do.
         ValueError: the arguments do not fit together.
     """
     if len(input_src_placements) != len(mesh_sizes):
-        raise ValueError(f"{len(input_src_placements)} placements {text(input_src_placements)} for a mesh of {len(mesh_sizes)} dims {tuple(mesh_sizes)}: give one for each")
+        raise ValueError(
+            f"{len(input_src_placements)} placements {text(input_src_placements)} for a mesh of "
+            f"{len(mesh_sizes)} dims {tuple(mesh_sizes)}: give one for each"
+        )
     for placement in input_src_placements:
         cut = cut_of(placement)
         if cut is not None and not 0 <= cut[0] < len(global_input_shape):
-            raise ValueError(f"placement {placement} names dim {cut[0]}; the shape {tuple(global_input_shape)} has {len(global_input_shape)} dims, counted from 0")
+            raise ValueError(
+                f"placement {placement} names dim {cut[0]}; the shape {tuple(global_input_shape)} "
+                f"has {len(global_input_shape)} dims, counted from 0"
+            )
     view = view_of(global_input_shape, rule)
     with refusals_counted("view"):
         decision = decide(
@@ -56,7 +74,13 @@ def propagate_shape_and_sharding(
             tuple(input_src_placements),
             tuple(mesh_sizes),
             strict=strict_view,
-            stock=lambda: stock_propagate(input_src_placements, tuple(global_input_shape), torch_rule(rule), tuple(mesh_sizes), strict_view)[0],
+            stock=lambda: stock_propagate(
+                input_src_placements,
+                tuple(global_input_shape),
+                torch_rule(rule),
+                tuple(mesh_sizes),
+                strict_view,
+            )[0],
         )
     count("view", decision.outcome)
     return decision.source, list(decision.output)
@@ -64,7 +88,9 @@ def propagate_shape_and_sharding(
 
 @contextmanager
 def refusals_counted(op: str) -> Iterator[None]:
-    """Counts a refusal that leaves the ``with`` block. Other outcomes are counted where they are final."""
+    """Counts a refusal that leaves the ``with`` block. Other outcomes are counted where they are
+    final.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -97,18 +123,24 @@ def decide(
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
 
-    Where it is redistributed, it goes where torch's rules for views that may communicate take it: the mesh dims that block the view are replicated, and the others kept. Programs around a
-    view expect that. Only where ``implicit_redistribution`` is "cheapest" it goes where the fewest elements are received.
+    Where it is redistributed, it goes where torch's rules for views that may communicate take it:
+    the mesh dims that block the view are replicated, and the others kept. Programs around a view
+    expect that. Only where ``implicit_redistribution`` is "cheapest" it goes where the fewest
+    elements are received.
 
     Args:
         view: the view, on the global shape.
         strict: whether the op must not communicate.
         row: the op's row of the rule table, for the needs of its local form.
-        implicit_redistribution: let strict ops redistribute as well, to the "cheapest" placements that make the view free, or so that what blocks it is on every device ("replicate").
-        stock: what torch's own rule makes of the input placements; asked only for a strict view that cannot be free, since a program that runs on
-            torch's silent redistribution keeps running on ours, and receives no more.
-        diverged: whether the tensor may come of a view that is free here and redistributed by torch, so that in torch's hands it would not be what it is now. Asked last.
-        reachable: whether an explicit redistribution of the input, as it would run now, can be trusted to get there: others are not suggested.
+        implicit_redistribution: let strict ops redistribute as well, to the "cheapest" placements
+            that make the view free, or so that what blocks it is on every device ("replicate").
+        stock: what torch's own rule makes of the input placements; asked only for a strict view
+            that cannot be free, since a program that runs on torch's silent redistribution keeps
+            running on ours, and receives no more.
+        diverged: whether the tensor may come of a view that is free here and redistributed by
+            torch, so that in torch's hands it would not be what it is now. Asked last.
+        reachable: whether an explicit redistribution of the input, as it would run now, can be
+            trusted to get there: others are not suggested.
 
     Raises:
         RuntimeError: nothing is free, and redistribution is not allowed.
@@ -151,12 +183,29 @@ def decide(
 
     plain = None
     if None not in hinted((*view.input_shape, *view.target)):
-        plain = _choices(view, row, placements, cuts, mesh, SUGGESTIONS, lambda target: reachable(target) and all(cut is None or cut[1] == 1 for cut in target))
-        plain = [choice for choice in plain if reachable(choice.target.source)]  # replicating everything is always among them
+        plain = _choices(
+            view,
+            row,
+            placements,
+            cuts,
+            mesh,
+            SUGGESTIONS,
+            lambda target: reachable(target) and all(cut is None or cut[1] == 1 for cut in target),
+        )
+        plain = [
+            choice for choice in plain if reachable(choice.target.source)
+        ]  # replicating everything is always among them
     raise RuntimeError(_explain(op, view, mesh, mesh_names, placements, blocked, plain, said))
 
 
-def _redistributed(op: str, view: View, mesh: Sequence[int], placements: tuple[Placement, ...], source: tuple[Placement, ...], output: tuple[Placement, ...]) -> Decision:
+def _redistributed(
+    op: str,
+    view: View,
+    mesh: Sequence[int],
+    placements: tuple[Placement, ...],
+    source: tuple[Placement, ...],
+    output: tuple[Placement, ...],
+) -> Decision:
     _log(op, view, mesh, placements, source, output, "redistribution")
     return Decision(source, output, "redistribution")
 
@@ -171,20 +220,38 @@ def _choices(
     allowed: Callable[[Cuts], bool] = lambda target: True,
 ) -> list[_Choice]:
     """Placements of the input that make the view free, cheapest first."""
-    not_sharded = [d for d in range(len(view.input_shape)) if d not in view.kept] if row is not None and row.wants_whole_dims else []
-    pending = [m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))]
+    not_sharded = (
+        [d for d in range(len(view.input_shape)) if d not in view.kept]
+        if row is not None and row.wants_whole_dims
+        else []
+    )
+    pending = [
+        m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))
+    ]
     result = []
     # Which is cheapest is a matter of the sizes at hand; that it is free is proved for all.
     at_hand = _at_hand(view)
-    for target in free_targets(at_hand, hinted(cuts), mesh, fixed=pending, unsharded=not_sharded, allowed=allowed, most=most):
+    for target in free_targets(
+        at_hand,
+        hinted(cuts),
+        mesh,
+        fixed=pending,
+        unsharded=not_sharded,
+        allowed=allowed,
+        most=most,
+    ):
         source = _reduced(row, replaced(placements, target.source))
         cuts_after = target.output if at_hand is view else carry(view, target.source, mesh).cuts
         result.append(_Choice(target, source, replaced(source, cuts_after)))
     return result
 
 
-def _unblocked(view: View, row: Row | None, placements: tuple[Placement, ...], mesh: tuple[int, ...]) -> tuple[Placement, ...]:
-    """The placements with the mesh dims replicated that block the view, one after the other until none does."""
+def _unblocked(
+    view: View, row: Row | None, placements: tuple[Placement, ...], mesh: tuple[int, ...]
+) -> tuple[Placement, ...]:
+    """The placements with the mesh dims replicated that block the view, one after the other until
+    none does.
+    """
     source = _reduced(row, placements)
     while True:
         cuts = tuple([cut_of(p) for p in source])
@@ -200,17 +267,29 @@ def _at_hand(view: View) -> View:
     """The view for the sizes of the call that is being compiled."""
     if not any(isinstance(n, Size) for n in (*view.input_shape, *view.sizes, *view.target)):
         return view
-    return View(hinted(view.input_shape), view.source, hinted(view.sizes), hinted(view.target), view.kept, view.home, view.rank)
+    return View(
+        hinted(view.input_shape),
+        view.source,
+        hinted(view.sizes),
+        hinted(view.target),
+        view.kept,
+        view.home,
+        view.rank,
+    )
 
 
 def _check_has_numbers(cuts: Cuts) -> None:
-    """A placement needs its split factor as a number, at the latest where it leaves the compiled program."""
+    """A placement needs its split factor as a number, at the latest where it leaves the compiled
+    program.
+    """
     for cut in cuts:
         if cut is not None and hinted(cut[1]) is None:
             raise Undecided(f"{cut[1]} == 2")
 
 
-def _all_replicated(op: str, view: View, row: Row | None, mesh: Sequence[int], placements: tuple[Placement, ...]) -> Decision:
+def _all_replicated(
+    op: str, view: View, row: Row | None, mesh: Sequence[int], placements: tuple[Placement, ...]
+) -> Decision:
     """What is right whatever the sizes."""
     source = _reduced(row, _unsharded(placements))
     return _redistributed(op, view, mesh, placements, source, source)
@@ -220,11 +299,17 @@ def _unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     return tuple([Replicate() if isinstance(p, (Shard, StridedShard)) else p for p in placements])
 
 
-def _unknown(op: str, view: View, mesh: Sequence[int], placements: Sequence[Placement], fact: str) -> str:
+def _unknown(
+    op: str, view: View, mesh: Sequence[int], placements: Sequence[Placement], fact: str
+) -> str:
     return (
-        f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh {tuple(mesh)} with placements {text(placements)}: whether that is free depends on sizes that have no "
-        f"value while the program is compiled. It could be decided if this were known: {fact}. Say so before the view, if it holds: torch._check({fact}); or redistribute the tensor first "
-        f"to {text(_unsharded(placements))}; or let views do so themselves: cute_sharding.enable(implicit_redistribution=True)."
+        f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh "
+        f"{tuple(mesh)} with placements {text(placements)}: whether that is free depends on sizes "
+        "that have no "
+        f"value while the program is compiled. It could be decided if this were known: {fact}. Say "
+        f"so before the view, if it holds: torch._check({fact}); or redistribute the tensor first "
+        f"to {text(_unsharded(placements))}; or let views do so themselves: "
+        "cute_sharding.enable(implicit_redistribution=True)."
     )
 
 
@@ -232,12 +317,19 @@ def _linear(placement: Placement) -> bool:
     return placement.reduce_op in ("sum", "avg")  # type: ignore[attr-defined]
 
 
-def _blocked_by_row(view: View, row: Row | None, placements: Sequence[Placement], cuts: Cuts, mesh: Sequence[int]) -> int | None:
+def _blocked_by_row(
+    view: View, row: Row | None, placements: Sequence[Placement], cuts: Cuts, mesh: Sequence[int]
+) -> int | None:
     """The first mesh dim that the op's local form cannot do with, whatever the layout says."""
     if row is None:
         return None
     for mesh_dim, (placement, cut) in enumerate(zip(placements, cuts)):
-        if row.wants_whole_dims and cut is not None and cut[0] not in view.kept and mesh[mesh_dim] > 1:
+        if (
+            row.wants_whole_dims
+            and cut is not None
+            and cut[0] not in view.kept
+            and mesh[mesh_dim] > 1
+        ):
             return mesh_dim
         if row.pairs and isinstance(placement, Partial) and not _linear(placement):
             return mesh_dim
@@ -248,11 +340,17 @@ def _reduced(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placem
     """The placements with the pending reductions that the op does not commute with done."""
     if row is None or not row.pairs:
         return placements
-    return tuple([Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements])
+    return tuple(
+        [Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements]
+    )
 
 
-def ask(stock: Callable[[], Sequence[Placement]] | None) -> tuple[tuple[Placement, ...] | None, str | None]:
-    """The placements that torch's own rule wants of the input; None and what it says where it raises."""
+def ask(
+    stock: Callable[[], Sequence[Placement]] | None,
+) -> tuple[tuple[Placement, ...] | None, str | None]:
+    """The placements that torch's own rule wants of the input; None and what it says where it
+    raises.
+    """
     if stock is None:
         return None, None
     try:
@@ -261,10 +359,30 @@ def ask(stock: Callable[[], Sequence[Placement]] | None) -> tuple[tuple[Placemen
         return None, next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _log(op: str, view: View, mesh: Sequence[int], before: Sequence[Placement], source: Sequence[Placement], output: Sequence[Placement], outcome: str) -> None:
+def _log(
+    op: str,
+    view: View,
+    mesh: Sequence[int],
+    before: Sequence[Placement],
+    source: Sequence[Placement],
+    output: Sequence[Placement],
+    outcome: str,
+) -> None:
     if logger.isEnabledFor(logging.DEBUG):
-        how = {"algebra": "free, blocks of one size", "tracing": "free, traced on each kind of device"}.get(outcome, f"input redistributed to {text(source)}")
-        logger.debug("%s: %s %s -> %s %s on mesh %s: %s", op, tuple(view.input_shape), text(before), view.output_shape, text(output), tuple(mesh), how)
+        how = {
+            "algebra": "free, blocks of one size",
+            "tracing": "free, traced on each kind of device",
+        }.get(outcome, f"input redistributed to {text(source)}")
+        logger.debug(
+            "%s: %s %s -> %s %s on mesh %s: %s",
+            op,
+            tuple(view.input_shape),
+            text(before),
+            view.output_shape,
+            text(output),
+            tuple(mesh),
+            how,
+        )
 
 
 def _explain(
@@ -277,23 +395,42 @@ def _explain(
     choices: list[_Choice] | None,
     said: str | None,
 ) -> str:
-    sizes = ", ".join(f"{name}={n}" for name, n in zip(names, mesh)) if names else ", ".join(map(str, mesh))
+    sizes = (
+        ", ".join(f"{name}={n}" for name, n in zip(names, mesh))
+        if names
+        else ", ".join(map(str, mesh))
+    )
     axis = f"mesh dim {blocked}" + (f" ({names[blocked]!r})" if names else "")
     lines = [
-        f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh ({sizes}) with placements {text(placements)} cannot be done without communication: "
-        f"what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices is no Shard or _StridedShard of the output.",
+        f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh "
+        f"({sizes}) with placements {text(placements)} cannot be done without communication: "
+        f"what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices is no Shard or "
+        "_StridedShard of the output.",
     ]
     if choices is None:
-        lines.append(f"Redistribute the input first: .redistribute(placements={list(_unsharded(placements))!r})")
+        lines.append(
+            "Redistribute the input first: "
+            f".redistribute(placements={list(_unsharded(placements))!r})"
+        )
     elif choices:
         lines.append("Redistribute the input first, for example (cheapest first):")
         for target, source, output in choices:
-            lines.append(f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; each device receives up to {target.received} elements")
-        lines.append("or let views do so themselves: cute_sharding.enable(implicit_redistribution=True).")
-    else:
-        lines.append("Let views redistribute their input: cute_sharding.enable(implicit_redistribution=True).")
+            lines.append(
+                f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; "
+                f"each device receives up to {target.received} elements"
+            )
         lines.append(
-            "To redistribute it yourself, switch on enable(redistribution=True) first: torch's own redistribution reads these split factors as a shard order, which they are not, or plans "
+            "or let views do so themselves: cute_sharding.enable(implicit_redistribution=True)."
+        )
+    else:
+        lines.append(
+            "Let views redistribute their input: "
+            "cute_sharding.enable(implicit_redistribution=True)."
+        )
+        lines.append(
+            "To redistribute it yourself, switch on enable(redistribution=True) first: torch's own "
+            "redistribution reads these split factors as a shard order, which they are not, or "
+            "plans "
             "ranks of different sizes differently, and gives wrong data or waits for ever."
         )
     if said:

@@ -1,4 +1,6 @@
-"""Ranks and their places on a mesh and in a process group; and every rank in turn, under LocalTensorMode."""
+"""Ranks and their places on a mesh and in a process group; and every rank in turn, under
+LocalTensorMode.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from cute_sharding.redistribution.chains import Device
 
 
 def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """``function(rank, *local tensors)``: of this process's rank, or under LocalTensorMode of every rank."""
+    """``function(rank, *local tensors)``: of this process's rank, or under LocalTensorMode of every
+    rank.
+    """
     mode = compat.local_tensor_mode()
     if mode is None:
         return function(compat.this_rank(), *tensors)
@@ -30,7 +34,10 @@ def ints_on_each_rank(function: Callable[[int], Sequence[int]]) -> list[Any]:
     if mode is None:
         return list(function(compat.this_rank()))
     lists = {rank: function(rank) for rank in mode.ranks}
-    return [compat.local_int({rank: ints[i] for rank, ints in lists.items()}) for i in range(len(next(iter(lists.values()))))]
+    return [
+        compat.local_int({rank: ints[i] for rank, ints in lists.items()})
+        for i in range(len(next(iter(lists.values()))))
+    ]
 
 
 def true_on_each_rank(function: Callable[[int], bool]) -> bool:
@@ -45,8 +52,12 @@ def place(mesh: Any, rank: int) -> Device:
 
 
 def ranks_beside(mesh: Any, rank: int) -> list[int]:
-    """All ranks of the mesh in its order, or those of ``rank``'s slice if it is a slice of a larger one."""
-    found: list[int] | None = next((ranks for ranks in compat.rank_lists(mesh) if rank in ranks), None)
+    """All ranks of the mesh in its order, or those of ``rank``'s slice if it is a slice of a larger
+    one.
+    """
+    found: list[int] | None = next(
+        (ranks for ranks in compat.rank_lists(mesh) if rank in ranks), None
+    )
     if found is None:
         raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")
     return found
@@ -62,23 +73,38 @@ def coordinate(index: int, sizes: tuple[int, ...]) -> Device:
 
 @lru_cache(maxsize=1 << 10)
 def peers(mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device, ...]:
-    """The coordinates of the ranks that differ from ``rank`` on ``dims`` alone, in the order of their process group: by rank."""
+    """The coordinates of the ranks that differ from ``rank`` on ``dims`` alone, in the order of
+    their process group: by rank.
+    """
     ranks, sizes = ranks_beside(mesh, rank), tuple(mesh.shape)
-    found = product(*[range(n) if m in dims else [k] for m, (n, k) in enumerate(zip(sizes, place(mesh, rank)))])
+    found = product(
+        *[range(n) if m in dims else [k] for m, (n, k) in enumerate(zip(sizes, place(mesh, rank)))]
+    )
     steps = [prod(sizes[m + 1 :]) for m in range(len(sizes))]
-    return tuple(sorted(found, key=lambda device: ranks[sum(k * step for k, step in zip(device, steps))]))
+    return tuple(
+        sorted(found, key=lambda device: ranks[sum(k * step for k, step in zip(device, steps))])
+    )
 
 
 @lru_cache(maxsize=1 << 10)
 def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
-    """Whether process groups of those mesh dims number their ranks as the mesh does, with these dims in this order, the last the fastest."""
+    """Whether process groups of those mesh dims number their ranks as the mesh does, with these
+    dims in this order, the last the fastest.
+    """
     sizes = tuple(mesh.shape)
     lists = compat.rank_lists(mesh)
     if list(dims) == sorted(dims) and all(a < b for ranks in lists for a, b in pairwise(ranks)):
         return True
     for ranks in lists:
         last: dict[tuple[int, ...], int] = {}
-        placed = sorted((tuple([place[m] for m in dims]), tuple([c for m, c in enumerate(place) if m not in dims]), rank) for rank, place in zip(ranks, (coordinate(i, sizes) for i in range(len(ranks)))))
+        placed = sorted(
+            (
+                tuple([place[m] for m in dims]),
+                tuple([c for m, c in enumerate(place) if m not in dims]),
+                rank,
+            )
+            for rank, place in zip(ranks, (coordinate(i, sizes) for i in range(len(ranks))))
+        )
         for _, others, rank in placed:
             if last.get(others, -1) > rank:
                 return False
@@ -92,7 +118,9 @@ def spans(group: Any, mesh: Any, dims: Sequence[int]) -> bool:
 
 
 def copies_natively(group: Any, mesh: Any) -> bool:
-    """Whether the backend gathers and reduce-scatters better than an all-to-all does it. gloo does not, where copies follow: its own go by lists of tensors that it copies once more."""
+    """Whether the backend gathers and reduce-scatters better than an all-to-all does it. gloo does
+    not, where copies follow: its own go by lists of tensors that it copies once more.
+    """
     return is_native(compat.backend_name(group, mesh.device_type))
 
 

@@ -1,9 +1,12 @@
 """In which order the mesh dims of a DTensor cut its tensor dims.
 
-Left to right, each what the ones before it left: that is how torch lays out what ``distribute_tensor`` gets, and what view propagation means. But a spec may also say an order of its
-own; and torch *moves* specs of _StridedShard placements that a program made (fully_shard over tensor parallelism does) as if the split factors encoded an order: ``[_StridedShard(0, split_factor=2), Shard(0)]``
-on mesh dims of 4 and 2 is then the second mesh dim first. Where sizes divide, both readings say the same. Where they do not, they may say different sizes, torch has tensors of both
-kinds, and nothing but the local shapes tells which one is at hand.
+Left to right, each what the ones before it left: that is how torch lays out what
+``distribute_tensor`` gets, and what view propagation means. But a spec may also say an order of its
+own; and torch *moves* specs of _StridedShard placements that a program made (fully_shard over
+tensor parallelism does) as if the split factors encoded an order: ``[_StridedShard(0,
+split_factor=2), Shard(0)]`` on mesh dims of 4 and 2 is then the second mesh dim first. Where sizes
+divide, both readings say the same. Where they do not, they may say different sizes, torch has
+tensors of both kinds, and nothing but the local shapes tells which one is at hand.
 """
 
 from __future__ import annotations
@@ -26,19 +29,25 @@ from cute_sharding.redistribution.cost import coordinates
 from cute_sharding.redistribution.meeting import held, size
 from cute_sharding.redistribution.plan import within
 
-# Where a spec keeps the reading that was found for it: torch hands the spec of a tensor on, to its gradient and to its next use.
+# Where a spec keeps the reading that was found for it: torch hands the spec of a tensor on, to its
+# gradient and to its next use.
 _KEPT = "_cute_sharding_reading"
-# Autograd makes the spec of a gradient anew. So of specs that a program made itself, which are few, it is also kept here; all ranks of their mesh have found it together.
+# Autograd makes the spec of a gradient anew. So of specs that a program made itself, which are few,
+# it is also kept here; all ranks of their mesh have found it together.
 _plain: set[Any] = set()
 
 
 @lru_cache(maxsize=1 << 12)
-def left_to_right(shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[Placement, ...]) -> Chains:
+def left_to_right(
+    shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[Placement, ...]
+) -> Chains:
     return chains_of([cut_of(p) for p in placements], len(shape), mesh)
 
 
 def readings(spec: DTensorSpec) -> tuple[Chains, Chains | None]:
-    """The chains of a spec, and other chains that it might mean as well, where devices would then hold something else."""
+    """The chains of a spec, and other chains that it might mean as well, where devices would then
+    hold something else.
+    """
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     plain = left_to_right(shape, mesh, tuple(spec.placements))
     order = compat.shard_order(spec)
@@ -56,16 +65,24 @@ def agree(shape: Sequence[int], spec: DTensorSpec, placements: Sequence[Placemen
     if order is None:
         return True
     mesh = tuple(spec.mesh.shape)
-    return _same(tuple(shape), mesh, left_to_right(tuple(shape), mesh, tuple(placements)), _ordered(order, len(shape), mesh))
+    return _same(
+        tuple(shape),
+        mesh,
+        left_to_right(tuple(shape), mesh, tuple(placements)),
+        _ordered(order, len(shape), mesh),
+    )
 
 
 def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
-    """How the tensor at hand is cut. Where that can be read in two ways, the ranks tell one another which one their local shapes fit, in tiny all-reduces, the first time that they see its spec.
+    """How the tensor at hand is cut. Where that can be read in two ways, the ranks tell one another
+    which one their local shapes fit, in tiny all-reduces, the first time that they see its spec.
 
-    Of what redistribution made it is known. Where there is nothing to communicate about, while a graph is traced and on meta and fake tensors, it is torch's reading, the shard order.
+    Of what redistribution made it is known. Where there is nothing to communicate about, while a
+    graph is traced and on meta and fake tensors, it is torch's reading, the shard order.
 
     Raises:
-        RuntimeError: on every rank, where neither fits them all; or where local shapes cannot tell, as on a few meshes of three dims.
+        RuntimeError: on every rank, where neither fits them all; or where local shapes cannot tell,
+            as on a few meshes of three dims.
     """
     plain, ordered = readings(spec)
     if ordered is None:
@@ -75,8 +92,11 @@ def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
     shape, sizes = tuple(spec.shape), tuple(spec.mesh.shape)
     if not _shapes_tell(shape, sizes, plain, ordered):
         raise RuntimeError(
-            f"a DTensor of shape {shape} on mesh {sizes} with placements {spec.placements} can be read left to right or as a shard order, which are other rows in local tensors of the same "
-            "sizes: nothing tells which. Make it with Shard or Replicate placements, and redistribute it from there"
+            f"a DTensor of shape {shape} on mesh {sizes} with placements {spec.placements} can be "
+            "read left to right or as a shard order, which are other rows in local tensors of the "
+            "same "
+            "sizes: nothing tells which. Make it with Shard or Replicate placements, and "
+            "redistribute it from there"
         )
     if compat.is_tracing() or compat.is_imagined(local):
         return ordered
@@ -85,14 +105,19 @@ def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
     elif _fits(spec, plain, local):
         chosen = plain
     else:
-        raise RuntimeError(f"the local tensors of a DTensor of shape {tuple(spec.shape)} with placements {spec.placements} are of sizes that neither reading of the placements gives")
+        raise RuntimeError(
+            f"the local tensors of a DTensor of shape {tuple(spec.shape)} with placements "
+            f"{spec.placements} are of sizes that neither reading of the placements gives"
+        )
     object.__setattr__(spec, _KEPT, chosen)
     (_plain.add if chosen == plain else _plain.discard)(_key(spec))
     return chosen
 
 
 def of_target(spec: DTensorSpec, *, is_explicit: bool) -> Chains:
-    """How a result is to be cut: where that can be read in two ways, as torch's redistribution cuts it, in the order; a gradient as the tensor that it belongs to."""
+    """How a result is to be cut: where that can be read in two ways, as torch's redistribution cuts
+    it, in the order; a gradient as the tensor that it belongs to.
+    """
     plain, ordered = readings(spec)
     if ordered is None:
         return plain
@@ -125,7 +150,10 @@ def _shapes_tell(shape: tuple[int, ...], mesh: tuple[int, ...], one: Chains, oth
     """Whether some device's local shape differs."""
     for device in product(*(coordinates(n, prod(mesh)) for n in mesh)):
         for n, a, b in zip(shape, one, other):
-            sizes = [size(held(n, tuple([(f, mesh[m], device[m]) for m, f in chain]))) for chain in (a, b)]
+            sizes = [
+                size(held(n, tuple([(f, mesh[m], device[m]) for m, f in chain])))
+                for chain in (a, b)
+            ]
             if sizes[0] != sizes[1]:
                 return True
     return False
@@ -138,11 +166,23 @@ def _fits(spec: DTensorSpec, chains: Chains, local: torch.Tensor) -> bool:
 
     def expected(rank: int) -> tuple[int, ...]:
         device = place(mesh, rank)
-        return tuple([size(held(n, tuple([(f, sizes[m], device[m]) for m, f in chain]))) for n, chain in zip(spec.shape, chains)])
+        return tuple(
+            [
+                size(held(n, tuple([(f, sizes[m], device[m]) for m, f in chain])))
+                for n, chain in zip(spec.shape, chains)
+            ]
+        )
 
     if compat.local_tensor_mode() is not None:
-        return true_on_each_rank(lambda rank: tuple(compat.local_of(compat.waited(local), rank).shape) == expected(rank))
-    mine = on_each_rank(lambda rank, x: torch.tensor([tuple(x.shape) == expected(rank)], dtype=torch.int32, device=x.device), local)
+        return true_on_each_rank(
+            lambda rank: tuple(compat.local_of(compat.waited(local), rank).shape) == expected(rank)
+        )
+    mine = on_each_rank(
+        lambda rank, x: torch.tensor(
+            [tuple(x.shape) == expected(rank)], dtype=torch.int32, device=x.device
+        ),
+        local,
+    )
     for m, n in enumerate(sizes):
         if n > 1:
             mine = compat.waited(compat.all_reduce(mine, "min", group_of(mesh, (m,))))

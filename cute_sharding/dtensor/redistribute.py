@@ -1,4 +1,6 @@
-"""DTensor's redistribution by plan: what stands in for torch.distributed.tensor._redistribute.redistribute_local_tensor."""
+"""DTensor's redistribution by plan: what stands in for
+torch.distributed.tensor._redistribute.redistribute_local_tensor.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, plan_steps, questions, received_by
+from cute_sharding.redistribution.plan import (
+    Held,
+    RedistributionPlan,
+    collectives,
+    plan_steps,
+    questions,
+    received_by,
+)
 from cute_sharding.redistribution.routes import Groups, admits
 from cute_sharding.redistribution.step import Step
 
@@ -34,15 +43,28 @@ MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
 
 
 class Traffic:
-    """What one redistribution moves each time that it runs, for :func:`cute_sharding.stats`. Worked out when somebody asks."""
+    """What one redistribution moves each time that it runs, for :func:`cute_sharding.stats`. Worked
+    out when somebody asks.
+    """
 
-    def __init__(self, shape: tuple[int, ...], mesh: tuple[int, ...], before: tuple[Placement, ...], after: tuple[Placement, ...], steps: Sequence[Step]) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        mesh: tuple[int, ...],
+        before: tuple[Placement, ...],
+        after: tuple[Placement, ...],
+        steps: Sequence[Step],
+    ) -> None:
         self._question, self._steps = (shape, mesh, before, after), steps
 
     @cached_property
     def moved(self) -> Moved:
         received = sum(step.received_elements for step in self._steps if step.communicates)
-        return Moved(plan=1, collectives=sum(step.collectives for step in self._steps), received_elements=received)
+        return Moved(
+            plan=1,
+            collectives=sum(step.collectives for step in self._steps),
+            received_elements=received,
+        )
 
     @cached_property
     def stock_received_elements(self) -> int | None:
@@ -51,41 +73,72 @@ class Traffic:
 
 
 class Prepared(NamedTuple):
-    """A plan, and what placements do by methods of their own: mesh dims whose reduction comes before it, and on which the result is made a contribution after it."""
+    """A plan, and what placements do by methods of their own: mesh dims whose reduction comes
+    before it, and on which the result is made a contribution after it.
+    """
 
     plan: RedistributionPlan
     foreign: tuple[int, ...]
     made: tuple[int, ...]
     traffic: Traffic
-    handed_out: int | None = None  # one of the former, whose reduction hands out blocks as they are wanted: nothing is left to do then
+    handed_out: int | None = (
+        # one of the former, whose reduction hands out blocks as they are wanted: nothing is left to
+        # do then
+        None
+    )
 
 
-def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, async_op: bool = False, is_explicit: bool = False, counted: bool = True) -> torch.Tensor:
+def redistribute_local_tensor(
+    local: torch.Tensor,
+    current: DTensorSpec,
+    target: DTensorSpec,
+    *,
+    async_op: bool = False,
+    is_explicit: bool = False,
+    counted: bool = True,
+) -> torch.Tensor:
     """Take this rank's local tensor from the placements of ``current`` to those of ``target``.
 
-    Pending reductions of torch's own Partial are part of the plan; those of other kinds (a masked embedding's, a norm's) are finished first, by the placement's own method.
-    What the specs tell to be wrong is refused before anything is sent, by every rank alike; a local tensor that is not of the shape its spec gives it, by the rank that has it.
+    Pending reductions of torch's own Partial are part of the plan; those of other kinds (a masked
+    embedding's, a norm's) are finished first, by the placement's own method. What the specs tell to
+    be wrong is refused before anything is sent, by every rank alike; a local tensor that is not of
+    the shape its spec gives it, by the rank that has it.
 
     Raises:
-        NotImplementedError: the meshes differ, or a masked embedding's reduction is to stay pending while elements move.
+        NotImplementedError: the meshes differ, or a masked embedding's reduction is to stay pending
+            while elements move.
         RuntimeError: a change of one pending reduction into another.
-        ValueError: mixed reductions that do not commute, or a pending reduction that a result cannot be turned back into.
+        ValueError: mixed reductions that do not commute, or a pending reduction that a result
+            cannot be turned back into.
     """
     mesh: Any = current.mesh
     if mesh != target.mesh:
-        raise NotImplementedError(f"redistribution from mesh {mesh} to another, {target.mesh}: DTensor has no such communication yet")
+        raise NotImplementedError(
+            f"redistribution from mesh {mesh} to another, {target.mesh}: DTensor has no such "
+            "communication yet"
+        )
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
     before, after = tuple(current.placements), tuple(target.placements)
     shape = sizes_at_hand(current.shape)
-    at_hand = [compat.with_shape(spec, shape) for spec in (current, target)] if compat.is_symbolic(tuple(current.shape)) else [current, target]
+    at_hand = (
+        [compat.with_shape(spec, shape) for spec in (current, target)]
+        if compat.is_symbolic(tuple(current.shape))
+        else [current, target]
+    )
     source, wanted = of_source(at_hand[0], local), of_target(at_hand[1], is_explicit=is_explicit)
     plan, foreign, made, traffic, handed_out = planned(mesh, shape, before, after, source, wanted)
     steps = plan.steps
     if steps and counted:
         count_moves(traffic)
     debug = compat.active_debug_mode()
-    record = nullcontext() if debug is None else debug.record_redistribute_calls(local, before, after, " -> ".join(step.kind for step in steps), is_explicit=is_explicit)
+    record = (
+        nullcontext()
+        if debug is None
+        else debug.record_redistribute_calls(
+            local, before, after, " -> ".join(step.kind for step in steps), is_explicit=is_explicit
+        )
+    )
     with record:
         for m in foreign:
             if m == handed_out:
@@ -101,20 +154,48 @@ def redistribute_local_tensor(local: torch.Tensor, current: DTensorSpec, target:
     return local
 
 
-def planned(mesh: Any, shape: tuple[int, ...], before: tuple[Placement, ...], after: tuple[Placement, ...], source: Chains | None = None, target: Chains | None = None) -> Prepared:
-    """The plan that runs on the groups that ``mesh`` has, and on its backend. A function of the mesh, the shape and the placements alone, so that all ranks and graphs come to the same."""
+def planned(
+    mesh: Any,
+    shape: tuple[int, ...],
+    before: tuple[Placement, ...],
+    after: tuple[Placement, ...],
+    source: Chains | None = None,
+    target: Chains | None = None,
+) -> Prepared:
+    """The plan that runs on the groups that ``mesh`` has, and on its backend. A function of the
+    mesh, the shape and the placements alone, so that all ranks and graphs come to the same.
+    """
     return _planned(mesh, shape, before, after, source, target, *means(mesh))
 
 
 @lru_cache(maxsize=1 << 12)
 def _planned(
-    mesh: Any, shape: tuple[int, ...], before: tuple[Placement, ...], after: tuple[Placement, ...], source: Chains | None, target: Chains | None, groups: Groups, native: bool
+    mesh: Any,
+    shape: tuple[int, ...],
+    before: tuple[Placement, ...],
+    after: tuple[Placement, ...],
+    source: Chains | None,
+    target: Chains | None,
+    groups: Groups,
+    native: bool,
 ) -> Prepared:
-    prepared = prepare(shape, tuple(mesh.shape), before, after, source, target, groups=groups, native=native)
+    prepared = prepare(
+        shape, tuple(mesh.shape), before, after, source, target, groups=groups, native=native
+    )
     plan = prepared.plan
     if len(plan.steps) > 1:
-        best = plan_steps(plan.shape, plan.mesh, plan.source, plan.target.chains, plan.network.without_latency)
-        missing = tuple(sorted({tuple(sorted(step.mesh_dims)) for step in best if not admits(groups, step.mesh_dims)}))
+        best = plan_steps(
+            plan.shape, plan.mesh, plan.source, plan.target.chains, plan.network.without_latency
+        )
+        missing = tuple(
+            sorted(
+                {
+                    tuple(sorted(step.mesh_dims))
+                    for step in best
+                    if not admits(groups, step.mesh_dims)
+                }
+            )
+        )
         if missing and received_by(best) < received_by(plan.steps):
             _say_what_is_missing(mesh, missing, text(before), text(after), plan, best)
     return prepared
@@ -124,7 +205,14 @@ def _planned(
 _said: set[tuple[Any, ...]] = set()
 
 
-def _say_what_is_missing(mesh: Any, missing: tuple[tuple[int, ...], ...], before: str, after: str, plan: RedistributionPlan, best: Sequence[Step]) -> None:
+def _say_what_is_missing(
+    mesh: Any,
+    missing: tuple[tuple[int, ...], ...],
+    before: str,
+    after: str,
+    plan: RedistributionPlan,
+    best: Sequence[Step],
+) -> None:
     """Once for each set of mesh dims."""
     if (mesh, missing) in _said:
         return
@@ -132,19 +220,27 @@ def _say_what_is_missing(mesh: Any, missing: tuple[tuple[int, ...], ...], before
     names, dims = mesh.mesh_dim_names, missing[0]
     flatten = f"mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten() or " if names else ""
     logger.warning(
-        "a tensor of shape %s on the mesh %s goes from %s to %s in %d collectives and receives %d elements. With a process group of the mesh dims %s together it would be %d collectives and %d "
-        "elements: call %scute_sharding.prepare_groups(mesh) on all ranks first. (Said once for these mesh dims.)",
-        plan.shape, plan.mesh, before, after, plan.collectives, plan.received_elements, " and ".join(map(str, missing)), collectives(best), received_by(best), flatten,
-    )  # fmt: skip
+        "a tensor of shape %s on the mesh %s goes from %s to %s in %d collectives and receives %d "
+        "elements. With a process group of the mesh dims %s together it would be %d collectives "
+        "and %d elements: call %scute_sharding.prepare_groups(mesh) on all ranks first. (Said once "
+        "for these mesh dims.)",
+        *(plan.shape, plan.mesh, before, after, plan.collectives, plan.received_elements),
+        *(" and ".join(map(str, missing)), collectives(best), received_by(best), flatten),
+    )
 
 
-def _run_on_symbols(plan: RedistributionPlan, local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+def _run_on_symbols(
+    plan: RedistributionPlan, local: torch.Tensor, spec: DTensorSpec
+) -> torch.Tensor:
     """A plan for the sizes at hand, on a tensor whose sizes are symbolic.
 
-    What a rank sends lies in the order of its elements, in a graph for many sizes as where a program runs eagerly: else ranks that do one and ranks that do the other would take each other's
-    elements for something else. A compiler can say that of collectives of whole tensor dims, and sees those; other steps are one op that plans and runs anew in each call.
-    By what the steps were chosen (redistribution/plan.py) becomes guards of the former, so that every call of the graph is one for which they are chosen. Of the latter, that sizes divide does,
-    where they do at hand, as what follows then computes with sizes that are simpler.
+    What a rank sends lies in the order of its elements, in a graph for many sizes as where a
+    program runs eagerly: else ranks that do one and ranks that do the other would take each other's
+    elements for something else. A compiler can say that of collectives of whole tensor dims, and
+    sees those; other steps are one op that plans and runs anew in each call. By what the steps were
+    chosen (redistribution/plan.py) becomes guards of the former, so that every call of the graph is
+    one for which they are chosen. Of the latter, that sizes divide does, where they do at hand, as
+    what follows then computes with sizes that are simpler.
     """
     if not plan.steps:
         return local
@@ -152,7 +248,9 @@ def _run_on_symbols(plan: RedistributionPlan, local: torch.Tensor, spec: DTensor
         return run_opaque(plan, local, spec.mesh, tuple(spec.shape))
     alone = not any(step.communicates for step in plan.steps)
     seen = alone or not any(looks_at_sizes(step, local.dtype, spec.mesh) for step in plan.steps)
-    asked = questions(plan.shape, plan.mesh, plan.source, plan.target.chains, groups_at_hand(spec.mesh))
+    asked = questions(
+        plan.shape, plan.mesh, plan.source, plan.target.chains, groups_at_hand(spec.mesh)
+    )
     with symbols_of(tuple(spec.shape)):
         for d, (n, (least, counts)) in enumerate(zip(known(tuple(spec.shape)), asked)):
             if isinstance(n, Size):
@@ -164,23 +262,34 @@ def _run_on_symbols(plan: RedistributionPlan, local: torch.Tensor, spec: DTensor
                     _ = [n % count == 0 for count in counts]
     if alone:
         return _run_on_blocks(plan.steps, local, spec)
-    return run(plan.steps, local, spec.mesh) if seen else run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+    return (
+        run(plan.steps, local, spec.mesh)
+        if seen
+        else run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+    )
 
 
 def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
-    """Steps of which none communicates, planned for the sizes at hand, on a tensor whose sizes are symbolic.
+    """Steps of which none communicates, planned for the sizes at hand, on a tensor whose sizes are
+    symbolic.
 
-    Let all cuts of a dim divide it into U parts of one size. Then the steps move whole such parts, whatever their size: they are the steps of a tensor of U rows, of which each stands for a block
-    of n / U. So sizes that divide stay symbolic (with the guard that they do), and the others are fixed.
+    Let all cuts of a dim divide it into U parts of one size. Then the steps move whole such parts,
+    whatever their size: they are the steps of a tensor of U rows, of which each stands for a block
+    of n / U. So sizes that divide stay symbolic (with the guard that they do), and the others are
+    fixed.
     """
     with symbols_of(tuple(spec.shape)):
-        counts, blocks = zip(*(_blocks(n, d, steps) for d, n in enumerate(known(tuple(spec.shape)))), strict=True)
+        counts, blocks = zip(
+            *(_blocks(n, d, steps) for d, n in enumerate(known(tuple(spec.shape)))), strict=True
+        )
         blocks = unknown(blocks, local=True)
     ndim = len(counts)
     scaled = [replace(step, shape=counts) for step in steps]
     device = tuple(spec.mesh.get_coordinate())  # type: ignore[arg-type]
     held = scaled[0].local_shape(scaled[0].source, device)
-    apart = local.reshape([n for pair in zip(held, blocks) for n in pair]).permute(*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
+    apart = local.reshape([n for pair in zip(held, blocks) for n in pair]).permute(
+        *range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)
+    )
     moved = run(scaled, apart, spec.mesh)
     held = scaled[-1].local_shape(scaled[-1].target, device)
     together = moved.permute([d for pair in zip(range(ndim), range(ndim, 2 * ndim)) for d in pair])
@@ -219,7 +328,9 @@ def prepare(
     groups: Groups = None,
     native: bool = False,
 ) -> Prepared:
-    """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut, where that is not left to right; ``groups`` which sets of mesh dims have a process group."""
+    """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
+    where that is not left to right; ``groups`` which sets of mesh dims have a process group.
+    """
     compat.check_no_mixed_partials(before)
     compat.check_no_mixed_partials(after)
     changing = [m for m in range(len(mesh)) if mesh[m] > 1 and before[m] != after[m]]
@@ -227,22 +338,58 @@ def prepare(
     made = tuple([m for m in changing if isinstance(after[m], Partial)])
     for m in pending:
         if m in made:
-            raise RuntimeError(f"redistribution from one pending reduction, {before[m]}, to another, {after[m]}, on mesh dim {m}: redistribute to Replicate or Shard first")
+            raise RuntimeError(
+                f"redistribution from one pending reduction, {before[m]}, to another, {after[m]}, "
+                f"on mesh dim {m}: redistribute to Replicate or Shard first"
+            )
     for m in made:
-        if type(after[m]) is Partial and after[m].reduce_op not in MADE_OF_COPIES:  # type: ignore[attr-defined]
-            raise ValueError(f"redistribution from {before[m]} to {after[m]} on mesh dim {m}: no contributions of equal devices reduce to a given result by {after[m]}")
+        wanted: Any = after[m]
+        if type(wanted) is Partial and wanted.reduce_op not in MADE_OF_COPIES:
+            raise ValueError(
+                f"redistribution from {before[m]} to {after[m]} on mesh dim {m}: no contributions "
+                f"of equal devices reduce to a given result by {after[m]}"
+            )
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
     handed_out = None
     source = left_to_right(shape, mesh, before) if source is None else source
     target = left_to_right(shape, mesh, after) if target is None else target
     for m, placement in enumerate(before):
-        if source != target and mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
-            raise NotImplementedError(f"the mask of {placement} on mesh dim {m} lies as the elements lie, so it cannot stay pending while they move: redistribute it to Replicate first")
-    if len(foreign) == 1 and changing == [*foreign] and type(after[foreign[0]]) is Shard and target[after[foreign[0]].dim][-1:] == ((foreign[0], 1),):  # type: ignore[attr-defined]
-        handed_out, source = foreign[0], target
-    reduced = tuple([(m, before[m].reduce_op) for m in pending if m not in foreign])  # type: ignore[attr-defined]
-    held = Held(source, reduced, tuple([m for m in range(len(mesh)) if isinstance(before[m], Partial) and m not in pending]))
-    steps = plan_steps(shape, mesh, held, target, (network or Network.default(mesh).without_latency).checked(mesh), memory_limit, groups, native)
+        if (
+            source != target
+            and mesh[m] > 1
+            and m not in pending
+            and isinstance(placement, MaskPartial)
+        ):
+            raise NotImplementedError(
+                f"the mask of {placement} on mesh dim {m} lies as the elements lie, so it cannot "
+                "stay pending while they move: redistribute it to Replicate first"
+            )
+    if len(foreign) == 1 and changing == [*foreign]:
+        given: Any = after[foreign[0]]
+        if type(given) is Shard and target[given.dim][-1:] == ((foreign[0], 1),):
+            handed_out, source = foreign[0], target
+    ops: list[Any] = [getattr(placement, "reduce_op", None) for placement in before]
+    reduced = tuple([(m, ops[m]) for m in pending if m not in foreign])
+    held = Held(
+        source,
+        reduced,
+        tuple([m for m in range(len(mesh)) if isinstance(before[m], Partial) and m not in pending]),
+    )
+    steps = plan_steps(
+        shape,
+        mesh,
+        held,
+        target,
+        (network or Network.default(mesh).without_latency).checked(mesh),
+        memory_limit,
+        groups,
+        native,
+    )
     network = (network or Network.default(mesh)).checked(mesh)
-    return Prepared(RedistributionPlan(shape, mesh, held, Held(target), steps, network), foreign, made, Traffic(shape, mesh, before, after, steps), handed_out)
-
+    return Prepared(
+        RedistributionPlan(shape, mesh, held, Held(target), steps, network),
+        foreign,
+        made,
+        Traffic(shape, mesh, before, after, steps),
+        handed_out,
+    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-# Where strict views may redistribute their input to: nowhere, where the fewest elements are received, or as torch's rules for other views do.
+# Where strict views may redistribute their input to: nowhere, where the fewest elements are
+# received, or as torch's rules for other views do.
 Implicit: TypeAlias = Literal[False, "cheapest", "replicate"]
 IMPLICIT = (False, True, "cheapest", "replicate")
 
@@ -20,16 +21,27 @@ class Settings:
     ops: bool = True
 
     @classmethod
-    def of(cls, views: bool, implicit_redistribution: bool | str, redistribution: bool, ops: bool = True) -> Settings:
+    def of(
+        cls,
+        views: bool,
+        implicit_redistribution: bool | str,
+        redistribution: bool,
+        ops: bool = True,
+    ) -> Settings:
         """Raises:
         ValueError: ``implicit_redistribution`` is none of its values.
         """
         if implicit_redistribution not in IMPLICIT:
-            raise ValueError(f"implicit_redistribution={implicit_redistribution!r} is none of {', '.join(map(repr, IMPLICIT))}; True is 'cheapest'")
+            raise ValueError(
+                f"implicit_redistribution={implicit_redistribution!r} is none of "
+                f"{', '.join(map(repr, IMPLICIT))}; True is 'cheapest'"
+            )
         implicit = "cheapest" if implicit_redistribution in (True,) else implicit_redistribution
-        return cls(bool(views), implicit or False, bool(redistribution), bool(ops))  # type: ignore[arg-type]
+        chosen: Any = implicit or False
+        return cls(bool(views), chosen, bool(redistribution), bool(ops))
 
     @property
     def key(self) -> str:
         """Short, and another for other settings."""
-        return f"{int(self.views)}{self.implicit_redistribution or 0}{int(self.redistribution)}{int(self.ops)}"
+        implicit = self.implicit_redistribution or 0
+        return f"{int(self.views)}{implicit}{int(self.redistribution)}{int(self.ops)}"

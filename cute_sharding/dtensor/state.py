@@ -1,8 +1,10 @@
 """Checkpoints, state dicts and pictures of tensors with _StridedShard placements.
 
-torch describes what a device holds as one box, an offset and sizes, and for a strided shard that is the wrong box. Here it is as many as there are runs of rows, which
-torch.distributed.checkpoint takes as it does a tensor of several shards: what is saved so loads on stock too, on any mesh, and the other way round. Tensors without such placements are torch's.
-(Planners and metadata: torch/distributed/checkpoint/planner_helpers.py, metadata.py.)
+torch describes what a device holds as one box, an offset and sizes, and for a strided shard that is
+the wrong box. Here it is as many as there are runs of rows, which torch.distributed.checkpoint
+takes as it does a tensor of several shards: what is saved so loads on stock too, on any mesh, and
+the other way round. Tensors without such placements are torch's. (Planners and metadata:
+torch/distributed/checkpoint/planner_helpers.py, metadata.py.)
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from cute_sharding.sharding.blocks import Block, blocks
 
 
 def blocks_of(tensor: Any) -> list[Block]:
-    """What this rank holds of a DTensor. All ranks of its mesh ask together: where placements can be read in two ways, their local shapes tell, once.
+    """What this rank holds of a DTensor. All ranks of its mesh ask together: where placements can
+    be read in two ways, their local shapes tell, once.
 
     Where the tensor has no elements at all, one block of none, that it may be known by.
     """
@@ -31,13 +34,19 @@ def blocks_of(tensor: Any) -> list[Block]:
     device = spec.mesh.get_coordinate()
     if device is None:
         return []
-    return _blocks(tuple(spec.shape), tuple(spec.mesh.shape), of_source(spec, tensor._local_tensor), device)
+    return _blocks(
+        tuple(spec.shape), tuple(spec.mesh.shape), of_source(spec, tensor._local_tensor), device
+    )
 
 
-def _blocks(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, device: Sequence[int]) -> list[Block]:
+def _blocks(
+    shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, device: Sequence[int]
+) -> list[Block]:
     if prod(shape) == 0:
         return [Block((0,) * len(shape), shape, (0,) * len(shape))]
-    return blocks(shape, [[(factor, mesh[m], device[m]) for m, factor in chain] for chain in chains])
+    return blocks(
+        shape, [[(factor, mesh[m], device[m]) for m, factor in chain] for chain in chains]
+    )
 
 
 def _part(local: torch.Tensor, block: Block) -> torch.Tensor:
@@ -50,7 +59,9 @@ def _part(local: torch.Tensor, block: Block) -> torch.Tensor:
 
 
 def _is_torchs(tensor: Any) -> bool:
-    return not compat.split_factors(tensor._spec) or hasattr(tensor._local_tensor, "__create_chunk_list__")
+    return not compat.split_factors(tensor._spec) or hasattr(
+        tensor._local_tensor, "__create_chunk_list__"
+    )
 
 
 def write_items(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,7 +71,9 @@ def write_items(stock: Callable[..., Any]) -> Callable[..., Any]:
         if _is_torchs(self):
             return stock(self, fqn, object)
         self._raise_if_contains_partial_placements()
-        return [compat.write_item(fqn, self, block.offsets, block.sizes) for block in blocks_of(self)]
+        return [
+            compat.write_item(fqn, self, block.offsets, block.sizes) for block in blocks_of(self)
+        ]
 
     return __create_write_items__
 
@@ -84,10 +97,16 @@ def tensor_shard(stock: Callable[..., Any]) -> Callable[..., Any]:
         if _is_torchs(self):
             return stock(self, index)
         self._raise_if_contains_partial_placements()
-        found = [block for block in blocks_of(self) if index.offset is None or block.offsets == tuple(index.offset)]
+        found = [
+            block
+            for block in blocks_of(self)
+            if index.offset is None or block.offsets == tuple(index.offset)
+        ]
         if len(found) != 1:
             raise ValueError(
-                f"this rank has no one block at {index} of a DTensor of shape {tuple(self.shape)} with placements {self.placements}: it has them at {[block.offsets for block in blocks_of(self)]}"
+                f"this rank has no one block at {index} of a DTensor of shape {tuple(self.shape)} "
+                f"with placements {self.placements}: it has them at "
+                f"{[block.offsets for block in blocks_of(self)]}"
             )
         return _part(self.to_local(), found[0])
 
@@ -95,9 +114,13 @@ def tensor_shard(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def distribute(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What a state dict that all ranks were sent whole leaves with each of them (torch/distributed/_state_dict_utils.py)."""
+    """What a state dict that all ranks were sent whole leaves with each of them
+    (torch/distributed/_state_dict_utils.py).
+    """
 
-    def _distribute_tensors(local_state_dict: dict[str, Any], keys: list[str], *args: Any, **kwargs: Any) -> Any:
+    def _distribute_tensors(
+        local_state_dict: dict[str, Any], keys: list[str], *args: Any, **kwargs: Any
+    ) -> Any:
         others = []
         for key in keys:
             state = local_state_dict.get(key)
@@ -111,23 +134,40 @@ def distribute(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filled(tensor: Any, whole: torch.Tensor) -> Any:
-    """The DTensor with this rank's part of ``whole``: in place, or, where it was on meta, another."""
+    """The DTensor with this rank's part of ``whole``: in place, or, where it was on meta,
+    another.
+    """
     held = blocks_of(tensor)
     if tensor.is_meta:
         local = torch.empty(tensor._local_tensor.shape, dtype=whole.dtype, device=whole.device)
         tensor = compat.like(tensor, local)
     with torch.no_grad():
         for block in held:
-            _part(tensor.to_local(), block).copy_(whole[tuple(slice(start, start + size) for start, size in zip(block.offsets, block.sizes))])
+            _part(tensor.to_local(), block).copy_(
+                whole[
+                    tuple(
+                        slice(start, start + size)
+                        for start, size in zip(block.offsets, block.sizes)
+                    )
+                ]
+            )
     return tensor
 
 
 def scattered(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What each rank gets of a tensor that ``distribute_tensor`` scatters; torch refuses to where strided shards are of different sizes (torch/distributed/tensor/placement_types.py)."""
+    """What each rank gets of a tensor that ``distribute_tensor`` scatters; torch refuses to where
+    strided shards are of different sizes (torch/distributed/tensor/placement_types.py).
+    """
 
-    def _shard_tensor(self: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: int, src_data_rank: int | None = 0) -> torch.Tensor:
+    def _shard_tensor(
+        self: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: int, src_data_rank: int | None = 0
+    ) -> torch.Tensor:
         n = mesh.size(mesh_dim)
-        if src_data_rank is None or mesh.get_coordinate() is None or tensor.shape[self.dim] % (self.split_factor * n) == 0:
+        if (
+            src_data_rank is None
+            or mesh.get_coordinate() is None
+            or tensor.shape[self.dim] % (self.split_factor * n) == 0
+        ):
             return stock(self, tensor, mesh, mesh_dim, src_data_rank)
         parts, _ = self._split_tensor(tensor, n, with_padding=False, contiguous=True)
         return compat.scattered(parts, self.dim, mesh, mesh_dim, src_data_rank)
@@ -135,11 +175,20 @@ def scattered(stock: Callable[..., Any]) -> Callable[..., Any]:
     return _shard_tensor
 
 
-def visualization(stock: Callable[..., Any], table: Callable[..., Any], rich_table: Callable[..., Any]) -> Callable[..., Any]:
-    """``visualize_sharding``, with a row and a column for each run that some device holds (torch/distributed/tensor/debug/_visualize_sharding.py)."""
+def visualization(
+    stock: Callable[..., Any], table: Callable[..., Any], rich_table: Callable[..., Any]
+) -> Callable[..., Any]:
+    """``visualize_sharding``, with a row and a column for each run that some device holds
+    (torch/distributed/tensor/debug/_visualize_sharding.py).
+    """
 
     def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -> Any:
-        if _is_torchs(dtensor) or dtensor.numel() == 0 or dtensor.ndim > 2 or dtensor.device_mesh.get_coordinate() is None:
+        if (
+            _is_torchs(dtensor)
+            or dtensor.numel() == 0
+            or dtensor.ndim > 2
+            or dtensor.device_mesh.get_coordinate() is None
+        ):
             return stock(dtensor, header, use_rich)
         shards = shards_of(dtensor)
         if any(dtensor.device_mesh.get_coordinate()):
@@ -155,20 +204,45 @@ def visualization(stock: Callable[..., Any], table: Callable[..., Any], rich_tab
 
 
 def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]]:
-    """Of a DTensor of one or two dims, (first and last row, first and last column, rank), cut where any device's runs begin or end, so that these are the cells of one table."""
+    """Of a DTensor of one or two dims, (first and last row, first and last column, rank), cut where
+    any device's runs begin or end, so that these are the cells of one table.
+    """
     spec = dtensor._spec
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     chains = of_source(spec, dtensor._local_tensor)
-    held = [(rank, _blocks(shape, mesh, chains, coordinate(i, mesh))) for i, rank in enumerate(ranks_beside(spec.mesh, compat.this_rank()))]
-    edges = [sorted({edge for _, some in held for block in some for edge in (block.offsets[d], block.offsets[d] + block.sizes[d])}) for d in range(len(shape))]
+    held = [
+        (rank, _blocks(shape, mesh, chains, coordinate(i, mesh)))
+        for i, rank in enumerate(ranks_beside(spec.mesh, compat.this_rank()))
+    ]
+    edges = [
+        sorted(
+            {
+                edge
+                for _, some in held
+                for block in some
+                for edge in (block.offsets[d], block.offsets[d] + block.sizes[d])
+            }
+        )
+        for d in range(len(shape))
+    ]
 
     def cells(d: int, block: Block) -> list[tuple[int, int]]:
         if d == len(shape):
             return [(0, 0)]
-        inside = [edge for edge in edges[d] if block.offsets[d] <= edge <= block.offsets[d] + block.sizes[d]]
+        inside = [
+            edge
+            for edge in edges[d]
+            if block.offsets[d] <= edge <= block.offsets[d] + block.sizes[d]
+        ]
         return [(start, stop - 1) for start, stop in pairwise(inside)]
 
-    return [(row, column, rank) for rank, some in held for block in some for row in cells(0, block) for column in cells(1, block)]
+    return [
+        (row, column, rank)
+        for rank, some in held
+        for block in some
+        for row in cells(0, block)
+        for column in cells(1, block)
+    ]
 
 
 METHODS: dict[tuple[Any, str], Callable[[Any], Any]] = {

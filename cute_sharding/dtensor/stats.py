@@ -1,4 +1,6 @@
-"""Counts of how propagations were answered and what redistributions moved, and the logger that explains each one."""
+"""Counts of how propagations were answered and what redistributions moved, and the logger that
+explains each one.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from cute_sharding.dtensor.locks import fork_safe_lock
 
 logger = logging.getLogger("cute_sharding")
 
-# algebra: free, every block of one size. tracing: free, found and proved by tracing the rule on each kind of device (sizes do not divide).
-# redistribution: the input is redistributed first. refused: an error was raised. stock: left to torch's own rule (a mesh of one
-# device, sizes that differ from rank to rank). Symbolic sizes count as tracing unless they are known to divide.
+# algebra: free, every block of one size. tracing: free, found and proved by tracing the rule on
+# each kind of device (sizes do not divide). redistribution: the input is redistributed first.
+# refused: an error was raised. stock: left to torch's own rule (a mesh of one device, sizes that
+# differ from rank to rank). Symbolic sizes count as tracing unless they are known to divide.
 OUTCOMES = ("algebra", "tracing", "redistribution", "refused", "stock", "signature", "gate")
 
 REDISTRIBUTE = "redistribute"
@@ -56,7 +59,9 @@ class Kind(Hashable, Protocol):
 
 
 _counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-_moves: Counter[Kind] = Counter()  # how often each kind has run: what it has moved is asked when somebody wants to know
+_moves: Counter[Kind] = (
+    Counter()
+)  # how often each kind has run: what it has moved is asked when somebody wants to know
 _moved = Moved()
 _lock = fork_safe_lock()
 
@@ -85,28 +90,40 @@ def count_left_to_torch() -> None:
 
 def _compared(kind: Kind) -> Moved:
     received = kind.stock_received_elements
-    return kind.moved if received is None else kind.moved._replace(compared=1, stock_received_elements=received)
+    return (
+        kind.moved
+        if received is None
+        else kind.moved._replace(compared=1, stock_received_elements=received)
+    )
 
 
 def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
-    """For each op, how many of its propagations had each outcome since the last reset; and under "redistribute" what redistributions moved, where these run by plan.
+    """For each op, how many of its propagations had each outcome since the last reset; and under
+    "redistribute" what redistributions moved, where these run by plan.
 
     What a view redistributes without that is an outcome of the view.
 
-    DTensor caches propagations, so an op that runs again on the same shapes and placements is not counted again. Redistributions are counted each time that they run, and in a compiled
-    program once, when it is compiled.
+    DTensor caches propagations, so an op that runs again on the same shapes and placements is not
+    counted again. Redistributions are counted each time that they run, and in a compiled program
+    once, when it is compiled.
 
-    Outcomes of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not divide), ``redistribution`` (the input is
-    redistributed first), ``refused`` (an error was raised) and ``stock`` (left to torch's own rule:
-    meshes of one device in all, which torch also uses as a stand-in to derive the rules of other ops).
+    Outcomes of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not
+    divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error was
+    raised) and ``stock`` (left to torch's own rule: meshes of one device in all, which torch also
+    uses as a stand-in to derive the rules of other ops).
 
-    Of redistributions, beside the outcomes: ``plan`` and ``stock``, how many ran by plan and how many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the device that
-    receives the most; and ``stock_received_elements``, what it would have received by torch's own steps, as rank 0 counts them, in the place of those ``compared`` (not: what torch cannot
-    do, and the oldest of more than a thousand kinds of redistribution).
+    Of redistributions, beside the outcomes: ``plan`` and ``stock``, how many ran by plan and how
+    many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the
+    device that receives the most; and ``stock_received_elements``, what it would have received by
+    torch's own steps, as rank 0 counts them, in the place of those ``compared`` (not: what torch
+    cannot do, and the oldest of more than a thousand kinds of redistribution).
     """
     global _moved
     with _lock:
-        result = {op: {outcome: counts[outcome] for outcome in OUTCOMES} for op, counts in sorted(_counts.items())}
+        result = {
+            op: {outcome: counts[outcome] for outcome in OUTCOMES}
+            for op, counts in sorted(_counts.items())
+        }
         total, moves = _moved, dict(_moves)
         if reset:
             _counts.clear()
@@ -115,7 +132,9 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     for kind, times in moves.items():  # outside of the lock: it may take a while
         total = total.plus(_compared(kind), times)
     if any(total):
-        result[REDISTRIBUTE] = dict.fromkeys(OUTCOMES, 0) | total._asdict()  # the outcomes as well, so that all entries can be added up
+        result[REDISTRIBUTE] = (
+            dict.fromkeys(OUTCOMES, 0) | total._asdict()
+        )  # the outcomes as well, so that all entries can be added up
     return result
 
 

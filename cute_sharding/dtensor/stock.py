@@ -1,4 +1,6 @@
-"""torch's own redistribution: what it can be trusted with (an error must not suggest what would go wrong), and what it would do and cost."""
+"""torch's own redistribution: what it can be trusted with (an error must not suggest what would go
+wrong), and what it would do and cost.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,14 @@ MOST_DEVICES = 1 << 20
 
 
 def moves_rightly(spec: compat.DTensorSpec, target: Cuts) -> bool:
-    """Whether torch takes ``spec`` to ``target`` rightly, into local tensors that a view can follow on.
+    """Whether torch takes ``spec`` to ``target`` rightly, into local tensors that a view can follow
+    on.
 
-    - A spec that a user makes with _StridedShard placements is read as a shard order; split factors that no order has give wrong data
-      (:func:`compat.decodes_to_shard_order`).
-    - On a mesh of several dims torch plans each rank by the rank's own sizes. With _StridedShard placements, sizes that do not divide and mesh dims that
-      share a tensor dim, ranks take different paths, and raise or wait for one another.
+    - A spec that a user makes with _StridedShard placements is read as a shard order; split factors
+      that no order has give wrong data (:func:`compat.decodes_to_shard_order`).
+    - On a mesh of several dims torch plans each rank by the rank's own sizes. With _StridedShard
+      placements, sizes that do not divide and mesh dims that share a tensor dim, ranks take
+      different paths, and raise or wait for one another.
     - Its all-to-all leaves a local tensor that cannot be viewed where it had to pad.
     """
     source = tuple([cut_of(p) for p in spec.placements])
@@ -35,28 +39,50 @@ def moves_rightly(spec: compat.DTensorSpec, target: Cuts) -> bool:
         return False
     strided = any(cut is not None and cut[1] > 1 for cut in (*source, *target))
     wary = strided and (len(mesh) > 2 or (len(mesh) == 2 and (_nested(source) or _nested(target))))
-    return all(_evenly_enough(spec.shape, cuts, source, target, mesh, wary) for cuts in (source, target))
+    return all(
+        _evenly_enough(spec.shape, cuts, source, target, mesh, wary) for cuts in (source, target)
+    )
 
 
 def is_torchs(spec: compat.DTensorSpec, target: compat.DTensorSpec) -> bool:
-    """Whether torch is to move ``spec`` to ``target``, by itself: all that a program without our views may come to, but for what torch is known to get wrong; and what it gets right of the rest."""
+    """Whether torch is to move ``spec`` to ``target``, by itself: all that a program without our
+    views may come to, but for what torch is known to get wrong; and what it gets right of the rest.
+    """
     if not (compat.split_factors(spec) or compat.split_factors(target)):
         return True  # by far the most redistributions
     return _is_torchs(spec.mesh, tuple(spec.shape), *(_key(s) for s in (spec, target)))
 
 
 def _key(spec: compat.DTensorSpec) -> tuple[Any, ...]:
-    return spec.mesh, tuple(spec.placements), spec.use_strided_shard_as_shard_order, spec.shard_order
+    return (
+        spec.mesh,
+        tuple(spec.placements),
+        spec.use_strided_shard_as_shard_order,
+        spec.shard_order,
+    )
 
 
 @lru_cache(maxsize=1 << 12)
-def _is_torchs(mesh: Any, shape: tuple[int, ...], source: tuple[Any, ...], target: tuple[Any, ...]) -> bool:
+def _is_torchs(
+    mesh: Any, shape: tuple[int, ...], source: tuple[Any, ...], target: tuple[Any, ...]
+) -> bool:
     specs = []
     for on, placements, as_order, order in (source, target):
-        if on != mesh or (order is not None and not as_order and not compat.DTensorSpec.is_default_device_order(order)):
+        if on != mesh or (
+            order is not None
+            and not as_order
+            and not compat.DTensorSpec.is_default_device_order(order)
+        ):
             return True
-        specs.append(compat.with_shape(compat.DTensorSpec(mesh, placements, use_strided_shard_as_shard_order=as_order), shape))
-    made_here = any(compat.split_factors(spec) and not spec.use_strided_shard_as_shard_order for spec in specs)
+        specs.append(
+            compat.with_shape(
+                compat.DTensorSpec(mesh, placements, use_strided_shard_as_shard_order=as_order),
+                shape,
+            )
+        )
+    made_here = any(
+        compat.split_factors(spec) and not spec.use_strided_shard_as_shard_order for spec in specs
+    )
     if made_here or (len(mesh.shape) > 1 and not compat.decodes_to_shard_order(specs[0])):
         return moves_rightly(specs[0], tuple([cut_of(p) for p in specs[1].placements]))
     return True
@@ -67,11 +93,20 @@ def _nested(cuts: Cuts) -> bool:
     return len(dims) != len(set(dims))
 
 
-def _evenly_enough(shape: Sequence[int], cuts: Cuts, source: Cuts, target: Cuts, mesh: Sequence[int], wary: bool) -> bool:
-    """Whether sizes divide under ``cuts`` where they must: everywhere if ``wary``, and where a mesh dim goes from one dim to another."""
+def _evenly_enough(
+    shape: Sequence[int], cuts: Cuts, source: Cuts, target: Cuts, mesh: Sequence[int], wary: bool
+) -> bool:
+    """Whether sizes divide under ``cuts`` where they must: everywhere if ``wary``, and where a mesh
+    dim goes from one dim to another.
+    """
     sizes = list(shape)
     for cut, before, after, parts in zip(cuts, source, target, mesh, strict=True):
-        if before is not None and after is not None and before != after and (sizes[before[0]] % parts or sizes[after[0]] % parts):
+        if (
+            before is not None
+            and after is not None
+            and before != after
+            and (sizes[before[0]] % parts or sizes[after[0]] % parts)
+        ):
             return False
         if cut is not None:
             if wary and sizes[cut[0]] % (cut[1] * parts):
@@ -82,7 +117,9 @@ def _evenly_enough(shape: Sequence[int], cuts: Cuts, source: Cuts, target: Cuts,
 
 @dataclass(frozen=True)
 class StockStep:
-    """One step of torch's, on one mesh dim. ``latencies``: how often the devices wait for one another; 0 where they do not."""
+    """One step of torch's, on one mesh dim. ``latencies``: how often the devices wait for one
+    another; 0 where they do not.
+    """
 
     kind: str
     mesh_dim: int
@@ -98,10 +135,12 @@ class StockStep:
 
 @dataclass(frozen=True)
 class StockPlan:
-    """What torch's own redistribution does, counted for the busiest rank, as of a :class:`RedistributionPlan`.
+    """What torch's own redistribution does, counted for the busiest rank, as of a
+    :class:`RedistributionPlan`.
 
-    ``error``: where torch raises, why; there are no steps then. ``misread``: the placements have split factors that no shard order has, which torch may take for others on a mesh of
-    several dims; it may then do something else than this, raise half way, or give wrong data.
+    ``error``: where torch raises, why; there are no steps then. ``misread``: the placements have
+    split factors that no shard order has, which torch may take for others on a mesh of several
+    dims; it may then do something else than this, raise half way, or give wrong data.
     """
 
     shape: tuple[int, ...]
@@ -121,8 +160,16 @@ class StockPlan:
 
     @property
     def peak_elements(self) -> int:
-        """The most elements held at once: the source, which stays, what a step starts from, its buffers and its result. Where sizes do not divide, to within the padding."""
-        return max([step.peak_elements + (self.source_elements if i else 0) for i, step in enumerate(self.steps)], default=self.source_elements)
+        """The most elements held at once: the source, which stays, what a step starts from, its
+        buffers and its result. Where sizes do not divide, to within the padding.
+        """
+        return max(
+            [
+                step.peak_elements + (self.source_elements if i else 0)
+                for i, step in enumerate(self.steps)
+            ],
+            default=self.source_elements,
+        )
 
     def seconds(self, network: Network) -> float:
         """What it takes by the model that our own plans are timed with."""
@@ -131,12 +178,28 @@ class StockPlan:
     def _seconds(self, step: StockStep, network: Network) -> float:
         link = network.link(step.mesh_dim)
         parts = self.mesh[step.mesh_dim]
-        return step.latencies * (parts - 1).bit_length() * link.alpha + network.carrying(step.mesh_dim, parts, step.received_elements, together="all-to-all" not in step.kind)
+        return step.latencies * (parts - 1).bit_length() * link.alpha + network.carrying(
+            step.mesh_dim, parts, step.received_elements, together="all-to-all" not in step.kind
+        )
 
     def to_dict(self, network: Network, mesh_names: Sequence[str] | None = None) -> dict[str, Any]:
-        """The plan as plain data, with the names of :meth:`RedistributionPlan.to_dict`; null where torch raises."""
+        """The plan as plain data, with the names of :meth:`RedistributionPlan.to_dict`; null where
+        torch raises.
+        """
         if self.error is not None:
-            return {"error": self.error, **dict.fromkeys(("misread", "steps", "collectives", "received_elements", "peak_elements", "seconds"))}
+            return {
+                "error": self.error,
+                **dict.fromkeys(
+                    (
+                        "misread",
+                        "steps",
+                        "collectives",
+                        "received_elements",
+                        "peak_elements",
+                        "seconds",
+                    )
+                ),
+            }
         steps = [
             {
                 "kind": step.kind,
@@ -149,23 +212,48 @@ class StockPlan:
             }
             for step in self.steps
         ]
-        totals = {"collectives": self.collectives, "received_elements": self.received_elements, "peak_elements": self.peak_elements}
-        return {"error": None, "misread": self.misread, "steps": steps, **totals, "seconds": self.seconds(network)}
+        totals = {
+            "collectives": self.collectives,
+            "received_elements": self.received_elements,
+            "peak_elements": self.peak_elements,
+        }
+        return {
+            "error": None,
+            "misread": self.misread,
+            "steps": steps,
+            **totals,
+            "seconds": self.seconds(network),
+        }
 
     def __str__(self) -> str:
         if self.error is not None:
             return f"torch raises: {self.error}"
         if not self.steps:
             return "nothing to do"
-        lines = [f"{step.kind} on mesh dim {step.mesh_dim}, {step.change}: receives {step.received_elements:,} elements" for step in self.steps]
-        return "\n".join([*lines, f"in all: {self.collectives} collectives, {self.received_elements:,} elements received, at most {self.peak_elements:,} held"])
+        lines = [
+            f"{step.kind} on mesh dim {step.mesh_dim}, {step.change}: receives "
+            f"{step.received_elements:,} elements"
+            for step in self.steps
+        ]
+        return "\n".join(
+            [
+                *lines,
+                f"in all: {self.collectives} collectives, {self.received_elements:,} elements "
+                f"received, at most {self.peak_elements:,} held",
+            ]
+        )
 
 
-def stock_plan(shape: Sequence[int], mesh: Sequence[int], src: Sequence[Placement], dst: Sequence[Placement]) -> StockPlan:
-    """What torch's own DTensor redistribution does to get a tensor of global ``shape`` on a mesh of those sizes from the placements ``src`` to ``dst``.
+def stock_plan(
+    shape: Sequence[int], mesh: Sequence[int], src: Sequence[Placement], dst: Sequence[Placement]
+) -> StockPlan:
+    """What torch's own DTensor redistribution does to get a tensor of global ``shape`` on a mesh of
+    those sizes from the placements ``src`` to ``dst``.
 
-    torch is asked for its steps; nothing is communicated, and no process group is needed. Rank 0 is counted, which holds the most. An all-to-all counts as one, as it is on GPUs
-    (over gloo torch gathers instead), and mesh dims that a program has flattened are not known here: torch may join collectives on those.
+    torch is asked for its steps; nothing is communicated, and no process group is needed. Rank 0 is
+    counted, which holds the most. An all-to-all counts as one, as it is on GPUs (over gloo torch
+    gathers instead), and mesh dims that a program has flattened are not known here: torch may join
+    collectives on those.
     """
     shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
     try:
@@ -175,36 +263,52 @@ def stock_plan(shape: Sequence[int], mesh: Sequence[int], src: Sequence[Placemen
             if (cut := cut_of(placement)) is not None:
                 local[cut[0]] = local_size(local[cut[0]], cut[1], parts, 0)
         held, steps = prod(local), []
-        source, target = (compat.unbound_spec(shape, mesh, placements) for placements in (before, after))
+        source, target = (
+            compat.unbound_spec(shape, mesh, placements) for placements in (before, after)
+        )
         for info in compat.stock_transforms(source, target):
             if mesh[info.mesh_dim] > 1:
                 step, local = _step(info, mesh[info.mesh_dim], local)
                 steps.append(step)
     except Exception as error:  # whatever torch raises is what it says to this redistribution
-        return StockPlan(shape, mesh, error=next(iter(str(error).splitlines()), "") or type(error).__name__)
+        return StockPlan(
+            shape, mesh, error=next(iter(str(error).splitlines()), "") or type(error).__name__
+        )
     misread = len(mesh) > 1 and not all(map(compat.decodes_to_shard_order, (source, target)))
     return StockPlan(shape, mesh, tuple(steps), held, misread=misread)
 
 
-def _checked(placements: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]) -> tuple[Placement, ...]:
-    """The placements as ``redistribute`` takes them: dims counted from 0, and no reductions mixed that do not commute."""
+def _checked(
+    placements: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]
+) -> tuple[Placement, ...]:
+    """The placements as ``redistribute`` takes them: dims counted from 0, and no reductions mixed
+    that do not commute.
+    """
     if len(placements) != len(mesh):
         raise ValueError(f"{len(placements)} placements for a mesh of {len(mesh)} dims")
     if prod(mesh) > MOST_DEVICES:
-        raise ValueError(f"torch lists the ranks of a mesh one by one: not asked about {prod(mesh):,} devices")
+        raise ValueError(
+            f"torch lists the ranks of a mesh one by one: not asked about {prod(mesh):,} devices"
+        )
     compat.check_no_mixed_partials(placements)
     result = []
     for placement in placements:
         cut = cut_of(placement)
         if cut is not None and cut[0] < 0:
             dim = cut[0] + len(shape)
-            placement = StridedShard(dim, split_factor=cut[1]) if isinstance(placement, StridedShard) else Shard(dim)
+            placement = (
+                StridedShard(dim, split_factor=cut[1])
+                if isinstance(placement, StridedShard)
+                else Shard(dim)
+            )
         result.append(placement)
     return tuple(result)
 
 
 class _Collective(NamedTuple):
-    """A collective of torch's on the first rank: the elements received, those of its buffers and result, and the local shape that it leaves."""
+    """A collective of torch's on the first rank: the elements received, those of its buffers and
+    result, and the local shape that it leaves.
+    """
 
     kind: str
     latencies: int
@@ -214,7 +318,9 @@ class _Collective(NamedTuple):
 
 
 def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list[int]]:
-    """What ``redistribute_local_tensor`` makes of one of torch's transforms from the local shape ``local``, and the shape it leads to."""
+    """What ``redistribute_local_tensor`` makes of one of torch's transforms from the local shape
+    ``local``, and the shape it leads to.
+    """
     before, after = transform.src_dst_placements
     if isinstance(after, Partial) and not isinstance(before, Replicate):
         raise RuntimeError(f"redistribute from {before} to {after} not supported yet")
@@ -232,36 +338,77 @@ def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list
         if cut is not None:
             result = _with(result, cut[0], local_size(result[cut[0]], cut[1], parts, 0))
         kinds.append("local share" if cut is None else "local slice")
-        # What comes of the collective, and, where the pieces are strided, the slices of all devices.
-        peak = max(peak, prod(local) + prod(result) + prod(done.local) * (bool(done.kind) + isinstance(after, StridedShard)))
-    return StockStep(", ".join(kinds), transform.mesh_dim, f"{before} -> {after}", done.latencies, done.received, peak), result
+        # What comes of the collective, and, where the pieces are strided, the slices of all
+        # devices.
+        peak = max(
+            peak,
+            prod(local)
+            + prod(result)
+            + prod(done.local) * (bool(done.kind) + isinstance(after, StridedShard)),
+        )
+    return StockStep(
+        ", ".join(kinds),
+        transform.mesh_dim,
+        f"{before} -> {after}",
+        done.latencies,
+        done.received,
+        peak,
+    ), result
 
 
 def _reduction(op: str, parts: int, dim: int | None, local: list[int]) -> _Collective:
     """A pending reduction done, to Shard(dim) or to Replicate."""
     if dim is None:
-        return _Collective(f"all-reduce ({op})", 2, -(-2 * (parts - 1) * prod(local) // parts), prod(local), local)
+        return _Collective(
+            f"all-reduce ({op})", 2, -(-2 * (parts - 1) * prod(local) // parts), prod(local), local
+        )
     rows = -(-local[dim] // parts)
     result = _with(local, dim, rows)
     # Blocks of equal size are made by padding, which copies twice, and laid one after the other.
     copies = 2 * (rows * parts != local[dim]) + _apart(local, dim)
-    return _Collective(f"reduce-scatter ({op})", 1, (parts - 1) * prod(result), (parts * copies + 1) * prod(result), result)
+    return _Collective(
+        f"reduce-scatter ({op})",
+        1,
+        (parts - 1) * prod(result),
+        (parts * copies + 1) * prod(result),
+        result,
+    )
 
 
-def _exchange(before: Placement, parts: int, to: int | None, local: list[int], logical: Sequence[int]) -> _Collective:
-    """From one Shard to Shard(to), or to Replicate. Torch takes the rows to gather from ``logical``, which in other dims may be longer than the local tensor."""
+def _exchange(
+    before: Placement, parts: int, to: int | None, local: list[int], logical: Sequence[int]
+) -> _Collective:
+    """From one Shard to Shard(to), or to Replicate. Torch takes the rows to gather from
+    ``logical``, which in other dims may be longer than the local tensor.
+    """
     dim, split_factor = cut_of(before)  # type: ignore[misc]  # a Shard
-    rows, padded = local_size(logical[dim], split_factor, parts, 0), logical[dim] % (parts * split_factor) != 0
+    rows, padded = (
+        local_size(logical[dim], split_factor, parts, 0),
+        logical[dim] % (parts * split_factor) != 0,
+    )
     if to is None:
         block = prod(_with(local, dim, rows))
-        # What is gathered comes block after block, and is copied once more unless it lies as the tensor does.
+        # What is gathered comes block after block, and is copied once more unless it lies as the
+        # tensor does.
         copies = 1 + (isinstance(before, StridedShard) or _apart(local, dim))
-        return _Collective("all-gather", 1, (parts - 1) * block, (parts * copies + padded) * block, _with(local, dim, logical[dim]))
+        return _Collective(
+            "all-gather",
+            1,
+            (parts - 1) * block,
+            (parts * copies + padded) * block,
+            _with(local, dim, logical[dim]),
+        )
     columns = -(-local[to] // parts)
     block = prod(_with(_with(local, dim, rows), to, columns))
     # Padded, cut into blocks unless they lie so, received, and joined.
     copies = 2 + (padded or columns * parts != local[to]) + _apart(local, to)
-    return _Collective("all-to-all", 1, (parts - 1) * block, parts * copies * block, _with(_with(local, dim, logical[dim]), to, columns))
+    return _Collective(
+        "all-to-all",
+        1,
+        (parts - 1) * block,
+        parts * copies * block,
+        _with(_with(local, dim, logical[dim]), to, columns),
+    )
 
 
 def _with(shape: Sequence[int], dim: int, n: int) -> list[int]:

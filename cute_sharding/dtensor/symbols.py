@@ -1,8 +1,11 @@
-"""The sizes of a program that is being compiled: torch's SymInts as sizes of the layout algebra, and back.
+"""The sizes of a program that is being compiled: torch's SymInts as sizes of the layout algebra,
+and back.
 
-A SymInt carries a sympy expression, so a Size of it needs no more than torch's own functions written as sympy's. What the algebra cannot prove it asks (cute_sharding/layout/size.py): the answer is
-what holds for the call that is being compiled, and it becomes a guard of torch's ShapeEnv, by evaluating the fact as a SymBool. For sizes that have no value yet (unbacked ones) only what
-torch knows for sure counts: the algebra then raises Undecided.
+A SymInt carries a sympy expression, so a Size of it needs no more than torch's own functions
+written as sympy's. What the algebra cannot prove it asks (cute_sharding/layout/size.py): the answer
+is what holds for the call that is being compiled, and it becomes a guard of torch's ShapeEnv, by
+evaluating the fact as a SymBool. For sizes that have no value yet (unbacked ones) only what torch
+knows for sure counts: the algebra then raises Undecided.
 """
 
 from __future__ import annotations
@@ -19,7 +22,15 @@ import torch
 from cute_sharding.dtensor.compat import assert_at_run_time
 from cute_sharding.dtensor.stats import logger
 from cute_sharding.layout.size import Size, asking, expression, size
-from cute_sharding.layout.symbolic import Fact, Int, forgetting_afterwards, fraction, learn, remainder, symbol
+from cute_sharding.layout.symbolic import (
+    Fact,
+    Int,
+    forgetting_afterwards,
+    fraction,
+    learn,
+    remainder,
+    symbol,
+)
 
 
 class Symbols:
@@ -32,12 +43,16 @@ class Symbols:
     def __init__(self, shape_env: Any) -> None:
         self.guards: list[Fact] = []
         self._shape_env = shape_env
-        self._names: list[tuple[Any, Any]] = []  # (expression, symbol) of the sizes of local tensors
+        self._names: list[
+            tuple[Any, Any]
+        ] = []  # (expression, symbol) of the sizes of local tensors
         self._torch: dict[Any, Any] = {}  # our symbol -> torch's expression
         self._ours: dict[Any, Any] = {}
 
     def recall(self) -> None:
-        """Take for facts the divisibilities that the trace has been asked before, and what the sizes of local tensors are. (Of other facts it is asked again, and knows.)"""
+        """Take for facts the divisibilities that the trace has been asked before, and what the
+        sizes of local tensors are. (Of other facts it is asked again, and knows.)
+        """
         replace = self._shape_env.replace  # what has become known since
         for known in getattr(self._shape_env, "divisible", ()):
             known = replace(known)
@@ -56,8 +71,14 @@ class Symbols:
         return size(self._read(value.node.expr))
 
     def symint(self, value: Int, *, local: bool = False) -> Any:
-        """The inverse of :meth:`size`; where the size is a ``local`` one, in the symbols of local sizes."""
-        return self._written(expression(value, self._names if local else ())) if isinstance(value, Size) else value
+        """The inverse of :meth:`size`; where the size is a ``local`` one, in the symbols of local
+        sizes.
+        """
+        return (
+            self._written(expression(value, self._names if local else ()))
+            if isinstance(value, Size)
+            else value
+        )
 
     def hint(self, value: Int) -> int | None:
         """The size's value in the call that is being compiled; None where it has none yet."""
@@ -69,7 +90,11 @@ class Symbols:
     def holds(self, fact: Fact) -> bool | None:
         left, right = (self.hint(size(side)) for side in (fact.left, fact.right))
         if left is not None and right is not None:
-            answer = {"divides": lambda: left % right == 0, "equal": lambda: left == right, "at most": lambda: left <= right}[fact.relation]()
+            answer = {
+                "divides": lambda: left % right == 0,
+                "equal": lambda: left == right,
+                "at most": lambda: left <= right,
+            }[fact.relation]()
             return answer is fact.holds
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -84,10 +109,24 @@ class Symbols:
         condition = self._condition(fact)
         if not statically_known_true(condition):
             self.guards.append(fact)
-            names = sorted({name for side in (fact.left, fact.right) for name in getattr(side, "free_symbols", ())}, key=str)
-            logger.debug("guard: %s (now %s)", fact, ", ".join(f"{name} = {self._hint_of(name)}" for name in names))
+            names = sorted(
+                {
+                    name
+                    for side in (fact.left, fact.right)
+                    for name in getattr(side, "free_symbols", ())
+                },
+                key=str,
+            )
+            logger.debug(
+                "guard: %s (now %s)",
+                fact,
+                ", ".join(f"{name} = {self._hint_of(name)}" for name in names),
+            )
         if not bool(condition):
-            raise RuntimeError(f"the fact {fact} was found to hold for the sizes at hand, and torch finds that it does not; please report this")
+            raise RuntimeError(
+                f"the fact {fact} was found to hold for the sizes at hand, and torch finds that it "
+                "does not; please report this"
+            )
 
     def _condition(self, fact: Fact) -> Any:
         left, right = self._written(fact.left), self._written(fact.right)
@@ -105,7 +144,9 @@ class Symbols:
         return self._shape_env.create_symintnode(self._torch[ours], hint=None)
 
     def _symbol(self, expr: Any) -> Any:
-        """Our symbol for a symbol of torch, or for an expression of a kind that we do not know: a positive integer, of which we know the bounds that torch has."""
+        """Our symbol for a symbol of torch, or for an expression of a kind that we do not know: a
+        positive integer, of which we know the bounds that torch has.
+        """
         if expr not in self._ours:
             ours = symbol(str(expr) if expr.is_Symbol else f"({expr})")
             self._ours[expr], self._torch[ours] = ours, expr
@@ -113,7 +154,8 @@ class Symbols:
             if lower.is_Integer and lower > 1:
                 learn(Fact("at most", int(lower), ours))
             elif not (lower.is_Integer and lower == 1) and self._node(ours).node.has_hint():
-                # Sizes without a value may turn out to be 0: what is proved of positive ones then holds of an empty tensor, of which nothing is wrong.
+                # Sizes without a value may turn out to be 0: what is proved of positive ones then
+                # holds of an empty tensor, of which nothing is wrong.
                 self.assume(Fact("at most", 1, ours))
         return self._ours[expr]
 
@@ -141,7 +183,11 @@ class Symbols:
             return self._node(expr)
         if isinstance(expr, (sympy.floor, sympy.ceiling)):
             numerator, denominator = map(self._written, fraction(expr.args[0]))
-            return numerator // denominator if isinstance(expr, sympy.floor) else -(-numerator // denominator)
+            return (
+                numerator // denominator
+                if isinstance(expr, sympy.floor)
+                else -(-numerator // denominator)
+            )
         args = [self._written(arg) for arg in expr.args]
         if expr.is_Add:
             return sum(args[1:], args[0])
@@ -175,18 +221,25 @@ _READ = {
     "Min": lambda sympy, *args: sympy.Min(*args),
 }
 
-# For each trace, torch's expressions for sizes that have a symbol of their own as well: the sizes of its inputs' local tensors, which are symbols beside those of the global sizes.
+# For each trace, torch's expressions for sizes that have a symbol of their own as well: the sizes
+# of its inputs' local tensors, which are symbols beside those of the global sizes.
 _named: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def equate(name: Any, value: Any, others: Sequence[Any] = ()) -> None:
-    """Guard that two sizes are equal (or assert it at run time, where they have no value yet), and write ``name`` for ``value`` from now on, if it is a symbol and not in ``others``.
+    """Guard that two sizes are equal (or assert it at run time, where they have no value yet), and
+    write ``name`` for ``value`` from now on, if it is a symbol and not in ``others``.
 
-    (The compiler takes one symbol for sizes that are equal in the call it compiles for, so a local size may have that of another dim.)
+    (The compiler takes one symbol for sizes that are equal in the call it compiles for, so a local
+    size may have that of another dim.)
     """
     if isinstance(value, torch.SymInt) and not isinstance(name, torch.SymInt):
         if value.node.has_hint():
-            bool(value == name)  # at once: a compiler's later stages take badly to sizes that turn out to be constants
+            bool(
+                value == name
+                # at once: a compiler's later stages take badly to sizes that turn out to be
+                # constants
+            )
     elif isinstance(value, torch.SymInt):
         expr, symbol = value.node.expr, name.node.expr
         if value.node.has_hint() and name.node.has_hint():
@@ -194,7 +247,12 @@ def equate(name: Any, value: Any, others: Sequence[Any] = ()) -> None:
                 return
         else:
             assert_at_run_time(name == value)
-        taken = {s for other in others if isinstance(other, torch.SymInt) for s in other.node.expr.free_symbols}
+        taken = {
+            s
+            for other in others
+            if isinstance(other, torch.SymInt)
+            for s in other.node.expr.free_symbols
+        }
         if symbol.is_Symbol and not expr.is_Symbol and symbol not in taken:
             _named.setdefault(name.node.shape_env, {})[expr] = symbol
 
@@ -204,7 +262,9 @@ _now: ContextVar[Symbols | None] = ContextVar("cute_sharding_symbols", default=N
 
 @contextmanager
 def symbols_of(*values: Any) -> Iterator[Symbols | None]:
-    """Inside the ``with`` block, sizes that the algebra cannot decide are asked of the trace that the SymInts among ``values`` belong to. Nothing changes where there are none."""
+    """Inside the ``with`` block, sizes that the algebra cannot decide are asked of the trace that
+    the SymInts among ``values`` belong to. Nothing changes where there are none.
+    """
     first = next(_symints(values), None)
     if first is None:
         yield _now.get()
@@ -237,7 +297,9 @@ def known(value: Any) -> Any:
 
 
 def unknown(value: Any, *, local: bool = False) -> Any:
-    """The inverse of :func:`known`; of sizes of local tensors, ``local``, in the symbols that these have."""
+    """The inverse of :func:`known`; of sizes of local tensors, ``local``, in the symbols that these
+    have.
+    """
     if isinstance(value, Size):
         return _here().symint(value, local=local)
     if isinstance(value, (tuple, list)):
@@ -246,7 +308,9 @@ def unknown(value: Any, *, local: bool = False) -> Any:
 
 
 def hinted(value: Any) -> Any:
-    """Sizes as they are in the call that is being compiled, also inside tuples and lists; None for one that has no value yet."""
+    """Sizes as they are in the call that is being compiled, also inside tuples and lists; None for
+    one that has no value yet.
+    """
     if isinstance(value, Size):
         return _here().hint(value)
     if isinstance(value, (tuple, list)):
@@ -261,7 +325,8 @@ def has_values(shape: Sequence[Any]) -> bool:
 
 
 def sizes_at_hand(shape: Sequence[Any]) -> tuple[int, ...]:
-    """The numbers that a shape has in the call that is being compiled; itself where it is of numbers.
+    """The numbers that a shape has in the call that is being compiled; itself where it is of
+    numbers.
 
     Raises:
         RuntimeError: a size has no value yet.
@@ -271,7 +336,9 @@ def sizes_at_hand(shape: Sequence[Any]) -> tuple[int, ...]:
     with symbols_of(tuple(shape)):
         sizes = hinted(known(tuple(shape)))
     if None in sizes:
-        raise RuntimeError(f"shape {tuple(shape)} has sizes without a value while the program is compiled")
+        raise RuntimeError(
+            f"shape {tuple(shape)} has sizes without a value while the program is compiled"
+        )
     return tuple(sizes)
 
 

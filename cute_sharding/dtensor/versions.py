@@ -1,4 +1,6 @@
-"""Which releases of torch the adapter was checked with. A module of its own: it must also run where compat.py, which takes private names of torch, cannot be imported."""
+"""Which releases of torch the adapter was checked with. A module of its own: it must also run where
+compat.py, which takes private names of torch, cannot be imported.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _warned = False
 
 
 def release() -> tuple[int, int] | None:
-    """The running torch, as (2, 15); also of 2.15.0+cu132 and 2.15.0a0+git. None where its version does not say."""
+    """The running torch, as (2, 15); also of 2.15.0+cu132 and 2.15.0a0+git. None where its version
+    does not say.
+    """
     found = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
     return (int(found[1]), int(found[2])) if found else None
 
@@ -26,11 +30,15 @@ def refuse_older() -> None:
     """
     running = release()
     if running is not None and running < FIRST:
-        raise RuntimeError(f"cute_sharding works with {CHECKED}, and this is torch {torch.__version__}: install torch {FIRST[0]}.{FIRST[1]} or newer")
+        raise RuntimeError(
+            f"cute_sharding works with {CHECKED}, and this is torch {torch.__version__}: install "
+            f"torch {FIRST[0]}.{FIRST[1]} or newer"
+        )
 
 
 def check() -> None:
-    """Refuse an older torch; once in a process, warn of one that is newer than those that were checked.
+    """Refuse an older torch; once in a process, warn of one that is newer than those that were
+    checked.
 
     Raises:
         RuntimeError: as :func:`refuse_older`.
@@ -41,7 +49,9 @@ def check() -> None:
     if (running is None or running > LAST) and not _warned:
         _warned = True
         warnings.warn(
-            f"cute_sharding was checked with {CHECKED}, and this is torch {torch.__version__}. It goes on; what it answers may differ, or fail, where torch's private functions have changed.",
+            f"cute_sharding was checked with {CHECKED}, and this is torch {torch.__version__}. It "
+            "goes on; what it answers may differ, or fail, where torch's private functions have "
+            "changed.",
             RuntimeWarning,
             stacklevel=4,  # who calls enable()
         )

@@ -1,12 +1,17 @@
-"""In-place ops on views of a DTensor, where the view could not be had without communication: they reach the tensor that was viewed.
+"""In-place ops on views of a DTensor, where the view could not be had without communication: they
+reach the tensor that was viewed.
 
-A slice of a sharded dim, or a view that redistributes, gives a DTensor that is a view by what autograd says and a copy by where its elements lie: what is written to it would be lost. So each
-memory that a view was moved to says where it was moved from, for as long as there is that memory. Whatever then writes to it, by whatever alias (a detached tensor, ``.data``, a view as other
-numbers), what it holds is taken back, by the redistribution that leads there. That seldom communicates: what was moved is a replica, mostly, of which each device takes its part.
+A slice of a sharded dim, or a view that redistributes, gives a DTensor that is a view by what
+autograd says and a copy by where its elements lie: what is written to it would be lost. So each
+memory that a view was moved to says where it was moved from, for as long as there is that memory.
+Whatever then writes to it, by whatever alias (a detached tensor, ``.data``, a view as other
+numbers), what it holds is taken back, by the redistribution that leads there. That seldom
+communicates: what was moved is a replica, mostly, of which each device takes its part.
 
-What was moved twice stays one tensor: copies with the same placements are written to together. One that was made before its source was written to is out of step; before it is written to it is
-brought up to date. Whether it is out of step is known alike on every rank, so that these redistributions meet.
-(A functionalized program, as compilers make them, has no such writes.)
+What was moved twice stays one tensor: copies with the same placements are written to together. One
+that was made before its source was written to is out of step; before it is written to it is brought
+up to date. Whether it is out of step is known alike on every rank, so that these redistributions
+meet. (A functionalized program, as compilers make them, has no such writes.)
 """
 
 from __future__ import annotations
@@ -31,7 +36,8 @@ _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
 
 
 class Copy:
-    """What a view op was given instead of the local tensor of a DTensor. It belongs to the memory of what was moved, and is gone with it; what it was moved from stays till then.
+    """What a view op was given instead of the local tensor of a DTensor. It belongs to the memory
+    of what was moved, and is gone with it; what it was moved from stays till then.
 
     Attributes:
         source, spec: the local tensor that was moved, and its spec.
@@ -39,10 +45,25 @@ class Copy:
         is_stale: whether a DTensor wrote to the source since, and could not tell this.
     """
 
-    def __init__(self, source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor):
+    def __init__(
+        self,
+        source: torch.Tensor,
+        spec: DTensorSpec,
+        spec_of_moved: DTensorSpec,
+        moved: torch.Tensor,
+    ):
         self.source, self.spec, self.spec_of_moved = source, spec, spec_of_moved
         # Where it lies, but not the tensor itself, whose memory would then be for ever.
-        self._parts = {rank: (weakref.ref(part.untyped_storage()), part.dtype, part.storage_offset(), part.size(), part.stride()) for rank, part in compat.parts_of(moved).items()}
+        self._parts = {
+            rank: (
+                weakref.ref(part.untyped_storage()),
+                part.dtype,
+                part.storage_offset(),
+                part.size(),
+                part.stride(),
+            )
+            for rank, part in compat.parts_of(moved).items()
+        }
         self._count = _count(source)
         self.is_stale = False
         LIVE.add(id(self))
@@ -56,19 +77,33 @@ class Copy:
             if storage is None:
                 return None
             with compat.no_modes():
-                found[rank] = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+                found[rank] = torch.empty(0, dtype=dtype, device=storage.device).set_(
+                    storage, offset, size, stride
+                )
         return compat.local_tensor(found)
 
     def is_like(self, other: Copy) -> bool:
         """Whether the same was moved to the same placements."""
-        lie = [[(part.storage_offset(), part.size(), part.stride()) for part in compat.parts_of(copy.source).values()] for copy in (self, other)]
-        return lie[0] == lie[1] and self.spec.shape == other.spec.shape and tuple(self.spec_of_moved.placements) == tuple(other.spec_of_moved.placements)
+        lie = [
+            [
+                (part.storage_offset(), part.size(), part.stride())
+                for part in compat.parts_of(copy.source).values()
+            ]
+            for copy in (self, other)
+        ]
+        return (
+            lie[0] == lie[1]
+            and self.spec.shape == other.spec.shape
+            and tuple(self.spec_of_moved.placements) == tuple(other.spec_of_moved.placements)
+        )
 
     def refresh(self) -> None:
         """Move what the source now has."""
         moved = self.moved()
         if moved is not None:
-            moved.copy_(redistribute_local_tensor(self.source, self.spec, self.spec_of_moved, counted=False))
+            moved.copy_(
+                redistribute_local_tensor(self.source, self.spec, self.spec_of_moved, counted=False)
+            )
         self.is_stale = False
 
     def check(self, op: Any, tensor: Any) -> None:
@@ -78,21 +113,35 @@ class Copy:
         """
         spec = self.spec
         is_what = (
-            f"{compat.name_of(op)} writes to a view of shape {tuple(tensor.shape)} and placements {text(tensor.placements)} that is a copy of what it views, a DTensor of shape {tuple(spec.shape)} "
+            f"{compat.name_of(op)} writes to a view of shape {tuple(tensor.shape)} and placements "
+            f"{text(tensor.placements)} that is a copy of what it views, a DTensor of shape "
+            f"{tuple(spec.shape)} "
             f"and placements {text(spec.placements)}"
         )
         if self._count != _count(self.source):
-            raise RuntimeError(f"{is_what}, whose local tensor was written to after the view was taken: the view does not have what was written. Take the view again, after that write.")
+            raise RuntimeError(
+                f"{is_what}, whose local tensor was written to after the view was taken: the view "
+                "does not have what was written. Take the view again, after that write."
+            )
         if spec.use_strided_shard_as_shard_order and not agree(spec.shape, spec, spec.placements):
             raise RuntimeError(
-                f"{is_what}: the write would be lost. Redistribute that one first, to placements under which the view moves nothing, such as {[Replicate()] * spec.mesh.ndim!r}"
+                f"{is_what}: the write would be lost. Redistribute that one first, to placements "
+                f"under which the view moves nothing, such as {[Replicate()] * spec.mesh.ndim!r}"
             )
 
 
-def note_copy(source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor) -> None:
-    """Take note of a view that moves data: of the local tensor ``source`` it has become ``moved``."""
+def note_copy(
+    source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor
+) -> None:
+    """Take note of a view that moves data: of the local tensor ``source`` it has become
+    ``moved``.
+    """
     source, moved = compat.in_flight(source), compat.in_flight(moved)
-    if compat.is_tracing() or not (_has_memory(source) and _has_memory(moved)) or compat.share_memory(source, moved):
+    if (
+        compat.is_tracing()
+        or not (_has_memory(source) and _has_memory(moved))
+        or compat.share_memory(source, moved)
+    ):
         return
     copy = Copy(source, spec, spec_of_moved, moved)
     setattr(compat.storage_of(moved), _COPY, copy)
@@ -105,14 +154,18 @@ def note_copy(source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpe
 def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """What ``op`` has written, also in what the tensors that it wrote to were moved from.
 
-    A copy that is out of step is brought up to date first, and what was written to it is written again.
+    A copy that is out of step is brought up to date first, and what was written to it is written
+    again.
 
     Raises:
-        RuntimeError: what was written cannot be taken there; or is drawn at random, and cannot be drawn again.
+        RuntimeError: what was written cannot be taken there; or is drawn at random, and cannot be
+            drawn again.
     """
     if compat.is_tracing():
         return
-    written = [tensor for tensor in _written_by(op, args, kwargs) if _has_memory(tensor._local_tensor)]
+    written = [
+        tensor for tensor in _written_by(op, args, kwargs) if _has_memory(tensor._local_tensor)
+    ]
     for tensor in written:
         for copy in _way_back(_memory(tensor)):
             copy.check(op, tensor)
@@ -125,19 +178,40 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def _are_out_of_step(memories: Sequence[Any]) -> bool:
-    """Whether some of what was written to was written to before the source was, or several have one source: each then has its own part of what was written."""
-    ways = {id(memory): [id(memory), *(id(compat.storage_of(copy.source)) for copy in _way_back(memory))] for memory in memories}
+    """Whether some of what was written to was written to before the source was, or several have one
+    source: each then has its own part of what was written.
+    """
+    ways = {
+        id(memory): [
+            id(memory),
+            *(id(compat.storage_of(copy.source)) for copy in _way_back(memory)),
+        ]
+        for memory in memories
+    }
     passed = [place for way in ways.values() for place in way]
-    return any(map(_is_stale, memories)) or (len(ways) > 1 and any(len(way) > 1 and any(passed.count(place) > 1 for place in way) for way in ways.values()))
+    return any(map(_is_stale, memories)) or (
+        len(ways) > 1
+        and any(
+            len(way) > 1 and any(passed.count(place) > 1 for place in way) for way in ways.values()
+        )
+    )
 
 
 def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Bring the copies among the arguments up to date, and write to those again that the op writes to, one after the other."""
+    """Bring the copies among the arguments up to date, and write to those again that the op writes
+    to, one after the other.
+    """
     several = args[0] if args and isinstance(args[0], (list, tuple)) else None
     outputs = [argument for argument in op._schema.arguments if argument.is_out]
-    if torch.Tag.nondeterministic_seeded in op.tags or len(outputs) > 1 or (several is not None and outputs):
+    if (
+        torch.Tag.nondeterministic_seeded in op.tags
+        or len(outputs) > 1
+        or (several is not None and outputs)
+    ):
         raise RuntimeError(
-            f"{compat.name_of(op)} writes to views that are copies of what they view, and were taken before that was written to, or are several of one tensor. Take them again, after that write, and write to "
+            f"{compat.name_of(op)} writes to views that are copies of what they view, and were "
+            "taken before that was written to, or are several of one tensor. Take them again, "
+            "after that write, and write to "
             "one at a time."
         )
     for leaf in compat.leaves(args, kwargs):
@@ -149,14 +223,25 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         return
     for i, tensor in enumerate(several):
         if _way_back(_memory(tensor)):
-            op(*[arg[i : i + 1] if isinstance(arg, (list, tuple)) and len(arg) == len(several) else arg for arg in args], **kwargs)
+            op(
+                *[
+                    arg[i : i + 1]
+                    if isinstance(arg, (list, tuple)) and len(arg) == len(several)
+                    else arg
+                    for arg in args
+                ],
+                **kwargs,
+            )
 
 
-def take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: compat.Moved) -> list[DTensorSpec]:
+def take_back(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: compat.Moved
+) -> list[DTensorSpec]:
     """What an op wrote to copies of DTensors, in these; the specs of what it writes to.
 
-    A tensor that was pending, and had to be finished to be written to, is the copy from now on. Where others share its memory, as what it views does or a detached alias, it stays where it is and pending:
-    one device has all of the sum, and the others nothing.
+    A tensor that was pending, and had to be finished to be written to, is the copy from now on.
+    Where others share its memory, as what it views does or a detached alias, it stays where it is
+    and pending: one device has all of the sum, and the others nothing.
 
     Args:
         moved: by id of a local tensor, what the op was given instead, and its spec.
@@ -166,26 +251,46 @@ def take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: com
         wrote, spec = moved.get(id(tensor._local_tensor), (tensor._local_tensor, tensor._spec))
         if tuple(spec.placements) == tuple(tensor._spec.placements):
             continue
-        finished = any(isinstance(p, Partial) and not isinstance(q, Partial) for p, q in zip(tensor._spec.placements, spec.placements))
-        if finished and wrote is not tensor._local_tensor and not _on_any_rank(tensor, _is_shared(tensor)):
+        finished = any(
+            isinstance(p, Partial) and not isinstance(q, Partial)
+            for p, q in zip(tensor._spec.placements, spec.placements)
+        )
+        if (
+            finished
+            and wrote is not tensor._local_tensor
+            and not _on_any_rank(tensor, _is_shared(tensor))
+        ):
             tensor._local_tensor, tensor._spec = wrote, spec
         else:
             # What came as out= was written to where it lies, where that is as long.
-            tensor._local_tensor.copy_(redistribute_local_tensor(wrote.clone() if wrote is tensor._local_tensor else wrote, spec, tensor._spec, counted=False))
+            tensor._local_tensor.copy_(
+                redistribute_local_tensor(
+                    wrote.clone() if wrote is tensor._local_tensor else wrote,
+                    spec,
+                    tensor._spec,
+                    counted=False,
+                )
+            )
     return [tensor._spec for tensor in written]
 
 
 def _is_shared(tensor: Any) -> bool:
-    """Whether others see what is written to the tensor: what it is a view of, or was moved from, or what is a view of it."""
+    """Whether others see what is written to the tensor: what it is a view of, or was moved from, or
+    what is a view of it.
+    """
     local = compat.in_flight(tensor._local_tensor)
     if getattr(tensor, "_base", None) is not None or not _has_memory(local):
         return getattr(tensor, "_base", None) is not None
     memory = compat.storage_of(local)
-    return hasattr(memory, _COPY) or len(getattr(memory, _COPIES, ())) > 0 or compat.is_shared(local)
+    return (
+        hasattr(memory, _COPY) or len(getattr(memory, _COPIES, ())) > 0 or compat.is_shared(local)
+    )
 
 
 def _on_any_rank(tensor: Any, is_so: bool) -> bool:
-    """Whether it is so on some rank of the mesh, by a tiny all-reduce: who still holds what, ranks do not know of one another, and placements must be the same on all."""
+    """Whether it is so on some rank of the mesh, by a tiny all-reduce: who still holds what, ranks
+    do not know of one another, and placements must be the same on all.
+    """
     local = tensor._local_tensor
     if compat.is_imagined(local) or compat.local_tensor_mode() is not None:
         return is_so
@@ -198,18 +303,30 @@ def _on_any_rank(tensor: Any, is_so: bool) -> bool:
 
 def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The DTensors that the op writes to."""
-    found = [kwargs.get(argument.name, args[i] if i < len(args) else None) for i, argument in enumerate(op._schema.arguments) if compat.is_written(op, argument)]
+    found = [
+        kwargs.get(argument.name, args[i] if i < len(args) else None)
+        for i, argument in enumerate(op._schema.arguments)
+        if compat.is_written(op, argument)
+    ]
     return [leaf for leaf in compat.leaves(found) if compat.is_dtensor(leaf)]
 
 
 def _count(local: torch.Tensor) -> int | None:
-    """How often a plain tensor was written to, or its views; None where torch does not count. (DTensor's own writes it does not count there.)"""
+    """How often a plain tensor was written to, or its views; None where torch does not count.
+    (DTensor's own writes it does not count there.)
+    """
     return None if isinstance(local, compat.LocalTensor) or local.is_inference() else local._version
 
 
 def _has_memory(local: torch.Tensor) -> bool:
-    """Whether the local tensor lies in memory as strides say; not on meta, sparse, or wrapped in another."""
-    return not compat.is_imagined(local) and not compat.is_wrapper(local) and local.layout is torch.strided
+    """Whether the local tensor lies in memory as strides say; not on meta, sparse, or wrapped in
+    another.
+    """
+    return (
+        not compat.is_imagined(local)
+        and not compat.is_wrapper(local)
+        and local.layout is torch.strided
+    )
 
 
 def _memory(tensor: Any) -> Any:
@@ -230,17 +347,23 @@ def _is_stale(memory: Any) -> bool:
 
 
 def _written(memory: Any, by: Copy | None = None) -> None:
-    """Something was written to ``memory``: its copies are out of step, but for ``by``, from which it was written, and what could be told the same; and its source is told."""
+    """Something was written to ``memory``: its copies are out of step, but for ``by``, from which
+    it was written, and what could be told the same; and its source is told.
+    """
     _outdate(memory, by)
     copy: Copy | None = getattr(memory, _COPY, None)
     moved = None if copy is None else copy.moved()
     if copy is not None and moved is not None:
-        copy.source.copy_(redistribute_local_tensor(moved, copy.spec_of_moved, copy.spec, counted=False))
+        copy.source.copy_(
+            redistribute_local_tensor(moved, copy.spec_of_moved, copy.spec, counted=False)
+        )
         _written(compat.storage_of(copy.source), copy)
 
 
 def _outdate(memory: Any, by: Copy | None = None) -> None:
-    """The copies of what lies there have not what was written to it, but for ``by``, and those that can be told what that one has."""
+    """The copies of what lies there have not what was written to it, but for ``by``, and those that
+    can be told what that one has.
+    """
     told = None if by is None else by.moved()
     for copy in list(getattr(memory, _COPIES, ())):
         moved = copy.moved()

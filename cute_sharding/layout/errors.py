@@ -17,5 +17,6 @@ class Undecided(LayoutError):
         self.fact = fact
         where = f"{context}: " if context else ""
         super().__init__(
-            f"{where}undecided without the fact `{fact}`; if it holds, supply it: with assuming({fact!r}): ..."
+            f"{where}undecided without the fact `{fact}`; if it holds, supply it: with "
+            f"assuming({fact!r}): ..."
         )

@@ -1,7 +1,8 @@
 """The Layout value: a nested shape and stride, read as a function from coordinates to integers.
 
-Layouts are row-major (lexicographic), as in PyTorch and ``torch.distributed._pycute``: the last mode varies fastest. CuTe
-proper is column-major; reversing every mode order converts one to the other.
+Layouts are row-major (lexicographic), as in PyTorch and ``torch.distributed._pycute``: the last
+mode varies fastest. CuTe proper is column-major; reversing every mode order converts one to the
+other.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ class Layout:
     """A layout ``shape : stride``; immutable, hashable, callable.
 
     Args:
-        shape: an int (sympy expressions in positive integer symbols count as ints), or a nested tuple of them; sizes are >= 0.
+        shape: an int (sympy expressions in positive integer symbols count as ints), or a nested
+            tuple of them; sizes are >= 0.
         stride: congruent with ``shape``; left out, the row-major strides of ``shape``.
 
-    The function: a coordinate ``(c0, c1, ...)`` of the leaves maps to ``sum(ci * stride_i)``, and an index to the value at its
-    lexicographic coordinate. An index at or beyond ``size`` runs on along the outermost leaf, as in CuTe: this is what makes a tile that does not
-    divide a layout well defined. Equality is equality of shape and stride; :func:`coalesce` gives the normal form of the function.
+    The function: a coordinate ``(c0, c1, ...)`` of the leaves maps to ``sum(ci * stride_i)``, and
+    an index to the value at its lexicographic coordinate. An index at or beyond ``size`` runs on
+    along the outermost leaf, as in CuTe: this is what makes a tile that does not divide a layout
+    well defined. Equality is equality of shape and stride; :func:`coalesce` gives the normal form
+    of the function.
 
     >>> layout = Layout((4, (2, 3)), (6, (3, 1)))
     >>> layout
@@ -67,11 +71,13 @@ class Layout:
         True
         """
         if not isinstance(text, str) or text.count(":") != 1:
-            raise LayoutError(f"cannot read {text!r} as a layout: expected 'shape:stride', such as '(4,2):(2,1)'")
+            raise LayoutError(
+                f"cannot read {text!r} as a layout: expected 'shape:stride', such as '(4,2):(2,1)'"
+            )
         shape, stride = text.split(":")
         return cls(parse_expr(shape), parse_expr(stride))
 
-    # -- structure ------------------------------------------------------------------------------------------------------
+    # -- structure ---------------------------------------------------------------------------------
 
     @property
     def leaves(self) -> Leaves:
@@ -127,7 +133,9 @@ class Layout:
                 yield make(n, d)
 
     def __getitem__(self, mode: int | slice | tuple[int, ...]) -> Layout:
-        """Mode ``i``, the modes of a slice, or the mode at a path of indices such as ``layout[1, 0]``."""
+        """Mode ``i``, the modes of a slice, or the mode at a path of indices such as ``layout[1,
+        0]``.
+        """
         if isinstance(mode, tuple):
             result = self
             for step in mode:
@@ -142,7 +150,9 @@ class Layout:
         try:
             return make(self.shape[mode], self.stride[mode])
         except IndexError:
-            raise IndexError(f"mode {mode} of {self!r}: it has modes 0 to {self.rank - 1}") from None
+            raise IndexError(
+                f"mode {mode} of {self!r}: it has modes 0 to {self.rank - 1}"
+            ) from None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
@@ -155,13 +165,14 @@ class Layout:
     def __repr__(self) -> str:
         return f"{_text(self.shape)}:{_text(self.stride)}"
 
-    # -- function -------------------------------------------------------------------------------------------------------
+    # -- function ----------------------------------------------------------------------------------
 
     def __call__(self, *coordinate: IntTuple) -> Int:
-        """The value at an index, at a flat coordinate (one int a leaf) or at a coordinate nested like the shape.
+        """The value at an index, at a flat coordinate (one int a leaf) or at a coordinate nested
+        like the shape.
 
-        An int in place of a nested mode is an index into that mode. Raises :class:`LayoutError` for a negative index, for a
-        coordinate of another structure or outside its mode.
+        An int in place of a nested mode is an index into that mode. Raises :class:`LayoutError` for
+        a negative index, for a coordinate of another structure or outside its mode.
         """
         if len(coordinate) == 1 and not isinstance(coordinate[0], tuple):
             return _at_index(self.leaves, coordinate[0], self, extend=True)
@@ -170,19 +181,29 @@ class Layout:
         modes = tuple(self)
         if type(self.shape) is tuple and len(coordinate) == len(modes):
             return _at_coordinate(self, coordinate, coordinate)
-        if len(coordinate) == len(self.leaves) and not any(isinstance(c, tuple) for c in coordinate):
+        if len(coordinate) == len(self.leaves) and not any(
+            isinstance(c, tuple) for c in coordinate
+        ):
             flat = make(tuple(n for n, _ in self.leaves), tuple(d for _, d in self.leaves))
             return _at_coordinate(flat, coordinate, coordinate)
-        raise LayoutError(f"coordinate {coordinate} does not fit {self!r}: give an index, {len(modes)} modes or {len(self.leaves)} leaves")
+        raise LayoutError(
+            f"coordinate {coordinate} does not fit {self!r}: give an index, {len(modes)} modes or "
+            f"{len(self.leaves)} leaves"
+        )
 
 
-# The slots' own setters: they pass by the __setattr__ that keeps a Layout immutable, and cost half of object.__setattr__.
-_set_shape, _set_stride, _set_leaves = (Layout.__dict__[name].__set__ for name in ("shape", "stride", "_leaves"))
+# The slots' own setters: they pass by the __setattr__ that keeps a Layout immutable, and cost half
+# of object.__setattr__.
+_set_shape, _set_stride, _set_leaves = (
+    Layout.__dict__[name].__set__ for name in ("shape", "stride", "_leaves")
+)
 _new = object.__new__
 
 
 def make(shape: IntTuple, stride: IntTuple, leaves: Leaves | None = None) -> Layout:
-    """A Layout from a shape and stride that are known to be congruent and checked, and its leaves where they are at hand."""
+    """A Layout from a shape and stride that are known to be congruent and checked, and its leaves
+    where they are at hand.
+    """
     layout = _new(Layout)
     _set_shape(layout, shape)
     _set_stride(layout, stride)
@@ -205,7 +226,9 @@ def make_layout(*layouts: Layout) -> Layout:
 
 
 def from_leaves(leaves: Any) -> Layout:
-    """The flat layout of (size, stride) pairs, outermost first: an int mode where there is only one, ``1:0`` where there is none."""
+    """The flat layout of (size, stride) pairs, outermost first: an int mode where there is only
+    one, ``1:0`` where there is none.
+    """
     if not leaves:
         return make(1, 0)
     if len(leaves) == 1:
@@ -214,7 +237,9 @@ def from_leaves(leaves: Any) -> Layout:
 
 
 def row_major(shape: IntTuple) -> IntTuple:
-    """The row-major strides of ``shape``, nested like it. A mode of size 0 counts as 1, as in ``torch.empty``."""
+    """The row-major strides of ``shape``, nested like it. A mode of size 0 counts as 1, as in
+    ``torch.empty``.
+    """
 
     def walk(part: IntTuple, current: Int) -> tuple[IntTuple, Int]:
         if type(part) is not tuple:
@@ -229,30 +254,45 @@ def row_major(shape: IntTuple) -> IntTuple:
 
 
 def _checked(value: IntTuple, what: str, minimum: int | None) -> IntTuple:
-    """``value`` with lists as tuples and sympy Integers as ints; raises for anything that is no int."""
+    """``value`` with lists as tuples and sympy Integers as ints; raises for anything that is no
+    int.
+    """
     if type(value) is int:
         if minimum is not None and value < minimum:
             raise LayoutError(f"{what} {value} is negative; sizes are 0 or more")
         return value
     if isinstance(value, (tuple, list)):
         return tuple([_checked(item, what, minimum) for item in value])
-    if isinstance(value, bool) or (not hasattr(value, "free_symbols") and not hasattr(value, "__index__")):
-        raise LayoutError(f"{what} {value!r} is a {type(value).__name__}; expected an int, a sympy expression or a tuple of them")
+    if isinstance(value, bool) or (
+        not hasattr(value, "free_symbols") and not hasattr(value, "__index__")
+    ):
+        raise LayoutError(
+            f"{what} {value!r} is a {type(value).__name__}; expected an int, a sympy expression or "
+            "a tuple of them"
+        )
     if hasattr(value, "free_symbols"):
         if value.is_integer is False or any(not s.is_integer for s in value.free_symbols):
-            raise LayoutError(f"{what} {value} is not an integer expression; make its symbols with integer=True, positive=True")
+            raise LayoutError(
+                f"{what} {value} is not an integer expression; make its symbols with integer=True, "
+                "positive=True"
+            )
         if minimum is not None and value.is_negative:
             raise LayoutError(f"{what} {value} is negative; sizes are 0 or more")
         return _checked(int(value), what, minimum) if value.is_Integer else value
     return _checked(int(value), what, minimum)
 
 
-def _check_congruent(shape: IntTuple, stride: IntTuple, whole_shape: IntTuple, whole_stride: IntTuple) -> None:
+def _check_congruent(
+    shape: IntTuple, stride: IntTuple, whole_shape: IntTuple, whole_stride: IntTuple
+) -> None:
     if type(shape) is tuple and type(stride) is tuple and len(shape) == len(stride):
         for n, d in zip(shape, stride, strict=True):
             _check_congruent(n, d, whole_shape, whole_stride)
     elif type(shape) is tuple or type(stride) is tuple:
-        raise LayoutError(f"shape {_text(whole_shape)} and stride {_text(whole_stride)} are nested differently, at {_text(shape)} and {_text(stride)}")
+        raise LayoutError(
+            f"shape {_text(whole_shape)} and stride {_text(whole_stride)} are nested differently, "
+            f"at {_text(shape)} and {_text(stride)}"
+        )
 
 
 def _collect(shape: IntTuple, stride: IntTuple, pairs: list[tuple[Int, Int]]) -> None:
@@ -276,15 +316,21 @@ def _text(value: IntTuple) -> str:
 def _at_index(leaves: Leaves, index: Int, layout: Layout, *, extend: bool) -> Int:
     if type(index) is not int and not hasattr(index, "free_symbols"):
         if isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise LayoutError(f"index {index!r} of {layout!r} is a {type(index).__name__}; expected an int")
+            raise LayoutError(
+                f"index {index!r} of {layout!r} is a {type(index).__name__}; expected an int"
+            )
         index = int(index)
     if type(index) is int and index < 0:
         raise LayoutError(f"index {index} of {layout!r} is negative; indices start at 0")
     if not extend and type(index) is int and type(layout.size) is int and index >= layout.size:
-        raise LayoutError(f"coordinate {index} is outside mode {layout!r}, which has size {layout.size}")
+        raise LayoutError(
+            f"coordinate {index} is outside mode {layout!r}, which has size {layout.size}"
+        )
     if not leaves:
         if index != 0:
-            raise LayoutError(f"index {index} of {layout!r}: a layout without modes has the single index 0")
+            raise LayoutError(
+                f"index {index} of {layout!r}: a layout without modes has the single index 0"
+            )
         return 0
     if type(index) is int and index == 0:
         return 0  # also of an empty layout, as composition has it
@@ -301,5 +347,9 @@ def _at_coordinate(layout: Layout, coordinate: IntTuple, whole: IntTuple) -> Int
     if not isinstance(coordinate, tuple):
         return _at_index(layout.leaves, coordinate, layout, extend=False)
     if type(layout.shape) is not tuple or len(coordinate) != layout.rank:
-        raise LayoutError(f"coordinate {whole} does not fit: {coordinate} stands at mode {layout!r}")
-    return sum((_at_coordinate(mode, c, whole) for mode, c in zip(layout, coordinate, strict=True)), 0)
+        raise LayoutError(
+            f"coordinate {whole} does not fit: {coordinate} stands at mode {layout!r}"
+        )
+    return sum(
+        (_at_coordinate(mode, c, whole) for mode, c in zip(layout, coordinate, strict=True)), 0
+    )

@@ -1,14 +1,18 @@
 """Sizes that are not known as numbers, for code that is written for ints.
 
-A :class:`Size` is a sympy expression in positive integer symbols that computes like an int. Its comparisons are answered at once, True or False, and never guessed:
+A :class:`Size` is a sympy expression in positive integer symbols that computes like an int. Its
+comparisons are answered at once, True or False, and never guessed:
 
 1. by proof, from the expressions and the facts in force (cute_sharding/layout/symbolic.py);
-2. else by what holds *now*, if there is someone to ask (:func:`asking`: a compiler, that knows the sizes of the call it is compiling for, and can have
-   the answer checked before each later call). Asked is the weakest fact that settles the comparison: a divisibility that the comparison's rounded quotients depend on, else
-   the comparison itself (or, if that is about quotients of quotients, the numbers). What was asked is a fact from then on;
+2. else by what holds *now*, if there is someone to ask (:func:`asking`: a compiler, that knows the
+   sizes of the call it is compiling for, and can have the answer checked before each later call).
+   Asked is the weakest fact that settles the comparison: a divisibility that the comparison's
+   rounded quotients depend on, else the comparison itself (or, if that is about quotients of
+   quotients, the numbers). What was asked is a fact from then on;
 3. else :class:`~cute_sharding.layout.errors.Undecided` is raised, which names that fact.
 
-So an algorithm on ints, given sizes, is a proof for all sizes that satisfy what was asked, and the same code serves both.
+So an algorithm on ints, given sizes, is a proof for all sizes that satisfy what was asked, and the
+same code serves both.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ class Oracle(Protocol):
     """One who knows the sizes of the case at hand."""
 
     def holds(self, fact: Fact) -> bool | None:
-        """Whether ``fact`` holds in this case; None where that is not known. Nothing is promised by asking."""
+        """Whether ``fact`` holds in this case; None where that is not known. Nothing is promised by
+        asking.
+        """
 
     def assume(self, fact: Fact) -> None:
         """Have it checked, from now on, that ``fact`` holds, which it does in this case."""
@@ -51,7 +57,9 @@ _oracle: ContextVar[Oracle | None] = ContextVar("cute_sharding_oracle", default=
 
 @contextmanager
 def asking(oracle: Oracle) -> Iterator[None]:
-    """Inside the ``with`` block, what cannot be proved is asked of ``oracle``; what it is asked is a fact until the block ends."""
+    """Inside the ``with`` block, what cannot be proved is asked of ``oracle``; what it is asked is
+    a fact until the block ends.
+    """
     token = _oracle.set(oracle)
     try:
         with forgetting_afterwards():
@@ -163,7 +171,9 @@ def _remainder(a: Any, b: Any) -> Int:
 
 
 def expression(value: Int, names: Iterable[tuple[Any, Any]] = ()) -> Any:
-    """The int, or the sympy expression in its simplest form, of a size; ``names`` as for :func:`~cute_sharding.layout.symbolic.simplified`."""
+    """The int, or the sympy expression in its simplest form, of a size; ``names`` as for
+    :func:`~cute_sharding.layout.symbolic.simplified`.
+    """
     return simplified(value.expr, names) if isinstance(value, Size) else value
 
 
@@ -267,12 +277,16 @@ def decide(fact: Fact) -> bool:
     oracle.assume(settled)
     learn(settled)
     if prove(fact) is not answer:
-        raise LayoutError(f"the fact {settled} was asked and is not used; please report this")  # else it would be asked again and again
+        raise LayoutError(
+            f"the fact {settled} was asked and is not used; please report this"
+        )  # else it would be asked again and again
     return answer
 
 
 def _settling(fact: Fact) -> Fact:
-    """The fact to name where ``fact`` is undecided: a divisibility that would settle it, or itself."""
+    """The fact to name where ``fact`` is undecided: a divisibility that would settle it,
+    or itself.
+    """
     for candidate in candidates(fact):
         with forgetting_afterwards():
             learn(candidate)
@@ -282,10 +296,14 @@ def _settling(fact: Fact) -> Fact:
 
 
 def _fix(oracle: Oracle, fact: Fact) -> None:
-    """Ask what numbers the symbols in ``fact`` are: where blocks of blocks do not divide, no weaker fact says in short what is so."""
+    """Ask what numbers the symbols in ``fact`` are: where blocks of blocks do not divide, no weaker
+    fact says in short what is so.
+    """
     import sympy
 
-    for name in sorted(sympy.sympify(fact.left).free_symbols | sympy.sympify(fact.right).free_symbols, key=str):
+    for name in sorted(
+        sympy.sympify(fact.left).free_symbols | sympy.sympify(fact.right).free_symbols, key=str
+    ):
         below, above = 0, 1
         while not oracle.holds(Fact("at most", name, above)):
             if above > 1 << 64 or oracle.holds(Fact("at most", name, above)) is None:
@@ -293,7 +311,9 @@ def _fix(oracle: Oracle, fact: Fact) -> None:
             below, above = above, 2 * above
         while above - below > 1:
             middle = (below + above) // 2
-            below, above = (below, middle) if oracle.holds(Fact("at most", name, middle)) else (middle, above)
+            below, above = (
+                (below, middle) if oracle.holds(Fact("at most", name, middle)) else (middle, above)
+            )
         value = Fact("equal", name, above)
         oracle.assume(value)
         learn(value)

@@ -1,10 +1,11 @@
 """Deciding facts about sizes and strides, ints or sympy expressions in positive integer symbols.
 
-Each predicate answers ``True`` (proved), ``False`` (disproved) or ``None`` (neither). The proofs are polynomial
-identities: every symbol stands for a positive integer, so a polynomial whose coefficients are all non-negative once each
-symbol ``s`` is written ``1 + t`` is non-negative, and ``a`` divides ``b`` when ``b / a`` cancels to integer coefficients.
-A caller's facts (:func:`assuming`) enter as substitutions (``s % 4 == 0`` writes ``s`` as ``4 * s'``), so they need no rules of
-their own.
+Each predicate answers ``True`` (proved), ``False`` (disproved) or ``None`` (neither). The proofs
+are polynomial identities: every symbol stands for a positive integer, so a polynomial whose
+coefficients are all non-negative once each symbol ``s`` is written ``1 + t`` is non-negative, and
+``a`` divides ``b`` when ``b / a`` cancels to integer coefficients. A caller's facts
+(:func:`assuming`) enter as substitutions (``s % 4 == 0`` writes ``s`` as ``4 * s'``), so they need
+no rules of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def is_static(*values: Int) -> bool:
 
 @dataclass(frozen=True)
 class Fact:
-    """``left % right == 0`` ("divides"), ``left == right`` ("equal") or ``left <= right`` ("at most"); or, where not ``holds``, that this is not so.
+    """``left % right == 0`` ("divides"), ``left == right`` ("equal") or ``left <= right`` ("at
+    most"); or, where not ``holds``, that this is not so.
 
     Its text is what :func:`assuming` reads.
     """
@@ -48,7 +50,9 @@ class Fact:
     def __str__(self) -> str:
         left, right = _text(self.left), _text(self.right)
         if self.relation == "divides":
-            return f"{_operand(self.left)} % {_operand(self.right)} {'==' if self.holds else '!='} 0"
+            return (
+                f"{_operand(self.left)} % {_operand(self.right)} {'==' if self.holds else '!='} 0"
+            )
         if self.relation == "equal":
             return f"{left} {'==' if self.holds else '!='} {right}"
         return f"{left} {'<=' if self.holds else '>'} {right}"
@@ -56,7 +60,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts in force: substitutions for symbols (and, the other way, what each made-up symbol stands for), and what is no substitution."""
+    """Facts in force: substitutions for symbols (and, the other way, what each made-up symbol
+    stands for), and what is no substitution.
+    """
 
     substitution: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
     meaning: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
@@ -65,7 +71,9 @@ class _Facts:
     zero: tuple[sympy.Expr, ...] = ()
     nonzero: tuple[sympy.Expr, ...] = ()
     indivisible: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
-    least: tuple[tuple[sympy.Expr, int], ...] = ()  # (symbol, its smallest value), where that is not 1
+    least: tuple[
+        tuple[sympy.Expr, int], ...
+    ] = ()  # (symbol, its smallest value), where that is not 1
 
 
 # Inequalities are added up in pairs while there are no more than these.
@@ -94,7 +102,8 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def parse_expr(text: str, *, rational: bool = False) -> Any:
-    """An int, a sympy expression in positive integer symbols, or a nested tuple of them, read from ``text``.
+    """An int, a sympy expression in positive integer symbols, or a nested tuple of them, read from
+    ``text``.
 
     Raises :class:`LayoutError` on anything but integers, names, tuples and arithmetic.
     """
@@ -118,9 +127,15 @@ def parse_expr(text: str, *, rational: bool = False) -> Any:
                         import sympy
 
                         return sympy.Rational(a, b)
-                    raise LayoutError(f"cannot read {text!r}: {a}/{b} is not an integer expression; use //")
+                    raise LayoutError(
+                        f"cannot read {text!r}: {a}/{b} is not an integer expression; use //"
+                    )
                 return _BINARY[type(op)](a, b)
-            case ast.Call(func=ast.Name(id="floor" | "ceiling" | "Mod" | "Max" | "Min" as name), args=args, keywords=[]):
+            case ast.Call(
+                func=ast.Name(id="floor" | "ceiling" | "Mod" | "Max" | "Min" as name),
+                args=args,
+                keywords=[],
+            ):
                 import sympy
 
                 values = [walk(arg) for arg in args]
@@ -139,7 +154,8 @@ def parse_expr(text: str, *, rational: bool = False) -> Any:
 def assuming(*facts: str) -> Iterator[None]:
     """Add facts for the algebra to use inside the ``with`` block.
 
-    A fact is text, as an :class:`Undecided` error names it: ``"s0 % 4 == 0"``, ``"s0 >= 8"``, ``"s0 < s1"``, ``"s0 == s1"``.
+    A fact is text, as an :class:`Undecided` error names it: ``"s0 % 4 == 0"``, ``"s0 >= 8"``, ``"s0
+    < s1"``, ``"s0 == s1"``.
 
     >>> from cute_sharding.layout import Layout, assuming, logical_divide, symbol
     >>> with assuming("s % 4 == 0"):
@@ -166,18 +182,36 @@ def parse_fact(text: str) -> Fact:
     except SyntaxError:
         node = None
     if not (isinstance(node, ast.Compare) and len(node.ops) == 1):
-        raise LayoutError(f"cannot read the fact {text!r}: expected one comparison, such as 's0 % 4 == 0' or 's0 >= 8'")
+        raise LayoutError(
+            f"cannot read the fact {text!r}: expected one comparison, such as 's0 % 4 == 0' or 's0 "
+            ">= 8'"
+        )
     left, right = node.left, node.comparators[0]
     kind = type(node.ops[0])
     b = parse_expr(ast.unparse(right), rational=True)
-    if kind in (ast.Eq, ast.NotEq) and isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and b == 0:
-        return Fact("divides", parse_expr(ast.unparse(left.left), rational=True), parse_expr(ast.unparse(left.right), rational=True), kind is ast.Eq)
+    if (
+        kind in (ast.Eq, ast.NotEq)
+        and isinstance(left, ast.BinOp)
+        and isinstance(left.op, ast.Mod)
+        and b == 0
+    ):
+        return Fact(
+            "divides",
+            parse_expr(ast.unparse(left.left), rational=True),
+            parse_expr(ast.unparse(left.right), rational=True),
+            kind is ast.Eq,
+        )
     a = parse_expr(ast.unparse(left), rational=True)
     if isinstance(a, tuple) or isinstance(b, tuple):
         raise LayoutError(f"cannot read the fact {text!r}: it compares tuples")
     if kind in (ast.Eq, ast.NotEq):
         return Fact("equal", a, b, kind is ast.Eq)
-    orders = {ast.LtE: (a, b, True), ast.Gt: (a, b, False), ast.GtE: (b, a, True), ast.Lt: (b, a, False)}
+    orders = {
+        ast.LtE: (a, b, True),
+        ast.Gt: (a, b, False),
+        ast.GtE: (b, a, True),
+        ast.Lt: (b, a, False),
+    }
     if kind not in orders:
         raise LayoutError(f"cannot read the fact {text!r}: use ==, !=, <, <=, > or >=")
     return Fact("at most", *orders[kind])
@@ -185,7 +219,9 @@ def parse_fact(text: str) -> Fact:
 
 @lru_cache(maxsize=1 << 12)
 def _with(facts: _Facts, fact: Fact) -> _Facts:
-    """``facts`` and ``fact``; the same object where both are, so that what follows from them is looked up."""
+    """``facts`` and ``fact``; the same object where both are, so that what follows from them is
+    looked up.
+    """
     import sympy
 
     a, b = sympy.sympify(fact.left), sympy.sympify(fact.right)
@@ -204,14 +240,24 @@ def _with(facts: _Facts, fact: Fact) -> _Facts:
         if not fact.holds:
             return replace(facts, nonzero=(*facts.nonzero, a - b))
         for target, value in ((a, b), (b, a)):
-            substituted = _substituted(facts, target, value) if isinstance(target, sympy.Symbol) else None
+            substituted = (
+                _substituted(facts, target, value) if isinstance(target, sympy.Symbol) else None
+            )
             if substituted is not None:
                 return substituted
         difference = sympy.expand(_rewrite(a - b, facts))
-        if len(difference.free_symbols) == 1 and difference.is_polynomial() and sympy.degree(difference) == 1:
+        if (
+            len(difference.free_symbols) == 1
+            and difference.is_polynomial()
+            and sympy.degree(difference) == 1
+        ):
             (name,) = difference.free_symbols
             value = sympy.solve(difference, name)
-            substituted = _substituted(facts, name, value[0]) if value and value[0].is_Integer and value[0] > 0 else None
+            substituted = (
+                _substituted(facts, name, value[0])
+                if value and value[0].is_Integer and value[0] > 0
+                else None
+            )
             if substituted is not None:
                 return substituted
         return replace(facts, zero=(*facts.zero, a - b))
@@ -219,7 +265,12 @@ def _with(facts: _Facts, fact: Fact) -> _Facts:
         return _at_least(facts, b, int(a))
     if not fact.holds and isinstance(a, sympy.Symbol) and b.is_Integer:
         return _at_least(facts, a, int(b) + 1)
-    if fact.holds and isinstance(a, sympy.Symbol) and b.is_Integer and dict(facts.least).get(a, 1) == b:
+    if (
+        fact.holds
+        and isinstance(a, sympy.Symbol)
+        and b.is_Integer
+        and dict(facts.least).get(a, 1) == b
+    ):
         return _with(facts, Fact("equal", a, b))
     return replace(facts, nonnegative=(*facts.nonnegative, b - a if fact.holds else a - b - 1))
 
@@ -235,8 +286,12 @@ def _at_least(facts: _Facts, name: sympy.Symbol, value: int) -> _Facts:
     return replace(facts, nonnegative=(*facts.nonnegative, name - value))
 
 
-def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr, meaning: tuple[Any, Any] | None = None) -> _Facts | None:
-    """``facts`` with ``name`` written as ``value``; where ``name`` is already written otherwise, both are kept. ``meaning`` is what the symbol that ``value`` brings in stands for."""
+def _substituted(
+    facts: _Facts, name: sympy.Symbol, value: sympy.Expr, meaning: tuple[Any, Any] | None = None
+) -> _Facts | None:
+    """``facts`` with ``name`` written as ``value``; where ``name`` is already written otherwise,
+    both are kept. ``meaning`` is what the symbol that ``value`` brings in stands for.
+    """
     import sympy
 
     written = _rewrite(name, facts)
@@ -247,10 +302,20 @@ def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr, meaning: 
         # s = 4 t is known and s = 6 u is new: t = 6 / gcd(4, 6) * v says both.
         coefficient, symbols = written.as_coeff_Mul()
         new, _ = value.as_coeff_Mul()
-        if isinstance(symbols, sympy.Symbol) and value.is_Integer and (value / coefficient).is_Integer:
+        if (
+            isinstance(symbols, sympy.Symbol)
+            and value.is_Integer
+            and (value / coefficient).is_Integer
+        ):
             # s = 4 t is known, and s = 8 is new.
             written, value = symbols, value / coefficient
-        elif isinstance(symbols, sympy.Symbol) and coefficient.is_Integer and new.is_Integer and len(value.free_symbols) == 1 and meaning is not None:
+        elif (
+            isinstance(symbols, sympy.Symbol)
+            and coefficient.is_Integer
+            and new.is_Integer
+            and len(value.free_symbols) == 1
+            and meaning is not None
+        ):
             factor = new // sympy.gcd(coefficient, new)
             fresh = sympy.Dummy(f"{name.name}_over", integer=True, positive=True)
             written, value, meaning = symbols, fresh * factor, (fresh, symbols / factor)
@@ -264,7 +329,11 @@ def _substituted(facts: _Facts, name: sympy.Symbol, value: sympy.Expr, meaning: 
         coefficient, _ = value.as_coeff_Mul()
         if coefficient.is_Integer and value == coefficient * meaning[0]:
             least[meaning[0]] = -(-smallest // int(coefficient))
-    nonnegative = facts.nonnegative if smallest <= 1 or value.is_Symbol else (*facts.nonnegative, value - smallest)
+    nonnegative = (
+        facts.nonnegative
+        if smallest <= 1 or value.is_Symbol
+        else (*facts.nonnegative, value - smallest)
+    )
     if value.is_Symbol and smallest > 1:
         least[value] = max(least.get(value, 1), smallest)
     return replace(
@@ -286,7 +355,9 @@ def _rewrite(expr: Int, facts: _Facts) -> Any:
 
 
 def _normal(expr: Int) -> Any:
-    """``expr`` expanded under the facts in force, so that equal polynomials are equal objects. Quotients that are rounded down stand as ``floor``."""
+    """``expr`` expanded under the facts in force, so that equal polynomials are equal objects.
+    Quotients that are rounded down stand as ``floor``.
+    """
     return _normalized(expr, _facts.get())
 
 
@@ -301,7 +372,9 @@ def _normalized(expr: Int, facts: _Facts) -> Any:
 
 
 def _floored(expr: Any, facts: _Facts) -> Any:
-    """``expr`` with every rounded quotient as one of floor, in lowest terms, or as the quotient where it is exact."""
+    """``expr`` with every rounded quotient as one of floor, in lowest terms, or as the quotient
+    where it is exact.
+    """
     import sympy
 
     if not expr.args:
@@ -317,7 +390,9 @@ def _floored(expr: Any, facts: _Facts) -> Any:
 
 
 def remainder(a: Int, b: Int) -> Any:
-    """``a`` modulo ``b``. Never sympy's Mod: of one in another it makes wrong expressions (1.14 squares the inner one), and it may not come to an end."""
+    """``a`` modulo ``b``. Never sympy's Mod: of one in another it makes wrong expressions (1.14
+    squares the inner one), and it may not come to an end.
+    """
     import sympy
 
     return sympy.sympify(a) - b * sympy.floor(sympy.sympify(a) / b)
@@ -342,19 +417,25 @@ def _floor(numerator: Any, denominator: Any, facts: _Facts) -> Any:
     import sympy
 
     numerator, denominator = fraction(numerator / denominator)
-    if (denominator.is_number and denominator < 0) or (not denominator.is_number and _is_positive(sympy.expand(-denominator))):
+    if (denominator.is_number and denominator < 0) or (
+        not denominator.is_number and _is_positive(sympy.expand(-denominator))
+    ):
         numerator, denominator = sympy.expand(-numerator), sympy.expand(-denominator)
     elif not denominator.is_number and not _is_positive(sympy.expand(denominator)):
         # Of unknown sign: what follows is about positive ones.
         return sympy.floor(numerator / denominator)
-    if numerator.is_polynomial() and all(c.is_negative for c in numerator.as_coefficients_dict().values()):
+    if numerator.is_polynomial() and all(
+        c.is_negative for c in numerator.as_coefficients_dict().values()
+    ):
         return -_floor(denominator - numerator - 1, denominator, facts)
     if denominator == 1 or _divides(denominator, numerator, facts):
         return sympy.expand(sympy.cancel(numerator / denominator))
     for beyond in (sympy.expand(numerator).as_coeff_Add()[0], denominator - 1):
         # What is a multiple but for a constant, or was rounded up to here.
         if beyond != 0 and _divides(denominator, sympy.expand(numerator - beyond), facts):
-            return sympy.expand(sympy.cancel((numerator - beyond) / denominator)) + sympy.floor(beyond / denominator)
+            return sympy.expand(sympy.cancel((numerator - beyond) / denominator)) + sympy.floor(
+                beyond / denominator
+            )
     if not denominator.is_number:
         # What is a multiple of the denominator comes out: floor((s n + r) / s) = n + floor(r / s).
         whole, rest = sympy.Integer(0), sympy.Integer(0)
@@ -372,9 +453,11 @@ def _floor(numerator: Any, denominator: Any, facts: _Facts) -> Any:
 
 
 def simplified(expr: Int, names: Iterable[tuple[Any, Any]] = ()) -> Int:
-    """``expr`` in the simplest form that the facts in force allow, in the caller's symbols. Where the facts make it an integer it may read as a fraction, such as ``s/4``.
+    """``expr`` in the simplest form that the facts in force allow, in the caller's symbols. Where
+    the facts make it an integer it may read as a fraction, such as ``s/4``.
 
-    ``names`` are (expression, symbol) pairs: expressions that have a symbol of their own, to be used where they are part of ``expr``.
+    ``names`` are (expression, symbol) pairs: expressions that have a symbol of their own, to be
+    used where they are part of ``expr``.
     """
     import sympy
 
@@ -382,7 +465,9 @@ def simplified(expr: Int, names: Iterable[tuple[Any, Any]] = ()) -> Int:
     expr = _normalized(expr, facts)
     for named, name in names:
         coefficient, form = _normalized(named, facts).as_coeff_Mul()
-        if form.is_Symbol or (coefficient == 1 and isinstance(form, (sympy.floor, sympy.Max, sympy.Min))):
+        if form.is_Symbol or (
+            coefficient == 1 and isinstance(form, (sympy.floor, sympy.Max, sympy.Min))
+        ):
             expr = expr.xreplace({form: name / coefficient})
     return as_int(sympy.factor_terms(_meant(expr, facts)))
 
@@ -433,7 +518,9 @@ def is_nonnegative(expr: Int) -> bool | None:
         return False
     if isinstance(e, (sympy.Min, sympy.Max)):
         parts = {is_nonnegative(part) for part in e.args}
-        settling = isinstance(e, sympy.Max)  # one that is negative settles it for the smallest, one that is not for the largest
+        settling = isinstance(
+            e, sympy.Max
+        )  # one that is negative settles it for the smallest, one that is not for the largest
         if settling in parts:
             return settling
         if None not in parts:
@@ -447,7 +534,9 @@ def is_nonnegative(expr: Int) -> bool | None:
 
 
 def _that_may_be_missing(e: Any) -> Iterator[Any]:
-    """The facts that something is not negative, and the sums of two, that may be all that is missing to a proof about ``e``: they share symbols with it, and no Min or Max is left over."""
+    """The facts that something is not negative, and the sums of two, that may be all that is
+    missing to a proof about ``e``: they share symbols with it, and no Min or Max is left over.
+    """
     import sympy
 
     known = [_normal(n) for n in _facts.get().nonnegative]
@@ -459,7 +548,14 @@ def _that_may_be_missing(e: Any) -> Iterator[Any]:
     for terms in sums:
         near = [n for n in terms if symbols[n] & symbols[e]]
         reach = symbols[e].union(*(symbols[n] for n in near))
-        if near and all(symbols[n] & reach for n in terms) and all(unseen[n] <= unseen[e].union(*(unseen[other] for other in terms if other is not n)) for n in terms):
+        if (
+            near
+            and all(symbols[n] & reach for n in terms)
+            and all(
+                unseen[n] <= unseen[e].union(*(unseen[other] for other in terms if other is not n))
+                for n in terms
+            )
+        ):
             yield sympy.Add(*terms)
 
 
@@ -468,7 +564,9 @@ def is_less(a: Int, b: Int) -> bool | None:
 
 
 def divides(n: Int, expr: Int) -> bool | None:
-    """Whether ``n`` divides ``expr`` for every value of the symbols; ``n`` is taken to be positive."""
+    """Whether ``n`` divides ``expr`` for every value of the symbols; ``n`` is taken to be
+    positive.
+    """
     if type(n) is int and type(expr) is int:
         return expr % n == 0
     return _divides(_normal(n), _normal(expr), _facts.get())
@@ -489,9 +587,13 @@ def _divides(n: Any, expr: Any, facts: _Facts) -> bool | None:
             return True
     for known, divisor in facts.indivisible:
         # n does not divide e if it does not divide a multiple of e.
-        if sympy.cancel(_rewrite(divisor, facts) / n) == 1 and fraction(_rewrite(known, facts) / expr)[1] == 1:
+        if (
+            sympy.cancel(_rewrite(divisor, facts) / n) == 1
+            and fraction(_rewrite(known, facts) / expr)[1] == 1
+        ):
             return False
-    # A constant remainder of a polynomial that is otherwise divisible disproves it, as in (4 s + 1) % 4.
+    # A constant remainder of a polynomial that is otherwise divisible disproves it, as in (4 s + 1)
+    # % 4.
     if n.is_Integer and expr.is_polynomial():
         constant, rest = sympy.expand(expr).as_coeff_Add()
         if constant.is_Integer and constant % n != 0 and _divides(n, rest, facts):
@@ -538,13 +640,19 @@ def _bounds(e: Any) -> Iterator[Any]:
     """Expressions without floor that ``e`` is never below."""
     import sympy
 
-    atoms = [a for a in e.atoms(sympy.floor) if not any(a is not b and b.has(a) for b in e.atoms(sympy.floor))]
+    atoms = [
+        a
+        for a in e.atoms(sympy.floor)
+        if not any(a is not b and b.has(a) for b in e.atoms(sympy.floor))
+    ]
     if not atoms:
         if not e.has(sympy.Max, sympy.Min):
             yield e
         return
     atom = min(atoms, key=str)
-    stand_in = sympy.Dummy("rounded", integer=True)  # of unknown sign: sympy would decide Min and Max by it
+    stand_in = sympy.Dummy(
+        "rounded", integer=True
+    )  # of unknown sign: sympy would decide Min and Max by it
     try:
         poly = sympy.Poly(e.xreplace({atom: stand_in}), stand_in)
     except sympy.PolynomialError:
@@ -555,7 +663,9 @@ def _bounds(e: Any) -> Iterator[Any]:
     others = coefficient.atoms(sympy.floor)
     if not all(_positive_coefficients(a.args[0], strict=False) for a in others):
         return
-    plain = coefficient.xreplace({a: sympy.Dummy("rounded", integer=True, nonnegative=True) for a in others})
+    plain = coefficient.xreplace(
+        {a: sympy.Dummy("rounded", integer=True, nonnegative=True) for a in others}
+    )
     argument = atom.args[0]
     _, denominator = fraction(argument)
     if _positive_coefficients(plain, strict=False):
@@ -568,12 +678,16 @@ def _bounds(e: Any) -> Iterator[Any]:
 
 
 def _positive_coefficients(e: Any, *, strict: bool) -> bool:
-    """Whether ``e`` is a polynomial, over a positive denominator, with non-negative coefficients once each symbol is its smallest value and more; strict: and a positive constant."""
+    """Whether ``e`` is a polynomial, over a positive denominator, with non-negative coefficients
+    once each symbol is its smallest value and more; strict: and a positive constant.
+    """
     import sympy
 
     numerator, denominator = fraction(e)
     if denominator != 1:
-        return _positive_coefficients(denominator, strict=True) and _positive_coefficients(sympy.expand(numerator), strict=strict)
+        return _positive_coefficients(denominator, strict=True) and _positive_coefficients(
+            sympy.expand(numerator), strict=strict
+        )
     symbols = sorted(e.free_symbols, key=str)
     if any(not (s.is_integer and s.is_nonnegative) for s in symbols):
         return False
@@ -591,7 +705,9 @@ def _positive_coefficients(e: Any, *, strict: bool) -> bool:
 
 
 def prove(fact: Fact) -> bool | None:
-    """True where ``fact`` holds for every value of the symbols, False where it holds for none, else None."""
+    """True where ``fact`` holds for every value of the symbols, False where it holds for none, else
+    None.
+    """
     return _proved(fact, _facts.get())
 
 
@@ -623,12 +739,16 @@ def learn(fact: Fact) -> None:
 
 
 def lowest_terms(fact: Fact) -> Fact:
-    """The same fact, in the caller's symbols, with what is common and positive on both sides left out."""
+    """The same fact, in the caller's symbols, with what is common and positive on both sides left
+    out.
+    """
     import sympy
 
     facts = _facts.get()
     if fact.relation == "divides":
-        numerator, denominator = fraction(_meant(_normal(fact.left), facts) / _meant(_normal(fact.right), facts))
+        numerator, denominator = fraction(
+            _meant(_normal(fact.left), facts) / _meant(_normal(fact.right), facts)
+        )
         return Fact("divides", as_int(numerator), as_int(denominator), fact.holds)
     difference = sympy.fraction(sympy.together(_meant(_normal(fact.left - fact.right), facts)))[0]
     constant, powers = sympy.factor_list(difference)
@@ -642,10 +762,14 @@ def lowest_terms(fact: Fact) -> Fact:
 
 
 def is_involved(fact: Fact) -> bool:
-    """Whether ``fact`` is about rounded quotients of rounded quotients: proofs of such things take long, and the fact is no help to anyone."""
+    """Whether ``fact`` is about rounded quotients of rounded quotients: proofs of such things take
+    long, and the fact is no help to anyone.
+    """
     import sympy
 
-    atoms = {atom for side in (fact.left, fact.right) for atom in sympy.sympify(side).atoms(sympy.floor)}
+    atoms = {
+        atom for side in (fact.left, fact.right) for atom in sympy.sympify(side).atoms(sympy.floor)
+    }
     return any(inner is not atom and atom.has(inner) for atom in atoms for inner in atoms)
 
 
@@ -658,10 +782,21 @@ def candidates(fact: Fact) -> list[Fact]:
     for side in (fact.left, fact.right):
         for atom in sorted(_normal(side).atoms(sympy.floor), key=str):
             numerator, denominator = map(sympy.expand, fraction(atom.args[0]))
-            above = sympy.expand(numerator - denominator + 1)  # rounded up, if that is how it came about
+            above = sympy.expand(
+                numerator - denominator + 1
+            )  # rounded up, if that is how it came about
             multiple = min(numerator, above, key=lambda e: len(sympy.Add.make_args(e)))
-            found[lowest_terms(Fact("divides", _meant(multiple, facts), _meant(denominator, facts)))] = None
-    return sorted(found, key=lambda c: (c.right.is_number if not isinstance(c.right, int) else True, -sympy.count_ops(c.left)), reverse=True)
+            found[
+                lowest_terms(Fact("divides", _meant(multiple, facts), _meant(denominator, facts)))
+            ] = None
+    return sorted(
+        found,
+        key=lambda c: (
+            c.right.is_number if not isinstance(c.right, int) else True,
+            -sympy.count_ops(c.left),
+        ),
+        reverse=True,
+    )
 
 
 def _operand(value: Int) -> str:
@@ -678,7 +813,12 @@ def _text(value: Int) -> str:
     class Printer(StrPrinter):  # type: ignore[misc]
         def _print_floor(self, expr: Any) -> str:
             numerator, denominator = fraction(expr.args[0])
-            return "({}//{})".format(*(self._print(e) if e.is_Atom else f"({self._print(e)})" for e in (numerator, denominator)))
+            return "({}//{})".format(
+                *(
+                    self._print(e) if e.is_Atom else f"({self._print(e)})"
+                    for e in (numerator, denominator)
+                )
+            )
 
         def _print_ceiling(self, expr: Any) -> str:
             return f"-{self._print_floor(sympy.floor(-expr.args[0], evaluate=False))}"
@@ -702,11 +842,15 @@ def quotient(expr: Int, n: Int) -> Int:
 
 
 def ceil_quotient(expr: Int, n: Int) -> Int | None:
-    """``expr / n`` rounded up, where the quotient is an integer polynomial but for a constant; else None."""
+    """``expr / n`` rounded up, where the quotient is an integer polynomial but for a constant; else
+    None.
+    """
     import sympy
 
     constant, rest = sympy.expand(sympy.cancel(sympy.sympify(expr) / n)).as_coeff_Add()
-    return as_int(rest + sympy.ceiling(constant)) if constant.is_Rational and _integral(rest) else None
+    return (
+        as_int(rest + sympy.ceiling(constant)) if constant.is_Rational and _integral(rest) else None
+    )
 
 
 def as_int(expr: Int) -> Int:

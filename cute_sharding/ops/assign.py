@@ -1,8 +1,10 @@
 """Which mesh dim cuts which name of a signature.
 
-Each mesh dim either cuts one name, by one split factor, in all tensors that have the name (the others have all they need), or keeps one operand's pending reduction pending in the result, or
-nothing. Then the rows of a name that a device has are the same in all operands, whatever the mesh dims before have cut, and the results hold the same rows: no choice needs more proof than this.
-What remains is cost.
+Each mesh dim either cuts one name, by one split factor, in all tensors that have the name (the
+others have all they need), or keeps one operand's pending reduction pending in the result, or
+nothing. Then the rows of a name that a device has are the same in all operands, whatever the mesh
+dims before have cut, and the results hold the same rows: no choice needs more proof than this. What
+remains is cost.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from cute_sharding.redistribution.plan import Held, plan_steps, received_by
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 from cute_sharding.views import Cut
 
-# What one mesh dim does to one tensor: a cut; the op of the reduction that is pending; None where all devices have the same.
+# What one mesh dim does to one tensor: a cut; the op of the reduction that is pending; None where
+# all devices have the same.
 Part: TypeAlias = "Cut | str"
 
 # Combinations weighed at most; with more, the mesh dims are decided one after the other.
@@ -41,7 +44,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What each mesh dim is to do to each operand, and does to each result; and the elements that the busiest device receives on the way."""
+    """What each mesh dim is to do to each operand, and does to each result; and the elements that
+    the busiest device receives on the way.
+    """
 
     operands: tuple[tuple[Part, ...], ...]
     results: tuple[tuple[Part, ...], ...]
@@ -50,7 +55,9 @@ class Assignment:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Of one mesh dim: the name that it cuts and the split factor; or the operand whose reduction stays pending, and its op; or neither."""
+    """Of one mesh dim: the name that it cuts and the split factor; or the operand whose reduction
+    stays pending, and its op; or neither.
+    """
 
     name: str | None = None
     split_factor: int = 1
@@ -58,8 +65,17 @@ class _Choice:
     op: str = ""
 
 
-def assign(signature: Signature, operands: Sequence[Operand], mesh: Sequence[int], *, reduce: str | None = "sum", linear: Sequence[int] = (), filled: bool = False) -> Assignment:
-    """The assignment under which the fewest elements are received; of several, one that leaves little pending, and then little on each device.
+def assign(
+    signature: Signature,
+    operands: Sequence[Operand],
+    mesh: Sequence[int],
+    *,
+    reduce: str | None = "sum",
+    linear: Sequence[int] = (),
+    filled: bool = False,
+) -> Assignment:
+    """The assignment under which the fewest elements are received; of several, one that leaves
+    little pending, and then little on each device.
 
     Args:
         signature: for operands of those numbers of dims.
@@ -71,11 +87,25 @@ def assign(signature: Signature, operands: Sequence[Operand], mesh: Sequence[int
         ValueError: the operands do not fit the signature.
     """
     operands, mesh = tuple(operands), tuple(mesh)
-    return _assigned(signature.fitted([operand.shape for operand in operands]), operands, mesh, reduce, tuple(linear), filled)
+    return _assigned(
+        signature.fitted([operand.shape for operand in operands]),
+        operands,
+        mesh,
+        reduce,
+        tuple(linear),
+        filled,
+    )
 
 
 @lru_cache(maxsize=1 << 12)
-def _assigned(signature: Signature, operands: tuple[Operand, ...], mesh: tuple[int, ...], reduce: str | None, linear: tuple[int, ...], filled: bool) -> Assignment:
+def _assigned(
+    signature: Signature,
+    operands: tuple[Operand, ...],
+    mesh: tuple[int, ...],
+    reduce: str | None,
+    linear: tuple[int, ...],
+    filled: bool,
+) -> Assignment:
     sizes = signature.sizes([operand.shape for operand in operands])
     options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
     best: tuple[tuple[int, int, int], Assignment] | None = None
@@ -85,10 +115,15 @@ def _assigned(signature: Signature, operands: tuple[Operand, ...], mesh: tuple[i
         if not _allowed(signature, sizes, choices, mesh, reduce, filled):
             return
         targets = tuple([_of_operand(signature, i, choices) for i in range(len(operands))])
-        received = sum(_received(operand, target, mesh) for operand, target in zip(operands, targets))
+        received = sum(
+            _received(operand, target, mesh) for operand, target in zip(operands, targets)
+        )
         results = tuple([_of_result(names, choices, reduce) for names in signature.results])
         pending = sum(isinstance(part, str) for parts in results for part in parts)
-        held = sum(local_elements(operand.shape, _cuts(target), mesh) for operand, target in zip(operands, targets))
+        held = sum(
+            local_elements(operand.shape, _cuts(target), mesh)
+            for operand, target in zip(operands, targets)
+        )
         rank = (received, pending, held)
         if best is None or rank < best[0]:
             best = rank, Assignment(targets, results, received)
@@ -113,7 +148,13 @@ def _assigned(signature: Signature, operands: tuple[Operand, ...], mesh: tuple[i
     return best[1]
 
 
-def _options(signature: Signature, operands: tuple[Operand, ...], m: int, reduce: str | None, linear: tuple[int, ...]) -> list[_Choice]:
+def _options(
+    signature: Signature,
+    operands: tuple[Operand, ...],
+    m: int,
+    reduce: str | None,
+    linear: tuple[int, ...],
+) -> list[_Choice]:
     """What one mesh dim may do: what it does to one of the operands already, or nothing."""
     found: dict[_Choice, None] = {}
     for i, (operand, names) in enumerate(zip(operands, signature.operands)):
@@ -123,31 +164,58 @@ def _options(signature: Signature, operands: tuple[Operand, ...], m: int, reduce
                 found[_Choice(pending=i, op=part)] = None
         elif part is not None:
             name = names[part[0]]
-            if name != ONE and name not in signature.whole and (reduce is not None or not signature.contracted(name)):
+            if (
+                name != ONE
+                and name not in signature.whole
+                and (reduce is not None or not signature.contracted(name))
+            ):
                 found[_Choice(name, part[1])] = None
     found[_Choice()] = None
     return list(found)
 
 
-def _allowed(signature: Signature, sizes: dict[str, int], choices: Sequence[_Choice], mesh: tuple[int, ...], reduce: str | None, filled: bool) -> bool:
-    """Whether what is left pending is right for blocks of these sizes: an average is of blocks of one size, and a maximum of none that is empty."""
-    names = {choice.name for choice in choices if choice.name is not None and signature.contracted(choice.name)}
+def _allowed(
+    signature: Signature,
+    sizes: dict[str, int],
+    choices: Sequence[_Choice],
+    mesh: tuple[int, ...],
+    reduce: str | None,
+    filled: bool,
+) -> bool:
+    """Whether what is left pending is right for blocks of these sizes: an average is of blocks of
+    one size, and a maximum of none that is empty.
+    """
+    names = {
+        choice.name
+        for choice in choices
+        if choice.name is not None and signature.contracted(choice.name)
+    }
     for name in names if reduce != "sum" else ():
         rows = _rows(name, sizes, choices, mesh)
         if len(rows) > 1 or 0 in rows:
             return False
-    if filled and any(0 in _rows(choice.name, sizes, choices, mesh) for choice in choices if choice.name is not None):
+    if filled and any(
+        0 in _rows(choice.name, sizes, choices, mesh)
+        for choice in choices
+        if choice.name is not None
+    ):
         return False
     kinds = {reduce} if names else set()
     return len(kinds | {choice.op for choice in choices if choice.pending is not None}) <= 1
 
 
-def _rows(name: str, sizes: dict[str, int], choices: Sequence[_Choice], mesh: tuple[int, ...]) -> set[int]:
+def _rows(
+    name: str, sizes: dict[str, int], choices: Sequence[_Choice], mesh: tuple[int, ...]
+) -> set[int]:
     """How many rows of the name some device has."""
     rows = {sizes[name]}
     for choice, n in zip(choices, mesh):
         if choice.name == name:
-            rows = {local_size(size, choice.split_factor, n, device) for size in rows for device in kinds_of_device(size, choice.split_factor, n)}
+            rows = {
+                local_size(size, choice.split_factor, n, device)
+                for size in rows
+                for device in kinds_of_device(size, choice.split_factor, n)
+            }
     return rows
 
 
@@ -159,14 +227,19 @@ def _of_operand(signature: Signature, i: int, choices: Sequence[_Choice]) -> tup
             result.append((names.index(choice.name), choice.split_factor))
         elif choice.pending == i:
             result.append(choice.op)
-        elif i in signature.added and (choice.pending is not None or (choice.name is not None and signature.contracted(choice.name))):
+        elif i in signature.added and (
+            choice.pending is not None
+            or (choice.name is not None and signature.contracted(choice.name))
+        ):
             result.append(choice.op or "sum")
         else:
             result.append(None)
     return tuple(result)
 
 
-def _of_result(names: tuple[str, ...], choices: Sequence[_Choice], reduce: str | None) -> tuple[Part, ...]:
+def _of_result(
+    names: tuple[str, ...], choices: Sequence[_Choice], reduce: str | None
+) -> tuple[Part, ...]:
     result: list[Part] = []
     for choice in choices:
         if choice.pending is not None:
@@ -174,7 +247,9 @@ def _of_result(names: tuple[str, ...], choices: Sequence[_Choice], reduce: str |
         elif choice.name is None:
             result.append(None)
         else:
-            result.append((names.index(choice.name), choice.split_factor) if choice.name in names else reduce)
+            result.append(
+                (names.index(choice.name), choice.split_factor) if choice.name in names else reduce
+            )
     return tuple(result)
 
 
@@ -184,13 +259,29 @@ def _cuts(parts: Sequence[Part]) -> tuple[Cut, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def _received(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...]) -> int:
-    """What bringing an operand to ``target`` costs. That all devices have something makes a contribution of it for nothing."""
+    """What bringing an operand to ``target`` costs. That all devices have something makes a
+    contribution of it for nothing.
+    """
     if operand.parts == target:
         return 0
-    finished = [m for m, (part, wanted) in enumerate(zip(operand.parts, target)) if isinstance(part, str) and part != wanted and mesh[m] > 1]
+    finished = [
+        m
+        for m, (part, wanted) in enumerate(zip(operand.parts, target))
+        if isinstance(part, str) and part != wanted and mesh[m] > 1
+    ]
     if not finished:
         return received_elements(operand.shape, _cuts(operand.parts), _cuts(target), mesh)
     ndim = len(operand.shape)
-    kept = tuple([m for m, part in enumerate(operand.parts) if isinstance(part, str) and m not in finished])
-    held = Held(chains_of(_cuts(operand.parts), ndim, mesh), tuple([(m, str(operand.parts[m])) for m in finished]), kept)
-    return received_by(plan_steps(operand.shape, mesh, held, chains_of(_cuts(target), ndim, mesh), Network.default(mesh)))
+    kept = tuple(
+        [m for m, part in enumerate(operand.parts) if isinstance(part, str) and m not in finished]
+    )
+    held = Held(
+        chains_of(_cuts(operand.parts), ndim, mesh),
+        tuple([(m, str(operand.parts[m])) for m in finished]),
+        kept,
+    )
+    return received_by(
+        plan_steps(
+            operand.shape, mesh, held, chains_of(_cuts(target), ndim, mesh), Network.default(mesh)
+        )
+    )

@@ -1,9 +1,12 @@
-"""The dims of an op's operands and results, by name, as einsum and einops write them: ``m k, k n -> m n``.
+"""The dims of an op's operands and results, by name, as einsum and einops write them: ``m k, k n ->
+m n``.
 
-What an op computes of some rows of a dim may depend on those rows alone (the dim is *free*: it is in the results as well), on all rows by way of a sum or a maximum that can be finished later
+What an op computes of some rows of a dim may depend on those rows alone (the dim is *free*: it is
+in the results as well), on all rows by way of a sum or a maximum that can be finished later
 (*contracted*: it is in the operands alone), or on all rows in another way (*whole*). So
 
-- a free dim carries any cut, Shard or _StridedShard of any split factor, even or not, from the operands to the results: each device computes its own rows;
+- a free dim carries any cut, Shard or _StridedShard of any split factor, even or not, from the
+  operands to the results: each device computes its own rows;
 - a contracted dim that is cut leaves in the results a reduction pending;
 - a whole dim is on every device.
 
@@ -12,10 +15,12 @@ No op needs a case of its own for shards that are strided or uneven.
 A pattern has names between spaces, tensors between commas, and
 
 - ``[d]``: a whole dim,
-- ``...``: all dims that have no name, the same for all tensors, counted from the right and of size 1 or not, as in broadcasting; ``[...]``: whole,
+- ``...``: all dims that have no name, the same for all tensors, counted from the right and of size
+  1 or not, as in broadcasting; ``[...]``: whole,
 - ``1``: a dim of size 1,
 - ``0``: a dim of no rows, of a result that an op gives only sometimes,
-- ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is pending too.
+- ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is
+  pending too.
 """
 
 from __future__ import annotations
@@ -50,8 +55,12 @@ class Signature:
         Raises:
             ValueError: the operands do not fit the signature.
         """
-        if len(shapes) != len(self.operands) or any(len(shape) != len(names) for shape, names in zip(shapes, self.operands)):
-            raise ValueError(f"operands of shapes {list(map(tuple, shapes))} for the signature {self}")
+        if len(shapes) != len(self.operands) or any(
+            len(shape) != len(names) for shape, names in zip(shapes, self.operands)
+        ):
+            raise ValueError(
+                f"operands of shapes {list(map(tuple, shapes))} for the signature {self}"
+            )
         found: dict[str, Any] = {}
         for shape, names in zip(shapes, self.operands):
             for n, name in zip(shape, names):
@@ -60,8 +69,11 @@ class Signature:
         return found
 
     def fitted(self, shapes: Sequence[Sequence[Any]]) -> Signature:
-        """The signature for operands of those shapes. A dim of size 1 beside a longer one is broadcast, and has no name, if it is one of ``...`` or of a term that is added; any other name of dims of several
-        sizes is whole: an index of one row picks a row, and is not repeated."""
+        """The signature for operands of those shapes. A dim of size 1 beside a longer one is
+        broadcast, and has no name, if it is one of ``...`` or of a term that is added; any other
+        name of dims of several sizes is whole: an index of one row picks a row, and is not
+        repeated.
+        """
         sizes = self.sizes(shapes)
         whole, operands = set(self.whole), []
         for i, (shape, names) in enumerate(zip(shapes, self.operands)):
@@ -74,13 +86,24 @@ class Signature:
             operands.append(tuple(fitted))
         return Signature(tuple(operands), self.results, frozenset(whole), self.added)
 
-    def gives(self, shapes: Sequence[Sequence[Any]], results: Sequence[Sequence[Any] | None]) -> bool:
-        """Whether results of those shapes are what operands of ``shapes`` come to: a name that is not whole has as many rows in the results as in the operands."""
+    def gives(
+        self, shapes: Sequence[Sequence[Any]], results: Sequence[Sequence[Any] | None]
+    ) -> bool:
+        """Whether results of those shapes are what operands of ``shapes`` come to: a name that is
+        not whole has as many rows in the results as in the operands.
+        """
         sizes, whole = self.sizes(shapes), self.fitted(shapes).whole
         if len(results) != len(self.results):
             return False
         return all(
-            shape is None or (len(shape) == len(names) and all(name in whole or name == ONE or n == (0 if name == NONE else sizes.get(name, n)) for n, name in zip(shape, names)))
+            shape is None
+            or (
+                len(shape) == len(names)
+                and all(
+                    name in whole or name == ONE or n == (0 if name == NONE else sizes.get(name, n))
+                    for n, name in zip(shape, names)
+                )
+            )
             for shape, names in zip(results, self.results)
         )
 
@@ -92,13 +115,16 @@ class Signature:
         def text(names: tuple[str, ...]) -> str:
             return " ".join([f"[{name}]" if name in self.whole else name for name in names])
 
-        operands = [("+" if i in self.added else "") + text(names) for i, names in enumerate(self.operands)]
+        operands = [
+            ("+" if i in self.added else "") + text(names) for i, names in enumerate(self.operands)
+        ]
         return f"{', '.join(operands)} -> {', '.join(map(text, self.results))}"
 
 
 @lru_cache(maxsize=1 << 12)
 def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> Signature:
-    """The signature that ``pattern`` says of operands with so many dims. Where it has one result and the op a list of them, ``results`` says how many: they are alike.
+    """The signature that ``pattern`` says of operands with so many dims. Where it has one result
+    and the op a list of them, ``results`` says how many: they are alike.
 
     >>> print(parse("b m k, k n -> b m n", (3, 2)))
     b m k, k n -> b m n
@@ -113,7 +139,9 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     added: set[int] = set()
     operands = [part.split() for part in before.split(",")] if before.strip() else []
     if len(operands) != len(ndims):
-        raise ValueError(f"the signature {pattern!r} has {len(operands)} operands, and {len(ndims)} are given")
+        raise ValueError(
+            f"the signature {pattern!r} has {len(operands)} operands, and {len(ndims)} are given"
+        )
     for i, names in enumerate(operands):
         if names and names[0].startswith("+"):
             added.add(i)
@@ -124,7 +152,9 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     for names, ndim in zip(operands, ndims):
         rest = ndim - sum(_bare(name) != "..." for name in names)
         if rest < 0 or (rest and "..." not in map(_bare, names)):
-            raise ValueError(f"an operand of {ndim} dims is not {' '.join(names)!r} of the signature {pattern!r}")
+            raise ValueError(
+                f"an operand of {ndim} dims is not {' '.join(names)!r} of the signature {pattern!r}"
+            )
         most = max(most, rest if "..." in map(_bare, names) else 0)
 
     def expanded(names: Sequence[str], count: int) -> tuple[str, ...]:
@@ -137,10 +167,18 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
                 whole.update(named)
         return tuple(result)
 
-    read = [expanded(names, ndim - sum(_bare(name) != "..." for name in names)) for names, ndim in zip(operands, ndims)]
+    read = [
+        expanded(names, ndim - sum(_bare(name) != "..." for name in names))
+        for names, ndim in zip(operands, ndims)
+    ]
     given = [part.split() for part in after.split(",")]
     outs = [expanded(names, most) for names in given]
-    return Signature(tuple(read), tuple(outs * results if results is not None and len(outs) == 1 else outs), frozenset(whole - {ONE}), frozenset(added))
+    return Signature(
+        tuple(read),
+        tuple(outs * results if results is not None and len(outs) == 1 else outs),
+        frozenset(whole - {ONE}),
+        frozenset(added),
+    )
 
 
 def _bare(name: str) -> str:

@@ -1,7 +1,10 @@
-"""Redistribution on layouts alone: which placements to choose, the steps that lead there, and what they cost. Imports no torch.
+"""Redistribution on layouts alone: which placements to choose, the steps that lead there, and what
+they cost. Imports no torch.
 
-- :mod:`.meeting`, :mod:`.digits`: which rows two devices have in common; of two, and of all at once.
-- :mod:`.exchange`, :mod:`.reduction`: the steps, and one device's part in them as strided copies (:mod:`.copies`).
+- :mod:`.meeting`, :mod:`.digits`: which rows two devices have in common; of two, and of all at
+  once.
+- :mod:`.exchange`, :mod:`.reduction`: the steps, and one device's part in them as strided copies
+  (:mod:`.copies`).
 - :mod:`.plan`, :mod:`.network`: the steps from one sharding to another, and their time.
 - :mod:`.search`, :mod:`.cost`: the cheapest placements that make a view free.
 """
@@ -14,4 +17,15 @@ from cute_sharding.redistribution.reduction import Reduction
 from cute_sharding.redistribution.search import Target, free_targets
 from cute_sharding.redistribution.step import Step
 
-__all__ = ["Exchange", "Link", "Network", "RedistributionPlan", "Reduction", "Step", "Target", "free_targets", "local_elements", "received_elements"]
+__all__ = [
+    "Exchange",
+    "Link",
+    "Network",
+    "RedistributionPlan",
+    "Reduction",
+    "Step",
+    "Target",
+    "free_targets",
+    "local_elements",
+    "received_elements",
+]

@@ -7,13 +7,18 @@ from typing import TypeAlias
 
 from cute_sharding.views import Cut
 
-# For each tensor dim the (mesh dim, split factor) that cut it, in the order of the cuts. Mesh dims of one device cut nothing and are left out.
+# For each tensor dim the (mesh dim, split factor) that cut it, in the order of the cuts. Mesh dims
+# of one device cut nothing and are left out.
 Chains: TypeAlias = "tuple[tuple[tuple[int, int], ...], ...]"
 Device: TypeAlias = "tuple[int, ...]"
 
 
-def chains_of(cuts: Sequence[Cut], ndim: int, mesh: Sequence[int], order: Sequence[int] | None = None) -> Chains:
-    """Cuts, one for each mesh dim, as chains: applied left to right, or in the ``order`` of mesh dims given."""
+def chains_of(
+    cuts: Sequence[Cut], ndim: int, mesh: Sequence[int], order: Sequence[int] | None = None
+) -> Chains:
+    """Cuts, one for each mesh dim, as chains: applied left to right, or in the ``order`` of mesh
+    dims given.
+    """
     chains: list[list[tuple[int, int]]] = [[] for _ in range(ndim)]
     for m in range(len(mesh)) if order is None else order:
         cut = cuts[m]
@@ -29,7 +34,9 @@ def cutting(chains: Chains) -> frozenset[int]:
 
 def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
     """One more cut, of what the others leave: always within them."""
-    return tuple([(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)])
+    return tuple(
+        [(*chain, (m, split_factor)) if d == dim else chain for d, chain in enumerate(chains)]
+    )
 
 
 def up_to(chain: tuple[tuple[int, int], ...], m: int) -> tuple[tuple[int, int], ...] | None:
@@ -38,5 +45,10 @@ def up_to(chain: tuple[tuple[int, int], ...], m: int) -> tuple[tuple[int, int], 
 
 
 def cuts_up_to(chains: Chains, m: int) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-    """The tensor dim that mesh dim ``m`` cuts, and its cuts :func:`up_to` that one; None where it cuts nothing."""
-    return next(((d, found) for d, chain in enumerate(chains) if (found := up_to(chain, m)) is not None), None)
+    """The tensor dim that mesh dim ``m`` cuts, and its cuts :func:`up_to` that one; None where it
+    cuts nothing.
+    """
+    return next(
+        ((d, found) for d, chain in enumerate(chains) if (found := up_to(chain, m)) is not None),
+        None,
+    )

@@ -1,4 +1,6 @@
-"""Strided copies between a tensor and a buffer, or two tensors: loops with a step on either side."""
+"""Strided copies between a tensor and a buffer, or two tensors: loops with a step on
+either side.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def from_runs(runs: Sequence[Run]) -> Copy:
                 sizes.append(count)
                 dx.append(step(dim, x))
                 dy.append(step(dim, y))
-    return Copy(tuple(sizes), tuple([r.x for r in runs]), tuple(dx), tuple([r.y for r in runs]), tuple(dy))
+    return Copy(
+        tuple(sizes), tuple([r.x for r in runs]), tuple(dx), tuple([r.y for r in runs]), tuple(dy)
+    )
 
 
 def packed(copy: Copy, at: int) -> Copy:
@@ -59,7 +63,9 @@ def packed(copy: Copy, at: int) -> Copy:
 
 
 def folded(copies: Sequence[Copy]) -> list[Copy]:
-    """The same copies, to places that do not overlap, in fewer: those of one form that are a step apart are turns of a loop."""
+    """The same copies, to places that do not overlap, in fewer: those of one form that are a step
+    apart are turns of a loop.
+    """
     before, after = list(copies), _fold_once(copies)
     while len(after) < len(before):
         before, after = after, _fold_once(after)
@@ -82,10 +88,18 @@ def _loops(alike: Sequence[Copy]) -> Iterator[Copy]:
         while i + count < len(alike):
             last, following = alike[i + count - 1], alike[i + count]
             delta = (_minus(following.x, last.x), _minus(following.y, last.y))
-            if (step is not None and delta != step) or any(rows < 0 for vector in delta for rows in vector):
+            if (step is not None and delta != step) or any(
+                rows < 0 for vector in delta for rows in vector
+            ):
                 break  # torch has no negative strides
             step, count = delta, count + 1
-        yield first if step is None else Copy((count, *first.sizes), first.x, (step[0], *first.dx), first.y, (step[1], *first.dy))
+        yield (
+            first
+            if step is None
+            else Copy(
+                (count, *first.sizes), first.x, (step[0], *first.dx), first.y, (step[1], *first.dy)
+            )
+        )
         i += count
 
 
@@ -95,7 +109,9 @@ def _minus(a: Vector, b: Vector) -> Vector:
 
 @lru_cache(maxsize=1 << 12)
 def fills(copies: tuple[Copy, ...], shape: tuple[int, ...]) -> bool:
-    """Whether it is one copy, which fills a tensor y of that shape from its first element to its last."""
+    """Whether it is one copy, which fills a tensor y of that shape from its first element to its
+    last.
+    """
     if len(copies) != 1 or any(copies[0].y) or prod(copies[0].sizes) != prod(shape):
         return False
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
@@ -108,8 +124,11 @@ def fills(copies: tuple[Copy, ...], shape: tuple[int, ...]) -> bool:
 
 
 def in_place(copies: Sequence[Copy], strides: Sequence[int]) -> bool:
-    """Whether every element of x, flat by ``strides``, is copied to the same position of the buffer y: then x may stand for the buffer."""
+    """Whether every element of x, flat by ``strides``, is copied to the same position of the buffer
+    y: then x may stand for the buffer.
+    """
     return all(
-        flat(copy.x, strides) == copy.y[0] and all(flat(a, strides) == b[0] for a, b in zip(copy.dx, copy.dy))
+        flat(copy.x, strides) == copy.y[0]
+        and all(flat(a, strides) == b[0] for a, b in zip(copy.dx, copy.dy))
         for copy in copies
     )

@@ -13,7 +13,8 @@ from cute_sharding.redistribution.meeting import Chain, held, meet, size
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 from cute_sharding.views import Cut
 
-# Devices looked at one by one; of larger meshes a few coordinates of each mesh dim stand for all, where sizes do not divide.
+# Devices looked at one by one; of larger meshes a few coordinates of each mesh dim stand for all,
+# where sizes do not divide.
 DEVICES = 64
 
 
@@ -23,14 +24,20 @@ def local_elements(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int
     return most_local(shape, chains_of(cuts, len(shape), mesh), mesh)
 
 
-def received_elements(shape: Sequence[int], source: Sequence[Cut], target: Sequence[Cut], mesh: Sequence[int]) -> int:
-    """The elements that the busiest device must receive: what it needs under ``target`` and does not hold under ``source``.
+def received_elements(
+    shape: Sequence[int], source: Sequence[Cut], target: Sequence[Cut], mesh: Sequence[int]
+) -> int:
+    """The elements that the busiest device must receive: what it needs under ``target`` and does
+    not hold under ``source``.
 
-    Where sizes divide, from the digits that each mesh dim fixes, on meshes of any size. Elsewhere device by device from the rows each holds: exact on meshes of up to 64
-    devices; on larger ones the first, a middle and the last coordinates of each mesh dim stand for the rest.
+    Where sizes divide, from the digits that each mesh dim fixes, on meshes of any size. Elsewhere
+    device by device from the rows each holds: exact on meshes of up to 64 devices; on larger ones
+    the first, a middle and the last coordinates of each mesh dim stand for the rest.
     """
     shape, mesh = tuple(shape), tuple(mesh)
-    return received(shape, chains_of(source, len(shape), mesh), chains_of(target, len(shape), mesh), mesh)
+    return received(
+        shape, chains_of(source, len(shape), mesh), chains_of(target, len(shape), mesh), mesh
+    )
 
 
 def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]) -> int:
@@ -38,10 +45,16 @@ def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple
     if source == target or 0 in shape:
         return 0
     found = received_by_digits(shape, source, target, mesh)
-    return max([wanted - kept for wanted, kept in _devices(shape, source, target, mesh)]) if found is None else found
+    return (
+        max([wanted - kept for wanted, kept in _devices(shape, source, target, mesh)])
+        if found is None
+        else found
+    )
 
 
-def received_by_digits(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]) -> int | None:
+def received_by_digits(
+    shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]
+) -> int | None:
     """:func:`received`, where sizes divide and the digits line up; else None."""
     need = have = 1
     for n, before, after in zip(shape, source, target):
@@ -56,26 +69,39 @@ def received_by_digits(shape: tuple[int, ...], source: Chains, target: Chains, m
 
 @lru_cache(maxsize=1 << 12)
 def most_local(shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...]) -> int:
-    """The most elements a device holds. Not always device 0: of fewer rows, in pieces that are shorter, a device may get more."""
+    """The most elements a device holds. Not always device 0: of fewer rows, in pieces that are
+    shorter, a device may get more.
+    """
     most = 1
     for n, chain in zip(shape, chains):
         sizes = {n}
         for m, split_factor in chain:
-            sizes = {local_size(size, split_factor, mesh[m], device) for size in sizes for device in kinds_of_device(size, split_factor, mesh[m])} or {0}
+            sizes = {
+                local_size(size, split_factor, mesh[m], device)
+                for size in sizes
+                for device in kinds_of_device(size, split_factor, mesh[m])
+            } or {0}
         most *= max(sizes)
     return most
 
 
-def _devices(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]) -> list[tuple[int, int]]:
+def _devices(
+    shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]
+) -> list[tuple[int, int]]:
     """(elements wanted, elements of them held) of each device, or of those that stand for all."""
     dims = [d for d in range(len(shape)) if source[d] or target[d]]
     whole = prod(n for d, n in enumerate(shape) if d not in dims)
     used = {m for chains in (source, target) for chain in chains for m, _ in chain}
     result = []
-    for device in product(*(coordinates(n, prod(mesh)) if m in used else (0,) for m, n in enumerate(mesh))):
+    for device in product(
+        *(coordinates(n, prod(mesh)) if m in used else (0,) for m, n in enumerate(mesh))
+    ):
         need = have = whole
         for d in dims:
-            before, after = (tuple([(f, mesh[m], device[m]) for m, f in chains[d]]) for chains in (source, target))
+            before, after = (
+                tuple([(f, mesh[m], device[m]) for m, f in chains[d]])
+                for chains in (source, target)
+            )
             wanted, kept = _counts(shape[d], before, after)
             need *= wanted
             have *= kept

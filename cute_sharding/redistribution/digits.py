@@ -1,7 +1,9 @@
-"""The mixed-radix digits of a row number that each mesh dim fixes: the modes of a sharding of one tensor dim, where sizes divide.
+"""The mixed-radix digits of a row number that each mesh dim fixes: the modes of a sharding of one
+tensor dim, where sizes divide.
 
-Cutting the rows divides their layout: a mesh dim takes a mode out of the middle. Its coordinate is then a number made of digits of the row number, each a size and a
-stride. Comparing digits answers for all devices at once what comparing rows answers for two.
+Cutting the rows divides their layout: a mesh dim takes a mode out of the middle. Its coordinate is
+then a number made of digits of the row number, each a size and a stride. Comparing digits answers
+for all devices at once what comparing rows answers for two.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Digits:
 
 @lru_cache(maxsize=1 << 12)
 def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> Digits | None:
-    """The digits of ``n`` rows under the cuts ``(mesh dim, split factor)``; None where blocks differ in size or start inside an earlier split."""
+    """The digits of ``n`` rows under the cuts ``(mesh dim, split factor)``; None where blocks
+    differ in size or start inside an earlier split.
+    """
     if n == 0:
         return None
     local: list[Mode] = [(n, 1)] if n > 1 else []
@@ -45,11 +49,32 @@ def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> D
 
 
 def common(n: int, one: Digits, other: Digits) -> tuple[int, int] | None:
-    """(rows of ``n`` that a device holds under both, fewest over all devices; rows it holds under ``other``); None where the digits do not line up."""
-    bounds = sorted({1, n, *(b for d in (one, other) for modes in d.devices.values() for size, stride in modes for b in (stride, stride * size))})
+    """(rows of ``n`` that a device holds under both, fewest over all devices; rows it holds under
+    ``other``); None where the digits do not line up.
+    """
+    bounds = sorted(
+        {
+            1,
+            n,
+            *(
+                b
+                for d in (one, other)
+                for modes in d.devices.values()
+                for size, stride in modes
+                for b in (stride, stride * size)
+            ),
+        }
+    )
     if any(b % a for a, b in pairwise(bounds)):
         return None
-    fixed = [{(low, weight): m for m, modes in d.devices.items() for low, weight in _weights(modes, bounds)} for d in (one, other)]
+    fixed = [
+        {
+            (low, weight): m
+            for m, modes in d.devices.items()
+            for low, weight in _weights(modes, bounds)
+        }
+        for d in (one, other)
+    ]
     owners = [{low: (m, weight) for (low, weight), m in f.items()} for f in fixed]
     both = free = 1
     for low, high in pairwise(bounds):
@@ -64,7 +89,9 @@ def common(n: int, one: Digits, other: Digits) -> tuple[int, int] | None:
 
 
 def _weights(modes: Sequence[Mode], bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """(lower bound, weight in the coordinate) of each digit between two bounds that the modes cover."""
+    """(lower bound, weight in the coordinate) of each digit between two bounds that the modes
+    cover.
+    """
     result, weight = [], 1
     for size, stride in reversed(modes):
         result += [(b, weight * (b // stride)) for b in bounds if stride <= b < stride * size]
@@ -73,7 +100,9 @@ def _weights(modes: Sequence[Mode], bounds: Sequence[int]) -> list[tuple[int, in
 
 
 def _take(modes: Sequence[Mode], count: int) -> tuple[list[Mode], list[Mode]] | None:
-    """The innermost ``count`` split off: (what is left, what was taken), or None where that cuts across a mode."""
+    """The innermost ``count`` split off: (what is left, what was taken), or None where that cuts
+    across a mode.
+    """
     taken: list[Mode] = []
     rest = list(modes)
     while count > 1:

@@ -1,8 +1,11 @@
-"""One all-to-all that takes a tensor from one sharding to another: every missing element moves once, and no other.
+"""One all-to-all that takes a tensor from one sharding to another: every missing element moves
+once, and no other.
 
-Each device keeps of its own what it needs. The rest it asks of those that have it: with a source that is partitioned there is one for each element; with one that
-is replicated, the device with its own coordinate on the replicated mesh dims, or, where that would have some devices asked more than others, all of them for an even share.
-The message from one device to another is, dim by dim, the rows that the one holds and the other needs (:mod:`meeting`): the pieces of the layout
+Each device keeps of its own what it needs. The rest it asks of those that have it: with a source
+that is partitioned there is one for each element; with one that is replicated, the device with its
+own coordinate on the replicated mesh dims, or, where that would have some devices asked more than
+others, all of them for an even share. The message from one device to another is, dim by dim, the
+rows that the one holds and the other needs (:mod:`meeting`): the pieces of the layout
 ``composition(right_inverse(target), source)`` that belong to the two, sizes dividing or not.
 """
 
@@ -24,12 +27,15 @@ from cute_sharding.redistribution.meeting import Runs, meet, part, size
 from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
 
-# Peers listed one by one to find the most that a device holds; in larger groups their messages are taken to be alike.
+# Peers listed one by one to find the most that a device holds; in larger groups their messages are
+# taken to be alike.
 PEERS = 256
 
 
 class Message(NamedTuple):
-    """What one device sends to another: the box of these rows, x on the sender and y on the receiver."""
+    """What one device sends to another: the box of these rows, x on the sender and y on the
+    receiver.
+    """
 
     runs: tuple[Runs, ...]
 
@@ -44,26 +50,47 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange(Step):
-    """From the chains ``source`` to the chains ``target``, in one all-to-all or all-gather, or as many as ``rounds`` says: smaller buffers, each for a share of every message."""
+    """From the chains ``source`` to the chains ``target``, in one all-to-all or all-gather, or as
+    many as ``rounds`` says: smaller buffers, each for a share of every message.
+    """
 
     rounds: int = 1
-    padded: bool = False  # blocks of rows that differ by a row or so are made equal, for an all-gather
+    padded: bool = (
+        False  # blocks of rows that differ by a row or so are made equal, for an all-gather
+    )
 
-    # -- which mesh dims take part ----------------------------------------------------------------------------------------
+    # -- which mesh dims take part -----------------------------------------------------------------
 
     @cached_property
     def spread(self) -> tuple[int, ...]:
-        """Mesh dims on which the source is replicated, and the target takes from a tensor dim that the source cuts: there the target's choice of rows is a choice of senders as well."""
-        wanted = [m for d, chain in enumerate(self.target) if self.source[d] for m, _ in chain if m not in self._cutting]
+        """Mesh dims on which the source is replicated, and the target takes from a tensor dim that
+        the source cuts: there the target's choice of rows is a choice of senders as well.
+        """
+        wanted = [
+            m
+            for d, chain in enumerate(self.target)
+            if self.source[d]
+            for m, _ in chain
+            if m not in self._cutting
+        ]
         return tuple(sorted(wanted)) if wanted and self._moving else ()
 
     @cached_property
     def _moving(self) -> tuple[int, ...]:
         """Mesh dims that cut the source, and on which some element has to change its coordinate."""
-        return tuple(sorted(m for d, chain in enumerate(self.source) for m, _ in chain if not self._stationary(d, m)))
+        return tuple(
+            sorted(
+                m
+                for d, chain in enumerate(self.source)
+                for m, _ in chain
+                if not self._stationary(d, m)
+            )
+        )
 
     def _stationary(self, dim: int, m: int) -> bool:
-        """Whether every row of ``dim`` has the same coordinate on mesh dim ``m`` before and after."""
+        """Whether every row of ``dim`` has the same coordinate on mesh dim ``m`` before
+        and after.
+        """
         before, after = (up_to(chains[dim], m) for chains in (self.source, self.target))
         if before == after:
             return True
@@ -71,7 +98,9 @@ class Exchange(Step):
         return one is not None and other is not None and one.devices[m] == other.devices.get(m)
 
     def _digits(self, dim: int) -> tuple[Digits | None, Digits | None]:
-        return digits(self.shape[dim], self.source[dim], self.mesh), digits(self.shape[dim], self.target[dim], self.mesh)
+        return digits(self.shape[dim], self.source[dim], self.mesh), digits(
+            self.shape[dim], self.target[dim], self.mesh
+        )
 
     @cached_property
     def dims(self) -> tuple[int, ...]:
@@ -82,24 +111,40 @@ class Exchange(Step):
 
     @cached_property
     def gathers(self) -> bool:
-        """Whether every device sends all it has, the same amount, to all others of the group: an all-gather."""
+        """Whether every device sends all it has, the same amount, to all others of the group: an
+        all-gather.
+        """
         if self.spread or not self.dims:
             return False
         if cutting(self.target) != self._cutting - {*self.dims}:
             return False
-        return all(digits(n, chain, self.mesh) is not None for n, chain in zip(self.shape, self.source) if any(m in self.dims for m, _ in chain))
+        return all(
+            digits(n, chain, self.mesh) is not None
+            for n, chain in zip(self.shape, self.source)
+            if any(m in self.dims for m, _ in chain)
+        )
 
     @cached_property
     def along(self) -> Along | None:
         """The step as a collective of whole tensor dims, if it is one."""
-        return along(self.shape, self.mesh, self.source, self.target, self.dims) if self.dims and self.rounds == 1 else None
+        return (
+            along(self.shape, self.mesh, self.source, self.target, self.dims)
+            if self.dims and self.rounds == 1
+            else None
+        )
 
     def natively(self) -> Exchange:
-        """The step for a backend that gathers better than it exchanges: also where blocks differ by a little."""
+        """The step for a backend that gathers better than it exchanges: also where blocks differ by
+        a little.
+        """
         found = self.along
         if found is None or found.even or found.scattered is not None or found.gathered is None:
             return self
-        return replace(self, padded=True) if self.shape[found.gathered] >= room_for(self.mesh, found, found.gathered) else self
+        return (
+            replace(self, padded=True)
+            if self.shape[found.gathered] >= room_for(self.mesh, found, found.gathered)
+            else self
+        )
 
     @property
     def mesh_dims(self) -> tuple[int, ...]:
@@ -119,7 +164,7 @@ class Exchange(Step):
     def collectives(self) -> int:
         return self.rounds if self.communicates else 0
 
-    # -- how much --------------------------------------------------------------------------------------------------------
+    # -- how much ----------------------------------------------------------------------------------
 
     @cached_property
     def _received(self) -> int:
@@ -127,20 +172,33 @@ class Exchange(Step):
 
     @property
     def received_elements(self) -> int:
-        """What the busiest device receives: the elements that it needs and does not hold; and padding."""
+        """What the busiest device receives: the elements that it needs and does not hold; and
+        padding.
+        """
         if self.padded and self.along is not None:
-            return (prod(self.mesh[m] for m in self.dims) - 1) * padded_elements(self.shape, self.mesh, self.along)
+            return (prod(self.mesh[m] for m in self.dims) - 1) * padded_elements(
+                self.shape, self.mesh, self.along
+            )
         return self._received
 
     def own(self, device: Device) -> Message:
         """What the device keeps: x in its source, y in its target."""
-        return Message(tuple([meet(n, self.chain(self.source, d, device), self.chain(self.target, d, device)) for d, n in enumerate(self.shape)]))
+        return Message(
+            tuple(
+                [
+                    meet(n, self.chain(self.source, d, device), self.chain(self.target, d, device))
+                    for d, n in enumerate(self.shape)
+                ]
+            )
+        )
 
     def kept_by(self, device: Device) -> tuple[Copy, ...]:
         return tuple(folded(self.own(device).boxes))
 
     def meet(self, sender: Device, receiver: Device) -> bool:
-        """Whether ``receiver`` gets from ``sender`` what it lacks of its rows, if there are any: it has not the same itself, and of those that have it ``sender`` is the one to give."""
+        """Whether ``receiver`` gets from ``sender`` what it lacks of its rows, if there are any: it
+        has not the same itself, and of those that have it ``sender`` is the one to give.
+        """
         own = True
         for m, (a, b) in enumerate(zip(sender, receiver)):
             if m in self._cutting:
@@ -155,12 +213,16 @@ class Exchange(Step):
             return None
         runs, spread = [], self.spread
         for d, n in enumerate(self.shape):
-            found = meet(n, self.chain(self.source, d, sender), self.chain(self.target, d, receiver))
+            found = meet(
+                n, self.chain(self.source, d, sender), self.chain(self.target, d, receiver)
+            )
             if not found:
                 return None
             runs.append(found)
         # Each replica gives a share, and each round another, of the dim that divides best.
-        shares = [(sender[m], self.mesh[m]) for m in spread] + ([(turn, self.rounds)] if self.rounds > 1 else [])
+        shares = [(sender[m], self.mesh[m]) for m in spread] + (
+            [(turn, self.rounds)] if self.rounds > 1 else []
+        )
         for k, parts in shares:
             sizes = [size(found) for found in runs]
             d = max(range(len(runs)), key=lambda d: (sizes[d] % parts == 0, sizes[d]))
@@ -179,39 +241,78 @@ class Exchange(Step):
             return max(self.transfer(device, (device,)).peak_elements for device in self._specimens)
         if self.padded and self.along is not None:
             parts = prod(self.mesh[m] for m in self.dims)
-            copied = any(n != 1 for n in self.shape[: self.along.gathered])  # blocks of the first dim lie one after the other
-            source, target = most_local(self.shape, self.source, self.mesh), most_local(self.shape, self.target, self.mesh)
-            return source + parts * padded_elements(self.shape, self.mesh, self.along) + max(padded_elements(self.shape, self.mesh, self.along), target * copied)
+            copied = any(
+                n != 1 for n in self.shape[: self.along.gathered]
+            )  # blocks of the first dim lie one after the other
+            source, target = (
+                most_local(self.shape, self.source, self.mesh),
+                most_local(self.shape, self.target, self.mesh),
+            )
+            return (
+                source
+                + parts * padded_elements(self.shape, self.mesh, self.along)
+                + max(padded_elements(self.shape, self.mesh, self.along), target * copied)
+            )
         if prod(self.mesh[m] for m in self.dims) > PEERS:
-            source, target = most_local(self.shape, self.source, self.mesh), most_local(self.shape, self.target, self.mesh)
-            owners, users = (prod(n for m, n in enumerate(self.mesh) if m not in cutting(chains)) for chains in (self.source, self.target))
-            sent = -(-source * users // owners)  # all that is asked for, evenly among those that have it
+            source, target = (
+                most_local(self.shape, self.source, self.mesh),
+                most_local(self.shape, self.target, self.mesh),
+            )
+            owners, users = (
+                prod(n for m, n in enumerate(self.mesh) if m not in cutting(chains))
+                for chains in (self.source, self.target)
+            )
+            sent = -(
+                -source * users // owners
+            )  # all that is asked for, evenly among those that have it
             if self.rounds > 1:
                 return source + target + -(-(sent + self.received_elements) // self.rounds)
             return source + self.received_elements + max(sent, target)
-        if self.rounds > 1:  # the target is there all the while; the last share is never the smaller
-            last = [self.transfer(device, self.group(device), self.rounds - 1) for device in self._specimens]
-            return max(prod(t.source_shape) + prod(t.target_shape) + sum(t.sends) + sum(t.receives) for t in last)
+        if (
+            self.rounds > 1
+        ):  # the target is there all the while; the last share is never the smaller
+            last = [
+                self.transfer(device, self.group(device), self.rounds - 1)
+                for device in self._specimens
+            ]
+            return max(
+                prod(t.source_shape) + prod(t.target_shape) + sum(t.sends) + sum(t.receives)
+                for t in last
+            )
         if self.gathers:
-            return max(self.gathering(device, self.group(device)).peak_elements for device in self._specimens)
-        return max(self.transfer(device, self.group(device)).peak_elements for device in self._specimens)
+            return max(
+                self.gathering(device, self.group(device)).peak_elements
+                for device in self._specimens
+            )
+        return max(
+            self.transfer(device, self.group(device)).peak_elements for device in self._specimens
+        )
 
     @property
     def _specimens(self) -> list[Device]:
         """All devices of a small mesh; of a larger one some from its corners."""
         if prod(self.mesh) <= 8:
             return self.slice_of((0,) * len(self.mesh), range(len(self.mesh)))
-        return [(0,) * len(self.mesh), tuple([n - 1 for n in self.mesh]), tuple([n // 2 for n in self.mesh])]
+        return [
+            (0,) * len(self.mesh),
+            tuple([n - 1 for n in self.mesh]),
+            tuple([n // 2 for n in self.mesh]),
+        ]
 
-    # -- on one device ---------------------------------------------------------------------------------------------------
+    # -- on one device -----------------------------------------------------------------------------
 
     def group(self, device: Device) -> list[Device]:
         """The devices among which ``device`` exchanges, row-major."""
         return self.slice_of(device, self.dims)
 
     def transfer(self, device: Device, peers: Sequence[Device | None], turn: int = 0) -> Transfer:
-        """The part of ``device`` in an all-to-all among ``peers``, in their order; None stands for a peer of another group. It keeps its own in the first round."""
-        source_shape, target_shape = self.local_shape(self.source, device), self.local_shape(self.target, device)
+        """The part of ``device`` in an all-to-all among ``peers``, in their order; None stands for
+        a peer of another group. It keeps its own in the first round.
+        """
+        source_shape, target_shape = (
+            self.local_shape(self.source, device),
+            self.local_shape(self.target, device),
+        )
 
         def between(sender: Device | None, receiver: Device | None) -> Message | None:
             if sender is None or receiver is None:
@@ -221,15 +322,28 @@ class Exchange(Step):
         own = self.own(device)
         out = [between(device, peer) for peer in peers]
         into = [between(peer, device) for peer in peers]
-        out_copies, into_copies = ([[] if m is None else m.boxes for m in messages] for messages in (out, into))
+        out_copies, into_copies = (
+            [[] if m is None else m.boxes for m in messages] for messages in (out, into)
+        )
         me = list(peers).index(device)
         packs = _packs(out_copies)
         unpacks = _packs([[copy.flipped for copy in copies] for copies in into_copies])
-        # A buffer that is the tensor as it lies needs no copy, but its own part then travels along: worth it where less is its own than would be copied, and within memory.
+        # A buffer that is the tensor as it lies needs no copy, but its own part then travels along:
+        # worth it where less is its own than would be copied, and within memory.
         sent, got, kept = sum(_sizes(out)), sum(_sizes(into)), own.size
         alone = len(peers) == 1
-        pack_free = (alone or 2 * kept < sent) and self.rounds == 1 and sent == prod(source_shape) and in_place(packs, row_major(source_shape))
-        unpack_free = (alone or 2 * kept < got) and self.rounds == 1 and got == prod(target_shape) and in_place(unpacks, row_major(target_shape))
+        pack_free = (
+            (alone or 2 * kept < sent)
+            and self.rounds == 1
+            and sent == prod(source_shape)
+            and in_place(packs, row_major(source_shape))
+        )
+        unpack_free = (
+            (alone or 2 * kept < got)
+            and self.rounds == 1
+            and got == prod(target_shape)
+            and in_place(unpacks, row_major(target_shape))
+        )
         if unpack_free and not pack_free and sent > max(prod(source_shape), got):
             unpack_free = alone
         if pack_free or unpack_free:
@@ -251,8 +365,13 @@ class Exchange(Step):
 
     def gathering(self, device: Device, peers: Sequence[Device]) -> Transfer:
         """The part of ``device`` in an all-gather among ``peers``."""
-        source_shape, target_shape = self.local_shape(self.source, device), self.local_shape(self.target, device)
-        messages = [self.own(peer) if peer == device else self.message(peer, device) for peer in peers]
+        source_shape, target_shape = (
+            self.local_shape(self.source, device),
+            self.local_shape(self.target, device),
+        )
+        messages = [
+            self.own(peer) if peer == device else self.message(peer, device) for peer in peers
+        ]
         # The send buffer is the whole source, as it lies.
         unpacks, at = [], 0
         strides = row_major(source_shape)
@@ -264,7 +383,15 @@ class Exchange(Step):
             at += prod(source_shape)
         free = in_place(unpacks, row_major(target_shape))
         sizes = (prod(source_shape),) * len(peers)
-        return Transfer(source_shape, target_shape, sizes, sizes, None, (), None if free else tuple([copy.flipped for copy in folded(unpacks)]))
+        return Transfer(
+            source_shape,
+            target_shape,
+            sizes,
+            sizes,
+            None,
+            (),
+            None if free else tuple([copy.flipped for copy in folded(unpacks)]),
+        )
 
 
 def _sizes(messages: Sequence[Message | None]) -> tuple[int, ...]:

@@ -1,9 +1,13 @@
-"""Which rows two devices have in common, and where each of them keeps those rows: intersection of layouts, in strided runs.
+"""Which rows two devices have in common, and where each of them keeps those rows: intersection of
+layouts, in strided runs.
 
-A device holds rows of a tensor dim as runs that repeat with a period, in periods that repeat, and so on: a layout, where sizes divide, and a few layouts
-side by side where they do not. :class:`Run` is one of them, seen from two sides, ``x`` and ``y``: the same rows as numbered by the tensor and by the
-device, or by two devices. :func:`meet` joins two such lists on the side they share. It works on whole periods (of the lengths p and q, on windows of lcm(p, q)), so its
-cost depends on the number of nested cuts, and where periods do not divide one another on (p + q) / gcd(p, q): at most about the square root of the number of rows, never more.
+A device holds rows of a tensor dim as runs that repeat with a period, in periods that repeat, and
+so on: a layout, where sizes divide, and a few layouts side by side where they do not. :class:`Run`
+is one of them, seen from two sides, ``x`` and ``y``: the same rows as numbered by the tensor and by
+the device, or by two devices. :func:`meet` joins two such lists on the side they share. It works on
+whole periods (of the lengths p and q, on windows of lcm(p, q)), so its cost depends on the number
+of nested cuts, and where periods do not divide one another on (p + q) / gcd(p, q): at most about
+the square root of the number of rows, never more.
 """
 
 from __future__ import annotations
@@ -16,14 +20,17 @@ from typing import NamedTuple, TypeAlias
 from cute_sharding.sharding.deal import runs
 
 Loop: TypeAlias = "tuple[int, int, int]"
-# (split factor, devices, the device's coordinate) of each mesh dim that cuts a tensor dim, in the order of the cuts.
+# (split factor, devices, the device's coordinate) of each mesh dim that cuts a tensor dim, in the
+# order of the cuts.
 Chain: TypeAlias = "tuple[tuple[int, int, int], ...]"
 
 
 class Run(NamedTuple):
-    """The pairs ``(x + i·dx + ... + j, y + i·dy + ... + j)`` for each loop ``(count, dx, dy)``, i < count, and j < length.
+    """The pairs ``(x + i·dx + ... + j, y + i·dy + ... + j)`` for each loop ``(count, dx, dy)``,
+    i < count, and j < length.
 
-    Loops are outermost first, and no turn of a loop reaches into the next, so both sides ascend together.
+    Loops are outermost first, and no turn of a loop reaches into the next, so both sides ascend
+    together.
     """
 
     x: int
@@ -50,10 +57,19 @@ class Run(NamedTuple):
         if stop - first <= 1:
             return [self.turn(first)] if stop > first else []
         (_, dx, dy), *inner = self.loops
-        return [Run(self.x + first * dx, self.y + first * dy, ((stop - first, dx, dy), *inner), self.length)]
+        return [
+            Run(
+                self.x + first * dx,
+                self.y + first * dy,
+                ((stop - first, dx, dy), *inner),
+                self.length,
+            )
+        ]
 
     def flipped(self) -> Run:
-        return Run(self.y, self.x, tuple([(count, dy, dx) for count, dx, dy in self.loops]), self.length)
+        return Run(
+            self.y, self.x, tuple([(count, dy, dx) for count, dx, dy in self.loops]), self.length
+        )
 
 
 Runs: TypeAlias = "tuple[Run, ...]"
@@ -61,7 +77,9 @@ Runs: TypeAlias = "tuple[Run, ...]"
 
 @lru_cache(maxsize=1 << 14)
 def held(n: int, chain: Chain) -> Runs:
-    """The rows of ``n`` that a device holds: x in the tensor, y on the device, where they lie in ascending order."""
+    """The rows of ``n`` that a device holds: x in the tensor, y on the device, where they lie in
+    ascending order.
+    """
     found = [Run(0, 0, (), n)] if n else []
     for split_factor, parts, device in chain:
         taken, at = [], 0
@@ -147,12 +165,18 @@ def _meet(ones: Sequence[Run], others: Sequence[Run]) -> list[Run]:
 def _meet_runs(one: Run, other: Run) -> list[Run]:
     if not other.loops:
         shift = other.y - other.x
-        return [Run(r.y, r.x + shift, tuple([(c, dy, dx) for c, dx, dy in r.loops]), r.length) for r in _cut(one, other.x, other.x + other.length)]
+        return [
+            Run(r.y, r.x + shift, tuple([(c, dy, dx) for c, dx, dy in r.loops]), r.length)
+            for r in _cut(one, other.x, other.x + other.length)
+        ]
     if not one.loops:
         return [r.flipped() for r in _meet_runs(other, one)]
     (_, p, dy), (_, q, dz) = one.loops[0], other.loops[0]
     # To the end of the last period, held to its end or not.
-    first, stop = max(one.x, other.x), min(run.x + run.loops[0][0] * run.loops[0][1] for run in (one, other))
+    first, stop = (
+        max(one.x, other.x),
+        min(run.x + run.loops[0][0] * run.loops[0][1] for run in (one, other)),
+    )
     window = lcm(p, q)
     times = (stop - first) // window
     if times >= 2:
@@ -160,7 +184,9 @@ def _meet_runs(one: Run, other: Run) -> list[Run]:
         loop = (times, window // p * dy, window // q * dz)
         once = _meet(_cut(one, first, first + window), _cut(other, first, first + window))
         rest = first + times * window
-        return [Run(r.x, r.y, (loop, *r.loops), r.length) for r in once] + _meet(_cut(one, rest, stop), _cut(other, rest, stop))
+        return [Run(r.x, r.y, (loop, *r.loops), r.length) for r in once] + _meet(
+            _cut(one, rest, stop), _cut(other, rest, stop)
+        )
     if p < q:
         return [r.flipped() for r in _meet_runs(other, one)]
     result: list[Run] = []
@@ -172,7 +198,9 @@ def _meet_runs(one: Run, other: Run) -> list[Run]:
 
 
 def _joined(found: list[Run]) -> list[Run]:
-    """The same pairs in fewer runs: runs that touch are one, neighbours that differ by one step are turns of a loop, and loops that touch are one."""
+    """The same pairs in fewer runs: runs that touch are one, neighbours that differ by one step are
+    turns of a loop, and loops that touch are one.
+    """
     result: list[Run] = []
     for run in sorted(map(_coalesced, found)):
         if result and not run.loops and not result[-1].loops:
@@ -194,10 +222,18 @@ def _folded(found: list[Run]) -> list[Run]:
         while i + count < len(found):
             last, run = found[i + count - 1], found[i + count]
             delta = run.x - last.x, run.y - last.y
-            if (run.loops, run.length) != (first.loops, first.length) or step not in (None, delta) or run.x < last.reach:
+            if (
+                (run.loops, run.length) != (first.loops, first.length)
+                or step not in (None, delta)
+                or run.x < last.reach
+            ):
                 break
             step, count = delta, count + 1
-        result.append(first if step is None else _coalesced(Run(first.x, first.y, ((count, *step), *first.loops), first.length)))
+        result.append(
+            first
+            if step is None
+            else _coalesced(Run(first.x, first.y, ((count, *step), *first.loops), first.length))
+        )
         i += count
     return result
 

@@ -1,4 +1,6 @@
-"""Steps that are one collective of a whole tensor dim, as every library has it: blocks of rows are put together (all-gather), or handed out (reduce-scatter), or both (all-to-all)."""
+"""Steps that are one collective of a whole tensor dim, as every library has it: blocks of rows are
+put together (all-gather), or handed out (reduce-scatter), or both (all-to-all).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,12 @@ from cute_sharding.redistribution.digits import digits
 
 
 class Along(NamedTuple):
-    """Among the devices of ``mesh_dims``, in the order in which they cut, blocks of rows of the tensor dim ``gathered`` are put together, and rows of ``scattered`` handed out in blocks; None: neither.
+    """Among the devices of ``mesh_dims``, in the order in which they cut, blocks of rows of the
+    tensor dim ``gathered`` are put together, and rows of ``scattered`` handed out in blocks; None:
+    neither.
 
-    ``base`` are the other cuts, in front of these: what the devices hold together. ``even``: all blocks are as long.
+    ``base`` are the other cuts, in front of these: what the devices hold together. ``even``: all
+    blocks are as long.
     """
 
     mesh_dims: tuple[int, ...]
@@ -23,26 +28,46 @@ class Along(NamedTuple):
     even: bool
 
 
-def along(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, dims: tuple[int, ...]) -> Along | None:
+def along(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    source: Chains,
+    target: Chains,
+    dims: tuple[int, ...],
+) -> Along | None:
     """The step between two shardings as a collective of whole tensor dims; None where it is none.
 
-    The mesh dims that change must be the last to cut, in plain blocks. Several stand for one only where sizes divide.
+    The mesh dims that change must be the last to cut, in plain blocks. Several stand for one only
+    where sizes divide.
     """
     (before, gathered), (after, scattered) = (_last(chains, dims) for chains in (source, target))
-    if before is None or after is None or before[0] != after[0] or (gathered is None and scattered is None):
+    if (
+        before is None
+        or after is None
+        or before[0] != after[0]
+        or (gathered is None and scattered is None)
+    ):
         return None
     orders = {order for order in (before[1], after[1]) if order}
     if len(orders) != 1:
         return None
     base, order = before[0], next(iter(orders))
-    even = all(digits(shape[d], chains[d], mesh) is not None for d, chains in ((gathered, source), (scattered, target)) if d is not None)
+    even = all(
+        digits(shape[d], chains[d], mesh) is not None
+        for d, chains in ((gathered, source), (scattered, target))
+        if d is not None
+    )
     if len(order) > 1 and not even:
         return None
     return Along(order, gathered, scattered, base, even)
 
 
-def _last(chains: Chains, dims: tuple[int, ...]) -> tuple[tuple[Chains, tuple[int, ...]] | None, int | None]:
-    """((the chains without ``dims``, these in their order), the tensor dim that they cut), if they are the last to cut one dim, in plain blocks, or cut nothing."""
+def _last(
+    chains: Chains, dims: tuple[int, ...]
+) -> tuple[tuple[Chains, tuple[int, ...]] | None, int | None]:
+    """((the chains without ``dims``, these in their order), the tensor dim that they cut), if they
+    are the last to cut one dim, in plain blocks, or cut nothing.
+    """
     cut = [d for d, chain in enumerate(chains) if any(m in dims for m, _ in chain)]
     if not cut:
         return (chains, ()), None
@@ -52,13 +77,22 @@ def _last(chains: Chains, dims: tuple[int, ...]) -> tuple[tuple[Chains, tuple[in
     last = chain[len(chain) - len(dims) :]
     if {m for m, _ in last} != {*dims} or any(factor != 1 for _, factor in last):
         return None, None
-    base = tuple([chain[: len(chain) - len(dims)] if d == cut[0] else other for d, other in enumerate(chains)])
+    base = tuple(
+        [
+            chain[: len(chain) - len(dims)] if d == cut[0] else other
+            for d, other in enumerate(chains)
+        ]
+    )
     return (base, tuple([m for m, _ in last])), cut[0]
 
 
 def room_for(mesh: tuple[int, ...], step: Along, dim: int) -> int:
-    """The rows that ``dim`` needs for blocks to be made equal at the price of half as much again at most: fewer than one row is added for each device."""
-    return 2 * (prod(mesh[m] for m in step.mesh_dims) - 1) * prod(mesh[m] for m, _ in step.base[dim])
+    """The rows that ``dim`` needs for blocks to be made equal at the price of half as much again at
+    most: fewer than one row is added for each device.
+    """
+    return (
+        2 * (prod(mesh[m] for m in step.mesh_dims) - 1) * prod(mesh[m] for m, _ in step.base[dim])
+    )
 
 
 def padded_elements(shape: tuple[int, ...], mesh: tuple[int, ...], step: Along) -> int:

@@ -1,10 +1,14 @@
 """What a step takes on a network: latency and time per element of each mesh dim.
 
-The times are the usual lower bounds of collectives in which a device sends and receives one message at a time (Chan, Heimlich, Purkayastha and van de Geijn, "Collective
-communication: theory, practice, and experience", 2007): ceil(log2 p) latencies, and the time of the elements that the busiest device receives. Elements are charged to the slowest mesh dim that they cross.
+The times are the usual lower bounds of collectives in which a device sends and receives one message
+at a time (Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
+practice, and experience", 2007): ceil(log2 p) latencies, and the time of the elements that the
+busiest device receives. Elements are charged to the slowest mesh dim that they cross.
 
-Devices of one mesh dim may be several to a host. In an all-to-all each receives for itself what comes from other hosts. In a gather or a reduction that a backend has as one collective a host
-brings each element in once, by all of its devices' network cards, and hands it on inside: a w-th of the elements crosses each card, where w devices of the mesh dim share a host.
+Devices of one mesh dim may be several to a host. In an all-to-all each receives for itself what
+comes from other hosts. In a gather or a reduction that a backend has as one collective a host
+brings each element in once, by all of its devices' network cards, and hands it on inside: a w-th of
+the elements crosses each card, where w devices of the mesh dim share a host.
 """
 
 from __future__ import annotations
@@ -32,18 +36,21 @@ class Link:
             raise ValueError(f"{self}: latency and seconds per element cannot be negative")
 
 
-# Two-byte elements over NVLink 4 (450 GB/s in each direction of a device) and 400 Gb/s InfiniBand (50 GB/s).
+# Two-byte elements over NVLink 4 (450 GB/s in each direction of a device) and 400 Gb/s InfiniBand
+# (50 GB/s).
 LINKS = {"nvlink": Link(3e-6, 4.4e-12), "infiniband": Link(1e-5, 4e-11)}
 DEVICES_PER_HOST = 8
 
 
 @dataclass(frozen=True)
 class Network:
-    """The link of each mesh dim, or one for all; and for mesh dims that cross hosts, how many of their devices are together in one.
+    """The link of each mesh dim, or one for all; and for mesh dims that cross hosts, how many of
+    their devices are together in one.
 
     Attributes:
         links: of each mesh dim, or one.
-        within: for each mesh dim, how many of its neighbours share a host; 1 where all that they send goes by the mesh dim's link. None: 1 for all.
+        within: for each mesh dim, how many of its neighbours share a host; 1 where all that they
+            send goes by the mesh dim's link. None: 1 for all.
         inner: the link between those.
 
     >>> Network.flat(alpha=1e-6, beta=3.2e-10).link(0)
@@ -58,7 +65,9 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.within is not None and any(w < 1 for w in self.within):
-            raise ValueError(f"{self.within} devices of the mesh dims in one host: there is one at the least")
+            raise ValueError(
+                f"{self.within} devices of the mesh dims in one host: there is one at the least"
+            )
 
     @classmethod
     def flat(cls, *, alpha: float, beta: float) -> Network:
@@ -66,24 +75,41 @@ class Network:
         return cls((Link(alpha, beta),))
 
     @classmethod
-    def named(cls, names: Sequence[str | Link] | Mapping[str, str | Link], mesh_dim_names: Sequence[str] | None = None) -> Network:
-        """A link for each mesh dim, by name (``nvlink``, ``infiniband``) or as a :class:`Link`; or by the name of the mesh dim, given ``mesh_dim_names``."""
+    def named(
+        cls,
+        names: Sequence[str | Link] | Mapping[str, str | Link],
+        mesh_dim_names: Sequence[str] | None = None,
+    ) -> Network:
+        """A link for each mesh dim, by name (``nvlink``, ``infiniband``) or as a :class:`Link`; or
+        by the name of the mesh dim, given ``mesh_dim_names``.
+        """
         if isinstance(names, Mapping):
             missing = [name for name in mesh_dim_names or () if name not in names]
             if mesh_dim_names is None or missing:
-                raise ValueError(f"no link for the mesh dims {missing or 'without names'}: give one for each of {list(mesh_dim_names or names)}")
+                raise ValueError(
+                    f"no link for the mesh dims {missing or 'without names'}: give one for each of "
+                    f"{list(mesh_dim_names or names)}"
+                )
             names = [names[name] for name in mesh_dim_names]
         unknown = [name for name in names if not isinstance(name, Link) and name not in LINKS]
         if unknown:
-            raise ValueError(f"unknown links {unknown}: use {', '.join(LINKS)} or Link(alpha, beta)")
+            raise ValueError(
+                f"unknown links {unknown}: use {', '.join(LINKS)} or Link(alpha, beta)"
+            )
         return cls(tuple([name if isinstance(name, Link) else LINKS[name] for name in names]))
 
     @classmethod
     def default(cls, mesh: Sequence[int]) -> Network:
-        """NVLink on the last mesh dims, as far as they fit a host of eight devices, and InfiniBand on the others."""
+        """NVLink on the last mesh dims, as far as they fit a host of eight devices, and InfiniBand
+        on the others.
+        """
         inside, names, within = 1, [], []
         for n in reversed(mesh):
-            together = DEVICES_PER_HOST // inside if inside < DEVICES_PER_HOST and DEVICES_PER_HOST % inside == 0 else 1
+            together = (
+                DEVICES_PER_HOST // inside
+                if inside < DEVICES_PER_HOST and DEVICES_PER_HOST % inside == 0
+                else 1
+            )
             inside *= n
             names.append("nvlink" if inside <= DEVICES_PER_HOST else "infiniband")
             within.append(together if inside > DEVICES_PER_HOST and n % together == 0 else 1)
@@ -95,22 +121,43 @@ class Network:
     def checked(self, mesh: Sequence[int]) -> Network:
         """Itself, if it fits the mesh."""
         if len(self.links) not in (1, len(mesh)):
-            raise ValueError(f"a network of {len(self.links)} links for a mesh of {len(mesh)} dims {tuple(mesh)}: give one for all, or one for each")
-        if self.within is not None and (len(self.within) != len(mesh) or any(n % w for n, w in zip(mesh, self.within))):
-            raise ValueError(f"{self.within} devices of each mesh dim in one host, for a mesh of {tuple(mesh)}: give one number for each, which divides it")
+            raise ValueError(
+                f"a network of {len(self.links)} links for a mesh of {len(mesh)} dims "
+                f"{tuple(mesh)}: give one for all, or one for each"
+            )
+        if self.within is not None and (
+            len(self.within) != len(mesh) or any(n % w for n, w in zip(mesh, self.within))
+        ):
+            raise ValueError(
+                f"{self.within} devices of each mesh dim in one host, for a mesh of {tuple(mesh)}: "
+                "give one number for each, which divides it"
+            )
         return self
 
     @property
     def without_latency(self) -> Network:
-        """The same links, judged by the elements that they carry. What is fastest then does not depend on the sizes of a tensor, as long as they divide."""
-        return Network(tuple([Link(0.0, link.beta) for link in self.links]), self.within, Link(0.0, self.inner.beta))
+        """The same links, judged by the elements that they carry. What is fastest then does not
+        depend on the sizes of a tensor, as long as they divide.
+        """
+        return Network(
+            tuple([Link(0.0, link.beta) for link in self.links]),
+            self.within,
+            Link(0.0, self.inner.beta),
+        )
 
     def scaled(self, factor: float) -> Network:
         """For elements of another size: ``factor`` times as long for each."""
-        return Network(tuple([Link(link.alpha, link.beta * factor) for link in self.links]), self.within, Link(self.inner.alpha, self.inner.beta * factor))
+        return Network(
+            tuple([Link(link.alpha, link.beta * factor) for link in self.links]),
+            self.within,
+            Link(self.inner.alpha, self.inner.beta * factor),
+        )
 
     def carrying(self, mesh_dim: int, parts: int, elements: float, *, together: bool) -> float:
-        """Seconds for ``elements`` that a device receives from the others of a mesh dim of ``parts``, of all alike; ``together``: in a collective of which a host brings each element in once."""
+        """Seconds for ``elements`` that a device receives from the others of a mesh dim of
+        ``parts``, of all alike; ``together``: in a collective of which a host brings each element
+        in once.
+        """
         link, w = self.link(mesh_dim), self.within[mesh_dim] if self.within is not None else 1
         if w == 1 or parts == 1:
             return elements * link.beta
@@ -128,10 +175,16 @@ class Network:
             return self._of_exchange(step)
         assert isinstance(step, Reduction)
         total, before = 0.0, 1
-        share = -(-most_local(step.shape, step.source, step.mesh) // step.parts) if not step.scatters else most_local(step.shape, step.target, step.mesh)
+        share = (
+            -(-most_local(step.shape, step.source, step.mesh) // step.parts)
+            if not step.scatters
+            else most_local(step.shape, step.target, step.mesh)
+        )
         for m in sorted(step.dims, key=lambda m: self.link(m).beta):
             link = self.link(m)
-            total += _rounds(step.mesh[m]) * link.alpha + self.carrying(m, step.mesh[m], (step.mesh[m] - 1) * before * share, together=True)
+            total += _rounds(step.mesh[m]) * link.alpha + self.carrying(
+                m, step.mesh[m], (step.mesh[m] - 1) * before * share, together=True
+            )
             before *= step.mesh[m]
         return total if step.scatters else 2 * total
 
@@ -158,7 +211,9 @@ def _rounds(parts: int) -> int:
 
 
 def _received_beyond(step: Exchange, near: frozenset[int]) -> int:
-    """What the busiest device receives from devices that differ from it on other mesh dims than ``near``; where sizes do not divide, as if they did."""
+    """What the busiest device receives from devices that differ from it on other mesh dims than
+    ``near``; where sizes do not divide, as if they did.
+    """
     need = have = 1
     for n, before, after in zip(step.shape, step.source, step.target):
         counts = _nearby(n, before, after, step.mesh, near)
@@ -171,10 +226,16 @@ def _received_beyond(step: Exchange, near: frozenset[int]) -> int:
     return need - have
 
 
-def _nearby(n: int, before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...], mesh: tuple[int, ...], near: frozenset[int]) -> tuple[int, int] | None:
+def _nearby(
+    n: int,
+    before: tuple[tuple[int, int], ...],
+    after: tuple[tuple[int, int], ...],
+    mesh: tuple[int, ...],
+    near: frozenset[int],
+) -> tuple[int, int] | None:
     one, other = digits(n, before, mesh), digits(n, after, mesh)
     if one is None or other is None:
         return None
-    return common(n, Digits({m: modes for m, modes in one.devices.items() if m not in near}, one.local), other)
-
-
+    return common(
+        n, Digits({m: modes for m, modes in one.devices.items() if m not in near}, one.local), other
+    )

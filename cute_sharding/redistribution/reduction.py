@@ -1,4 +1,6 @@
-"""Finishing a pending reduction: all devices of a group hold contributions to the same elements, and each is to have some of the elements, reduced."""
+"""Finishing a pending reduction: all devices of a group hold contributions to the same elements,
+and each is to have some of the elements, reduced.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +22,41 @@ from cute_sharding.redistribution.step import Step, Transfer
 
 @dataclass(frozen=True)
 class Reduction(Step):
-    """Reduce over the mesh dims ``dims``, from the chains ``source`` to ``target``, where every device's target lies within its source.
+    """Reduce over the mesh dims ``dims``, from the chains ``source`` to ``target``, where every
+    device's target lies within its source.
 
-    Either none of ``dims`` cuts the target (an all-reduce, of what the target keeps), or all do (a reduce-scatter). ``op`` is the name of torch's reduction, and
-    ``divisor`` what the result is divided by: the number of contributions to an average.
+    Either none of ``dims`` cuts the target (an all-reduce, of what the target keeps), or all do (a
+    reduce-scatter). ``op`` is the name of torch's reduction, and ``divisor`` what the result is
+    divided by: the number of contributions to an average.
     """
 
     dims: tuple[int, ...] = ()
     op: str = "sum"
     divisor: int = 1
-    padded: bool = False  # blocks of rows that differ by a row or so are made equal, for a native reduce-scatter
+    # blocks of rows that differ by a row or so are made equal, for a native reduce-scatter
+    padded: bool = False
 
     @cached_property
     def along(self) -> Along | None:
         """The reduce-scatter as one of a whole tensor dim, if it is one."""
-        return along(self.shape, self.mesh, self.source, self.target, self.dims) if self.scatters else None
+        return (
+            along(self.shape, self.mesh, self.source, self.target, self.dims)
+            if self.scatters
+            else None
+        )
 
     def natively(self) -> Reduction:
-        """The step for a backend that reduce-scatters better than it exchanges: also where blocks differ by a little."""
+        """The step for a backend that reduce-scatters better than it exchanges: also where blocks
+        differ by a little.
+        """
         found = self.along
         if found is None or found.even or found.scattered is None:
             return self
-        return replace(self, padded=True) if self.shape[found.scattered] >= room_for(self.mesh, found, found.scattered) else self
+        return (
+            replace(self, padded=True)
+            if self.shape[found.scattered] >= room_for(self.mesh, found, found.scattered)
+            else self
+        )
 
     @property
     def scatters(self) -> bool:
@@ -54,11 +69,18 @@ class Reduction(Step):
     @cached_property
     def even(self) -> bool:
         """Whether every device of a group gets as much: what a native reduce-scatter wants."""
-        return all(digits(n, chain, self.mesh) is not None for n, chain in zip(self.shape, self.target) if any(m in self.dims for m, _ in chain))
+        return all(
+            digits(n, chain, self.mesh) is not None
+            for n, chain in zip(self.shape, self.target)
+            if any(m in self.dims for m, _ in chain)
+        )
 
     @property
     def kind(self) -> str:
-        return f"{'reduce-scatter' if self.scatters else 'all-reduce'} ({'avg' if self.divisor > 1 else self.op}{', padded' if self.padded else ''})"
+        return (
+            f"{'reduce-scatter' if self.scatters else 'all-reduce'} "
+            f"({'avg' if self.divisor > 1 else self.op}{', padded' if self.padded else ''})"
+        )
 
     @property
     def mesh_dims(self) -> tuple[int, ...]:
@@ -66,7 +88,9 @@ class Reduction(Step):
 
     @property
     def received_elements(self) -> int:
-        """By the busiest device: each contribution to its share by the others, and for an all-reduce the shares of the others as well (Chan et al. 2007)."""
+        """By the busiest device: each contribution to its share by the others, and for an
+        all-reduce the shares of the others as well (Chan et al. 2007).
+        """
         most = most_local(self.shape, self.target, self.mesh)
         if self.padded and self.along is not None:
             most = padded_elements(self.shape, self.mesh, self.along)
@@ -80,7 +104,10 @@ class Reduction(Step):
 
     @property
     def peak_elements(self) -> int:
-        source, target = most_local(self.shape, self.source, self.mesh), most_local(self.shape, self.target, self.mesh)
+        source, target = (
+            most_local(self.shape, self.source, self.mesh),
+            most_local(self.shape, self.target, self.mesh),
+        )
         if not self.scatters:
             return source + target + (target if self.source != self.target else 0)
         if self.padded and self.along is not None:
@@ -91,15 +118,23 @@ class Reduction(Step):
 
     def slices(self, device: Device, receiver: Device) -> list[Copy]:
         """What ``receiver`` is to have, from the source of ``device`` (x) to its own target (y)."""
-        runs = [meet(n, self.chain(self.source, d, device), self.chain(self.target, d, receiver)) for d, n in enumerate(self.shape)]
+        runs = [
+            meet(n, self.chain(self.source, d, device), self.chain(self.target, d, receiver))
+            for d, n in enumerate(self.shape)
+        ]
         return [from_runs(box) for box in product(*runs)]
 
     def kept_by(self, device: Device) -> tuple[Copy, ...]:
         return tuple(folded(self.slices(device, device)))
 
     def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
-        """The part of ``device``: one block for each of ``peers``, as the peer's target lies; as many blocks of its own target come back."""
-        source_shape, target_shape = self.local_shape(self.source, device), self.local_shape(self.target, device)
+        """The part of ``device``: one block for each of ``peers``, as the peer's target lies; as
+        many blocks of its own target come back.
+        """
+        source_shape, target_shape = (
+            self.local_shape(self.source, device),
+            self.local_shape(self.target, device),
+        )
         packs, sends, at = [], [], 0
         for peer in peers:
             if peer is None:
@@ -108,9 +143,25 @@ class Reduction(Step):
             shape = self.local_shape(self.target, peer)
             strides = row_major(shape)
             for copy in self.slices(device, peer):
-                packs.append(Copy(copy.sizes, copy.x, copy.dx, (at + flat(copy.y, strides),), tuple([(flat(step, strides),) for step in copy.dy])))
+                packs.append(
+                    Copy(
+                        copy.sizes,
+                        copy.x,
+                        copy.dx,
+                        (at + flat(copy.y, strides),),
+                        tuple([(flat(step, strides),) for step in copy.dy]),
+                    )
+                )
             sends.append(prod(shape))
             at += prod(shape)
         free = at == prod(source_shape) and in_place(packs, row_major(source_shape))
         receives = tuple([0 if peer is None else prod(target_shape) for peer in peers])
-        return Transfer(source_shape, target_shape, tuple(sends), receives, None if free else tuple(folded(packs)), (), None)
+        return Transfer(
+            source_shape,
+            target_shape,
+            tuple(sends),
+            receives,
+            None if free else tuple(folded(packs)),
+            (),
+            None,
+        )

@@ -1,9 +1,13 @@
 """Ways from one sharding to another by exchanges that each stay within a process group.
 
-Every mesh dim has a group of its own; several together have one only where the program has made it. An exchange that moves one mesh dim's cut, and leaves every other mesh dim the rows that it has,
-stays within the group of that mesh dim. So a way is a sequence of such moves: a cut is given up (gather), taken to where the target has it or parked in another place (all-to-all), or made (slice).
-The cheapest is found by A* (Hart, Nilsson and Raphael 1968) over what the devices hold, with the elements that are still missing as the bound; where that takes too long, weighted (Pohl 1970), a cheap one.
-Parking is what makes it cheap: on a mesh of a x a, [Shard(0), Shard(1)] to [Shard(1), Shard(0)] needs no gather, but three all-to-alls of a local tensor each.
+Every mesh dim has a group of its own; several together have one only where the program has made it.
+An exchange that moves one mesh dim's cut, and leaves every other mesh dim the rows that it has,
+stays within the group of that mesh dim. So a way is a sequence of such moves: a cut is given up
+(gather), taken to where the target has it or parked in another place (all-to-all), or made (slice).
+The cheapest is found by A* (Hart, Nilsson and Raphael 1968) over what the devices hold, with the
+elements that are still missing as the bound; where that takes too long, weighted (Pohl 1970), a
+cheap one. Parking is what makes it cheap: on a mesh of a x a, [Shard(0), Shard(1)] to [Shard(1),
+Shard(0)] needs no gather, but three all-to-alls of a local tensor each.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from cute_sharding.redistribution.chains import Chains, appended, cuts_up_to, cu
 from cute_sharding.redistribution.cost import most_local, received_by_digits
 from cute_sharding.redistribution.digits import digits
 
-# Sets of two or more mesh dims that have a process group together; those of one always have. None: all have.
+# Sets of two or more mesh dims that have a process group together; those of one always have. None:
+# all have.
 Groups: TypeAlias = "frozenset[tuple[int, ...]] | None"
-# (shardings looked at before a search is given up for the next, weight of what is still missing): two mesh dims are searched whole, for the best way; more go straight for the target in the end.
+# (shardings looked at before a search is given up for the next, weight of what is still missing):
+# two mesh dims are searched whole, for the best way; more go straight for the target in the end.
 SEARCHES = ((60, 1.0), (120, 3.0), (1000, 10.0))
 
 
@@ -40,15 +46,33 @@ class _At(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 10)
-def route(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, kept: tuple[int, ...], groups: Groups, weights: tuple[float, ...]) -> tuple[Chains, ...] | None:
-    """The shardings between ``source`` and ``target``, the latter last, of the cheapest way: by elements received times the ``weights`` of the mesh dims that they cross, then by moves.
+def route(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    source: Chains,
+    target: Chains,
+    kept: tuple[int, ...],
+    groups: Groups,
+    weights: tuple[float, ...],
+) -> tuple[Chains, ...] | None:
+    """The shardings between ``source`` and ``target``, the latter last, of the cheapest way: by
+    elements received times the ``weights`` of the mesh dims that they cross, then by moves.
 
-    ``kept`` mesh dims hold contributions to a reduction that stays pending, so nothing may be asked of them but what they hold. None where no way is found.
+    ``kept`` mesh dims hold contributions to a reduction that stays pending, so nothing may be asked
+    of them but what they hold. None where no way is found.
     """
-    moving = [m for m in range(len(mesh)) if mesh[m] > 1 and (m in cutting(source) or m in cutting(target)) and m not in kept]
-    apart = [m for m in moving if _places(shape, source, mesh, m) != _places(shape, target, mesh, m)]
+    moving = [
+        m
+        for m in range(len(mesh))
+        if mesh[m] > 1 and (m in cutting(source) or m in cutting(target)) and m not in kept
+    ]
+    apart = [
+        m for m in moving if _places(shape, source, mesh, m) != _places(shape, target, mesh, m)
+    ]
     for movable in dict.fromkeys((tuple(apart), tuple(moving))):
-        sets = [(m,) for m in movable] + sorted(group for group in groups or () if set(group) <= set(movable))
+        sets = [(m,) for m in movable] + sorted(
+            group for group in groups or () if set(group) <= set(movable)
+        )
         for budget, trust in SEARCHES:
             found = _search(shape, mesh, source, target, sets, weights, budget, trust)
             if found is not None:
@@ -57,7 +81,14 @@ def route(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target:
 
 
 def _search(
-    shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains, sets: Sequence[tuple[int, ...]], weights: Sequence[float], budget: int, trust: float
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    source: Chains,
+    target: Chains,
+    sets: Sequence[tuple[int, ...]],
+    weights: Sequence[float],
+    budget: int,
+    trust: float,
 ) -> tuple[Chains, ...] | None:
     wanted = {m: _places(shape, target, mesh, m) for moved in sets for m in moved}
     goal, ties = _key(shape, target, mesh), count()
@@ -77,22 +108,51 @@ def _search(
             parts, weight = prod(mesh[m] for m in moved), max(weights[m] for m in moved)
             for chains in _moves(shape, mesh, at.chains, moved, target, wanted):
                 after = most_local(shape, chains, mesh)
-                cut_before, cut_after = (not {*moved}.isdisjoint(cutting(c)) for c in (at.chains, chains))
-                received = 0.0 if not cut_before else after - after / parts if cut_after else after - before
+                cut_before, cut_after = (
+                    not {*moved}.isdisjoint(cutting(c)) for c in (at.chains, chains)
+                )
+                received = (
+                    0.0
+                    if not cut_before
+                    else after - after / parts
+                    if cut_after
+                    else after - before
+                )
                 cost, key = at.cost + weight * max(received, 0.0), _key(shape, chains, mesh)
                 if done.get(key, (cost, at.hops + 2)) > (cost, at.hops + 1):
                     done[key] = cost, at.hops + 1
-                    heappush(queue, _At(cost + trust * lightest * _missing(shape, mesh, chains, target), at.hops + 1, next(ties), cost, chains, (*at.way, chains)))
+                    heappush(
+                        queue,
+                        _At(
+                            cost + trust * lightest * _missing(shape, mesh, chains, target),
+                            at.hops + 1,
+                            next(ties),
+                            cost,
+                            chains,
+                            (*at.way, chains),
+                        ),
+                    )
     return None
 
 
 def _missing(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, target: Chains) -> int:
     """No more than what the busiest device has yet to receive."""
     found = received_by_digits(shape, chains, target, mesh)
-    return max(0, most_local(shape, target, mesh) - most_local(shape, chains, mesh)) if found is None else found
+    return (
+        max(0, most_local(shape, target, mesh) - most_local(shape, chains, mesh))
+        if found is None
+        else found
+    )
 
 
-def _moves(shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, moved: tuple[int, ...], target: Chains, wanted: dict[int, Any]) -> Iterator[Chains]:
+def _moves(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    chains: Chains,
+    moved: tuple[int, ...],
+    target: Chains,
+    wanted: dict[int, Any],
+) -> Iterator[Chains]:
     """What the devices can hold after one exchange among those that differ on ``moved`` alone."""
     bare = chains
     for m in sorted(moved, key=lambda m: -_depth(bare, m)):
@@ -118,7 +178,9 @@ def _depth(chains: Chains, m: int) -> int:
 
 
 def _places(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...], m: int) -> Any:
-    """Which rows the coordinate on ``m`` chooses: the tensor dim and the digits, or the cuts up to it where there are none. None where it cuts nothing."""
+    """Which rows the coordinate on ``m`` chooses: the tensor dim and the digits, or the cuts up to
+    it where there are none. None where it cuts nothing.
+    """
     cuts = cuts_up_to(chains, m)
     if cuts is None:
         return None
@@ -128,11 +190,20 @@ def _places(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...], m: int)
 
 def _key(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...]) -> Any:
     """Equal where devices hold the same, for all that digits can tell."""
-    return tuple([chain if len(chain) < 2 or (found := digits(n, chain, mesh)) is None else tuple(sorted(found.devices.items())) for n, chain in zip(shape, chains)])
+    return tuple(
+        [
+            chain
+            if len(chain) < 2 or (found := digits(n, chain, mesh)) is None
+            else tuple(sorted(found.devices.items()))
+            for n, chain in zip(shape, chains)
+        ]
+    )
 
 
 def _without(shape: Sequence[int], chains: Chains, m: int, mesh: tuple[int, ...]) -> Chains | None:
-    """The chains without the cut of ``m``, every other mesh dim choosing the rows that it chose; None where that cannot be said."""
+    """The chains without the cut of ``m``, every other mesh dim choosing the rows that it chose;
+    None where that cannot be said.
+    """
     for d, chain in enumerate(chains):
         at = next((i for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m), None)
         if at is None:
@@ -152,9 +223,18 @@ def _without(shape: Sequence[int], chains: Chains, m: int, mesh: tuple[int, ...]
     return chains
 
 
-def _placed(shape: Sequence[int], chains: Chains, m: int, target: Chains, mesh: tuple[int, ...]) -> Chains | None:
-    """The chains with a cut of ``m`` that chooses the rows that the target's chooses; None where others are in the way."""
-    d, i = next((d, i) for d, chain in enumerate(target) for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m)
+def _placed(
+    shape: Sequence[int], chains: Chains, m: int, target: Chains, mesh: tuple[int, ...]
+) -> Chains | None:
+    """The chains with a cut of ``m`` that chooses the rows that the target's chooses; None where
+    others are in the way.
+    """
+    d, i = next(
+        (d, i)
+        for d, chain in enumerate(target)
+        for i, (mesh_dim, _) in enumerate(chain)
+        if mesh_dim == m
+    )
     n, chain = shape[d], chains[d]
     if chain == target[d][:i]:
         return appended(chains, m, d, target[d][i][1])
@@ -165,4 +245,8 @@ def _placed(shape: Sequence[int], chains: Chains, m: int, target: Chains, mesh: 
     # As many pieces as the local digits count above it.
     pieces = prod(min(count, max(1, count * step // (size * stride))) for count, step in here.local)
     after = digits(n, (*chain, (m, pieces)), mesh)
-    return appended(chains, m, d, pieces) if after is not None and after.devices[m] == there.devices[m] else None
+    return (
+        appended(chains, m, d, pieces)
+        if after is not None and after.devices[m] == there.devices[m]
+        else None
+    )

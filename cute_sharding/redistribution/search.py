@@ -11,20 +11,26 @@ from cute_sharding.redistribution.cost import DEVICES, local_elements, received_
 from cute_sharding.views import Cut, View, carry
 from cute_sharding.views.carry import Kinds, carry_one, kinds_of
 
-# Steps of one search: cuts tried, and devices looked at to count what an answer costs. Meshes of two dims over small tensors are searched whole; larger searches go through few changes first.
+# Steps of one search: cuts tried, and devices looked at to count what an answer costs. Meshes of
+# two dims over small tensors are searched whole; larger searches go through few changes first.
 BUDGET = 12_000
-# All split factors of a dim are tried up to this size, of longer dims those that divide and those in use.
+# All split factors of a dim are tried up to this size, of longer dims those that divide and those
+# in use.
 ALL_FACTORS = 64
 
 
 @dataclass(frozen=True, order=True)
 class Target:
-    """Cuts of the input under which the view is free, with what getting there costs; ordered by cost."""
+    """Cuts of the input under which the view is free, with what getting there costs; ordered by
+    cost.
+    """
 
     received: int  # elements, by the busiest device
     local: int  # elements held of input and output together
     changed: int  # mesh dims that change
-    strides: int  # split factors above 1, of input and output: Shard reads better than _StridedShard
+    strides: (
+        int  # split factors above 1, of input and output: Shard reads better than _StridedShard
+    )
     source: tuple[Cut, ...] = field(compare=False)
     output: tuple[Cut, ...] = field(compare=False)
 
@@ -41,12 +47,14 @@ def free_targets(
 ) -> list[Target]:
     """The ``most`` cheapest cuts of the input under which ``view`` is free; at least one.
 
-    By elements received, then by the memory of input and output, then by closeness to ``cuts``. Every mesh dim may keep its cut, shard any dim with
-    any split factor, or replicate; those in ``fixed`` keep theirs (they carry a pending reduction),
-    input dims in ``unsharded`` are not to be sharded, and ``allowed`` has a say on each answer (but for replicating everything).
+    By elements received, then by the memory of input and output, then by closeness to ``cuts``.
+    Every mesh dim may keep its cut, shard any dim with any split factor, or replicate; those in
+    ``fixed`` keep theirs (they carry a pending reduction), input dims in ``unsharded`` are not to
+    be sharded, and ``allowed`` has a say on each answer (but for replicating everything).
 
-    The search is over all of that while it fits the budget, which it does for small tensors on meshes of two dims. Beyond it, changes of one mesh
-    dim come first, then of two, and so on, so that what is cut off is far from the source; replicating everything is always among the answers.
+    The search is over all of that while it fits the budget, which it does for small tensors on
+    meshes of two dims. Beyond it, changes of one mesh dim come first, then of two, and so on, so
+    that what is cut off is far from the source; replicating everything is always among the answers.
     """
     cuts, mesh = tuple(cuts), tuple(mesh)
     everything: tuple[Cut, ...] = tuple([cut if m in fixed else None for m, cut in enumerate(cuts)])
@@ -55,18 +63,34 @@ def free_targets(
     def add(source: tuple[Cut, ...], output: tuple[Cut, ...]) -> None:
         strides = sum(cut is not None and cut[1] > 1 for cut in (*source, *output))
         changed = sum(a != b for a, b in zip(cuts, source, strict=True))
-        local = local_elements(view.input_shape, source, mesh) + local_elements(view.output_shape, output, mesh)
-        found[source] = Target(received_elements(view.input_shape, cuts, source, mesh), local, changed, strides, source, output)
+        local = local_elements(view.input_shape, source, mesh) + local_elements(
+            view.output_shape, output, mesh
+        )
+        found[source] = Target(
+            received_elements(view.input_shape, cuts, source, mesh),
+            local,
+            changed,
+            strides,
+            source,
+            output,
+        )
 
     budget = BUDGET
 
-    def descend(kinds: Kinds, source: tuple[Cut, ...], output: tuple[Cut, ...], changing: tuple[int, ...]) -> None:
-        """Try all cuts of the mesh dims ``changing``, the others keeping theirs; what cannot be carried is given up at once."""
+    def descend(
+        kinds: Kinds, source: tuple[Cut, ...], output: tuple[Cut, ...], changing: tuple[int, ...]
+    ) -> None:
+        """Try all cuts of the mesh dims ``changing``, the others keeping theirs; what cannot be
+        carried is given up at once.
+        """
         nonlocal budget
         m = len(source)
         if m == len(cuts):
             budget -= min(prod(mesh), DEVICES)
-            if allowed(source) and not any(cut is not None and cut[0] in unsharded and n > 1 for cut, n in zip(source, mesh, strict=True)):
+            if allowed(source) and not any(
+                cut is not None and cut[0] in unsharded and n > 1
+                for cut, n in zip(source, mesh, strict=True)
+            ):
                 add(source, output)
             return
         options = _options(view, kinds, cuts[m], unsharded) if m in changing else [cuts[m]]
@@ -89,7 +113,9 @@ def free_targets(
 
 
 def _options(view: View, kinds: Kinds, cut: Cut, unsharded: Sequence[int]) -> list[Cut]:
-    """The cuts of the next mesh dim other than ``cut`` that differ on some kind of device, Shard before _StridedShard."""
+    """The cuts of the next mesh dim other than ``cut`` that differ on some kind of device, Shard
+    before _StridedShard.
+    """
     options: list[Cut] = [] if cut is None else [None]
     factors_of: list[tuple[int, int]] = []
     for dim in range(len(view.input_shape)):

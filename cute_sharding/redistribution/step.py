@@ -18,9 +18,11 @@ from cute_sharding.redistribution.meeting import Chain, held, size
 
 @dataclass(frozen=True)
 class Transfer:
-    """One device's part in a collective: strided copies into a send buffer, its splits, and copies out of the receive buffer.
+    """One device's part in a collective: strided copies into a send buffer, its splits, and copies
+    out of the receive buffer.
 
-    ``packs`` is None where the source is the send buffer as it lies (if contiguous), ``unpacks`` where the receive buffer is the target.
+    ``packs`` is None where the source is the send buffer as it lies (if contiguous), ``unpacks``
+    where the receive buffer is the target.
     """
 
     source_shape: tuple[int, ...]
@@ -33,7 +35,9 @@ class Transfer:
 
     @property
     def peak_elements(self) -> int:
-        """The most elements alive at once: the source and two of send buffer, receive buffer and target."""
+        """The most elements alive at once: the source and two of send buffer, receive buffer and
+        target.
+        """
         source, target = prod(self.source_shape), prod(self.target_shape)
         sending = 0 if self.packs is None else sum(self.sends)
         taking = 0 if self.unpacks is None else target
@@ -67,11 +71,15 @@ class Step(ABC):
     @property
     @abstractmethod
     def peak_elements(self) -> int:
-        """The most elements that a device holds at once, buffers included, and the source, which stays."""
+        """The most elements that a device holds at once, buffers included, and the source, which
+        stays.
+        """
 
     @abstractmethod
     def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
-        """The part of ``device`` among ``peers``, in their order; None stands for a peer of another group."""
+        """The part of ``device`` among ``peers``, in their order; None stands for a peer of another
+        group.
+        """
 
     @abstractmethod
     def kept_by(self, device: Device) -> tuple[Copy, ...]:
@@ -94,15 +102,24 @@ class Step(ABC):
         return tuple([(f, self.mesh[m], device[m]) for m, f in chains[dim]])
 
     def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
-        return tuple([size(held(n, self.chain(chains, d, device))) for d, n in enumerate(self.shape)])
+        return tuple(
+            [size(held(n, self.chain(chains, d, device))) for d, n in enumerate(self.shape)]
+        )
 
     def slice_of(self, device: Device, dims: Sequence[int]) -> list[Device]:
         """The devices that differ from ``device`` on those mesh dims alone, row-major."""
-        return [tuple(c) for c in product(*(range(n) if m in dims else (device[m],) for m, n in enumerate(self.mesh)))]
+        return [
+            tuple(c)
+            for c in product(
+                *(range(n) if m in dims else (device[m],) for m, n in enumerate(self.mesh))
+            )
+        ]
 
     @property
     def source_layout(self) -> Layout | None:
-        """The layout ((devices), (local)) -> flat index before the step; None where sizes do not divide."""
+        """The layout ((devices), (local)) -> flat index before the step; None where sizes do not
+        divide.
+        """
         return layout_of(self.shape, self.source, self.mesh)
 
     @property
@@ -112,7 +129,9 @@ class Step(ABC):
 
 
 def layout_of(shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...]) -> Layout | None:
-    """The thread-value layout of chains: a mode for each mesh dim, and one for each tensor dim; None where sizes do not divide."""
+    """The thread-value layout of chains: a mode for each mesh dim, and one for each tensor dim;
+    None where sizes do not divide.
+    """
     devices: list[Layout] = [Layout(n, 0) for n in mesh]
     local = []
     for n, chain, stride in zip(shape, chains, row_major(shape)):

@@ -28,11 +28,13 @@ class Block:
 def blocks(shape: Sequence[int], chains: Sequence[Sequence[tuple[int, int, int]]]) -> list[Block]:
     """The boxes of one device, in the order of the global tensor; none where it holds nothing.
 
-    The local tensor has a dim's rows in the order that they have globally, so that a run of rows is one there too.
+    The local tensor has a dim's rows in the order that they have globally, so that a run of rows is
+    one there too.
 
     Args:
         shape: the global shape.
-        chains: for each dim, (split factor, devices, the device's coordinate) of each mesh dim that shards it, in order.
+        chains: for each dim, (split factor, devices, the device's coordinate) of each mesh dim that
+            shards it, in order.
     """
     if prod(shape) == 0:
         return []
@@ -40,5 +42,10 @@ def blocks(shape: Sequence[int], chains: Sequence[Sequence[tuple[int, int, int]]
     for n, chain in zip(shape, chains):
         intervals = rows(n, chain)
         places = accumulate((stop - start for start, stop in intervals), initial=0)
-        runs.append([(start, stop - start, place) for (start, stop), place in zip(intervals, places)])
-    return [Block(*(tuple(column) for column in zip(*box))) if box else Block((), (), ()) for box in product(*runs)]
+        runs.append(
+            [(start, stop - start, place) for (start, stop), place in zip(intervals, places)]
+        )
+    return [
+        Block(*(tuple(column) for column in zip(*box))) if box else Block((), (), ())
+        for box in product(*runs)
+    ]

@@ -1,22 +1,29 @@
-"""How one mesh dim deals out the elements of a local tensor: the normal form on which propagation and reading back rest.
+"""How one mesh dim deals out the elements of a local tensor: the normal form on which propagation
+and reading back rest.
 
-``Shard(d, f)`` on a mesh dim of M devices, seen on the flat row-major positions of a local tensor, deals like a card player: it takes the
-positions in order, in *pieces*, and from each piece gives device 0 a *block*, device 1 the next block, and so on. With n the local
-size of dim d and ``inner`` the number of elements below it:
+``Shard(d, f)`` on a mesh dim of M devices, seen on the flat row-major positions of a local tensor,
+deals like a card player: it takes the positions in order, in *pieces*, and from each piece gives
+device 0 a *block*, device 1 the next block, and so on. With n the local size of dim d and ``inner``
+the number of elements below it:
 
-    piece = ceil(n / f),  block = ceil(piece / M),      all in rows; times ``inner``, in elements;
-    n = full * piece + rest,  0 <= rest < piece:        ``full`` whole pieces, then one of ``rest`` rows, dealt in blocks of ceil(rest / M);
-    and so again for each of the elements above dim d.
+    piece = ceil(n / f),  block = ceil(piece / M),      all in rows; times ``inner``, in elements; n
+    = full * piece + rest,  0 <= rest < piece:        ``full`` whole pieces, then one of ``rest``
+    rows, dealt in blocks of ceil(rest / M); and so again for each of the elements above dim d.
 
-Where rest = 0 this is the layout ``(pieces : piece, M : block, block : 1)``: what `logical_divide` makes, device mode in the middle.
-Two shardings, of whatever dims of whatever shapes, give every device the same positions *if and only if* their deals are equal:
+Where rest = 0 this is the layout ``(pieces : piece, M : block, block : 1)``: what `logical_divide`
+makes, device mode in the middle. Two shardings, of whatever dims of whatever shapes, give every
+device the same positions *if and only if* their deals are equal:
 
-- Device k's first block starts at k * block and the first fall back to device 0 comes at ``piece`` (there is one inside or at the end of each
-  piece, for M >= 2 and piece >= 2 rows), so piece and block can be read off the positions; and so, at the next piece of another
-  length, can full and rest. A rest of one row goes to device 0 whole and runs on into the next piece: a run no whole piece has.
-- With M = 1 or pieces of one row, device 0 has everything and the deal is ``None``: all such shardings agree.
+- Device k's first block starts at k * block and the first fall back to device 0 comes at ``piece``
+  (there is one inside or at the end of each piece, for M >= 2 and piece >= 2 rows), so piece and
+  block can be read off the positions; and so, at the next piece of another length, can full and
+  rest. A rest of one row goes to device 0 whole and runs on into the next piece: a run no whole
+  piece has.
+- With M = 1 or pieces of one row, device 0 has everything and the deal is ``None``: all such
+  shardings agree.
 
-Where nobody knows whether a piece has one row, it is taken for one that has more: equal numbers say equal positions all the same.
+Where nobody knows whether a piece has one row, it is taken for one that has more: equal numbers say
+equal positions all the same.
 """
 
 from __future__ import annotations
@@ -26,8 +33,8 @@ from typing import TypeAlias
 
 from cute_sharding.layout.size import is_at_most, least, most, number
 
-# (piece, block, full, rest, block of the rest) in elements, but for full, a count; (piece, block) where rest is 0.
-# None: device 0 holds everything.
+# (piece, block, full, rest, block of the rest) in elements, but for full, a count; (piece, block)
+# where rest is 0. None: device 0 holds everything.
 Deal: TypeAlias = "tuple[int, ...] | None"
 
 
@@ -44,7 +51,9 @@ def deal(n: int, inner: int, split_factor: int, parts: int) -> Deal:
 
 
 def dim_of(dealt: tuple[int, ...], shape: list[int]) -> int:
-    """The only dim of ``shape`` that can be dealt so: the one whose rows are fewer, and whose whole is no fewer, than a piece."""
+    """The only dim of ``shape`` that can be dealt so: the one whose rows are fewer, and whose whole
+    is no fewer, than a piece.
+    """
     piece, reach = dealt[0], 1
     for dim in range(len(shape) - 1, -1, -1):
         reach *= shape[dim]
@@ -54,7 +63,9 @@ def dim_of(dealt: tuple[int, ...], shape: list[int]) -> int:
 
 
 def split_factor_of(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:
-    """The smallest split factor that deals ``n`` rows of ``inner`` elements as ``dealt``, or None."""
+    """The smallest split factor that deals ``n`` rows of ``inner`` elements as ``dealt``,
+    or None.
+    """
     piece, odd = divmod(dealt[0], inner)
     if odd or (piece < 2 if type(piece) is int else is_at_most(piece, 1)):
         return None
@@ -85,7 +96,9 @@ def kinds_of_device(n: int, split_factor: int, parts: int) -> list[int]:
     devices = {0}
     for length in (piece, rest):
         if length:
-            short = number(length // -(-length // parts), range(1, parts + 1))  # the first device without a whole block
+            short = number(
+                length // -(-length // parts), range(1, parts + 1)
+            )  # the first device without a whole block
             devices |= {short, short + 1}
     sizes: dict[int, int] = {}
     for device in sorted(devices):
@@ -95,7 +108,9 @@ def kinds_of_device(n: int, split_factor: int, parts: int) -> list[int]:
 
 
 def runs(n: int, split_factor: int, parts: int, device: int) -> list[tuple[int, int, int, int]]:
-    """Device ``device``'s rows of ``n`` as (start, length, period, count): ``count`` runs of ``length`` rows, ``period`` apart."""
+    """Device ``device``'s rows of ``n`` as (start, length, period, count): ``count`` runs of
+    ``length`` rows, ``period`` apart.
+    """
     result: list[tuple[int, int, int, int]] = []
     if n == 0:
         return result
@@ -114,18 +129,25 @@ def runs(n: int, split_factor: int, parts: int, device: int) -> list[tuple[int, 
 def rows(n: int, chain: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """The rows of ``n`` that a device holds, as maximal intervals ``[start, stop)``, ascending.
 
-    ``chain`` has (split factor, devices, the device's coordinate) of each mesh dim that shards these rows, in order.
+    ``chain`` has (split factor, devices, the device's coordinate) of each mesh dim that shards
+    these rows, in order.
     """
     intervals = [(0, n)] if n else []
     for split_factor, parts, device in chain:
         size = sum(stop - start for start, stop in intervals)
-        chosen = sorted((s + k * period, s + k * period + m) for s, m, period, count in runs(size, split_factor, parts, device) for k in range(count))
+        chosen = sorted(
+            (s + k * period, s + k * period + m)
+            for s, m, period, count in runs(size, split_factor, parts, device)
+            for k in range(count)
+        )
         intervals = _select(intervals, chosen)
     return intervals
 
 
 def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
-    """The row of ``n`` at a position of what the device holds; ``chain`` as for :func:`rows`. One step a mesh dim, however many runs there are."""
+    """The row of ``n`` at a position of what the device holds; ``chain`` as for :func:`rows`. One
+    step a mesh dim, however many runs there are.
+    """
     steps = []
     for split_factor, parts, device in chain:
         steps.append(runs(n, split_factor, parts, device))
@@ -141,8 +163,12 @@ def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
     return position
 
 
-def _select(intervals: list[tuple[int, int]], chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of ``intervals``, laid end to end, that fall in the positions ``chosen``; touching parts are joined."""
+def _select(
+    intervals: list[tuple[int, int]], chosen: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """The parts of ``intervals``, laid end to end, that fall in the positions ``chosen``; touching
+    parts are joined.
+    """
     result: list[tuple[int, int]] = []
     at, i = 0, 0  # position of intervals[i] when laid end to end
     for first, last in chosen:

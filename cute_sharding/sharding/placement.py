@@ -1,4 +1,6 @@
-"""Placements: what a mesh dim does to a tensor. One class covers Shard and _StridedShard, which differ only in stride."""
+"""Placements: what a mesh dim does to a tensor. One class covers Shard and _StridedShard, which
+differ only in stride.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from typing import TypeAlias
 class Shard:
     """The mesh dim deals tensor dim ``dim`` out in blocks.
 
-    The local part of the dim is cut into ``split_factor`` pieces of equal length (the last may be shorter, or absent), and each
-    piece into one block for each device (again, trailing blocks may be shorter or empty). A split factor of 1 is DTensor's
-    ``Shard``, another its ``_StridedShard`` (torch/distributed/tensor/placement_types.py).
+    The local part of the dim is cut into ``split_factor`` pieces of equal length (the last may be
+    shorter, or absent), and each piece into one block for each device (again, trailing blocks may
+    be shorter or empty). A split factor of 1 is DTensor's ``Shard``, another its ``_StridedShard``
+    (torch/distributed/tensor/placement_types.py).
     """
 
     dim: int
@@ -52,7 +55,9 @@ Placement: TypeAlias = "Shard | Replicate | Partial"
 
 _PATTERNS: dict[re.Pattern[str], Callable[[re.Match[str]], Placement]] = {
     re.compile(r"(?:S|Shard)\((?:dim=)?(\d+)\)"): lambda m: Shard(int(m[1])),
-    re.compile(r"(?:_S|_?StridedShard)\((?:dim=)?(\d+),(?:(?:sf|split_factor)=)?(\d+)\)"): lambda m: Shard(int(m[1]), int(m[2])),
+    re.compile(
+        r"(?:_S|_?StridedShard)\((?:dim=)?(\d+),(?:(?:sf|split_factor)=)?(\d+)\)"
+    ): lambda m: Shard(int(m[1]), int(m[2])),
     re.compile(r"R|Replicate(?:\(\))?"): lambda m: Replicate(),
     re.compile(r"(?:P|Partial)(?:\((\w*)\))?"): lambda m: Partial(m[1] or "sum"),
 }
@@ -61,8 +66,10 @@ _PATTERNS: dict[re.Pattern[str], Callable[[re.Match[str]], Placement]] = {
 def parse_placements(text: str) -> tuple[Placement, ...]:
     """Placements, one a mesh dim, from text as DTensor prints them.
 
-    >>> parse_placements("S(0), _S(1, sf=2), R, P(sum)")
-    (Shard(dim=0, split_factor=1), Shard(dim=1, split_factor=2), Replicate(), Partial(reduce_op='sum'))
+    >>> parse_placements("S(0), _S(1, sf=2), R")
+    (Shard(dim=0, split_factor=1), Shard(dim=1, split_factor=2), Replicate())
+    >>> parse_placements("P(sum)")
+    (Partial(reduce_op='sum'),)
     """
     compact = re.sub(r"\s", "", text)
     result: list[Placement] = []
@@ -72,7 +79,10 @@ def parse_placements(text: str) -> tuple[Placement, ...]:
                 result.append(build(match))
                 break
         else:
-            raise ValueError(f"cannot read the placement {item!r}: write S(dim), _S(dim,split_factor), R or P(op), separated by commas")
+            raise ValueError(
+                f"cannot read the placement {item!r}: write S(dim), _S(dim,split_factor), R or "
+                "P(op), separated by commas"
+            )
     return tuple(result)
 
 

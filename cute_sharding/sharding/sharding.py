@@ -18,8 +18,8 @@ from cute_sharding.sharding.placement import Partial, Placement, Replicate, Shar
 class Sharding:
     """A tensor of global ``shape`` on a device mesh of sizes ``mesh``, one placement a mesh dim.
 
-    Placements apply in DTensor's order, left to right: each divides what the ones before it left of the tensor dim
-    (torch/distributed/tensor/_utils.py, compute_local_shape_and_global_offset).
+    Placements apply in DTensor's order, left to right: each divides what the ones before it left of
+    the tensor dim (torch/distributed/tensor/_utils.py, compute_local_shape_and_global_offset).
 
     >>> s = Sharding((4, 6), (2, 3), (Shard(0), Shard(1)))
     >>> s.layout
@@ -36,32 +36,46 @@ class Sharding:
         for name in ("shape", "mesh", "placements"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.placements) != len(self.mesh):
-            raise ValueError(f"{len(self.placements)} placements {format_placements(self.placements)} for a mesh of {len(self.mesh)} dims {self.mesh}: give one for each")
+            raise ValueError(
+                f"{len(self.placements)} placements {format_placements(self.placements)} for a "
+                f"mesh of {len(self.mesh)} dims {self.mesh}: give one for each"
+            )
         if any(n < 0 for n in self.shape):
             raise ValueError(f"shape {self.shape} has a negative size")
         if any(n < 1 for n in self.mesh):
             raise ValueError(f"mesh {self.mesh} has a dim without devices")
         for placement in self.placements:
             if not isinstance(placement, (Shard, Replicate, Partial)):
-                raise TypeError(f"{placement!r} is no placement: use Shard, Replicate or Partial of cute_sharding.sharding")
+                raise TypeError(
+                    f"{placement!r} is no placement: use Shard, Replicate or Partial of "
+                    "cute_sharding.sharding"
+                )
             if isinstance(placement, Shard) and placement.dim >= len(self.shape):
-                raise ValueError(f"placement {placement} names dim {placement.dim}; shape {self.shape} has {len(self.shape)} dims")
+                raise ValueError(
+                    f"placement {placement} names dim {placement.dim}; shape {self.shape} has "
+                    f"{len(self.shape)} dims"
+                )
 
     @property
     def cuts(self) -> tuple[tuple[int, int] | None, ...]:
         """For each mesh dim (tensor dim, split factor), or None where it shards nothing."""
-        return tuple((p.dim, p.split_factor) if isinstance(p, Shard) else None for p in self.placements)
+        return tuple(
+            (p.dim, p.split_factor) if isinstance(p, Shard) else None for p in self.placements
+        )
 
-    # -- as a layout ----------------------------------------------------------------------------------------------------
+    # -- as a layout -------------------------------------------------------------------------------
 
     @cached_property
     def layout(self) -> Layout:
-        """T : ((device coordinate), (local coordinate)) -> flat row-major index of the global tensor.
+        """T : ((device coordinate), (local coordinate)) -> flat row-major index of the global
+        tensor.
 
-        Mode 0 has a mode for each mesh dim (stride 0 where it shards nothing), mode 1 one for each tensor dim.
+        Mode 0 has a mode for each mesh dim (stride 0 where it shards nothing), mode 1 one for each
+        tensor dim.
 
         Raises:
-            LayoutError: blocks differ in size, or a block starts inside a mode of an earlier split, so no layout says who holds what.
+            LayoutError: blocks differ in size, or a block starts inside a mode of an earlier split,
+                so no layout says who holds what.
         """
         devices: list[Layout] = []
         local = [Layout(n, d) for n, d in zip(self.shape, row_major(self.shape), strict=True)]
@@ -71,46 +85,66 @@ class Sharding:
                 continue
             dim, pieces = cut
             mode = local[dim]
-            if mode.size:  # a split factor that does not divide may make the pieces of one that does
+            if (
+                mode.size
+            ):  # a split factor that does not divide may make the pieces of one that does
                 pieces = -(-mode.size // -(-mode.size // pieces))
             if mode.size % (pieces * parts):
                 raise LayoutError(
-                    f"mesh dim {mesh_dim} deals the {mode.size} rows that are left of dim {dim} into {pieces} x {parts} blocks, which are not of one size: "
+                    f"mesh dim {mesh_dim} deals the {mode.size} rows that are left of dim {dim} "
+                    f"into {pieces} x {parts} blocks, which are not of one size: "
                     f"{self} is no layout. local_shape, global_offset and rows answer for it"
                 )
             block = mode.size // (pieces * parts)
-            # logical_divide twice: pieces of parts * block rows, each divided into blocks; the device mode is the middle one.
+            # logical_divide twice: pieces of parts * block rows, each divided into blocks; the
+            # device mode is the middle one.
             try:
                 divided = composition(mode, Layout((pieces, parts, block)))
             except LayoutError as error:
-                raise LayoutError(f"mesh dim {mesh_dim} divides dim {dim} across an earlier split, so {self} is no layout: {error}") from None
+                raise LayoutError(
+                    f"mesh dim {mesh_dim} divides dim {dim} across an earlier split, so {self} is "
+                    f"no layout: {error}"
+                ) from None
             devices.append(coalesce(divided[1]))
             local[dim] = coalesce(make_layout(divided[0], divided[2]))
         return make_layout(make_layout(*devices), make_layout(*local))
 
     @classmethod
     def read(cls, layout: Layout, shape: Sequence[int]) -> Sharding:
-        """The sharding of a tensor of ``shape`` that a thread-value layout describes, in the simplest placements.
+        """The sharding of a tensor of ``shape`` that a thread-value layout describes, in the
+        simplest placements.
 
-        ``layout`` has two modes: the device modes, one for each mesh dim, and the local modes in row-major order of the local tensor. Their values are
-        flat indices of the tensor, so ``read(composition(V, s.layout), new_shape)`` is a view's propagation.
+        ``layout`` has two modes: the device modes, one for each mesh dim, and the local modes in
+        row-major order of the local tensor. Their values are flat indices of the tensor, so
+        ``read(composition(V, s.layout), new_shape)`` is a view's propagation.
 
         Raises:
-            LayoutError: the modes do not hold each element once (replicas aside), or a device mode cannot be expressed by a placement; the
-                message says which and why.
+            LayoutError: the modes do not hold each element once (replicas aside), or a device mode
+                cannot be expressed by a placement; the message says which and why.
         """
         shape = tuple(shape)
         if layout.rank != 2:
             raise LayoutError(f"{layout!r} has {layout.rank} modes; expected two, (devices, local)")
-        mesh = tuple(mode.size for mode in layout[0]) if isinstance(layout[0].shape, tuple) else (layout[0].size,)
+        mesh = (
+            tuple(mode.size for mode in layout[0])
+            if isinstance(layout[0].shape, tuple)
+            else (layout[0].size,)
+        )
         device_modes = [coalesce(mode) for mode in layout[0]]
         held = [(n, d) for n, d in layout[1].leaves if n != 1]
-        owned = held + [leaf for mode in device_modes for leaf in mode.leaves if leaf[0] != 1 and leaf[1] != 0]
+        owned = held + [
+            leaf for mode in device_modes for leaf in mode.leaves if leaf[0] != 1 and leaf[1] != 0
+        ]
         if prod(shape) == 0:
-            raise LayoutError(f"shape {shape} has no elements, so a layout cannot tell how it is sharded")
+            raise LayoutError(
+                f"shape {shape} has no elements, so a layout cannot tell how it is sharded"
+            )
         everything = from_leaves(sorted(owned, key=lambda leaf: -leaf[1]))
         if coalesce(everything) != (Layout(prod(shape), 1) if prod(shape) > 1 else Layout(1, 0)):
-            raise LayoutError(f"{layout!r} does not hold each of the {prod(shape)} elements of shape {shape} once, replicas aside")
+            raise LayoutError(
+                f"{layout!r} does not hold each of the {prod(shape)} elements of shape {shape} "
+                "once, replicas aside"
+            )
         placements: list[Placement] = []
         local_shape = list(shape)
         for mesh_dim, (parts, mode) in enumerate(zip(mesh, device_modes, strict=True)):
@@ -119,11 +153,22 @@ class Sharding:
                 continue
             where = f"mesh dim {mesh_dim}, device mode {mode!r}"
             # What this mesh dim divides: the local modes and those of later mesh dims.
-            rest = held + [leaf for later in device_modes[mesh_dim + 1 :] for leaf in later.leaves if leaf[1] != 0 and leaf[0] != 1]
-            # Sub-modes that nothing else lies between are one mode of what the earlier mesh dims left.
+            rest = held + [
+                leaf
+                for later in device_modes[mesh_dim + 1 :]
+                for leaf in later.leaves
+                if leaf[1] != 0 and leaf[0] != 1
+            ]
+            # Sub-modes that nothing else lies between are one mode of what the earlier mesh dims
+            # left.
             strides = [d for _, d in mode.leaves]
-            if strides != sorted(strides, reverse=True) or any(strides[-1] < d < strides[0] for _, d in rest):
-                raise LayoutError(f"{where}: {mode.rank} sub-modes with others between them, and a placement has one; use a mesh with a dim for each")
+            if strides != sorted(strides, reverse=True) or any(
+                strides[-1] < d < strides[0] for _, d in rest
+            ):
+                raise LayoutError(
+                    f"{where}: {mode.rank} sub-modes with others between them, and a placement has "
+                    "one; use a mesh with a dim for each"
+                )
             inside = prod(n for n, d in rest if d < strides[-1])
             dealt = (parts * inside, inside)
             dim = dim_of(dealt, local_shape)
@@ -131,18 +176,21 @@ class Sharding:
             factor = split_factor_of(dealt, local_shape[dim], below, parts)
             if factor is None:
                 raise LayoutError(
-                    f"{where}: its blocks of {inside} elements, {parts} to a piece, fall across dims of the local shape {tuple(local_shape)}: "
+                    f"{where}: its blocks of {inside} elements, {parts} to a piece, fall across "
+                    f"dims of the local shape {tuple(local_shape)}: "
                     f"dim {dim} has {local_shape[dim]} rows of {below}"
                 )
             placements.append(Shard(dim, factor))
             local_shape[dim] //= parts
         return cls(shape, mesh, tuple(placements))
 
-    # -- on one device --------------------------------------------------------------------------------------------------
+    # -- on one device -----------------------------------------------------------------------------
 
     def _checked(self, device: Sequence[int]) -> tuple[int, ...]:
         device = tuple(device)
-        if len(device) != len(self.mesh) or any(not 0 <= c < n for c, n in zip(device, self.mesh, strict=False)):
+        if len(device) != len(self.mesh) or any(
+            not 0 <= c < n for c, n in zip(device, self.mesh, strict=False)
+        ):
             raise ValueError(f"device {device} is not on the mesh {self.mesh}")
         return device
 
@@ -155,30 +203,48 @@ class Sharding:
         return tuple(shape)
 
     def rows(self, dim: int, device: Sequence[int]) -> list[tuple[int, int]]:
-        """The global rows of tensor dim ``dim`` that the device holds, as maximal intervals ``[start, stop)``, ascending.
+        """The global rows of tensor dim ``dim`` that the device holds, as maximal intervals
+        ``[start, stop)``, ascending.
 
         The list is as long as the intervals are many, up to the product of the split factors.
         """
         return rows(self.shape[dim], self._chain(dim, device))
 
     def row_at(self, dim: int, device: Sequence[int], position: int) -> int:
-        """The global row of the local row ``position`` of tensor dim ``dim``; takes no more time where there are many intervals."""
+        """The global row of the local row ``position`` of tensor dim ``dim``; takes no more time
+        where there are many intervals.
+        """
         return row_at(self.shape[dim], self._chain(dim, device), position)
 
     def _chain(self, dim: int, device: Sequence[int]) -> list[tuple[int, int, int]]:
-        return [(cut[1], parts, k) for k, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True) if cut is not None and cut[0] == dim]
+        return [
+            (cut[1], parts, k)
+            for k, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True)
+            if cut is not None and cut[0] == dim
+        ]
 
     def global_offset(self, device: Sequence[int]) -> tuple[int, ...]:
-        """The global index of the device's first element, dim by dim; the dim's size where the device holds no row of it.
+        """The global index of the device's first element, dim by dim; the dim's size where the
+        device holds no row of it.
 
         As in torch.distributed.tensor._utils.compute_local_shape_and_global_offset.
         """
-        return tuple([self.row_at(dim, device, 0) if size else self.shape[dim] for dim, size in enumerate(self.local_shape(device))])
+        return tuple(
+            [
+                self.row_at(dim, device, 0) if size else self.shape[dim]
+                for dim, size in enumerate(self.local_shape(device))
+            ]
+        )
 
     def flat_indices(self, device: Sequence[int]) -> Iterator[int]:
-        """The flat global index of each element the device holds, in local row-major order. One step an element: for tests and small pictures."""
+        """The flat global index of each element the device holds, in local row-major order. One
+        step an element: for tests and small pictures.
+        """
         strides = row_major(self.shape)
-        dims = [[row * d for start, stop in self.rows(dim, device) for row in range(start, stop)] for dim, d in enumerate(strides)]
+        dims = [
+            [row * d for start, stop in self.rows(dim, device) for row in range(start, stop)]
+            for dim, d in enumerate(strides)
+        ]
         return (sum(offsets) for offsets in product(*dims))
 
     def __str__(self) -> str:

@@ -1,15 +1,20 @@
 """Carrying shardings through a view, mesh dim by mesh dim, exactly.
 
-Let a view read the same elements, in the same order, under another shape. Every device's elements are in ascending order of
-their index, before and after, so placements of the output are right if and only if each device's *set* of elements is. And after the first t mesh
-dims, the set held by the devices that share t coordinates is the union over the rest: if the whole is right, so is every prefix. Hence:
+Let a view read the same elements, in the same order, under another shape. Every device's elements
+are in ascending order of their index, before and after, so placements of the output are right if
+and only if each device's *set* of elements is. And after the first t mesh dims, the set held by the
+devices that share t coordinates is the union over the rest: if the whole is right, so is every
+prefix. Hence:
 
-- mesh dims can be decided one by one, left to right, with no way back: what a prefix holds does not depend on how it was said;
-- given an equal prefix, mesh dim t divides the same local tensor, once under the local input shape and once under the local output shape.
-  So its two divisions are equal exactly when their *deals* are (cute_sharding/sharding/deal.py), and the dim and split factor are read off the deal.
+- mesh dims can be decided one by one, left to right, with no way back: what a prefix holds does not
+  depend on how it was said;
+- given an equal prefix, mesh dim t divides the same local tensor, once under the local input shape
+  and once under the local output shape. So its two divisions are equal exactly when their *deals*
+  are (cute_sharding/sharding/deal.py), and the dim and split factor are read off the deal.
 
-Devices differ only in their local shapes, of which there are few (at most five a mesh dim, one where sizes divide), whatever the number of devices.
-The outcome is complete: where :func:`carry` finds no placements, none exist.
+Devices differ only in their local shapes, of which there are few (at most five a mesh dim, one
+where sizes divide), whatever the number of devices. The outcome is complete: where :func:`carry`
+finds no placements, none exist.
 """
 
 from __future__ import annotations
@@ -22,7 +27,8 @@ from cute_sharding.layout.size import is_multiple, is_same
 from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor_of
 from cute_sharding.views.view import View
 
-# What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole (Replicate, Partial).
+# What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole
+# (Replicate, Partial).
 Cut: TypeAlias = "tuple[int, int] | None"
 
 # The local (source shape, target shape) of the devices of each kind.
@@ -30,7 +36,9 @@ Kinds: TypeAlias = list[tuple[list[int], list[int]]]
 
 
 class Carried(NamedTuple):
-    """The cuts of the output, one a mesh dim; or the first mesh dim that cannot be carried, and the cuts of those before it."""
+    """The cuts of the output, one a mesh dim; or the first mesh dim that cannot be carried, and the
+    cuts of those before it.
+    """
 
     cuts: tuple[Cut, ...]
     blocked: int | None = None
@@ -38,7 +46,8 @@ class Carried(NamedTuple):
 
 
 def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
-    """The cuts of the view's output that hold, on every device, exactly the elements that ``cuts`` of its input hold.
+    """The cuts of the view's output that hold, on every device, exactly the elements that ``cuts``
+    of its input hold.
 
     Args:
         view: the view.
@@ -57,14 +66,18 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
 
     kinds = kinds_of(view)
     carried: list[Cut] = []
-    last = max(mesh_dim for mesh_dim, cut in enumerate(cuts) if cut is not None and cut[0] not in kept)
+    last = max(
+        mesh_dim for mesh_dim, cut in enumerate(cuts) if cut is not None and cut[0] not in kept
+    )
     for mesh_dim, (cut, parts) in enumerate(zip(cuts, mesh, strict=True)):
         if mesh_dim > last:  # whole dims are kept, whatever the devices hold
             found = None if cut is None else (kept[cut[0]], cut[1])
         else:
             found = _placed(view, kinds, cut, parts)
             if cut is not None and found is None and parts > 1:
-                return Carried(tuple(carried), mesh_dim, not _of_one_size(view.input_shape, cuts, mesh))
+                return Carried(
+                    tuple(carried), mesh_dim, not _of_one_size(view.input_shape, cuts, mesh)
+                )
             if mesh_dim < last:
                 kinds = _divided(view, kinds, cut, found, parts)
         carried.append(found)
@@ -89,7 +102,8 @@ def kinds_of(view: View) -> Kinds:
 
 
 def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kinds] | None:
-    """Carry one more mesh dim, of ``parts`` devices: its cut of the output and the kinds of device after it, or None where it cannot be carried.
+    """Carry one more mesh dim, of ``parts`` devices: its cut of the output and the kinds of device
+    after it, or None where it cannot be carried.
 
     ``kinds`` are those that the mesh dims before it leave; the view has elements.
     """
@@ -100,7 +114,9 @@ def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kind
 
 
 def _placed(view: View, kinds: Kinds, cut: Cut, parts: int) -> Cut:
-    """The cut of the output that holds on every kind of device what ``cut`` of the input does; None where there is none (or nothing is cut, as by one device)."""
+    """The cut of the output that holds on every kind of device what ``cut`` of the input does; None
+    where there is none (or nothing is cut, as by one device).
+    """
     if cut is None:
         return None
     dim, split_factor = cut
@@ -111,9 +127,11 @@ def _placed(view: View, kinds: Kinds, cut: Cut, parts: int) -> Cut:
 
 
 def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
-    """:func:`carry` for a tensor without elements: every placement is right, but local shapes must still be those that the local op makes.
+    """:func:`carry` for a tensor without elements: every placement is right, but local shapes must
+    still be those that the local op makes.
 
-    A reshape is told its local shape, so any dim will do. A dim kept stays as it is, and one that is repeated or broadcast in place is carried by itself.
+    A reshape is told its local shape, so any dim will do. A dim kept stays as it is, and one that
+    is repeated or broadcast in place is carried by itself.
     """
     alone: dict[int, tuple[View, Kinds]] = {}
     carried: list[Cut] = []
@@ -130,7 +148,9 @@ def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carr
         else:
             n = view.input_shape[dim]
             if dim not in alone:
-                single = View((n,), (None, 0), (view.target[home] // n, n), (view.target[home],), {}, {0: 0})
+                single = View(
+                    (n,), (None, 0), (view.target[home] // n, n), (view.target[home],), {}, {0: 0}
+                )
                 alone[dim] = single, kinds_of(single)
             single, kinds = alone[dim]
             step = carry_one(single, kinds, (0, split_factor), parts)
@@ -142,9 +162,13 @@ def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carr
 
 
 def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> Cut:
-    """The output dim and split factor that deal as source dim ``at`` does, on every kind of device."""
+    """The output dim and split factor that deal as source dim ``at`` does, on every kind
+    of device.
+    """
     where = -1
-    found: list[tuple[tuple[int, ...], int, int, int]] = []  # deal, rows, elements below them, smallest split factor
+    found: list[
+        tuple[tuple[int, ...], int, int, int]
+    ] = []  # deal, rows, elements below them, smallest split factor
     whole: list[list[int]] = []  # local target shapes of the kinds that device 0 holds whole
     for source, target in kinds:
         dealt = deal(source[at], prod(source[at + 1 :]), split_factor, parts)
@@ -161,22 +185,33 @@ def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> 
             return None
         found.append((dealt, n, inner, factor))
     if not found:
-        # Device 0 keeps everything where pieces have one row: a split factor of at least the local size.
+        # Device 0 keeps everything where pieces have one row: a split factor of at least the local
+        # size.
         home = view.home.get(view.source[at], -1)  # type: ignore[arg-type]
         if home >= 0:
             return home, max(target[home] for target in whole)
-        return min(((dim, max(target[dim] for target in whole)) for dim in range(view.rank)), key=lambda cut: cut[1], default=None)
-    # The split factors that deal so are a range for each kind: its largest start is in all of them, or nothing is.
+        return min(
+            ((dim, max(target[dim] for target in whole)) for dim in range(view.rank)),
+            key=lambda cut: cut[1],
+            default=None,
+        )
+    # The split factors that deal so are a range for each kind: its largest start is in all of them,
+    # or nothing is.
     factor = found[0][3]
     for other in [other for _, _, _, other in found[1:]] + [target[where] for target in whole]:
         factor = max(factor, other)
-    if any(not is_same(factor, smallest) and deal(n, inner, factor, parts) != dealt for dealt, n, inner, smallest in found):
+    if any(
+        not is_same(factor, smallest) and deal(n, inner, factor, parts) != dealt
+        for dealt, n, inner, smallest in found
+    ):
         return None
     return where, factor
 
 
 def _nearest(view: View, at: int) -> Cut:
-    """Where to say that a mesh dim of one device shards: anywhere is right; the dim that starts where the source dim starts reads best."""
+    """Where to say that a mesh dim of one device shards: anywhere is right; the dim that starts
+    where the source dim starts reads best.
+    """
     reach = prod(view.sizes[at:])
     best: Cut = None
     for dim in range(view.rank):
@@ -186,7 +221,9 @@ def _nearest(view: View, at: int) -> Cut:
 
 
 def _divided(view: View, kinds: Kinds, cut: Cut, found: Cut, parts: int) -> Kinds:
-    """The kinds of device after a mesh dim deals ``cut`` of the source and ``found`` of the target out alike; kinds that hold nothing are left out."""
+    """The kinds of device after a mesh dim deals ``cut`` of the source and ``found`` of the target
+    out alike; kinds that hold nothing are left out.
+    """
     if cut is None or found is None or parts == 1:
         return kinds
     at, split_factor = view.position[cut[0]], cut[1]

@@ -1,7 +1,8 @@
 """DimMaps: for each output dim of a view op, which input dims it is made of.
 
-The specs and their normal forms are those of torch.distributed.tensor._ops._view_ops, so that either library's rules can be read by the
-other; the functions that build them are the rows of the rule table (cute_sharding/views/table.py). All are pure: shapes and arguments in, DimMap out.
+The specs and their normal forms are those of torch.distributed.tensor._ops._view_ops, so that
+either library's rules can be read by the other; the functions that build them are the rows of the
+rule table (cute_sharding/views/table.py). All are pure: shapes and arguments in, DimMap out.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ _SINGLETON = Singleton()
 
 
 def _is_one(n: int) -> bool:
-    """Whether ``n`` is known to be 1. A size that is 1 unknown to us is only a longer way to say the same."""
+    """Whether ``n`` is known to be 1. A size that is 1 unknown to us is only a longer way to say
+    the same.
+    """
     return n == 1 if type(n) is int else is_same(n, 1)
 
 
@@ -94,7 +97,9 @@ def flatten_of(dims: tuple[DimSpec, ...]) -> DimSpec:
 
 
 def split_into(dim: DimSpec, sizes: list[int]) -> list[DimSpec]:
-    """The dims of ``dim`` cut into ``sizes``: those of size 1 are singletons and count for nothing in the others."""
+    """The dims of ``dim`` cut into ``sizes``: those of size 1 are singletons and count for nothing
+    in the others.
+    """
     if len(sizes) == 1:
         return [dim]
     group = tuple([n for n in sizes if not _is_one(n)])
@@ -115,7 +120,9 @@ def split_into(dim: DimSpec, sizes: list[int]) -> list[DimSpec]:
 def normalize_dim(dim: int, ndim: int) -> int:
     bound = max(ndim, 1)
     if not -bound <= dim < bound:
-        raise IndexError(f"dim {dim} is out of range for a tensor of {ndim} dims: use {-bound} to {bound - 1}")
+        raise IndexError(
+            f"dim {dim} is out of range for a tensor of {ndim} dims: use {-bound} to {bound - 1}"
+        )
     return dim % bound
 
 
@@ -136,7 +143,7 @@ def identity(ndim: int) -> DimMap:
     return tuple([InputDim(i) for i in range(ndim)])
 
 
-# -- the rows -------------------------------------------------------------------------------------------------------------
+# -- the rows --------------------------------------------------------------------------------------
 
 
 def at_least(minimum: int):  # type: ignore[no-untyped-def]
@@ -158,15 +165,24 @@ def expand(shape: Sequence[int], *sizes: int | Sequence[int], implicit: bool = F
     target = _varargs(sizes)
     pad = len(target) - len(shape)
     if pad < 0:
-        raise ValueError(f"cannot expand shape {tuple(shape)} to {target}: the target has fewer dims")
+        raise ValueError(
+            f"cannot expand shape {tuple(shape)} to {target}: the target has fewer dims"
+        )
     result: list[DimSpec] = []
     for j, size in enumerate(target):
         dim: DimSpec = _SINGLETON if j < pad else InputDim(j - pad)
         actual = 1 if j < pad else shape[j - pad]
-        if is_same(size, actual) or (size == -1 and j >= pad) or (not _is_one(actual) and size == actual):
+        if (
+            is_same(size, actual)
+            or (size == -1 and j >= pad)
+            or (not _is_one(actual) and size == actual)
+        ):
             result.append(dim)
         elif actual != 1 or size < 0:
-            raise ValueError(f"cannot expand shape {tuple(shape)} to {target}: output dim {j} would turn size {actual} into {size}")
+            raise ValueError(
+                f"cannot expand shape {tuple(shape)} to {target}: output dim {j} would turn size "
+                f"{actual} into {size}"
+            )
         else:
             result.append(Broadcast(dim, size))
     return tuple(result)
@@ -186,14 +202,23 @@ def flatten(shape: Sequence[int], start_dim: int = 0, end_dim: int = -1) -> DimM
 def unflatten(shape: Sequence[int], dim: int, sizes: Sequence[int]) -> DimMap:
     at = normalize_dim(dim, len(shape))
     dims = identity(len(shape))
-    return (*dims[:at], *split_into(dims[at], list(infer_size(shape[at], tuple(sizes)))), *dims[at + 1 :])
+    return (
+        *dims[:at],
+        *split_into(dims[at], list(infer_size(shape[at], tuple(sizes)))),
+        *dims[at + 1 :],
+    )
 
 
-def movedim(shape: Sequence[int], source: int | Sequence[int], destination: int | Sequence[int]) -> DimMap:
+def movedim(
+    shape: Sequence[int], source: int | Sequence[int], destination: int | Sequence[int]
+) -> DimMap:
     ndim = len(shape)
     moved, to = normalize_dims(source, ndim), normalize_dims(destination, ndim)
     if len(moved) != len(to):
-        raise ValueError(f"movedim: {len(moved)} source dims {source} and {len(to)} destination dims {destination}")
+        raise ValueError(
+            f"movedim: {len(moved)} source dims {source} and {len(to)} destination dims "
+            f"{destination}"
+        )
     order = [d for d in range(ndim) if d not in moved]
     for d, j in sorted(zip(moved, to), key=lambda pair: pair[1]):
         order.insert(j, d)
@@ -211,7 +236,10 @@ def repeat(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
     times = _varargs(sizes)
     pad = len(times) - len(shape)
     if pad < 0:
-        raise ValueError(f"repeat: {len(times)} repeats {times} for a tensor of {len(shape)} dims; give one for each dim")
+        raise ValueError(
+            f"repeat: {len(times)} repeats {times} for a tensor of {len(shape)} dims; give one for "
+            "each dim"
+        )
     dims = (_SINGLETON,) * pad + identity(len(shape))
     return tuple([repeat_of(dim, n) for dim, n in zip(dims, times)])
 
@@ -223,7 +251,13 @@ def tile(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
 
 def squeeze(shape: Sequence[int], dim: int | Sequence[int] | None = None) -> DimMap:
     chosen = range(len(shape)) if dim is None else normalize_dims(dim, len(shape))
-    return tuple([InputDim(i) for i, n in enumerate(shape) if i not in chosen or (n != 1 if type(n) is int else not is_at_most(n, 1))])
+    return tuple(
+        [
+            InputDim(i)
+            for i, n in enumerate(shape)
+            if i not in chosen or (n != 1 if type(n) is int else not is_at_most(n, 1))
+        ]
+    )
 
 
 def unsqueeze(shape: Sequence[int], dim: int) -> DimMap:
@@ -246,7 +280,9 @@ def view_as_complex(shape: Sequence[int]) -> DimMap:
 
 
 def view_as_real(shape: Sequence[int]) -> DimMap:
-    """Each complex number, an element of the last dim, as two real ones. A scalar has no dim to cut: its two numbers are new."""
+    """Each complex number, an element of the last dim, as two real ones. A scalar has no dim to
+    cut: its two numbers are new.
+    """
     if not shape:
         return (NewDim(2),)
     last = InputDim(len(shape) - 1)
@@ -259,10 +295,14 @@ def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     unknown = [i for i, n in enumerate(sizes) if n == -1]
     known = prod([n for n in sizes if n != -1])
     if len(unknown) > 1:
-        raise ValueError(f"shape {sizes} has {len(unknown)} dims of -1; at most one can be inferred")
+        raise ValueError(
+            f"shape {sizes} has {len(unknown)} dims of -1; at most one can be inferred"
+        )
     if unknown:
         if known == 0 or numel % known:
-            raise ValueError(f"shape {sizes} cannot be inferred for {numel} elements: {known} of them a step")
+            raise ValueError(
+                f"shape {sizes} cannot be inferred for {numel} elements: {known} of them a step"
+            )
         return tuple([numel // known if n == -1 else n for n in sizes])
     if known != numel:
         raise ValueError(f"shape {sizes} has {known} elements, the tensor {numel}")
@@ -270,7 +310,9 @@ def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
-    """view and reshape: the shapes cut into the smallest runs of dims with equal products, each run flattened and split."""
+    """view and reshape: the shapes cut into the smallest runs of dims with equal products, each run
+    flattened and split.
+    """
     target = _varargs(sizes)
     target = infer_size(prod(shape), target)
     if any(isinstance(n, Size) for n in (*shape, *target)):
@@ -311,9 +353,13 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
 
 
 def _regrouped(shape: Sequence[int], target: Sequence[int]) -> DimMap:
-    """:func:`reshape` where some sizes are not known: the runs end where input and output are known to have as many elements before. Nothing is asked."""
+    """:func:`reshape` where some sizes are not known: the runs end where input and output are known
+    to have as many elements before. Nothing is asked.
+    """
     if is_same(prod(target), 0):
-        return tuple([_SINGLETON if _is_one(n) else NewDim(n) for n in target])  # no elements to say how dims match
+        return tuple(
+            [_SINGLETON if _is_one(n) else NewDim(n) for n in target]
+        )  # no elements to say how dims match
 
     def ends(sizes: Sequence[int]) -> dict[Any, int]:
         """How many elements there are up to each dim's end -> how many dims that are."""
@@ -327,7 +373,12 @@ def _regrouped(shape: Sequence[int], target: Sequence[int]) -> DimMap:
     for elements, end in [*ends(parts).items(), (None, len(parts))]:
         to = len(dims) if elements is None else reached.get(elements)
         if to is not None and j < end:
-            runs.append((dims[to - 1] + 1 if to else 0, split_into(flatten_of(tuple([InputDim(d) for d in dims[i:to]])), parts[j:end])))
+            runs.append(
+                (
+                    dims[to - 1] + 1 if to else 0,
+                    split_into(flatten_of(tuple([InputDim(d) for d in dims[i:to]])), parts[j:end]),
+                )
+            )
             i, j = to, end
     result: list[DimSpec] = []
     at, left = 0, iter(runs)

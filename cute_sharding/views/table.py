@@ -1,7 +1,9 @@
 """The rule table: one row for each view op, op -> DimMap -> layout.
 
-A row is all that is known of an op: how its arguments make a DimMap, which aten overloads it answers for in DTensor's dispatcher, which of
-them are strict (a view: free or an error) and, for the few ops whose local form has needs of its own, what those are. docs/rules.md is generated from it.
+A row is all that is known of an op: how its arguments make a DimMap, which aten overloads it
+answers for in DTensor's dispatcher, which of them are strict (a view: free or an error) and, for
+the few ops whose local form has needs of its own, what those are. docs/rules.md is generated from
+it.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ class Row:
         rule: ``(input shape, *arguments) -> DimMap``.
         strict: the aten overloads that must not communicate.
         lenient: the aten overloads that may redistribute their input first.
-        wants_whole_dims: the local op needs the dims that it does not keep whole on every device: squeeze removes a dim only where its local size
-            is 1 (a device that holds nothing has 0 there), and view_as_complex a dim of size 2.
-        pairs: the output's elements are pairs of the input's (view_as_complex), and only linear reductions may be pending.
+        wants_whole_dims: the local op needs the dims that it does not keep whole on every device:
+            squeeze removes a dim only where its local size is 1 (a device that holds nothing has 0
+            there), and view_as_complex a dim of size 2.
+        pairs: the output's elements are pairs of the input's (view_as_complex), and only linear
+            reductions may be pending.
         note: what a reader of the table should know.
     """
 
@@ -48,21 +52,48 @@ class Row:
 def _view_of_pairs(shape: Sequence[int]) -> View:
     """view_as_complex in units of real numbers: the output ends in a dim of 2 that has no name."""
     if not shape or shape[-1] != 2:
-        raise ValueError(f"view_as_complex: the last dim of {tuple(shape)} must have size 2, for the real and imaginary parts")
+        raise ValueError(
+            f"view_as_complex: the last dim of {tuple(shape)} must have size 2, for the real and "
+            "imaginary parts"
+        )
     ndim = len(shape)
-    return View(shape, tuple(range(ndim)), tuple(shape), tuple(shape), {d: d for d in range(ndim - 1)}, rank=ndim - 1)
+    return View(
+        shape,
+        tuple(range(ndim)),
+        tuple(shape),
+        tuple(shape),
+        {d: d for d in range(ndim - 1)},
+        rank=ndim - 1,
+    )
 
 
 TABLE: tuple[Row, ...] = (
-    Row("Tensor.view", rules.reshape, strict=("view.default", "_unsafe_view.default"), lenient=("view_copy.default",)),
-    Row("torch.reshape", rules.reshape, lenient=("reshape.default",), note="Tensor.reshape on a DTensor reaches the dispatcher as aten.view"),
+    Row(
+        "Tensor.view",
+        rules.reshape,
+        strict=("view.default", "_unsafe_view.default"),
+        lenient=("view_copy.default",),
+    ),
+    Row(
+        "torch.reshape",
+        rules.reshape,
+        lenient=("reshape.default",),
+        note="Tensor.reshape on a DTensor reaches the dispatcher as aten.view",
+    ),
     Row("torch.flatten", rules.flatten, note="decomposes to view"),
     Row("torch.unflatten", rules.unflatten, note="decomposes to view"),
     Row("torch.ravel", rules.flatten, note="decomposes to view"),
     Row(
         "torch.squeeze",
         rules.squeeze,
-        strict=("squeeze.default", "squeeze.dim", "squeeze.dims", "squeeze_.default", "squeeze_.dim", "squeeze_.dims"),
+        strict=(
+            "squeeze.default",
+            "squeeze.dim",
+            "squeeze.dims",
+            "squeeze_.default",
+            "squeeze_.dim",
+            "squeeze_.dims",
+        ),
         wants_whole_dims=True,
     ),
     Row("torch.unsqueeze", rules.unsqueeze, lenient=("unsqueeze.default",)),
@@ -77,7 +108,13 @@ TABLE: tuple[Row, ...] = (
     Row("torch.atleast_2d", rules.at_least(2), note="decomposes to unsqueeze"),
     Row("torch.atleast_3d", rules.at_least_3d, note="decomposes to unsqueeze"),
     Row("torch.view_as_real", rules.view_as_real, lenient=("view_as_real.default",)),
-    Row("torch.view_as_complex", rules.view_as_complex, lenient=("view_as_complex.default",), wants_whole_dims=True, pairs=True),
+    Row(
+        "torch.view_as_complex",
+        rules.view_as_complex,
+        lenient=("view_as_complex.default",),
+        wants_whole_dims=True,
+        pairs=True,
+    ),
 )
 
 BY_OP: dict[str, Row] = {row.op: row for row in TABLE}

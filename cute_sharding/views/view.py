@@ -14,13 +14,16 @@ from cute_sharding.layout.layout import row_major
 class View:
     """A view op on a tensor of a given shape, as *source dims* read in order under a target shape.
 
-    ``source`` lists the input's dims in the order in which the output reads them, with None for a fresh dim that the output repeats or
-    broadcasts over; ``sizes`` are their sizes and ``target`` is the output shape, so ``prod(sizes) == prod(target)``.
-    A permutation reorders the source, a reshape regroups it, and broadcasting adds to it: there is nothing else to a view op.
+    ``source`` lists the input's dims in the order in which the output reads them, with None for a
+    fresh dim that the output repeats or broadcasts over; ``sizes`` are their sizes and ``target``
+    is the output shape, so ``prod(sizes) == prod(target)``. A permutation reorders the source, a
+    reshape regroups it, and broadcasting adds to it: there is nothing else to a view op.
 
-    ``kept`` maps each input dim that the view leaves whole to its output dim, and ``home`` each one that it repeats, broadcasts or takes apart in
-    place to the output dim it becomes: there the local op makes the local shape by itself, also of nothing. ``position`` is where an input dim stands in the source.
-    ``rank`` is the number of target dims that a placement may name: a trailing target dim beyond it (the two halves of a complex number) has no name.
+    ``kept`` maps each input dim that the view leaves whole to its output dim, and ``home`` each one
+    that it repeats, broadcasts or takes apart in place to the output dim it becomes: there the
+    local op makes the local shape by itself, also of nothing. ``position`` is where an input dim
+    stands in the source. ``rank`` is the number of target dims that a placement may name: a
+    trailing target dim beyond it (the two halves of a complex number) has no name.
     """
 
     __slots__ = ("__dict__", "home", "input_shape", "kept", "rank", "sizes", "source", "target")
@@ -43,7 +46,10 @@ class View:
         self.home = home or {}
         self.rank = len(target) if rank is None else rank
         if prod(sizes) != prod(target):
-            raise ValueError(f"the rule does not fit: it reads dims of sizes {tuple(sizes)} as shape {tuple(target)}, which has another number of elements")
+            raise ValueError(
+                f"the rule does not fit: it reads dims of sizes {tuple(sizes)} as shape "
+                f"{tuple(target)}, which has another number of elements"
+            )
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -57,17 +63,24 @@ class View:
     def layout(self) -> Layout:
         """The view as a layout from the output's flat index to the input's, one mode a source dim.
 
-        Strides are the input's row-major strides, and 0 for the fresh dims. Permutations permute strides; a reshape is the identity.
+        Strides are the input's row-major strides, and 0 for the fresh dims. Permutations permute
+        strides; a reshape is the identity.
         """
         strides = row_major(tuple(self.input_shape))
-        return make_layout(*(Layout(n, 0 if dim is None else strides[dim]) for dim, n in zip(self.source, self.sizes, strict=True)))
+        return make_layout(
+            *(
+                Layout(n, 0 if dim is None else strides[dim])
+                for dim, n in zip(self.source, self.sizes, strict=True)
+            )
+        )
 
 
 def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     """The view that a DimMap describes, for an input of that shape.
 
-    The DimMap may be ours or torch's (torch.distributed.tensor._ops._view_ops): specs are told apart by class name.
-    Input dims that the DimMap leaves out are of size 1 (a view cannot drop elements) and stand first in the source.
+    The DimMap may be ours or torch's (torch.distributed.tensor._ops._view_ops): specs are told
+    apart by class name. Input dims that the DimMap leaves out are of size 1 (a view cannot drop
+    elements) and stand first in the source.
     """
     source: list[int | None] = []
     sizes: list[int] = []
@@ -92,7 +105,9 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
             size = spec.group_shape[spec.split_id]
             if spec.split_id == 0:  # the group's first dim stands for the whole group
                 n, group = read(spec.input_dim), prod(spec.group_shape)
-                if n and group != n and group % n == 0:  # view_as_real: each element becomes several
+                if (
+                    n and group != n and group % n == 0
+                ):  # view_as_real: each element becomes several
                     settle(spec.input_dim)
                     source.append(None)
                     sizes.append(group // n)
@@ -119,7 +134,10 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
             source.append(None)
             sizes.append(spec.size)
             return spec.size
-        raise TypeError(f"unknown DimSpec {spec!r} in the rule; known: InputDim, Flatten, Split, Singleton, Broadcast, NewDim, Repeat")
+        raise TypeError(
+            f"unknown DimSpec {spec!r} in the rule; known: InputDim, Flatten, Split, Singleton, "
+            "Broadcast, NewDim, Repeat"
+        )
 
     for spec in dim_map:
         if type(spec).__name__ == "InputDim":
@@ -131,7 +149,8 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
             source[:0] = gone
             sizes[:0] = [input_shape[dim] for dim in gone]
     if not prod(target):
-        # Rules of empty tensors may leave dims out (view_groups drops the empty ones): with no elements, any order of dims will do.
+        # Rules of empty tensors may leave dims out (view_groups drops the empty ones): with no
+        # elements, any order of dims will do.
         source, sizes = list(range(len(input_shape))), list(input_shape)
         if prod(sizes):
             source, sizes = [*source, None], [*sizes, 0]

@@ -1,4 +1,6 @@
-"""One fake process group of eight ranks for all tests of the adapter, and torch's own rules in force at the start of each."""
+"""One fake process group of eight ranks for all tests of the adapter, and torch's own rules in
+force at the start of each.
+"""
 
 import os
 import re
@@ -31,12 +33,18 @@ REPOSITORY = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """A search path with which the package looks installed to another process: the metadata alone, with the entry points of pyproject.toml, and this repository."""
+    """A search path with which the package looks installed to another process: the metadata alone,
+    with the entry points of pyproject.toml, and this repository.
+    """
     text = (REPOSITORY / "pyproject.toml").read_text()
     section = re.search(r'\[project\.entry-points\."torch\.backends"\]\n(.*?)\n\n', text, re.S)[1]
     folder = tmp_path_factory.mktemp("site")
     metadata = folder / "cute_sharding-0.1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: cute-sharding\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text("[torch.backends]\n" + section.replace('"', "") + "\n")
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: cute-sharding\nVersion: 0.1.0\n"
+    )
+    (metadata / "entry_points.txt").write_text(
+        "[torch.backends]\n" + section.replace('"', "") + "\n"
+    )
     return os.pathsep.join([str(folder), str(REPOSITORY)])

@@ -1,4 +1,6 @@
-"""Draws of cases: shapes, placements, programs of views, and pending reductions. The same for the same seed, in every process."""
+"""Draws of cases: shapes, placements, programs of views, and pending reductions. The same for the
+same seed, in every process.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +34,28 @@ def draw_cuts(rng, mesh, shape):
 
 
 def draw_shape(rng):
-    return tuple(rng.choice((2, 4, 8, 12, 3, 6) if rng.random() < 0.7 else (0, 1, 1, 2, 5, 7)) for _ in range(rng.choice((1, 2, 2, 3))))
+    return tuple(
+        rng.choice((2, 4, 8, 12, 3, 6) if rng.random() < 0.7 else (0, 1, 1, 2, 5, 7))
+        for _ in range(rng.choice((1, 2, 2, 3)))
+    )
 
 
 def draw_placements(rng, mesh, shape, strided=True, pending=None, chance=0.0):
     """Placements, each of them a pending reduction with that chance."""
-    placements = [placement_of(cut if strided or cut is None else (cut[0], 1)) for cut in draw_cuts(rng, mesh, shape)]
+    placements = [
+        placement_of(cut if strided or cut is None else (cut[0], 1))
+        for cut in draw_cuts(rng, mesh, shape)
+    ]
     return [Partial(pending) if rng.random() < chance else p for p in placements]
 
 
-# -- views --------------------------------------------------------------------------------------------------------------------
+# -- views -----------------------------------------------------------------------------------------
 
 
 def draw_view(rng, mesh, sizes, wants_communication=None):
-    """A shape, another, and cuts of the first. Most draws are free, so those that are not can be asked for."""
+    """A shape, another, and cuts of the first. Most draws are free, so those that are not can be
+    asked for.
+    """
     while True:
         n = rng.choice(sizes)
         shape, target = rng.choice(shapes(n)), rng.choice(shapes(n))
@@ -55,7 +65,17 @@ def draw_view(rng, mesh, sizes, wants_communication=None):
             return shape, target, cuts
 
 
-OPS = ["view", "view", "reshape", "reshape", "flatten", "unflatten", "permute", "squeeze", "unsqueeze"]
+OPS = [
+    "view",
+    "view",
+    "reshape",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "permute",
+    "squeeze",
+    "unsqueeze",
+]
 
 
 def draw_op(rng, tensor):
@@ -63,13 +83,18 @@ def draw_op(rng, tensor):
     shape, ndim = tuple(tensor.shape), tensor.dim()
     name = rng.choice(OPS if ndim else ["reshape", "unsqueeze"])
     if name in ("view", "reshape"):
-        return "view" if name == "view" and tensor.is_contiguous() else "reshape", (rng.choice(shapes(prod(shape))),)
+        return "view" if name == "view" and tensor.is_contiguous() else "reshape", (
+            rng.choice(shapes(prod(shape))),
+        )
     if name == "flatten":
         start = rng.randrange(ndim)
         return name, (start, rng.randrange(start, ndim))
     if name == "unflatten":
         dim = rng.randrange(ndim)
-        return name, (dim, rng.choice([s for s in shapes_of(shape[dim]) if s] if shape[dim] else [(0, 3), (2, 0)]))
+        return name, (
+            dim,
+            rng.choice([s for s in shapes_of(shape[dim]) if s] if shape[dim] else [(0, 3), (2, 0)]),
+        )
     if name == "permute":
         return name, (rng.sample(range(ndim), ndim),)
     if name == "squeeze":
@@ -92,7 +117,7 @@ def run(program, tensor):
     return tensor
 
 
-# -- pending reductions -------------------------------------------------------------------------------------------------------
+# -- pending reductions ----------------------------------------------------------------------------
 
 
 REDUCE = {
@@ -108,7 +133,8 @@ REDUCE = {
 
 
 def contributions(rng, shape, mesh, placements, dtype=torch.float64):
-    """For each rank a tensor of small integers: another one for each coordinate on the mesh dims whose reduction is pending.
+    """For each rank a tensor of small integers: another one for each coordinate on the mesh dims
+    whose reduction is pending.
 
     Every average of them is an integer too, so that what they come to can be compared to the bit.
     """
@@ -118,12 +144,19 @@ def contributions(rng, shape, mesh, placements, dtype=torch.float64):
     with plain():
         for device in devices(mesh):
             values = [unit * rng.randint(1, 3) for _ in range(prod(shape))]
-            drawn.setdefault(tuple(device[m] for m in pending), torch.tensor(values, dtype=dtype).reshape(shape))
-        return {rank: drawn[tuple(device[m] for m in pending)] for rank, device in enumerate(devices(mesh))}
+            drawn.setdefault(
+                tuple(device[m] for m in pending), torch.tensor(values, dtype=dtype).reshape(shape)
+            )
+        return {
+            rank: drawn[tuple(device[m] for m in pending)]
+            for rank, device in enumerate(devices(mesh))
+        }
 
 
 def reduced(given, mesh, before, after):
-    """What each rank's contributions come to, once the reductions that ``after`` does not keep pending are done."""
+    """What each rank's contributions come to, once the reductions that ``after`` does not keep
+    pending are done.
+    """
     everywhere = devices(mesh)
     with plain():
         for m, (placement, kept) in enumerate(zip(before, after)):
@@ -131,6 +164,12 @@ def reduced(given, mesh, before, after):
                 groups = defaultdict(list)
                 for rank, device in enumerate(everywhere):
                     groups[device[:m] + device[m + 1 :]].append(given[rank])
-                done = {group: REDUCE[placement.reduce_op](torch.stack(tensors)) for group, tensors in groups.items()}
-                given = {rank: done[device[:m] + device[m + 1 :]] for rank, device in enumerate(everywhere)}
+                done = {
+                    group: REDUCE[placement.reduce_op](torch.stack(tensors))
+                    for group, tensors in groups.items()
+                }
+                given = {
+                    rank: done[device[:m] + device[m + 1 :]]
+                    for rank, device in enumerate(everywhere)
+                }
     return given

@@ -1,4 +1,6 @@
-"""Programs that never heard of this package: how a program may first import torch, and what it may first use."""
+"""Programs that never heard of this package: how a program may first import torch, and what it may
+first use.
+"""
 
 IMPORTS = [
     "torch",
@@ -57,8 +59,14 @@ PROGRAMS = {
     "sgd": PARAMETER + "torch.optim.SGD([p], 0.1).step(); assert p[0] != 1",
     "adam": PARAMETER + "torch.optim.Adam([p]).step(); assert p[0] != 1",
     "adamw, foreach": PARAMETER + "torch.optim.AdamW([p], foreach=True).step(); assert p[0] != 1",
-    "compile": "import torch; assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)).tolist() == [2, 2]",
-    "compile, aot": "import torch; assert torch.compile(lambda x: x.view(2, 2) + 1, backend='aot_eager')(torch.ones(4)).shape == (2, 2)",
+    "compile": (
+        "import torch; assert torch.compile(lambda x: x + 1, "
+        "backend='eager')(torch.ones(2)).tolist() == [2, 2]"
+    ),
+    "compile, aot": (
+        "import torch; assert torch.compile(lambda x: x.view(2, 2) + 1, "
+        "backend='aot_eager')(torch.ones(4)).shape == (2, 2)"
+    ),
     "export": """
 import torch
 class Module(torch.nn.Module):
@@ -66,19 +74,33 @@ class Module(torch.nn.Module):
         return x.view(-1) + 1
 assert torch.export.export(Module(), (torch.ones(2, 2),)).module()(torch.ones(2, 2)).shape == (4,)
 """,
-    "checkpoint": "import torch; from torch.utils.checkpoint import checkpoint; x = torch.ones(2, requires_grad=True); checkpoint(torch.sin, x, use_reentrant=False).sum().backward(); assert x.grad is not None",
+    "checkpoint": (
+        "import torch; from torch.utils.checkpoint import checkpoint; x = torch.ones(2, "
+        "requires_grad=True); checkpoint(torch.sin, x, use_reentrant=False).sum().backward(); "
+        "assert x.grad is not None"
+    ),
     "vmap": "import torch; assert torch.vmap(torch.sin)(torch.ones(3, 2)).shape == (3, 2)",
     "profiler": "import torch\nwith torch.profiler.profile(): torch.ones(2).sum()",
-    "flex attention": "import torch; from torch.nn.attention.flex_attention import flex_attention; flex_attention(*(torch.ones(1, 1, 16, 16) for _ in range(3)))",
-    "serialization": "import io, torch; f = io.BytesIO(); torch.save({'x': torch.ones(2)}, f); f.seek(0); assert torch.load(f)['x'].sum() == 2",
-    "group, then dtensor": GROUP + """
+    "flex attention": (
+        "import torch; from torch.nn.attention.flex_attention import flex_attention; "
+        "flex_attention(*(torch.ones(1, 1, 16, 16) for _ in range(3)))"
+    ),
+    "serialization": (
+        "import io, torch; f = io.BytesIO(); torch.save({'x': torch.ones(2)}, f); f.seek(0); "
+        "assert torch.load(f)['x'].sum() == 2"
+    ),
+    "group, then dtensor": GROUP
+    + """
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
-assert DTensor.from_local(torch.ones(2, 3), init_device_mesh('cpu', (2,)), [Shard(0)]).view(12).shape == (12,)
+x = DTensor.from_local(torch.ones(2, 3), init_device_mesh('cpu', (2,)), [Shard(0)])
+assert x.view(12).shape == (12,)
 """,
-    "dtensor in a function": GROUP + """
+    "dtensor in a function": GROUP
+    + """
 def late():
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
-    return DTensor.from_local(torch.ones(2, 3), init_device_mesh('cpu', (2,)), [Shard(0)]).full_tensor()
+    x = DTensor.from_local(torch.ones(2, 3), init_device_mesh('cpu', (2,)), [Shard(0)])
+    return x.full_tensor()
 assert late().shape == (4, 3)
 """,
     "spec asked for, then imported": """
@@ -86,7 +108,9 @@ import importlib.util, torch
 assert importlib.util.find_spec('torch.distributed.tensor') is not None
 import torch.distributed.tensor
 """,
-    "reloaded": "import importlib, torch.distributed.tensor; importlib.reload(torch.distributed.tensor)",
+    "reloaded": (
+        "import importlib, torch.distributed.tensor; importlib.reload(torch.distributed.tensor)"
+    ),
     "lazily loaded": """
 import importlib.util, sys, torch
 spec = importlib.util.find_spec('torch._dynamo')
@@ -145,7 +169,9 @@ for _ in range(5):
 done.append(1)
 thread.join(60)
 """,
-    "warnings are errors": "import warnings, torch; warnings.simplefilter('error'); import torch.distributed.tensor",
+    "warnings are errors": (
+        "import warnings, torch; warnings.simplefilter('error'); import torch.distributed.tensor"
+    ),
     "dataloader": """
 import torch
 class Numbers(torch.utils.data.Dataset):
@@ -155,7 +181,8 @@ class Numbers(torch.utils.data.Dataset):
         import torch.distributed.tensor
         return torch.tensor(i)
 if __name__ == '__main__':
-    assert sorted(x.item() for x in torch.utils.data.DataLoader(Numbers(), num_workers=2, batch_size=None)) == [0, 1, 2, 3]
+    loader = torch.utils.data.DataLoader(Numbers(), num_workers=2, batch_size=None)
+    assert sorted(x.item() for x in loader) == [0, 1, 2, 3]
 """,
     "spawn": """
 import torch, torch.multiprocessing as mp
@@ -183,6 +210,9 @@ OPTIONS = {
     "importtime, dtensor": (["-X", "importtime"], "import torch.distributed.tensor"),
     "warnings as errors": (["-W", "error::RuntimeWarning"], "import torch.distributed.tensor"),
     "optimized": (["-OO"], "import torch.optim, torch.distributed.tensor"),
-    "isolated from the working folder": (["-P"] if __import__("sys").version_info >= (3, 11) else [], "import torch._inductor"),
+    "isolated from the working folder": (
+        ["-P"] if __import__("sys").version_info >= (3, 11) else [],
+        "import torch._inductor",
+    ),
     "developer mode": (["-X", "dev"], "import torch.distributed.tensor"),
 }

@@ -1,8 +1,10 @@
-"""What test_models.py runs: torch's own test transformer, trained by DTensor programs as anyone would write them. What views and redistributions do is up to the environment.
+"""What test_models.py runs: torch's own test transformer, trained by DTensor programs as anyone
+would write them. What views and redistributions do is up to the environment.
 
     python models_program.py FOLDER NAME...
 
-trains in four processes, program after program. They leave in FOLDER what the test compares: rank0.pt and so on, or error0.txt and so on.
+trains in four processes, program after program. They leave in FOLDER what the test compares:
+rank0.pt and so on, or error0.txt and so on.
 """
 
 import faulthandler
@@ -19,7 +21,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -44,13 +52,44 @@ PATIENCE = timedelta(seconds=90)
 class Program:
     """One way to train the transformer: the mesh, what is parallel, and sizes.
 
-    sequence: also over the sequence, between the layers. dtensors: and what goes from layer to layer are DTensors, not local tensors. loss: also the loss, over the vocabulary.
-    shards: parameters are sharded over the first mesh dim, by FSDP. saves: checkpoints are saved and loaded.
+    sequence: also over the sequence, between the layers. dtensors: and what goes from layer to
+    layer are DTensors, not local tensors. loss: also the loss, over the vocabulary. shards:
+    parameters are sharded over the first mesh dim, by FSDP. saves: checkpoints are saved and
+    loaded.
     """
 
-    def __init__(self, mesh=(WORLD,), *, sequence=False, dtensors=False, loss=False, shards=False, saves=False, foreach=False, length=8, **sizes):
-        self.mesh, self.sequence, self.dtensors, self.loss, self.shards, self.saves, self.foreach, self.length = mesh, sequence, dtensors, loss, shards, saves, foreach, length
-        self.arguments = {"n_layers": 1, "vocab_size": 16, "max_seq_len": length, "dim": 16, "n_heads": 4, "dropout_p": 0.0, "weight_tying": False} | sizes
+    def __init__(
+        self,
+        mesh=(WORLD,),
+        *,
+        sequence=False,
+        dtensors=False,
+        loss=False,
+        shards=False,
+        saves=False,
+        foreach=False,
+        length=8,
+        **sizes,
+    ):
+        (
+            self.mesh,
+            self.sequence,
+            self.dtensors,
+            self.loss,
+            self.shards,
+            self.saves,
+            self.foreach,
+            self.length,
+        ) = mesh, sequence, dtensors, loss, shards, saves, foreach, length
+        self.arguments = {
+            "n_layers": 1,
+            "vocab_size": 16,
+            "max_seq_len": length,
+            "dim": 16,
+            "n_heads": 4,
+            "dropout_p": 0.0,
+            "weight_tying": False,
+        } | sizes
 
     @property
     def even(self):
@@ -63,11 +102,17 @@ class Program:
 
     def data(self, step, batch=4):
         """The tokens of a step, and those that come after them."""
-        tokens = torch.randint(self.arguments["vocab_size"], (batch, self.length + 1), generator=torch.Generator().manual_seed(100 + step))
+        tokens = torch.randint(
+            self.arguments["vocab_size"],
+            (batch, self.length + 1),
+            generator=torch.Generator().manual_seed(100 + step),
+        )
         return tokens[:, :-1], tokens[:, 1:]
 
     def parallel(self, seed=0):
-        """The model over the mesh, and the mesh dim over which batches are dealt, if there is one."""
+        """The model over the mesh, and the mesh dim over which batches are dealt, if there
+        is one.
+        """
         mesh = init_device_mesh("cpu", self.mesh, mesh_dim_names=("dp", "tp")[-len(self.mesh) :])
         model = self.model(seed)
         if self.dtensors:
@@ -78,7 +123,15 @@ class Program:
                 model.output = torch.nn.Linear(1, 1)  # torch's helper would gather its output
             Transformer.parallelize(model, mesh["tp"], self.sequence)
             if self.loss:
-                model.output = parallelize_module(output, mesh["tp"], ColwiseParallel(input_layouts=Shard(1) if self.sequence else None, output_layouts=Shard(-1), use_local_output=False))
+                model.output = parallelize_module(
+                    output,
+                    mesh["tp"],
+                    ColwiseParallel(
+                        input_layouts=Shard(1) if self.sequence else None,
+                        output_layouts=Shard(-1),
+                        use_local_output=False,
+                    ),
+                )
         if self.shards:
             for layer in model.layers:
                 fully_shard(layer, mesh=mesh["dp"])
@@ -87,28 +140,48 @@ class Program:
 
 
 def parallelize_with_dtensors(model, mesh):
-    """Tensor and sequence parallel, where activations stay DTensors: so they know their sizes, and the length of a sequence need not divide."""
+    """Tensor and sequence parallel, where activations stay DTensors: so they know their sizes, and
+    the length of a sequence need not divide.
+    """
     shared = {"use_local_output": False}
     plan = {
-        "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), **shared),
-        "pos_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0), **shared),
+        "tok_embeddings": RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=Shard(1), **shared
+        ),
+        "pos_embeddings": RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=Shard(0), **shared
+        ),
         "norm": SequenceParallel(),
         "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), **shared),
     }
     for i in range(len(model.layers)):
-        plan |= {f"layers.{i}.{name}": SequenceParallel() for name in ("attention_norm", "ffn_norm")}
-        plan |= {f"layers.{i}.attention": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())}
-        plan |= {f"layers.{i}.attention.{name}": ColwiseParallel(**shared) for name in ("wq", "wk", "wv")}
+        plan |= {
+            f"layers.{i}.{name}": SequenceParallel() for name in ("attention_norm", "ffn_norm")
+        }
+        plan |= {
+            f"layers.{i}.attention": PrepareModuleInput(
+                input_layouts=Shard(1), desired_input_layouts=Replicate()
+            )
+        }
+        plan |= {
+            f"layers.{i}.attention.{name}": ColwiseParallel(**shared) for name in ("wq", "wk", "wv")
+        }
         plan |= {f"layers.{i}.feed_forward.w1": ColwiseParallel(input_layouts=Shard(1), **shared)}
-        plan |= {f"layers.{i}.{name}": RowwiseParallel(output_layouts=Shard(1), **shared) for name in ("attention.wo", "feed_forward.w2")}
+        plan |= {
+            f"layers.{i}.{name}": RowwiseParallel(output_layouts=Shard(1), **shared)
+            for name in ("attention.wo", "feed_forward.w2")
+        }
     parallelize_module(model, mesh, plan)
 
 
 # What is not here, since torch by itself does not run it or runs it wrongly (2.13 to 2.15):
-# - Sequence parallel by torch's helper with a length that does not divide: it hands on local tensors, and takes them for equal shards again (gloo then aborts). With DTensors handed on it is right.
+# - Sequence parallel by torch's helper with a length that does not divide: it hands on local
+#   tensors, and takes them for equal shards again (gloo then aborts). With DTensors handed on it is
+#   right.
 # - A rank without a row of an embedding, as of 9 positions over 4: index_select() raises there.
 # - Heads that do not divide: DTensor refuses the view of the queries.
-# - fully_shard over tensor parallelism with a vocabulary that does not divide: set_model_state_dict of a full state dict raises AssertionError, in the scatter of what it had to pad.
+# - fully_shard over tensor parallelism with a vocabulary that does not divide: set_model_state_dict
+#   of a full state dict raises AssertionError, in the scatter of what it had to pad.
 PROGRAMS = {
     "tp": Program(weight_tying=True, checkpoint_activations=True, n_layers=2, foreach=True),
     "tp, uneven": Program(vocab_size=13, length=10, saves=True),
@@ -118,7 +191,15 @@ PROGRAMS = {
     "loss, uneven": Program(loss=True, vocab_size=13, length=10),
     "fsdp, tp": Program((2, 2), shards=True, saves=True, foreach=True),
     "fsdp, tp, uneven": Program((2, 2), shards=True, vocab_size=13, length=9, saves=True),
-    "fsdp, sp, loss": Program((2, 2), shards=True, sequence=True, loss=True, vocab_size=13, length=10, checkpoint_activations=True),
+    "fsdp, sp, loss": Program(
+        (2, 2),
+        shards=True,
+        sequence=True,
+        loss=True,
+        vocab_size=13,
+        length=10,
+        checkpoint_activations=True,
+    ),
 }
 
 
@@ -132,7 +213,11 @@ def parameters_of(model):
 
 
 def state_of(optimizer, model):
-    return {f"{name} {key}": full(value) for name, parameter in model.named_parameters() for key, value in optimizer.state[parameter].items()}
+    return {
+        f"{name} {key}": full(value)
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
 
 
 class Collectives(TorchDispatchMode):
@@ -144,21 +229,31 @@ class Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor goes first: what it does with its local tensors comes by here
+            # DTensor goes first: what it does with its local tensors comes by here
+            return NotImplemented
         space, _, name = function._schema.name.partition("::")
-        if space in ("_c10d_functional", "c10d") and name not in ("wait_tensor", "_wrap_tensor_autograd"):
+        if space in ("_c10d_functional", "c10d") and name not in (
+            "wait_tensor",
+            "_wrap_tensor_autograd",
+        ):
             self.counts[name] += 1
         return function(*args, **(kwargs or {}))
 
 
 def clip(parameters, most=1.0):
-    """The norm of all gradients, which are then scaled to ``most``. torch's clip_grad_norm_ wants tensors of one mesh."""
+    """The norm of all gradients, which are then scaled to ``most``. torch's clip_grad_norm_ wants
+    tensors of one mesh.
+    """
     groups = {}
     for parameter in parameters:
-        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+        groups.setdefault(
+            parameter.device_mesh if isinstance(parameter, DTensor) else None, []
+        ).append(parameter)
     if len(groups) == 1:
         return full(torch.nn.utils.clip_grad_norm_(parameters, most))
-    norms = [full(torch.nn.utils.get_total_norm([p.grad for p in group])) for group in groups.values()]
+    norms = [
+        full(torch.nn.utils.get_total_norm([p.grad for p in group])) for group in groups.values()
+    ]
     total = torch.linalg.vector_norm(torch.stack(norms))
     for group in groups.values():
         torch.nn.utils.clip_grads_with_norm_(group, most, total)
@@ -166,7 +261,8 @@ def clip(parameters, most=1.0):
 
 
 def optimizer_of(program, model):
-    # An epsilon that rounding errors stay small beside: a gradient of nothing but rounding errors would move its parameter by the whole learning rate.
+    # An epsilon that rounding errors stay small beside: a gradient of nothing but rounding errors
+    # would move its parameter by the whole learning rate.
     return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3, foreach=program.foreach)
 
 
@@ -176,8 +272,14 @@ def train(program, model, optimizer, dp=None, steps=range(STEPS)):
     for step in steps:
         tokens, labels = program.data(step)
         if dp is not None:
-            tokens, labels = (whole.chunk(dp.size())[dp.get_local_rank()] for whole in (tokens, labels))
-        with Collectives() as counting, implicit_replication(), sdpa_kernel(SDPBackend.MATH):  # DTensor has no rule for the attention kernel that torch prefers on CPU
+            tokens, labels = (
+                whole.chunk(dp.size())[dp.get_local_rank()] for whole in (tokens, labels)
+            )
+        with (
+            Collectives() as counting,
+            implicit_replication(),
+            sdpa_kernel(SDPBackend.MATH),
+        ):  # DTensor has no rule for the attention kernel that torch prefers on CPU
             with loss_parallel() if program.loss and dist.is_initialized() else nullcontext():
                 loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
                 loss.backward()
@@ -197,7 +299,9 @@ def alone(name):
     """The program on one device."""
     program = PROGRAMS[name]
     model = program.model()
-    return train(program, model, optimizer_of(program, model)) | {"parameters": parameters_of(model)}
+    return train(program, model, optimizer_of(program, model)) | {
+        "parameters": parameters_of(model)
+    }
 
 
 def together(name, folder):
@@ -214,19 +318,28 @@ def together(name, folder):
 
 
 def save_and_load(program, model, optimizer, dp, folder):
-    """What comes back of the parameters and of the optimizer's state, and how training goes on from there."""
+    """What comes back of the parameters and of the optimizer's state, and how training goes on from
+    there.
+    """
     sharded = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
     dcp.save(sharded, checkpoint_id=folder)
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    whole = {name: value.clone() for name, value in whole.items()}  # what is not sharded comes as it is, and will change
+    whole = {
+        name: value.clone() for name, value in whole.items()
+    }  # what is not sharded comes as it is, and will change
     onward = train(program, model, optimizer, dp, [STEPS])
     result = {"whole": whole, "onward": onward, "changed": parameters_of(model)}
 
     sharded = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
     dcp.load(sharded, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=sharded["model"], optim_state_dict=sharded["optimizer"])
+    set_state_dict(
+        model, optimizer, model_state_dict=sharded["model"], optim_state_dict=sharded["optimizer"]
+    )
     result |= {"loaded": parameters_of(model), "loaded state": state_of(optimizer, model)}
-    result |= {"onward again": train(program, model, optimizer, dp, [STEPS]), "changed again": parameters_of(model)}
+    result |= {
+        "onward again": train(program, model, optimizer, dp, [STEPS]),
+        "changed again": parameters_of(model),
+    }
 
     if not program.shards or program.even:
         other, _ = program.parallel(seed=1)
@@ -239,7 +352,13 @@ def save_and_load(program, model, optimizer, dp, folder):
 def start(rank, folder, names):
     faulthandler.enable()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=WORLD, timeout=PATIENCE)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=WORLD,
+        timeout=PATIENCE,
+    )
     results, name = {}, "none"
     try:
         for name in names:
@@ -248,7 +367,9 @@ def start(rank, folder, names):
         torch.save(results, folder / f"rank{rank}.pt")
         dist.barrier()  # whoever is done first waits for the others: its threads serve them still
     except BaseException:
-        (folder / f"error{rank}.txt").write_text(f"{time.time()}\nprogram {name!r}, rank {rank}:\n{traceback.format_exc()}")
+        (folder / f"error{rank}.txt").write_text(
+            f"{time.time()}\nprogram {name!r}, rank {rank}:\n{traceback.format_exc()}"
+        )
         raise
     finally:
         dist.destroy_process_group()
@@ -256,4 +377,6 @@ def start(rank, folder, names):
 
 
 if __name__ == "__main__":
-    multiprocessing.start_processes(start, args=(Path(sys.argv[1]), sys.argv[2:]), nprocs=WORLD, start_method="fork")
+    multiprocessing.start_processes(
+        start, args=(Path(sys.argv[1]), sys.argv[2:]), nprocs=WORLD, start_method="fork"
+    )

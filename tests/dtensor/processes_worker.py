@@ -1,4 +1,6 @@
-"""What the processes of test_processes.py run: every rank draws the same cases, and compares its own part with what one device computes."""
+"""What the processes of test_processes.py run: every rank draws the same cases, and compares its
+own part with what one device computes.
+"""
 
 import os
 import random
@@ -10,7 +12,15 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from drawing import contributions, draw_placements, draw_program, draw_shape, draw_view, reduced, run
+from drawing import (
+    contributions,
+    draw_placements,
+    draw_program,
+    draw_shape,
+    draw_view,
+    reduced,
+    run,
+)
 from simulation import cuts_of, is_partial, locals_of, number, placements_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -23,7 +33,9 @@ PATIENCE = timedelta(seconds=200)
 
 def start(rank, job, world, rendezvous, *args):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=PATIENCE)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=PATIENCE
+    )
     try:
         (job if callable(job) else globals()[job])(*args)
         dist.barrier()  # whoever is done first waits for the others: its threads serve them still
@@ -37,18 +49,32 @@ def mesh_of_ranks(ranks):
 
 
 def part_of(full, mesh, placements):
-    """What this rank holds of ``full``, or of its own ``full`` as for locals_of; None where it is not on the mesh."""
+    """What this rank holds of ``full``, or of its own ``full`` as for locals_of; None where it is
+    not on the mesh.
+    """
     ranks = mesh.mesh.flatten().tolist()
     me = dist.get_rank()
-    return locals_of(full, tuple(mesh.shape), cuts_of(placements))[ranks.index(me)] if me in ranks else None
+    return (
+        locals_of(full, tuple(mesh.shape), cuts_of(placements))[ranks.index(me)]
+        if me in ranks
+        else None
+    )
 
 
 def distribute(full, mesh, placements):
-    """As a program would: each rank gives its local tensor, those outside the mesh one that nobody wants."""
+    """As a program would: each rank gives its local tensor, those outside the mesh one that nobody
+    wants.
+    """
     some = full[0] if isinstance(full, dict) else full
     part = part_of(full, mesh, placements)
     local = torch.full((3,), torch.nan) if part is None else part
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=some.shape, stride=some.stride()).detach().requires_grad_()
+    return (
+        DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=some.shape, stride=some.stride()
+        )
+        .detach()
+        .requires_grad_()
+    )
 
 
 def assert_holds(tensor, full, case):
@@ -57,10 +83,12 @@ def assert_holds(tensor, full, case):
     if wanted is None:
         assert got.numel() == 0, case
     else:
-        assert got.shape == wanted.shape and torch.equal(got, wanted), f"rank {dist.get_rank()}: {case}: {got} is not {wanted}"
+        assert got.shape == wanted.shape and torch.equal(got, wanted), (
+            f"rank {dist.get_rank()}: {case}: {got} is not {wanted}"
+        )
 
 
-# -- jobs ---------------------------------------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 def views(ranks, count):
@@ -71,7 +99,9 @@ def views(ranks, count):
     with cute_sharding.enabled(implicit_redistribution=True):
         cute_sharding.reset_stats()
         for _ in range(count):
-            shape, target, cuts = draw_view(rng, sizes, range(49), wants_communication=rng.random() < 0.7)
+            shape, target, cuts = draw_view(
+                rng, sizes, range(49), wants_communication=rng.random() < 0.7
+            )
             single = number(shape).requires_grad_()
             program = draw_program(rng, single, target)
             case = (shape, placements_of(cuts), ranks, program)
@@ -81,10 +111,17 @@ def views(ranks, count):
             tensor = distribute(number(shape), mesh, placements_of(cuts))
             result = run(program, tensor)
             assert_holds(result, expected.detach(), case)
-            if dist.get_rank() in mesh.mesh:  # outside of it torch 2.13 itself cannot always put a gradient away: new_empty_strided fails
+            if (
+                dist.get_rank() in mesh.mesh
+                # outside of it torch 2.13 itself cannot always put a gradient away:
+                # new_empty_strided fails
+            ):
                 result.backward(distribute(gradient, mesh, result.placements).detach())
                 assert_holds(tensor.grad, single.grad, case)
-        outcomes = [sum(counts[outcome] for counts in cute_sharding.stats().values()) for outcome in ("redistribution", "refused", "stock")]
+        outcomes = [
+            sum(counts[outcome] for counts in cute_sharding.stats().values())
+            for outcome in ("redistribution", "refused", "stock")
+        ]
     # Where a rank is outside of the mesh, DTensor asks no rule anything.
     assert outcomes[0] > count // 3 or dist.get_rank() not in mesh.mesh
     assert outcomes[1:] == [0, 0]
@@ -98,9 +135,15 @@ def redistributions(ranks, count):
     with cute_sharding.enabled(redistribution=True):
         for k in range(count):
             shape = draw_shape(rng)
-            before = draw_placements(rng, sizes, shape, pending=rng.choice(("sum", "max")), chance=rng.choice((0, 0.5)))
+            before = draw_placements(
+                rng, sizes, shape, pending=rng.choice(("sum", "max")), chance=rng.choice((0, 0.5))
+            )
             after = draw_placements(rng, sizes, shape)
-            given = contributions(rng, shape, sizes, before) if any(map(is_partial, before)) else number(shape).double()
+            given = (
+                contributions(rng, shape, sizes, before)
+                if any(map(is_partial, before))
+                else number(shape).double()
+            )
             case = (shape, before, after, ranks)
             tensor = distribute(given, mesh, before)
             result = tensor.redistribute(placements=after, async_op=k % 2 == 1)
@@ -108,11 +151,15 @@ def redistributions(ranks, count):
             assert_holds(result, reduced(each, sizes, before, after), case)
             gradient = number(shape).double() + 0.5
             result.backward(distribute(gradient, mesh, after).detach())
-            assert list(tensor.grad.placements) == [Replicate() if is_partial(p) else p for p in before]
+            assert list(tensor.grad.placements) == [
+                Replicate() if is_partial(p) else p for p in before
+            ]
             assert_holds(tensor.grad, gradient, case)
             full = tensor.full_tensor()
             if dist.get_rank() in mesh.mesh:
-                assert torch.equal(full, reduced(each, sizes, before, [Replicate()] * len(sizes))[0]), case
+                assert torch.equal(
+                    full, reduced(each, sizes, before, [Replicate()] * len(sizes))[0]
+                ), case
 
 
 def slices():
@@ -123,12 +170,16 @@ def slices():
         full = number((5, 7)) + 100 * mesh.mesh[0]
         with cute_sharding.enabled(redistribution=True, implicit_redistribution=True):
             tensor = distribute(full, mesh, [Shard(0)])
-            assert_holds(tensor.redistribute(placements=[_StridedShard(1, split_factor=2)]), full, name)
+            assert_holds(
+                tensor.redistribute(placements=[_StridedShard(1, split_factor=2)]), full, name
+            )
             assert_holds(distribute(full, mesh, [Shard(1)]).view(35, 1), full.view(35, 1), name)
 
 
 def natively(ranks, count):
-    """The same draws with the collectives that other backends than gloo have, padded where that is little; on the groups at hand, then with those of all mesh dims together."""
+    """The same draws with the collectives that other backends than gloo have, padded where that is
+    little; on the groups at hand, then with those of all mesh dims together.
+    """
     with patch("cute_sharding.dtensor.compat.backend_name", lambda group, device_type: "nccl"):
         redistributions(ranks, count)
         cute_sharding.prepare_groups(mesh_of_ranks(ranks))
@@ -136,7 +187,9 @@ def natively(ranks, count):
 
 
 def written(x):
-    """Writes to detached slices, to several of one tensor before and after it, to what is pending and its aliases, and ``out=``; x is of shape (6, 4)."""
+    """Writes to detached slices, to several of one tensor before and after it, to what is pending
+    and its aliases, and ``out=``; x is of shape (6, 4).
+    """
     v = x.view(2, 12)
     v[0:1].detach().add_(7.0)
     v[:, 3:9].data.mul_(2.0)
@@ -163,12 +216,17 @@ def writes(ranks):
             x = distribute(number((6, 4)), mesh, [*replicated[1:], *placements]).detach()
             for i, (got, wanted) in enumerate(zip(written(x), expected)):
                 assert_holds(got.redistribute(placements=replicated), wanted, (placements, i))
-        for keeps in (False, True):  # what one rank alone holds on to changes the placements on all, or on none
+        for keeps in (
+            False,
+            True,
+        ):  # what one rank alone holds on to changes the placements on all, or on none
             v = distribute(number((6, 4)), mesh, [*replicated[1:], Shard(1)]).detach().view(2, 12)
             product = v @ v.t()
             kept = product.detach() if keeps and dist.get_rank() == 0 else None
             product.relu_()
-            assert mesh.get_coordinate() is None or any(map(is_partial, product.placements)) == keeps, product.placements
+            assert (
+                mesh.get_coordinate() is None or any(map(is_partial, product.placements)) == keeps
+            ), product.placements
             single = number((6, 4)).view(2, 12)
             assert_holds(product.redistribute(placements=replicated), single @ single.t(), keeps)
             del kept
@@ -178,9 +236,15 @@ COMPILED, COMPILED_ONCE = 3, 5  # cases of each
 
 
 def compiled(case):
-    """The same plan in a graph: uneven shards, two mesh dims at once, a gather; forward and backward, equal to eager."""
+    """The same plan in a graph: uneven shards, two mesh dims at once, a gather; forward and
+    backward, equal to eager.
+    """
     R, flat, square = Replicate(), mesh_of_ranks([0, 1, 2, 3]), mesh_of_ranks([[0, 1], [2, 3]])
-    cases = [(flat, 9, [Shard(0)], [Shard(1)], "aot_eager"), (square, 9, [R, Shard(0)], [Shard(0), R], "aot_eager"), (square, 8, [Shard(0), Shard(1)], [Shard(1), R], "inductor")]
+    cases = [
+        (flat, 9, [Shard(0)], [Shard(1)], "aot_eager"),
+        (square, 9, [R, Shard(0)], [Shard(0), R], "aot_eager"),
+        (square, 8, [Shard(0), Shard(1)], [Shard(1), R], "inductor"),
+    ]
     assert len(cases) == COMPILED
     mesh, n, before, after, backend = cases[case]
     with cute_sharding.enabled(redistribution=True):
@@ -197,7 +261,10 @@ def compiled(case):
 
 
 def compiled_once(case):
-    """One dynamic graph for several shapes: elements move in blocks whose number is known and whose length is not. Equal to eager, beside ranks that run eagerly, and right; also where a shape does not divide."""
+    """One dynamic graph for several shapes: elements move in blocks whose number is known and whose
+    length is not. Equal to eager, beside ranks that run eagerly, and right; also where a shape does
+    not divide.
+    """
     R, flat, square = Replicate(), mesh_of_ranks([0, 1, 2, 3]), mesh_of_ranks([[0, 1], [2, 3]])
     cases = [
         (flat, [Shard(0)], [Shard(1)], lambda x: x),
@@ -213,16 +280,29 @@ def compiled_once(case):
         def program(x):
             return view(x * 2).redistribute(placements=after).square()
 
-        run = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=True) if dist.get_rank() in (0, 3) else program
+        run = (
+            torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=True)
+            if dist.get_rank() in (0, 3)
+            else program
+        )
         for shape in ((8, 12, 3), (16, 8, 5), (9, 7, 3)):
             tensor = distribute(number(shape), mesh, before)
             for function in (program, run):
                 result = function(tensor)
-                assert_holds(result.detach(), view(number(shape) * 2).square(), (before, after, shape, function is run))
+                assert_holds(
+                    result.detach(),
+                    view(number(shape) * 2).square(),
+                    (before, after, shape, function is run),
+                )
                 (gradient,) = torch.autograd.grad(result.sum(), tensor)
                 expected = number(shape).requires_grad_()
                 (wanted,) = torch.autograd.grad(view(expected * 2).square().sum(), expected)
-                assert torch.equal(gradient.full_tensor(), wanted), (before, after, shape, function is run)
+                assert torch.equal(gradient.full_tensor(), wanted), (
+                    before,
+                    after,
+                    shape,
+                    function is run,
+                )
 
 
 def several(*jobs):
@@ -232,9 +312,17 @@ def several(*jobs):
 
 
 def dying(rank, world, rendezvous, folder):
-    """The last rank dies before it sends anything. The others get the backend's error within its timeout, with their own tensors as they were."""
+    """The last rank dies before it sends anything. The others get the backend's error within its
+    timeout, with their own tensors as they were.
+    """
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=timedelta(seconds=10))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=10),
+    )
     mesh = mesh_of_ranks(list(range(world)))
     tensor = distribute(number((8, 9)), mesh, [Shard(0)]).detach()
     tensor.redistribute(placements=[Shard(1)])  # connections are made
@@ -255,7 +343,9 @@ def dying(rank, world, rendezvous, folder):
 
 
 def fully_sharded():
-    """fully_shard over tensor parallelism, of rows that do not divide: the parameters come whole, and train as on one device."""
+    """fully_shard over tensor parallelism, of rows that do not divide: the parameters come whole,
+    and train as on one device.
+    """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -276,4 +366,6 @@ def fully_sharded():
                         parameter -= 1e-4 * parameter.grad
                         parameter.grad = None
         for name, parameter in model.named_parameters():
-            assert torch.allclose(parameter.full_tensor(), dict(single.named_parameters())[name]), name
+            assert torch.allclose(parameter.full_tensor(), dict(single.named_parameters())[name]), (
+                name
+            )

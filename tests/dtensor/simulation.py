@@ -1,4 +1,6 @@
-"""All ranks of a DTensor program in one process, with local tensors cut by the reference instead of by torch."""
+"""All ranks of a DTensor program in one process, with local tensors cut by the reference instead of
+by torch.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ def ranks_of(mesh):
 
 @lru_cache(None)
 def mesh_of(sizes, names=None):
-    """A mesh with groups of all its dims together, so that whatever changes is one exchange. (What runs without them is in test_groups.py.)"""
+    """A mesh with groups of all its dims together, so that whatever changes is one exchange. (What
+    runs without them is in test_groups.py.)
+    """
     mesh = DeviceMesh("cpu", torch.arange(prod(sizes)).reshape(sizes), mesh_dim_names=names)
     cute_sharding.prepare_groups(mesh)
     return mesh
 
 
 def plain():
-    """A context for the reference itself: one device, and the speed of plain tensors, also where the program runs on every rank."""
+    """A context for the reference itself: one device, and the speed of plain tensors, also where
+    the program runs on every rank.
+    """
     return _disable_current_modes()
 
 
@@ -69,35 +75,58 @@ def one(full):
 
 
 def locals_of(full, mesh, cuts):
-    """What each rank is to hold of ``full``, which may be one tensor for all or, as a dict, one for each rank (whose contributions differ)."""
+    """What each rank is to hold of ``full``, which may be one tensor for all or, as a dict, one for
+    each rank (whose contributions differ).
+    """
     everywhere = devices(mesh)
-    fulls = [one(full[rank]) for rank in range(len(everywhere))] if isinstance(full, dict) else [one(full)] * len(everywhere)
+    fulls = (
+        [one(full[rank]) for rank in range(len(everywhere))]
+        if isinstance(full, dict)
+        else [one(full)] * len(everywhere)
+    )
     with plain():
-        indices = [torch.from_numpy(held(tuple(f.shape), mesh, cuts, device)) for f, device in zip(fulls, everywhere, strict=True)]
+        indices = [
+            torch.from_numpy(held(tuple(f.shape), mesh, cuts, device))
+            for f, device in zip(fulls, everywhere, strict=True)
+        ]
         return {rank: f.reshape(-1)[index] for rank, (f, index) in enumerate(zip(fulls, indices))}
 
 
 def distribute(full, mesh, placements, requires_grad=False):
     """``full`` as a DTensor, cut as for locals_of.
 
-    A mesh dim that is Partial gives each of its devices all of it (the values then mean the sum of the copies), or its own.
+    A mesh dim that is Partial gives each of its devices all of it (the values then mean the sum of
+    the copies), or its own.
     """
     parts = LocalTensor(locals_of(full, mesh, cuts_of(placements)))
     some = full[0] if isinstance(full, dict) else full
-    meta = TensorMeta(torch.Size(some.shape), torch.empty(some.shape, device="meta").stride(), some.dtype)
-    return DTensor(parts, DTensorSpec(mesh_of(mesh), tuple(placements), tensor_meta=meta), requires_grad=requires_grad)
+    meta = TensorMeta(
+        torch.Size(some.shape), torch.empty(some.shape, device="meta").stride(), some.dtype
+    )
+    return DTensor(
+        parts,
+        DTensorSpec(mesh_of(mesh), tuple(placements), tensor_meta=meta),
+        requires_grad=requires_grad,
+    )
 
 
 def assert_holds(tensor, full):
-    """Every rank of ``tensor`` holds its slice of ``full``, or of its own ``full``, as for locals_of."""
+    """Every rank of ``tensor`` holds its slice of ``full``, or of its own ``full``, as for
+    locals_of.
+    """
     assert tuple(tensor.shape) == tuple((full[0] if isinstance(full, dict) else full).shape)
     mesh = tuple(tensor.device_mesh.shape)
     local = tensor._local_tensor
     for rank, expected in locals_of(full, mesh, cuts_of(tensor.placements)).items():
         got = local._local_tensors[rank]
-        assert got.shape == expected.shape, f"rank {rank} of {tensor.placements}: local shape {tuple(got.shape)}, not {tuple(expected.shape)}"
+        assert got.shape == expected.shape, (
+            f"rank {rank} of {tensor.placements}: local shape {tuple(got.shape)}, not "
+            f"{tuple(expected.shape)}"
+        )
         with plain():
-            assert torch.equal(got, expected), f"rank {rank} of {tensor.placements} holds other elements than its own"
+            assert torch.equal(got, expected), (
+                f"rank {rank} of {tensor.placements} holds other elements than its own"
+            )
 
 
 def is_partial(placement):
@@ -105,7 +134,9 @@ def is_partial(placement):
 
 
 def position(rank, ranks):
-    """The index of ``rank`` in its group, if ``ranks`` is that of rank 0 and all ranks are numbered row-major: the digits of the rank that those of the group have."""
+    """The index of ``rank`` in its group, if ``ranks`` is that of rank 0 and all ranks are numbered
+    row-major: the digits of the rank that those of the group have.
+    """
     strides, at = [], list(ranks)
     while len(at) > 1:  # the innermost mode of the ranks, and the rest
         stride, size = at[1], 1
@@ -118,21 +149,39 @@ def position(rank, ranks):
 
 @contextmanager
 def watched_wire(monkeypatch):
-    """For each exchange, the dtype on the wire and the elements of it that every rank is sent by others."""
+    """For each exchange, the dtype on the wire and the elements of it that every rank is sent by
+    others.
+    """
     wire, all_to_all, all_gather = [], compat.all_to_all, compat.all_gather
 
     def from_others(ints, rank, group):
-        """Of one int for each rank of the group, those of the others. The group at hand is that of rank 0; on a row-major mesh the others lie as it does, elsewhere."""
+        """Of one int for each rank of the group, those of the others. The group at hand is that of
+        rank 0; on a row-major mesh the others lie as it does, elsewhere.
+        """
         me = position(rank, dist.get_process_group_ranks(group))
-        return sum(n if isinstance(n, int) else n.node._local_ints[rank] for i, n in enumerate(ints) if i != me)
+        return sum(
+            n if isinstance(n, int) else n.node._local_ints[rank]
+            for i, n in enumerate(ints)
+            if i != me
+        )
 
     def watched_all_to_all(buffer, receives, sends, group):
-        wire.append((buffer.dtype, {rank: from_others(receives, rank, group) for rank in buffer._ranks}))
+        wire.append(
+            (buffer.dtype, {rank: from_others(receives, rank, group) for rank in buffer._ranks})
+        )
         return all_to_all(buffer, receives, sends, group)
 
     def watched_all_gather(buffer, group, dim=0):
         parts = dist.get_world_size(group)
-        wire.append((buffer.dtype, {rank: from_others([part.numel()] * parts, rank, group) for rank, part in buffer._local_tensors.items()}))
+        wire.append(
+            (
+                buffer.dtype,
+                {
+                    rank: from_others([part.numel()] * parts, rank, group)
+                    for rank, part in buffer._local_tensors.items()
+                },
+            )
+        )
         return all_gather(buffer, group, dim)
 
     with monkeypatch.context() as patch:

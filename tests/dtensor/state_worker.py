@@ -1,4 +1,6 @@
-"""What the processes of test_state.py run: tensors of any placements saved and loaded, put into state dicts and taken out of them."""
+"""What the processes of test_state.py run: tensors of any placements saved and loaded, put into
+state dicts and taken out of them.
+"""
 
 import copy
 import importlib.util
@@ -12,7 +14,12 @@ import torch.distributed.checkpoint as dcp
 from processes_worker import mesh_of_ranks, part_of, start
 from simulation import number
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_model_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -27,9 +34,22 @@ def several(rank, world, rendezvous, *jobs):
 
 
 def distribute(full, mesh, placements):
-    """As a program would, each rank with its local tensor. (Of a scalar, torch takes the shape from the local tensor, also on ranks outside of the mesh.)"""
+    """As a program would, each rank with its local tensor. (Of a scalar, torch takes the shape from
+    the local tensor, also on ranks outside of the mesh.)
+    """
     part = part_of(full, mesh, placements)
-    return DTensor.from_local(full if part is None else part, mesh, placements, run_check=False, shape=full.shape, stride=full.stride()).detach().requires_grad_()
+    return (
+        DTensor.from_local(
+            full if part is None else part,
+            mesh,
+            placements,
+            run_check=False,
+            shape=full.shape,
+            stride=full.stride(),
+        )
+        .detach()
+        .requires_grad_()
+    )
 
 
 def drawn_placements(rng, mesh, ndim, *, strided=True):
@@ -37,7 +57,11 @@ def drawn_placements(rng, mesh, ndim, *, strided=True):
         if not ndim or rng.random() < 0.2:
             return Replicate()
         d = rng.randrange(ndim)
-        return _StridedShard(d, split_factor=rng.choice((2, 3, 5))) if strided and rng.random() < 0.7 else Shard(d)
+        return (
+            _StridedShard(d, split_factor=rng.choice((2, 3, 5)))
+            if strided and rng.random() < 0.7
+            else Shard(d)
+        )
 
     return [placement() for _ in range(mesh.ndim)]
 
@@ -56,14 +80,19 @@ def everywhere(condition, case):
 
 
 def checkpoints(folder, seed, cases):
-    """Saved on one mesh and loaded on another, by us and by torch alone, which takes part where placements are plain."""
+    """Saved on one mesh and loaded on another, by us and by torch alone, which takes part where
+    placements are plain.
+    """
     rng = random.Random(seed)
     for case in range(cases):
         shape = tuple(rng.choice((0, 1, 2, 3, 4, 5, 6, 8, 12)) for _ in range(rng.randint(0, 3)))
         for saves, loads in ((True, True), (True, False), (False, True)):
             ours = [cute_sharding.enabled() if on else nullcontext() for on in (saves, loads)]
             meshes = [mesh_of_ranks(rng.choice(MESHES)) for _ in range(2)]
-            source, target = (drawn_placements(rng, mesh, len(shape), strided=on) for mesh, on in zip(meshes, (saves, loads)))
+            source, target = (
+                drawn_placements(rng, mesh, len(shape), strided=on)
+                for mesh, on in zip(meshes, (saves, loads))
+            )
             path = f"{folder}/{seed} {case} {saves} {loads}"
             with ours[0]:
                 saved = distribute(number(shape) + 1, meshes[0], source).detach()
@@ -71,12 +100,18 @@ def checkpoints(folder, seed, cases):
             with ours[1]:
                 loaded = {"x": distribute(number(shape) * 0, meshes[1], target).detach(), "n": -1}
                 dcp.load(loaded, checkpoint_id=path)
-            everywhere(held(loaded["x"], number(shape) + 1), f"{shape} {source} on {meshes[0]} -> {target} on {meshes[1]}, saved by {'us' if saves else 'torch'}")
+            everywhere(
+                held(loaded["x"], number(shape) + 1),
+                f"{shape} {source} on {meshes[0]} -> {target} on {meshes[1]}, saved by "
+                f"{'us' if saves else 'torch'}",
+            )
             assert loaded["n"] == case
 
 
 class Model(nn.Module):
-    """Weights as views make them: the second is a view of the first's rows, and its dims are uneven."""
+    """Weights as views make them: the second is a view of the first's rows, and its dims are
+    uneven.
+    """
 
     def __init__(self, mesh, device="cpu"):
         super().__init__()
@@ -98,7 +133,9 @@ def state_dicts(folder):
     mesh = mesh_of_ranks([0, 1, 2, 3])
     with cute_sharding.enabled(redistribution=True):
         model = Model(mesh)
-        assert any(isinstance(p, _StridedShard) for p in model.weights[0].placements), model.weights[0]
+        assert any(isinstance(p, _StridedShard) for p in model.weights[0].placements), (
+            model.weights[0]
+        )
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         model.step(optimizer)
         whole = [weight.full_tensor().detach().clone() for weight in model.weights]
@@ -109,18 +146,33 @@ def state_dicts(folder):
             states, moments = get_state_dict(model, optimizer, options=full)
             for n, expected in enumerate(whole):
                 found = states.get(f"weights.{n}")
-                everywhere((found is None and offload and dist.get_rank()) or torch.equal(found, expected), f"weight {n}, offload {offload}")
-        states, moments = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
-        for options in (StateDictOptions(full_state_dict=True), StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)):
+                everywhere(
+                    (found is None and offload and dist.get_rank()) or torch.equal(found, expected),
+                    f"weight {n}, offload {offload}",
+                )
+        states, moments = get_state_dict(
+            model, optimizer, options=StateDictOptions(full_state_dict=True)
+        )
+        for options in (
+            StateDictOptions(full_state_dict=True),
+            StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
+        ):
             other = Model(mesh)
             another = torch.optim.Adam(other.parameters(), lr=0.1)
             mine = not options.broadcast_from_rank0 or dist.get_rank() == 0
-            set_model_state_dict(other, copy.deepcopy(states) if mine else {}, options=options)  # it puts its own into what it is given
-            set_optimizer_state_dict(other, another, copy.deepcopy(moments) if mine else {}, options=options)
+            set_model_state_dict(
+                other, copy.deepcopy(states) if mine else {}, options=options
+            )  # it puts its own into what it is given
+            set_optimizer_state_dict(
+                other, another, copy.deepcopy(moments) if mine else {}, options=options
+            )
             for n, expected in enumerate(whole):
                 everywhere(held(other.weights[n], expected), f"weight {n} with {options}")
                 moment = another.state[other.weights[n]]["exp_avg"]
-                everywhere(held(moment, optimizer.state[model.weights[n]]["exp_avg"].full_tensor()), f"moment {n} with {options}")
+                everywhere(
+                    held(moment, optimizer.state[model.weights[n]]["exp_avg"].full_tensor()),
+                    f"moment {n} with {options}",
+                )
             other.step(another)
         other = Model(mesh)
         another = torch.optim.Adam(other.parameters(), lr=0.1)
@@ -130,7 +182,13 @@ def state_dicts(folder):
         dcp.load(loaded, checkpoint_id=f"{folder}/sharded")
         for n, expected in enumerate(whole):
             everywhere(held(loaded["model"][f"weights.{n}"], expected), f"weight {n}, loaded")
-            everywhere(held(loaded["optimizer"]["state"][f"weights.{n}"]["exp_avg"], optimizer.state[model.weights[n]]["exp_avg"].full_tensor()), f"moment {n}, loaded")
+            everywhere(
+                held(
+                    loaded["optimizer"]["state"][f"weights.{n}"]["exp_avg"],
+                    optimizer.state[model.weights[n]]["exp_avg"].full_tensor(),
+                ),
+                f"moment {n}, loaded",
+            )
 
 
 def on_meta(folder):
@@ -140,8 +198,21 @@ def on_meta(folder):
     with cute_sharding.enabled():
         x = distribute(number((6, 4)) * 0, mesh, placements).detach()
         module = nn.Linear(4, 6, bias=False)
-        module.weight = nn.Parameter(DTensor.from_local(x.to_local().to("meta"), mesh, placements, run_check=False, shape=x.shape, stride=x.stride()))
-        set_model_state_dict(module, {"weight": number((6, 4)) + 1} if dist.get_rank() == 0 else {}, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+        module.weight = nn.Parameter(
+            DTensor.from_local(
+                x.to_local().to("meta"),
+                mesh,
+                placements,
+                run_check=False,
+                shape=x.shape,
+                stride=x.stride(),
+            )
+        )
+        set_model_state_dict(
+            module,
+            {"weight": number((6, 4)) + 1} if dist.get_rank() == 0 else {},
+            options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
+        )
         assert not module.weight.is_meta
         everywhere(held(module.weight, number((6, 4)) + 1), "a weight on meta")
 
@@ -154,16 +225,26 @@ def round_trips(folder, seed, cases):
             mesh = mesh_of_ranks(rng.choice(MESHES[:3]))
             placements = drawn_placements(rng, mesh, len(shape))
             x = distribute(number(shape), mesh, placements)
-            y = DTensor.from_local(x.to_local(), mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
+            y = DTensor.from_local(
+                x.to_local(), mesh, placements, run_check=False, shape=x.shape, stride=x.stride()
+            )
             everywhere(held(y, number(shape)), f"{shape} {placements}")
             y.to_local().mul(2.0).sum().backward()
-            everywhere(torch.equal(x.grad.to_local(), torch.full_like(x.detach().to_local(), 2.0)), f"the gradient of {shape} {placements}")
+            everywhere(
+                torch.equal(x.grad.to_local(), torch.full_like(x.detach().to_local(), 2.0)),
+                f"the gradient of {shape} {placements}",
+            )
 
 
 def pictures(folder):
     mesh = mesh_of_ranks([0, 1])
     cases = {
-        (8, 3): [((0, 1), (0, 2), 0), ((4, 5), (0, 2), 0), ((2, 3), (0, 2), 1), ((6, 7), (0, 2), 1)],
+        (8, 3): [
+            ((0, 1), (0, 2), 0),
+            ((4, 5), (0, 2), 0),
+            ((2, 3), (0, 2), 1),
+            ((6, 7), (0, 2), 1),
+        ],
         (5,): [((0, 1), (0, 0), 0), ((3, 3), (0, 0), 0), ((2, 2), (0, 0), 1), ((4, 4), (0, 0), 1)],
     }
     with cute_sharding.enabled():
@@ -177,7 +258,10 @@ def pictures(folder):
                     visualize_sharding(x)
                 rows = [tuple(line.split()[1:]) for line in drawn.getvalue().splitlines()[2:]]
                 assert len(rows) == (0 if dist.get_rank() else len(expected)), drawn.getvalue()
-                assert all((f"{row[0]}-{row[1]}", f"cpu:{rank}") in [(line[0], line[-1]) for line in rows] for row, _, rank in (expected if rows else [])), drawn.getvalue()
+                assert all(
+                    (f"{row[0]}-{row[1]}", f"cpu:{rank}") in [(line[0], line[-1]) for line in rows]
+                    for row, _, rank in (expected if rows else [])
+                ), drawn.getvalue()
 
 
 def run(jobs):

@@ -1,4 +1,6 @@
-"""The environment flag: programs that never name this package. Each runs in an interpreter of its own, with the entry point that pyproject.toml declares."""
+"""The environment flag: programs that never name this package. Each runs in an interpreter of its
+own, with the entry point that pyproject.toml declares.
+"""
 
 import os
 import subprocess
@@ -9,7 +11,12 @@ import pytest
 
 from cute_sharding import _autoload
 
-FLAGS = (_autoload.FLAG, _autoload.REDISTRIBUTION_FLAG, _autoload.EVERYTHING_FLAG, _autoload.IMPLICIT_FLAG)
+FLAGS = (
+    _autoload.FLAG,
+    _autoload.REDISTRIBUTION_FLAG,
+    _autoload.EVERYTHING_FLAG,
+    _autoload.IMPLICIT_FLAG,
+)
 
 
 @pytest.fixture
@@ -22,7 +29,13 @@ def program(site):
             environment["USE_CUTE_VIEW_PROPAGATION"] = flag
         if redistribution is not None:
             environment["USE_CUTE_REDISTRIBUTION"] = redistribution
-        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
 
     return run
 
@@ -34,23 +47,39 @@ def succeeds(result):
 
 @pytest.mark.parametrize("flag", [None, "0"])
 def test_without_the_flag_nothing_is_loaded(program, flag):
-    loaded = "[m for m in ('cute_sharding.dtensor', 'torch.distributed.tensor', 'cute_sharding.layout') if m in sys.modules]"
-    out = succeeds(program(f"import sys, torch; assert 'cute_sharding._autoload' in sys.modules; print({loaded})", flag))
+    loaded = (
+        "[m for m in ('cute_sharding.dtensor', 'torch.distributed.tensor', 'cute_sharding.layout') "
+        "if m in sys.modules]"
+    )
+    out = succeeds(
+        program(
+            f"import sys, torch; assert 'cute_sharding._autoload' in sys.modules; print({loaded})",
+            flag,
+        )
+    )
     assert out.strip() == "[]"
 
 
 def test_without_the_flag_views_are_torchs(program):
-    out = succeeds(program("import torch.distributed.tensor, sys; print('cute_sharding.dtensor' in sys.modules); import cute_sharding; print(cute_sharding.is_enabled())"))
+    out = succeeds(
+        program(
+            "import torch.distributed.tensor, sys; print('cute_sharding.dtensor' in sys.modules); "
+            "import cute_sharding; print(cute_sharding.is_enabled())"
+        )
+    )
     assert out.split() == ["False", "False"]
 
 
 def test_with_the_flag_dtensor_comes_switched_on(program):
     code = """
 import sys, torch
-assert 'cute_sharding.dtensor' not in sys.modules and 'torch.distributed.tensor' not in sys.modules, 'torch alone is as fast to import as ever'
+# torch alone is as fast to import as ever
+assert not {'cute_sharding.dtensor', 'torch.distributed.tensor'} & {*sys.modules}
 import torch.distributed.tensor
 from torch.distributed.tensor import DTensor
-assert DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs[torch.ops.aten.view.default].__module__ == 'cute_sharding.dtensor.adapter'
+strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+strategy = strategies[torch.ops.aten.view.default]
+assert strategy.__module__ == 'cute_sharding.dtensor.adapter'
 import cute_sharding
 print(cute_sharding.is_enabled())
 """
@@ -58,20 +87,35 @@ print(cute_sharding.is_enabled())
 
 
 def test_the_import_leaves_no_trace(program):
-    """The module is the one that its own loader made, and nothing of ours waits in the import system afterwards."""
+    """The module is the one that its own loader made, and nothing of ours waits in the import
+    system afterwards.
+    """
     code = """
 import sys, torch
 before = len(sys.meta_path)
 import torch.distributed.tensor as module
 import cute_sharding
 cute_sharding.disable()  # and the program can still switch it off
-print(module.__name__, module.__spec__.name, module.__file__.endswith('__init__.py'), before - len(sys.meta_path))
+print(module.__name__, module.__spec__.name, module.__file__.endswith('__init__.py'), end=' ')
+print(before - len(sys.meta_path))
 print(cute_sharding.is_enabled())
 """
-    assert succeeds(program(code, "1")).split() == ["torch.distributed.tensor", "torch.distributed.tensor", "True", "1", "False"]
+    assert succeeds(program(code, "1")).split() == [
+        "torch.distributed.tensor",
+        "torch.distributed.tensor",
+        "True",
+        "1",
+        "False",
+    ]
 
 
-@pytest.mark.parametrize("value, on", [*((v, True) for v in ("1", "true", "ON", " yes ")), *((v, False) for v in ("", "0", "off", "False", "no"))])
+@pytest.mark.parametrize(
+    "value, on",
+    [
+        *((v, True) for v in ("1", "true", "ON", " yes ")),
+        *((v, False) for v in ("", "0", "off", "False", "no")),
+    ],
+)
 def test_values_of_the_flag(monkeypatch, value, on):
     waited = []
     monkeypatch.setattr(_autoload, "when_imported", lambda name, action: waited.append(name))
@@ -89,23 +133,29 @@ def test_a_module_that_is_already_imported_is_switched_on_at_once():
 def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
     result = program("import torch", "maybe")
     assert result.returncode == 0
-    assert "USE_CUTE_VIEW_PROPAGATION='maybe' is neither on nor off: set it to 1 or 0" in result.stderr
+    assert (
+        "USE_CUTE_VIEW_PROPAGATION='maybe' is neither on nor off: set it to 1 or 0" in result.stderr
+    )
 
 
 @pytest.mark.processes
 def test_spawned_workers_are_switched_on_too(program, tmp_path):
-    """Three real processes: uneven shards through a view, forward and backward, by a program without a word of this package."""
+    """Three real processes: uneven shards through a view, forward and backward, by a program
+    without a word of this package.
+    """
     code = f"""
 import torch.multiprocessing as multiprocessing
 from autoload_worker import view_of_uneven_shards
 if __name__ == "__main__":
-    multiprocessing.spawn(view_of_uneven_shards, args=(3, {str(tmp_path / "rendezvous")!r}), nprocs=3)
+    args = (3, {str(tmp_path / "rendezvous")!r})
+    multiprocessing.spawn(view_of_uneven_shards, args=args, nprocs=3)
     print("done")
 """
     assert succeeds(program(code, "1")).strip() == "done"
 
 
-# What each flag switches on: a view that torch's rules refuse, and a redistribution that torch takes two collectives for.
+# What each flag switches on: a view that torch's rules refuse, and a redistribution that torch
+# takes two collectives for.
 WHICH = """
 import torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -117,7 +167,9 @@ mesh = init_device_mesh("cpu", (2, 2))
 tensor = DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0), Shard(1)], run_check=False)
 with CommDebugMode() as collectives:
     tensor.redistribute(placements=[Shard(1), Shard(0)])
-uneven = DTensor.from_local(torch.ones(2, 3), init_device_mesh("cpu", (4,)), [Shard(0)], run_check=False, shape=(7, 3), stride=(3, 1))
+mesh = init_device_mesh("cpu", (4,))
+whole = dict(shape=(7, 3), stride=(3, 1))
+uneven = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False, **whole)
 try:
     views = list(uneven.view(21).shape) == [21]
 except RuntimeError:

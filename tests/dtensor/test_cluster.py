@@ -1,4 +1,6 @@
-"""Redistribution as a cluster runs it, over gloo: ranks that are not in step, stages, threads, compiled ranks beside one that is not. A hang fails."""
+"""Redistribution as a cluster runs it, over gloo: ranks that are not in step, stages, threads,
+compiled ranks beside one that is not. A hang fails.
+"""
 
 import cluster_worker
 import pytest

@@ -1,4 +1,6 @@
-"""Views and redistributions under torch.compile: static and dynamic sizes, what is assumed of them, and what leaves a program."""
+"""Views and redistributions under torch.compile: static and dynamic sizes, what is assumed of them,
+and what leaves a program.
+"""
 
 import logging
 
@@ -24,13 +26,22 @@ MESH = (4,)
 def fresh_compiler():
     """Nothing from an earlier test or an earlier run."""
     torch._dynamo.reset()
-    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False), cute_sharding.enabled():
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        cute_sharding.enabled(),
+    ):
         yield
     torch._dynamo.reset()
 
 
 def sharded(shape, placements, mesh=MESH, grad=False):
-    return distribute_tensor(torch.arange(float(torch.Size(shape).numel())).reshape(shape), mesh_of(mesh), placements, src_data_rank=None).requires_grad_(grad)
+    return distribute_tensor(
+        torch.arange(float(torch.Size(shape).numel())).reshape(shape),
+        mesh_of(mesh),
+        placements,
+        src_data_rank=None,
+    ).requires_grad_(grad)
 
 
 def compiled(program, dynamic=True, backend="aot_eager"):
@@ -46,7 +57,7 @@ def flatten(x):
     return x.view(x.shape[0] * x.shape[1], x.shape[2])
 
 
-# -- dynamic sizes -----------------------------------------------------------------------------------------------------------
+# -- dynamic sizes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "backward"])
@@ -58,7 +69,9 @@ def test_patterns_of_models_run_as_eagerly_in_few_graphs(name, gradients):
     assert found.graphs <= (1 + pattern.split_factors if pattern.split_factors else 2)
 
 
-@pytest.mark.parametrize("name", ["flatten", "split to heads", "patchify, rows sharded", "2-d mesh flatten"])
+@pytest.mark.parametrize(
+    "name", ["flatten", "split to heads", "patchify, rows sharded", "2-d mesh flatten"]
+)
 def test_patterns_under_inductor(name):
     found = measure(PATTERNS[name], "inductor", gradients=True)
     assert found.error is None
@@ -97,7 +110,9 @@ def test_global_sizes_that_a_graph_takes_for_constants_are_guarded():
 
 @pytest.mark.parametrize("in_cpp", [True, False])
 def test_constant_global_sizes_are_guarded_in_either_language_and_nothing_else_is(in_cpp):
-    """Also a program that only ever sees local tensors of one shape; but not for the sizes of what they are views of."""
+    """Also a program that only ever sees local tensors of one shape; but not for the sizes of what
+    they are views of.
+    """
     count = CompileCounterWithBackend("aot_eager")
     with torch._dynamo.config.patch(enable_cpp_symbolic_shape_guards=in_cpp):
         program = compiled(lambda x: x * 2, dynamic=False, backend=count)
@@ -107,7 +122,9 @@ def test_constant_global_sizes_are_guarded_in_either_language_and_nothing_else_i
         count.clear()
         program = compiled(lambda x: (x * x).to_local(), None, count)
         for shape in ((4, 4), (6, 8), (10, 10)):
-            given = DTensor.from_local(torch.randn(shape, requires_grad=True), mesh_of(MESH), [Shard(0)], run_check=False)
+            given = DTensor.from_local(
+                torch.randn(shape, requires_grad=True), mesh_of(MESH), [Shard(0)], run_check=False
+            )
             for dim in (0, 1):
                 torch._dynamo.mark_dynamic(given, dim)
             program(given).sum().backward()
@@ -117,10 +134,12 @@ def test_constant_global_sizes_are_guarded_in_either_language_and_nothing_else_i
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_what_eager_refuses_is_refused(dynamic):
     with pytest.raises(RuntimeError, match=r"cannot be done without communication"):
-        compiled(lambda x: x.view(x.shape[0] * x.shape[1]) * 2, dynamic)(sharded((6, 5), [Shard(0)]))
+        compiled(lambda x: x.view(x.shape[0] * x.shape[1]) * 2, dynamic)(
+            sharded((6, 5), [Shard(0)])
+        )
 
 
-# -- sizes without a value ---------------------------------------------------------------------------------------------------
+# -- sizes without a value -------------------------------------------------------------------------
 
 
 def unbacked(shape, placements, dim):
@@ -141,7 +160,9 @@ def unbacked(shape, placements, dim):
 )
 def test_views_of_unbacked_sizes_that_can_be_proved_are_free(program, placements, dim):
     x = unbacked((8, 8, 16), placements, dim)
-    assert_same(compiled(lambda x: program(x) * 2, None)(x), program(sharded((8, 8, 16), placements)) * 2)
+    assert_same(
+        compiled(lambda x: program(x) * 2, None)(x), program(sharded((8, 8, 16), placements)) * 2
+    )
 
 
 def test_products_of_unbacked_sizes():
@@ -161,14 +182,26 @@ def test_an_unbacked_size_that_decides_is_named_and_can_be_checked():
         return flatten(x) * 2
 
     torch._dynamo.reset()
-    assert_same(compiled(checked, None)(unbacked((8, 8, 16), [Shard(0)], 0)), flatten(sharded((8, 8, 16), [Shard(0)])) * 2)
+    assert_same(
+        compiled(checked, None)(unbacked((8, 8, 16), [Shard(0)], 0)),
+        flatten(sharded((8, 8, 16), [Shard(0)])) * 2,
+    )
 
 
-# -- static sizes ------------------------------------------------------------------------------------------------------------
+# -- static sizes ----------------------------------------------------------------------------------
 
 
 def collectives_of(code):
-    return sum(code.count(f"torch.ops._c10d_functional.{name}.default(") for name in ("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_reduce_"))
+    return sum(
+        code.count(f"torch.ops._c10d_functional.{name}.default(")
+        for name in (
+            "all_to_all_single",
+            "all_gather_into_tensor",
+            "reduce_scatter_tensor",
+            "all_reduce",
+            "all_reduce_",
+        )
+    )
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -193,32 +226,50 @@ def test_static_patterns_under_inductor_equal_eager_bit_for_bit(name):
 def test_a_compiled_redistribution_issues_the_collectives_of_an_eager_one(dynamic):
     from torch._inductor.utils import run_and_get_code
 
-
     def program(x):
         return x.redistribute(placements=[Shard(1)]) * 2
 
     with cute_sharding.enabled(redistribution=True):
         with CommDebugMode() as eager:
             expected = program(sharded((8, 12, 5), [Shard(0)]))
-        actual, codes = run_and_get_code(compiled(program, dynamic, "inductor"), sharded((8, 12, 5), [Shard(0)]))
-    assert (actual.placements, actual.to_local().shape) == (expected.placements, expected.to_local().shape)
-    opaque = sum("ops.cute_sharding.redistribute" in code for code in codes)  # of sizes that are symbols: one op that issues it when it runs
-    assert (sum(map(collectives_of, codes)), opaque) == ((0, 1) if dynamic else (1, 0)) and eager.get_total_counts() == 1
+        actual, codes = run_and_get_code(
+            compiled(program, dynamic, "inductor"), sharded((8, 12, 5), [Shard(0)])
+        )
+    assert (actual.placements, actual.to_local().shape) == (
+        expected.placements,
+        expected.to_local().shape,
+    )
+    opaque = sum(
+        "ops.cute_sharding.redistribute" in code for code in codes
+    )  # of sizes that are symbols: one op that issues it when it runs
+    assert (sum(map(collectives_of, codes)), opaque) == (
+        (0, 1) if dynamic else (1, 0)
+    ) and eager.get_total_counts() == 1
 
 
 def test_a_gather_of_symbolic_sizes_that_divide_is_seen_by_the_compiler():
     from torch._inductor.utils import run_and_get_code
 
     with cute_sharding.enabled(redistribution=True):
-        for before, after in (([Shard(0)], [Replicate()]), ([Partial()], [Shard(0)]), ([Partial()], [Replicate()])):
+        for before, after in (
+            ([Shard(0)], [Replicate()]),
+            ([Partial()], [Shard(0)]),
+            ([Partial()], [Replicate()]),
+        ):
             torch._dynamo.reset()
-            _, codes = run_and_get_code(compiled(lambda x, after=after: (x * 2).redistribute(placements=after) + 1, True, "inductor"), sharded((8, 12, 5), before))
+            _, codes = run_and_get_code(
+                compiled(
+                    lambda x, after=after: (x * 2).redistribute(placements=after) + 1,
+                    True,
+                    "inductor",
+                ),
+                sharded((8, 12, 5), before),
+            )
             assert sum(map(collectives_of, codes)) == 1, (before, after)
 
 
 def test_a_wait_is_scheduled_after_compute_that_needs_nothing_of_it():
     from torch._inductor.utils import run_and_get_code
-
 
     def program(x, a):
         moved = x.redistribute(placements=[Shard(1)])
@@ -226,9 +277,23 @@ def test_a_wait_is_scheduled_after_compute_that_needs_nothing_of_it():
 
     def order(overlap):
         torch._dynamo.reset()
-        with torch._inductor.config.patch(reorder_for_compute_comm_overlap=overlap), cute_sharding.enabled(redistribution=True):
-            _, (code,) = run_and_get_code(compiled(program, False, "inductor"), sharded((64, 64), [Shard(0)]), torch.ones(64, 64))
-        return [code.index(call) for call in ("_c10d_functional.all_to_all_single.default(", "extern_kernels.mm(", "wait_tensor.default(")]
+        with (
+            torch._inductor.config.patch(reorder_for_compute_comm_overlap=overlap),
+            cute_sharding.enabled(redistribution=True),
+        ):
+            _, (code,) = run_and_get_code(
+                compiled(program, False, "inductor"),
+                sharded((64, 64), [Shard(0)]),
+                torch.ones(64, 64),
+            )
+        return [
+            code.index(call)
+            for call in (
+                "_c10d_functional.all_to_all_single.default(",
+                "extern_kernels.mm(",
+                "wait_tensor.default(",
+            )
+        ]
 
     calls = order(True)
     assert calls == sorted(calls)
@@ -236,13 +301,19 @@ def test_a_wait_is_scheduled_after_compute_that_needs_nothing_of_it():
     assert start < wait < multiply
 
 
-# -- what goes in and out ----------------------------------------------------------------------------------------------------
+# -- what goes in and out --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize(
     "program",
-    [flatten, lambda x: x.transpose(0, 1), lambda x: x[:, None], lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1), lambda x: (flatten(x), x.permute(2, 0, 1))],
+    [
+        flatten,
+        lambda x: x.transpose(0, 1),
+        lambda x: x[:, None],
+        lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1),
+        lambda x: (flatten(x), x.permute(2, 0, 1)),
+    ],
     ids=["flatten", "transpose", "new dim", "expand", "two"],
 )
 def test_views_of_inputs_are_returned_with_their_gradients(program, dynamic):
@@ -251,15 +322,26 @@ def test_views_of_inputs_are_returned_with_their_gradients(program, dynamic):
     pairs = list(zip(actual, expected)) if isinstance(actual, tuple) else [(actual, expected)]
     for a, b in pairs:
         assert_same(a, b)
-        assert a.to_local().untyped_storage().data_ptr() == again.to_local().untyped_storage().data_ptr()
-        assert_same(*(torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)[0] for y, x in ((a, again), (b, given))))
+        assert (
+            a.to_local().untyped_storage().data_ptr()
+            == again.to_local().untyped_storage().data_ptr()
+        )
+        assert_same(
+            *(
+                torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)[0]
+                for y, x in ((a, again), (b, given))
+            )
+        )
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_what_a_view_made_goes_into_a_compiled_program(dynamic):
     given = flatten(sharded((3, 8, 6), [Shard(1)])).clone()
     assert isinstance(given.placements[0], _StridedShard)
-    assert_same(compiled(lambda x: x.view(3, -1, x.shape[1]) * 2, dynamic)(given), sharded((3, 8, 6), [Shard(1)]) * 2)
+    assert_same(
+        compiled(lambda x: x.view(3, -1, x.shape[1]) * 2, dynamic)(given),
+        sharded((3, 8, 6), [Shard(1)]) * 2,
+    )
 
 
 def test_views_by_size_and_stride():
@@ -281,19 +363,28 @@ def test_a_module_with_views_is_exported(strict):
     assert_same(program.module()(x), Module()(x))
 
 
-# -- switching ---------------------------------------------------------------------------------------------------------------
+# -- switching -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_switching_between_calls_is_seen_by_compiled_programs(dynamic):
-    """Torch refuses this view, of rows that do not divide; as a reshape of a whole tensor it is free in both."""
+    """Torch refuses this view, of rows that do not divide; as a reshape of a whole tensor it is
+    free in both.
+    """
     cute_sharding.disable()
 
     def program(x):
         return x.view(21) * 2
 
     def given():
-        return DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh_of(MESH), [Shard(0)], run_check=False, shape=torch.Size((7, 3)), stride=(3, 1))
+        return DTensor.from_local(
+            torch.arange(6.0).reshape(2, 3),
+            mesh_of(MESH),
+            [Shard(0)],
+            run_check=False,
+            shape=torch.Size((7, 3)),
+            stride=(3, 1),
+        )
 
     run = compiled(program, dynamic)
     for _ in range(2):
@@ -304,7 +395,9 @@ def test_switching_between_calls_is_seen_by_compiled_programs(dynamic):
 
 
 def test_a_mesh_of_a_process_group_that_is_gone_has_the_group_of_its_name():
-    """torch caches specs, and their meshes with them; a later process group has other groups of the same names."""
+    """torch caches specs, and their meshes with them; a later process group has other groups of the
+    same names.
+    """
     living = mesh_of(MESH).get_group(0)
 
     class Gone(torch.distributed.ProcessGroup):

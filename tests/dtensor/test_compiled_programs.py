@@ -1,4 +1,6 @@
-"""Where torch compiles a program of DTensor ops, whichever they are, it is compiled with our flags too: without an error, in no more graphs, to the same values."""
+"""Where torch compiles a program of DTensor ops, whichever they are, it is compiled with our flags
+too: without an error, in no more graphs, to the same values.
+"""
 
 import warnings
 from contextlib import nullcontext
@@ -16,14 +18,22 @@ from torch.utils._pytree import tree_leaves
 
 import cute_sharding
 
-FLAGS = {"views": {}, "redistribution": {"redistribution": True, "views": False}, "both": {"redistribution": True}}
+FLAGS = {
+    "views": {},
+    "redistribution": {"redistribution": True, "views": False},
+    "both": {"redistribution": True},
+}
 MODES = {"static": False, "automatic": None, "dynamic": True, "marked": None, "unbacked": None}
 
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     """Nothing from an earlier test or an earlier run."""
-    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False), warnings.catch_warnings():
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         yield
     torch._dynamo.reset()
@@ -38,7 +48,11 @@ class Outcome(NamedTuple):
 def marked(inputs, mode):
     for tensor in tree_leaves(inputs) if mode in ("marked", "unbacked") else ():
         if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 and tensor.shape[0] > 1:
-            (torch._dynamo.mark_dynamic if mode == "marked" else torch._dynamo.decorators.mark_unbacked)(tensor, 0)
+            (
+                torch._dynamo.mark_dynamic
+                if mode == "marked"
+                else torch._dynamo.decorators.mark_unbacked
+            )(tensor, 0)
     return inputs
 
 
@@ -51,12 +65,16 @@ def called(run, inputs, gradients):
     roots = [y for y in outputs if isinstance(y, torch.Tensor) and y.requires_grad]
     leaves = [x for x in tensors if x.requires_grad]
     if gradients and roots and leaves:
-        results += torch.autograd.grad(roots, leaves, [torch.ones_like(y) for y in roots], allow_unused=True)
+        results += torch.autograd.grad(
+            roots, leaves, [torch.ones_like(y) for y in roots], allow_unused=True
+        )
     return results
 
 
 def difference(actual, expected, *, values):
-    """In words; None where there is none. On the fake process group values are what one device would have, unless something is communicated."""
+    """In words; None where there is none. On the fake process group values are what one device
+    would have, unless something is communicated.
+    """
     if isinstance(expected, DTensor):
         if not isinstance(actual, DTensor):
             return f"{type(actual)} for a DTensor"
@@ -67,14 +85,18 @@ def difference(actual, expected, *, values):
         return None if actual == expected else f"{actual} for {expected}"
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return f"a local {actual.shape} {actual.dtype} for {expected.shape} {expected.dtype}"
-    return "values" if values and not torch.allclose(actual, expected, rtol=1e-4, atol=1e-5) else None
+    return (
+        "values" if values and not torch.allclose(actual, expected, rtol=1e-4, atol=1e-5) else None
+    )
 
 
 def outcome(program, mode, backend="aot_eager"):
     getattr(program.run, "prepare", lambda: None)()
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
-    gradients = program.gradients and mode != "unbacked"  # torch compares sizes of gradients to numbers
+    gradients = (
+        program.gradients and mode != "unbacked"
+    )  # torch compares sizes of gradients to numbers
     compiled = torch.compile(program.run, backend=counter, fullgraph=True, dynamic=MODES[mode])
     for sizes in program.sizes:
         with CommDebugMode() as communicated:
@@ -86,7 +108,10 @@ def outcome(program, mode, backend="aot_eager"):
             actual = called(compiled, marked(program.inputs(*sizes), mode), gradients)
         except Exception as error:
             return Outcome(counter.frame_count, f"{sizes}: {type(error).__name__} {error}")
-        found = [difference(a, e, values=not communicated.get_total_counts()) for a, e in zip(actual, expected, strict=True)]
+        found = [
+            difference(a, e, values=not communicated.get_total_counts())
+            for a, e in zip(actual, expected, strict=True)
+        ]
         if any(found):
             return Outcome(counter.frame_count, wrong=f"{sizes}: {found}")
     return Outcome(counter.frame_count)
@@ -100,7 +125,11 @@ def worse(stock, ours):
         return None
     if ours.error:
         return ours.error
-    return f"{ours.graphs} graphs for {stock.graphs}" if ours.graphs > stock.graphs and not stock.wrong else None
+    return (
+        f"{ours.graphs} graphs for {stock.graphs}"
+        if ours.graphs > stock.graphs and not stock.wrong
+        else None
+    )
 
 
 def compare(name, mode, flags, backend="aot_eager"):
@@ -112,8 +141,12 @@ def compare(name, mode, flags, backend="aot_eager"):
     return {flag: what for flag, what in found.items() if what}
 
 
-# Each program in one of the ways to compile it, the next one in the next: all of them in all ways take minutes, and find what one finds.
-CASES = [(name, list(MODES)[(i + 2) % len(MODES)], list(FLAGS)[i % len(FLAGS)]) for i, name in enumerate(PROGRAMS)]
+# Each program in one of the ways to compile it, the next one in the next: all of them in all ways
+# take minutes, and find what one finds.
+CASES = [
+    (name, list(MODES)[(i + 2) % len(MODES)], list(FLAGS)[i % len(FLAGS)])
+    for i, name in enumerate(PROGRAMS)
+]
 
 
 @pytest.mark.parametrize(("name", "mode", "flag"), CASES, ids=[" - ".join(case) for case in CASES])
@@ -125,18 +158,26 @@ def test_a_program_compiles_no_worse_than_on_torchs_own_rules(name, mode, flag):
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        ("rows by number", "dynamic"),  # an op with a list of tensors, met while another is decomposed
+        (
+            "rows by number",
+            "dynamic",
+        ),  # an op with a list of tensors, met while another is decomposed
         ("gathered, uneven", "dynamic"),  # sizes that do not divide
         ("mm, replicas", "unbacked"),  # strategies of unbacked sizes, compared
         ("mm, two mesh dims", "unbacked"),
-        ("local tensors of inputs that are views", "marked"),  # sizes of what a local tensor is a view of
+        (
+            "local tensors of inputs that are views",
+            "marked",
+        ),  # sizes of what a local tensor is a view of
     ],
 )
 def test_no_flag_makes_these_worse(name, mode):
     assert compare(name, mode, FLAGS) == {}
 
 
-@pytest.mark.parametrize("name", ["add a pending sum", "linear", "layer norm", "mutation of an input"])
+@pytest.mark.parametrize(
+    "name", ["add a pending sum", "linear", "layer norm", "mutation of an input"]
+)
 def test_programs_under_inductor(name):
     assert compare(name, "automatic", ["both"], "inductor") == {}
 

@@ -1,4 +1,6 @@
-"""Ops without a rule of their own: torch derives one by tracing the op's decomposition on a stand-in mesh of one device."""
+"""Ops without a rule of their own: torch derives one by tracing the op's decomposition on a
+stand-in mesh of one device.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ OPS = {
 @pytest.mark.parametrize("dim", range(4))
 @pytest.mark.parametrize("name", OPS)
 def test_what_is_right_on_one_device_is_not_taken_for_right_on_four(name, dim):
-    full = torch.arange(4.0 * 16 * 8 * 8).reshape(4, 16, 8, 8)  # rows of 2 on each device: torch's own rule needs them whole
+    full = torch.arange(4.0 * 16 * 8 * 8).reshape(
+        4, 16, 8, 8
+    )  # rows of 2 on each device: torch's own rule needs them whole
     want = OPS[name](full)
 
     def run():

@@ -1,4 +1,6 @@
-"""Whatever a program imports first, and whatever it uses first, it runs with each flag as it does without. Each program in a process of its own."""
+"""Whatever a program imports first, and whatever it uses first, it runs with each flag as it does
+without. Each program in a process of its own.
+"""
 
 import json
 import os
@@ -8,7 +10,12 @@ import sys
 import pytest
 from imports import IMPORTS, OPTIONS, PROGRAMS
 
-FLAGS = ("USE_CUTE_VIEW_PROPAGATION", "USE_CUTE_REDISTRIBUTION", "USE_CUTE_SHARDING", "USE_CUTE_IMPLICIT_REDISTRIBUTION")
+FLAGS = (
+    "USE_CUTE_VIEW_PROPAGATION",
+    "USE_CUTE_REDISTRIBUTION",
+    "USE_CUTE_SHARDING",
+    "USE_CUTE_IMPLICIT_REDISTRIBUTION",
+)
 PATIENCE = 300  # seconds, on a machine that has other work
 
 # Where the program has imported DTensor, however, the flag has done its work.
@@ -19,7 +26,8 @@ if __name__ == '__main__' and 'torch.distributed.tensor' in sys.modules:
     assert cute_sharding.is_enabled(), 'not switched on'
 """
 
-# Every import of torch begins with `import torch` itself: so once that is done, a fork is as good as a new process, and seconds faster. Two at a time.
+# Every import of torch begins with `import torch` itself: so once that is done, a fork is as good
+# as a new process, and seconds faster. Two at a time.
 FORKS = """
 import json, os, sys, torch, traceback
 programs, running, failed = json.load(open(sys.argv[1])), {}, {}
@@ -49,12 +57,23 @@ print(json.dumps(list(failed)))
 
 
 def environment(site, **flags):
-    result = {name: value for name, value in os.environ.items() if name not in (*FLAGS, "TORCH_DEVICE_BACKEND_AUTOLOAD")}
+    result = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (*FLAGS, "TORCH_DEVICE_BACKEND_AUTOLOAD")
+    }
     return {**result, "PYTHONPATH": site, **flags}
 
 
 def start(arguments, site, stdin=None, **flags):
-    return subprocess.run([sys.executable, *arguments], env=environment(site, **flags), capture_output=True, text=True, timeout=PATIENCE, input=stdin)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(site, **flags),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        input=stdin,
+    )
 
 
 def run(arguments, site, stdin=None, **flags):
@@ -66,19 +85,28 @@ def run(arguments, site, stdin=None, **flags):
 
 @pytest.mark.parametrize("flag", FLAGS[:2])
 def test_first_imports(flag, site, tmp_path):
-    failed, errors = forked({name: f"import {name}" + CHECK for name in IMPORTS}, site, tmp_path, **{flag: "1"})
+    failed, errors = forked(
+        {name: f"import {name}" + CHECK for name in IMPORTS}, site, tmp_path, **{flag: "1"}
+    )
     assert not failed, errors
 
 
 @pytest.mark.parametrize("flag", FLAGS[:2])
 def test_first_uses(flag, site, tmp_path):
-    failed, errors = forked({name: program + CHECK for name, program in PROGRAMS.items() if "__main__" not in program}, site, tmp_path, **{flag: "1"})
+    failed, errors = forked(
+        {name: program + CHECK for name, program in PROGRAMS.items() if "__main__" not in program},
+        site,
+        tmp_path,
+        **{flag: "1"},
+    )
     for name in failed:
         assert_fails_so_without(PROGRAMS[name], site, tmp_path, errors)
 
 
 @pytest.mark.parametrize("flag", FLAGS[:2])
-@pytest.mark.parametrize("name", [name for name, program in PROGRAMS.items() if "__main__" in program])
+@pytest.mark.parametrize(
+    "name", [name for name, program in PROGRAMS.items() if "__main__" in program]
+)
 def test_first_uses_by_files(name, flag, site, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAMS[name] + CHECK)
@@ -108,5 +136,11 @@ def test_options_of_the_interpreter(name, site):
 
 
 def test_an_interactive_session(site):
-    lines = ["import torch", "import torch._dynamo", "import cute_sharding", "print('on', cute_sharding.is_enabled(), flush=True)", ""]
+    lines = [
+        "import torch",
+        "import torch._dynamo",
+        "import cute_sharding",
+        "print('on', cute_sharding.is_enabled(), flush=True)",
+        "",
+    ]
     assert "on True" in run(["-i", "-q"], site, "\n".join(lines), USE_CUTE_SHARDING="1").stdout

@@ -1,4 +1,6 @@
-"""Programs on every rank at once: what each rank holds after an op is its slice of what one device would compute."""
+"""Programs on every rank at once: what each rank holds after an op is its slice of what one device
+would compute.
+"""
 
 import random
 from collections import Counter
@@ -19,7 +21,9 @@ MESHES = [(2,), (3,), (8,), (2, 2), (2, 3), (1, 2), (2, 2, 2)]
 
 
 def draw(rng, mesh):
-    """A tensor's shape and cuts: uneven, strided, with more devices than rows, several mesh dims on one dim."""
+    """A tensor's shape and cuts: uneven, strided, with more devices than rows, several mesh dims on
+    one dim.
+    """
     shape = rng.choice(shapes_of(rng.choice((1, 2, 4, 6, 7, 8, 12, 16, 18, 24, 30))))
     cuts = []
     for _ in mesh:
@@ -68,13 +72,33 @@ def test_view_with_implicit_redistribution(mesh):
             if carry(view_of(shape, reshape(shape, target)), cuts, mesh).blocked is None:
                 continue
             full = number(shape)
-            assert_holds(distribute(full, mesh, placements_of(cuts)).view(target), full.view(target))
+            assert_holds(
+                distribute(full, mesh, placements_of(cuts)).view(target), full.view(target)
+            )
             done += 1
         outcomes = cute_sharding.stats()["view.default"]
-    assert outcomes["redistribution"] > 10 and outcomes["refused"] == outcomes["algebra"] == outcomes["tracing"] == 0
+    assert (
+        outcomes["redistribution"] > 10
+        and outcomes["refused"] == outcomes["algebra"] == outcomes["tracing"] == 0
+    )
 
 
-OPS = ["permute", "transpose", "movedim", "expand", "repeat", "tile", "unsqueeze", "squeeze", "flatten", "unflatten", "ravel", "view_as_real", "view_as_complex", "atleast"]
+OPS = [
+    "permute",
+    "transpose",
+    "movedim",
+    "expand",
+    "repeat",
+    "tile",
+    "unsqueeze",
+    "squeeze",
+    "flatten",
+    "unflatten",
+    "ravel",
+    "view_as_real",
+    "view_as_complex",
+    "atleast",
+]
 
 
 def arguments(rng, name, shape):
@@ -85,7 +109,12 @@ def arguments(rng, name, shape):
     if name in ("transpose", "movedim"):
         return (rng.randrange(ndim), rng.randrange(-ndim, 0)) if ndim else None
     if name == "expand":
-        return ([*rng.choice(([], [2], [1, 3])), *(n if n > 1 else rng.choice((1, 2, 3)) for n in shape)],)
+        return (
+            [
+                *rng.choice(([], [2], [1, 3])),
+                *(n if n > 1 else rng.choice((1, 2, 3)) for n in shape),
+            ],
+        )
     if name == "repeat":
         return ([*rng.choice(([], [2], [1, 2])), *(rng.choice((1, 1, 2, 3)) for _ in shape)],)
     if name == "tile":
@@ -165,8 +194,11 @@ def test_gradients_of_other_ops(name):
     with ranks_of(mesh), cute_sharding.enabled():
         while done < 10:
             shape, cuts = draw(rng, mesh)
-            # Dims of one row stay whole: summing what was expanded is not a view's business, nor is squeezing a dim that some ranks lack.
-            cuts = tuple(None if cut is None or shape[cut[0]] == 1 or cut[1] > 1 else cut for cut in cuts)
+            # Dims of one row stay whole: summing what was expanded is not a view's business, nor is
+            # squeezing a dim that some ranks lack.
+            cuts = tuple(
+                None if cut is None or shape[cut[0]] == 1 or cut[1] > 1 else cut for cut in cuts
+            )
             args = arguments(rng, name, shape)
             if args is None:
                 continue
@@ -180,10 +212,19 @@ def test_gradients_of_other_ops(name):
             done += 1
 
 
-# -- pending reductions -----------------------------------------------------------------------------------------------------
+# -- pending reductions ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, args", [("view", (24,)), ("permute", ((1, 0),)), ("repeat", (2, 1)), ("unsqueeze", (0,)), ("view_as_real", ())])
+@pytest.mark.parametrize(
+    "name, args",
+    [
+        ("view", (24,)),
+        ("permute", ((1, 0),)),
+        ("repeat", (2, 1)),
+        ("unsqueeze", (0,)),
+        ("view_as_real", ()),
+    ],
+)
 def test_a_pending_sum_is_carried(name, args):
     full = number((4, 6))
     if name == "view_as_real":
@@ -196,7 +237,9 @@ def test_a_pending_sum_is_carried(name, args):
         assert (result.full_tensor().reconcile() == run(name, 2 * full, args)).all()
 
 
-@pytest.mark.parametrize("reduce_op, carried", [("sum", True), ("avg", True), ("max", False), ("min", False)])
+@pytest.mark.parametrize(
+    "reduce_op, carried", [("sum", True), ("avg", True), ("max", False), ("min", False)]
+)
 def test_complex_numbers_have_no_largest(reduce_op, carried):
     full = number((4, 3, 2))
     with ranks_of((2, 2)), cute_sharding.enabled():
@@ -206,7 +249,7 @@ def test_complex_numbers_have_no_largest(reduce_op, carried):
         assert (torch.view_as_real(result.full_tensor().reconcile()) == times * full).all()
 
 
-# -- corners ----------------------------------------------------------------------------------------------------------------
+# -- corners ---------------------------------------------------------------------------------------
 
 
 CORNERS = [
@@ -224,7 +267,11 @@ CORNERS = [
 ]
 
 
-@pytest.mark.parametrize("shape, target, mesh, cuts", [corner[1:] for corner in CORNERS], ids=[corner[0] for corner in CORNERS])
+@pytest.mark.parametrize(
+    "shape, target, mesh, cuts",
+    [corner[1:] for corner in CORNERS],
+    ids=[corner[0] for corner in CORNERS],
+)
 def test_corners(shape, target, mesh, cuts):
     full = number(shape)
     is_free = carry(view_of(shape, reshape(shape, target)), cuts, mesh).blocked is None
@@ -235,9 +282,14 @@ def test_corners(shape, target, mesh, cuts):
         assert outcomes["redistribution"] == (not is_free)
 
 
-@pytest.mark.parametrize("shape, target", [((4, 8, 6), (32, 6)), ((4, 6), (-1,)), ((4, 6), (4, 3, 2)), ((7, 3), (21,)), ((4, 6), (4, 6))])
+@pytest.mark.parametrize(
+    "shape, target",
+    [((4, 8, 6), (32, 6)), ((4, 6), (-1,)), ((4, 6), (4, 3, 2)), ((7, 3), (21,)), ((4, 6), (4, 6))],
+)
 def test_reshape_reaches_its_own_row_in_inference_mode(shape, target):
-    """Elsewhere it decomposes to view before it is dispatched; here it comes as it is, and may redistribute."""
+    """Elsewhere it decomposes to view before it is dispatched; here it comes as it is, and may
+    redistribute.
+    """
     full = number(shape)
     with torch.inference_mode(), ranks_of((2,)), cute_sharding.enabled():
         cute_sharding.reset_stats()
@@ -248,7 +300,14 @@ def test_reshape_reaches_its_own_row_in_inference_mode(shape, target):
 @pytest.mark.parametrize("args", [(), (1,), ((1, 2),)], ids=str)
 def test_squeeze_in_place(args):
     """On the first rank alone: it changes the tensor's own placements."""
-    tensor = DTensor.from_local(torch.arange(8.0).reshape(4, 1, 2), mesh_of((2,)), [Shard(2)], run_check=False, shape=torch.Size((4, 1, 4)), stride=(4, 4, 1))
+    tensor = DTensor.from_local(
+        torch.arange(8.0).reshape(4, 1, 2),
+        mesh_of((2,)),
+        [Shard(2)],
+        run_check=False,
+        shape=torch.Size((4, 1, 4)),
+        stride=(4, 4, 1),
+    )
     with cute_sharding.enabled():
         assert tensor.squeeze_(*args) is tensor
     assert tensor.shape == (4, 4) and tensor.placements == (Shard(1),)
@@ -269,7 +328,9 @@ def test_a_dim_that_is_squeezed_away_must_be_whole():
 
 
 def test_strided_shards_come_and_go():
-    """Flatten makes a _StridedShard of a Shard of a later dim; the view back makes it a Shard again."""
+    """Flatten makes a _StridedShard of a Shard of a later dim; the view back makes it a Shard
+    again.
+    """
     full = number((4, 8, 6))
     with ranks_of((4,)), cute_sharding.enabled():
         tensor = distribute(full, (4,), [Shard(1)])
@@ -280,8 +341,19 @@ def test_strided_shards_come_and_go():
 
 
 @pytest.mark.parametrize("cut", [(1, 1), (1, 3), (2, 1)])
-@pytest.mark.parametrize("name, args", [("repeat", (2, 3, 2)), ("expand", (0, 10, 5)), ("permute", ((2, 0, 1),)), ("view", (10, 0)), ("view", (0, 2, 5))])
+@pytest.mark.parametrize(
+    "name, args",
+    [
+        ("repeat", (2, 3, 2)),
+        ("expand", (0, 10, 5)),
+        ("permute", ((2, 0, 1),)),
+        ("view", (10, 0)),
+        ("view", (0, 2, 5)),
+    ],
+)
 def test_empty_tensors_have_the_local_shapes_that_the_local_op_makes(name, args, cut):
     full = number((0, 10, 1))
     with ranks_of((4,)), cute_sharding.enabled():
-        assert_holds(run(name, distribute(full, (4,), placements_of((cut,))), args), run(name, full, args))
+        assert_holds(
+            run(name, distribute(full, (4,), placements_of((cut,))), args), run(name, full, args)
+        )

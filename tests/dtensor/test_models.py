@@ -1,4 +1,6 @@
-"""torch's test transformer, trained over four gloo processes by programs that never name this package (models_program.py): each flag against torch without any, and torch against one device."""
+"""torch's test transformer, trained over four gloo processes by programs that never name this
+package (models_program.py): each flag against torch without any, and torch against one device.
+"""
 
 import os
 import signal
@@ -15,15 +17,22 @@ from cute_sharding import _autoload
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 300  # for the slowest of machines; what waits for ever fails sooner, by the timeout of its process group
+# for the slowest of machines; what waits for ever fails sooner, by the timeout of its process group
+SECONDS = 300
 CLOSE = 1e-5
-VIEWS, REDISTRIBUTION, BOTH = _autoload.FLAG, _autoload.REDISTRIBUTION_FLAG, _autoload.EVERYTHING_FLAG
+VIEWS, REDISTRIBUTION, BOTH = (
+    _autoload.FLAG,
+    _autoload.REDISTRIBUTION_FLAG,
+    _autoload.EVERYTHING_FLAG,
+)
 FLAGS = (VIEWS, BOTH)
 SAVING = [name for name, program in PROGRAMS.items() if program.saves]
 
 
 class Runs:
-    """What the programs give by the flag that is set, on each rank. The programs run together, when the first of them is asked for."""
+    """What the programs give by the flag that is set, on each rank. The programs run together, when
+    the first of them is asked for.
+    """
 
     def __init__(self, site, folder):
         self.site, self.folder, self.results = site, folder, {}
@@ -38,11 +47,27 @@ class Runs:
     def run(self, flag):
         folder = self.folder / str(flag)
         folder.mkdir()
-        ours = (VIEWS, REDISTRIBUTION, BOTH, _autoload.IMPLICIT_FLAG, "TORCH_DEVICE_BACKEND_AUTOLOAD")
+        ours = (
+            VIEWS,
+            REDISTRIBUTION,
+            BOTH,
+            _autoload.IMPLICIT_FLAG,
+            "TORCH_DEVICE_BACKEND_AUTOLOAD",
+        )
         environment = {name: value for name, value in os.environ.items() if name not in ours}
-        environment |= {"PYTHONPATH": self.site, "OMP_NUM_THREADS": "1", **({flag: "1"} if flag else {})}
+        environment |= {
+            "PYTHONPATH": self.site,
+            "OMP_NUM_THREADS": "1",
+            **({flag: "1"} if flag else {}),
+        }
         with open(folder / "output.txt", "w") as output:
-            process = subprocess.Popen([sys.executable, models_program.__file__, str(folder), *PROGRAMS], env=environment, stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                [sys.executable, models_program.__file__, str(folder), *PROGRAMS],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
             try:
                 code = process.wait(SECONDS)
             except subprocess.TimeoutExpired:
@@ -57,13 +82,20 @@ class Runs:
 
 
 def what_failed(folder, code):
-    """The traceback of the rank that failed first and by itself: the others then fail as well, by what they do not receive, and their backend says so."""
-    errors = sorted((path.read_text().split("\n", 1) for path in folder.glob("error*.txt")), key=lambda parts: float(parts[0]))
+    """The traceback of the rank that failed first and by itself: the others then fail as well, by
+    what they do not receive, and their backend says so.
+    """
+    errors = sorted(
+        (path.read_text().split("\n", 1) for path in folder.glob("error*.txt")),
+        key=lambda parts: float(parts[0]),
+    )
     output = (folder / "output.txt").read_text()
     own = [text for _, text in errors if "gloo" not in text.strip().rpartition("\n")[2]]
     if own:
         return own[0]
-    crashes = [output.find(sign) for sign in ("terminate called", "Fatal Python error") if sign in output]  # a rank that dies in C++ leaves nothing else
+    crashes = [
+        output.find(sign) for sign in ("terminate called", "Fatal Python error") if sign in output
+    ]  # a rank that dies in C++ leaves nothing else
     if crashes:
         return output[min(crashes) :][:5000]
     return errors[0][1] if errors else f"exit code {code}\n{output[-5000:]}"
@@ -78,7 +110,12 @@ def leaves(value, name=""):
     """(name, tensor) of everything in a result but the counts."""
     if not isinstance(value, dict):
         return [(name, value)]
-    return [leaf for key, part in value.items() if key != "collectives" for leaf in leaves(part, f"{name} {key}")]
+    return [
+        leaf
+        for key, part in value.items()
+        if key != "collectives"
+        for leaf in leaves(part, f"{name} {key}")
+    ]
 
 
 def assert_same(result, expected, case, close=0.0):
@@ -86,11 +123,17 @@ def assert_same(result, expected, case, close=0.0):
     result, expected = leaves(result), leaves(expected)
     assert [name for name, _ in result] == [name for name, _ in expected] and expected, case
     for (name, x), (_, y) in zip(result, expected):
-        assert x.shape == y.shape and x.dtype == y.dtype and y.isfinite().all(), f"{case}{name}: {x} is not {y}"
+        assert x.shape == y.shape and x.dtype == y.dtype and y.isfinite().all(), (
+            f"{case}{name}: {x} is not {y}"
+        )
         if close == 0:
-            assert torch.equal(x, y), f"{case}{name}: off by {(x - y).abs().max()}, of {y.abs().max()}"
+            assert torch.equal(x, y), (
+                f"{case}{name}: off by {(x - y).abs().max()}, of {y.abs().max()}"
+            )
         else:
-            assert (x - y).abs().max() <= close * y.abs().max(), f"{case}{name}: off by {(x - y).abs().max()}, of {y.abs().max()}"
+            assert (x - y).abs().max() <= close * y.abs().max(), (
+                f"{case}{name}: off by {(x - y).abs().max()}, of {y.abs().max()}"
+            )
 
 
 def differs(parameters, others):
@@ -98,24 +141,38 @@ def differs(parameters, others):
 
 
 def test_the_flags_are_all_that_is_different(runs):
-    loaded = {flag: ["cute_sharding.dtensor" in result["modules"] for result in runs(flag)] for flag in (None, *FLAGS)}
+    loaded = {
+        flag: ["cute_sharding.dtensor" in result["modules"] for result in runs(flag)]
+        for flag in (None, *FLAGS)
+    }
     assert loaded == {None: [False] * WORLD} | {flag: [True] * WORLD for flag in FLAGS}
     assert "cute" not in Path(models_program.__file__).read_text()
 
 
-@pytest.mark.parametrize("name", [name for name, program in PROGRAMS.items() if not program.arguments["dropout_p"]])
+@pytest.mark.parametrize(
+    "name", [name for name, program in PROGRAMS.items() if not program.arguments["dropout_p"]]
+)
 def test_torch_is_right_by_itself(runs, name):
-    """Else there would be nothing to compare with. (What dropout drops is drawn otherwise on shards than on one device.)"""
+    """Else there would be nothing to compare with. (What dropout drops is drawn otherwise on shards
+    than on one device.)
+    """
     expected = models_program.alone(name)
     for rank, result in enumerate(runs()):
-        assert_same({key: result[name][key] for key in ("losses", "norms", "parameters")}, expected, f"rank {rank}", CLOSE)
+        assert_same(
+            {key: result[name][key] for key in ("losses", "norms", "parameters")},
+            expected,
+            f"rank {rank}",
+            CLOSE,
+        )
         assert differs(result[name]["parameters"], dict(PROGRAMS[name].model().named_parameters()))
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_trains_as_with_torch(runs, name, flag):
-    """Losses, norms, parameters and what is saved and loaded: the same, to the last bit where redistribution is torch's own. It sums in another order than ours may."""
+    """Losses, norms, parameters and what is saved and loaded: the same, to the last bit where
+    redistribution is torch's own. It sums in another order than ours may.
+    """
     for rank, (result, stock) in enumerate(zip(runs(flag), runs(), strict=True)):
         assert_same(result[name], stock[name], f"rank {rank}", 0.0 if flag == VIEWS else CLOSE)
 
@@ -124,22 +181,36 @@ def test_trains_as_with_torch(runs, name, flag):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_step_communicates_more(runs, name, flag):
     for rank, (result, stock) in enumerate(zip(runs(flag), runs(), strict=True)):
-        for step, (counts, most) in enumerate(zip(result[name]["collectives"], stock[name]["collectives"], strict=True)):
-            assert 0 < sum(counts.values()) <= sum(most.values()), f"rank {rank}, step {step}: {counts} for {most}"
+        for step, (counts, most) in enumerate(
+            zip(result[name]["collectives"], stock[name]["collectives"], strict=True)
+        ):
+            assert 0 < sum(counts.values()) <= sum(most.values()), (
+                f"rank {rank}, step {step}: {counts} for {most}"
+            )
             if flag == VIEWS:
-                assert counts == most or sum(counts.values()) < sum(most.values()), f"rank {rank}, step {step}: {counts} for {most}"
+                assert counts == most or sum(counts.values()) < sum(most.values()), (
+                    f"rank {rank}, step {step}: {counts} for {most}"
+                )
 
 
 def test_redistribution_is_by_plan(runs):
     """The comparisons above are of something: with the flag, other collectives do it."""
-    assert all(result[name]["collectives"] != stock[name]["collectives"] for result, stock in zip(runs(BOTH), runs()) for name in ("sp", "sp, uneven"))
+    assert all(
+        result[name]["collectives"] != stock[name]["collectives"]
+        for result, stock in zip(runs(BOTH), runs())
+        for name in ("sp", "sp, uneven")
+    )
 
 
 @pytest.mark.parametrize("flag", [None, *FLAGS])
 @pytest.mark.parametrize("name", SAVING)
 def test_checkpoints_come_back(runs, name, flag):
     for rank, result in enumerate(runs(flag)):
-        trained, state, restored = result[name]["parameters"], result[name]["state"], result[name]["restored"]
+        trained, state, restored = (
+            result[name]["parameters"],
+            result[name]["state"],
+            result[name]["restored"],
+        )
         assert_same(restored["whole"], trained, f"rank {rank}: the full state dict")
         assert differs(trained, restored["changed"])
         assert_same(restored["loaded"], trained, f"rank {rank}: loaded")
@@ -149,5 +220,7 @@ def test_checkpoints_come_back(runs, name, flag):
         assert_same(restored["changed again"], restored["changed"], f"rank {rank}: onward")
         if "other" in restored:
             assert differs(trained, restored["other"])
-            assert_same(restored["loaded whole"], trained, f"rank {rank}: loaded from the full state dict")
+            assert_same(
+                restored["loaded whole"], trained, f"rank {rank}: loaded from the full state dict"
+            )
     assert ("other" in restored) == (name != "fsdp, tp, uneven")

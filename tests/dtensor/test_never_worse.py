@@ -1,4 +1,6 @@
-"""Programs that run rightly on torch's own rules run rightly with every flag: views one after the other, squeezes in place, redistributions between them, and their gradients."""
+"""Programs that run rightly on torch's own rules run rightly with every flag: views one after the
+other, squeezes in place, redistributions between them, and their gradients.
+"""
 
 import random
 import sys
@@ -6,7 +8,16 @@ import sys
 import pytest
 import torch
 from drawing import draw_cuts, draw_op, shapes
-from simulation import assert_holds, distribute, mesh_of, number, placement_of, placements_of, plain, ranks_of
+from simulation import (
+    assert_holds,
+    distribute,
+    mesh_of,
+    number,
+    placement_of,
+    placements_of,
+    plain,
+    ranks_of,
+)
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -35,7 +46,9 @@ def draw_step(rng, tensor, mesh):
     if kind < 0.2:
         return "pointwise", ()
     if kind < 0.3 and ndim:
-        return "redistribute", [placement_of(cut and (cut[0], 1)) for cut in draw_cuts(rng, mesh, tuple(tensor.shape))]
+        return "redistribute", [
+            placement_of(cut and (cut[0], 1)) for cut in draw_cuts(rng, mesh, tuple(tensor.shape))
+        ]
     if kind < 0.42 and ndim:
         return "squeeze_", rng.choice([(), (rng.randrange(-ndim, ndim),)])
     return draw_op(rng, tensor)
@@ -65,7 +78,10 @@ def test_drawn_programs(mesh):
     right = 0
     for _ in range(30):
         shape = rng.choice(shapes(rng.choice((1, 6, 7, 8, 9, 12, 16, 24, 36))))
-        placements = placements_of(cut if cut is None or rng.random() < 0.2 else (cut[0], 1) for cut in draw_cuts(rng, mesh, shape))
+        placements = placements_of(
+            cut if cut is None or rng.random() < 0.2 else (cut[0], 1)
+            for cut in draw_cuts(rng, mesh, shape)
+        )
         single = number(shape).requires_grad_()
         with plain():
             program, result = draw_program(rng, single, mesh)
@@ -83,15 +99,19 @@ def test_drawn_programs(mesh):
                     try:
                         run(*case)
                     except Exception as error:
-                        raise AssertionError(f"{flags}: {shape} as {placements} on {mesh}: {program}") from error
+                        raise AssertionError(
+                            f"{flags}: {shape} as {placements} on {mesh}: {program}"
+                        ) from error
     assert right >= 8
 
 
-# -- views that torch redistributes for ----------------------------------------------------------------------------------------
+# -- views that torch redistributes for ------------------------------------------------------------
 
 
 def test_a_view_is_not_refused_that_comes_after_one_that_torch_redistributes_for():
-    """Torch gathers for the first view, though it is free; after it the second is free on torch, and not here."""
+    """Torch gathers for the first view, though it is free; after it the second is free on torch,
+    and not here.
+    """
     full = number((6, 4))
     with ranks_of((2,)):
         first = distribute(full, (2,), [S(1)]).view(2, 12)
@@ -108,7 +128,14 @@ def test_a_view_is_refused_where_torch_refuses_it_and_nothing_has_diverged():
     with cute_sharding.enabled():
         for _ in range(2):
             with pytest.raises(RuntimeError, match="cannot be done without communication"):
-                DTensor.from_local(torch.zeros(6, 3), mesh_of((2,)), [S(1)], run_check=False, shape=(6, 6), stride=(6, 1)).view(6, 3, 2)
+                DTensor.from_local(
+                    torch.zeros(6, 3),
+                    mesh_of((2,)),
+                    [S(1)],
+                    run_check=False,
+                    shape=(6, 6),
+                    stride=(6, 1),
+                ).view(6, 3, 2)
 
 
 def test_the_ledger_asks_once_and_only_when_it_must():
@@ -133,7 +160,9 @@ def test_the_ledger_asks_once_and_only_when_it_must():
 
 
 def test_without_a_word_views_go_where_torchs_go():
-    """A view that may communicate leaves what torch would leave, whatever is cheaper; "cheapest" is a choice."""
+    """A view that may communicate leaves what torch would leave, whatever is cheaper; "cheapest" is
+    a choice.
+    """
     rule = _view_ops.view_groups((4, 6), (4, 3, 2))
     for strict in (False, True):
         if strict:
@@ -141,12 +170,22 @@ def test_without_a_word_views_go_where_torchs_go():
                 propagate_shape_and_sharding([S(1)], (4, 6), rule, (2,), True)
         else:
             assert propagate_shape_and_sharding([S(1)], (4, 6), rule, (2,), False) == ((R,), [R])
-    tensor = DTensor.from_local(torch.zeros(2, 3), mesh_of((2, 2)), [S(0), S(1)], run_check=False, shape=(4, 6), stride=(6, 1))
+    tensor = DTensor.from_local(
+        torch.zeros(2, 3),
+        mesh_of((2, 2)),
+        [S(0), S(1)],
+        run_check=False,
+        shape=(4, 6),
+        stride=(6, 1),
+    )
     with cute_sharding.enabled(implicit_redistribution="replicate"):
         assert tensor.view(4, 3, 2).placements == (S(0), R)
     with cute_sharding.enabled(implicit_redistribution="cheapest"):
         assert tensor.view(4, 3, 2).placements != (S(0), R)
-    with pytest.raises(ValueError, match="implicit_redistribution='nearest' is none of False, True, 'cheapest', 'replicate'"):
+    with pytest.raises(
+        ValueError,
+        match="implicit_redistribution='nearest' is none of False, True, 'cheapest', 'replicate'",
+    ):
         cute_sharding.enable(implicit_redistribution="nearest")
 
 
@@ -159,14 +198,21 @@ def test_without_a_word_views_go_where_torchs_go():
 )
 def test_what_torch_refuses_too_is_refused_in_its_words(shape, placements, mesh, target, words):
     local = [-(-n // mesh[0]) if d == 0 else n for d, n in enumerate(shape)]
-    tensor = DTensor.from_local(torch.zeros(local), mesh_of(mesh), placements, run_check=False, shape=shape, stride=torch.empty(shape).stride())
+    tensor = DTensor.from_local(
+        torch.zeros(local),
+        mesh_of(mesh),
+        placements,
+        run_check=False,
+        shape=shape,
+        stride=torch.empty(shape).stride(),
+    )
     with pytest.raises(RuntimeError, match=words):
         tensor.view(target)
     with cute_sharding.enabled(), pytest.raises(RuntimeError, match=words):
         tensor.view(target)
 
 
-# -- squeezes in place ----------------------------------------------------------------------------------------------------------
+# -- squeezes in place -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
@@ -191,7 +237,11 @@ def test_squeezed_in_place(shape, placements, mesh, dims, flags):
         tensor = distribute(full, mesh, placements)
         result = tensor.squeeze_(*dims)
         expected = full.squeeze(*dims)
-        assert result is tensor and tensor.shape == tensor._spec.shape == expected.shape and tensor.stride() == expected.stride()
+        assert (
+            result is tensor
+            and tensor.shape == tensor._spec.shape == expected.shape
+            and tensor.stride() == expected.stride()
+        )
         if not any(isinstance(p, Partial) for p in placements):
             assert_holds(tensor, expected)
             assert_holds(tensor + 1, expected + 1)
@@ -201,7 +251,9 @@ def test_squeezed_in_place(shape, placements, mesh, dims, flags):
 @pytest.mark.parametrize("implicit", [False, "replicate", "cheapest"])
 @pytest.mark.parametrize("dims", [(), (0,), ((0, 1),)], ids=str)
 def test_a_squeeze_in_place_moves_nothing(dims, implicit):
-    """Also where views may: the local tensor would stay what it is, under the placements of another."""
+    """Also where views may: the local tensor would stay what it is, under the placements of
+    another.
+    """
     with ranks_of((2,)), cute_sharding.enabled(implicit_redistribution=implicit):
         tensor = distribute(number((1, 1, 8)), (2,), [S(0)])
         with pytest.raises(RuntimeError, match="cannot be done without communication"):
@@ -214,7 +266,10 @@ def test_a_squeeze_in_place_moves_nothing(dims, implicit):
 def test_a_vector_times_a_matrix(flags):
     """Torch squeezes in place here."""
     with ranks_of((4,)), cute_sharding.enabled(**flags):
-        x, w = distribute(number((8,)), (4,), [S(0)], requires_grad=True), distribute(number((8, 3)), (4,), [S(0)])
+        x, w = (
+            distribute(number((8,)), (4,), [S(0)], requires_grad=True),
+            distribute(number((8, 3)), (4,), [S(0)]),
+        )
         product = x @ w
         assert product.shape == (3,)
         assert_holds((product + 1).redistribute(placements=[R]), number((8,)) @ number((8, 3)) + 1)
@@ -231,10 +286,18 @@ def test_a_tensor_that_torch_has_squeezed_can_be_moved():
             assert_holds(tensor.redistribute(placements=[S(2)]), number((4, 1, 6)))
 
 
-# -- redistributions with the view flag alone -------------------------------------------------------------------------------------
+# -- redistributions with the view flag alone ------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape, placements, target", [((7, 2, 3), [S(1), R, R], (2, 21)), ((2, 8, 3), [S(2)] * 3, (2, 24)), ((5, 3, 4), [S(0), S(1), S(1)], (15, 4))], ids=str)
+@pytest.mark.parametrize(
+    "shape, placements, target",
+    [
+        ((7, 2, 3), [S(1), R, R], (2, 21)),
+        ((2, 8, 3), [S(2)] * 3, (2, 24)),
+        ((5, 3, 4), [S(0), S(1), S(1)], (15, 4)),
+    ],
+    ids=str,
+)
 def test_what_torch_plans_apart_on_each_rank_is_moved_by_plan(shape, placements, target):
     mesh = (2, 2, 2)
     with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution=True):
@@ -246,14 +309,28 @@ def test_what_is_left_to_torch():
     mesh = mesh_of((2, 2))
 
     def spec(*placements, order=False, shape=(12, 8)):
-        return compat.with_shape(compat.DTensorSpec(mesh, tuple(placements), use_strided_shard_as_shard_order=order), shape)
+        return compat.with_shape(
+            compat.DTensorSpec(mesh, tuple(placements), use_strided_shard_as_shard_order=order),
+            shape,
+        )
 
     assert is_torchs(spec(S(0), S(0), shape=(7, 3)), spec(R, R, shape=(7, 3))), "nothing but Shard"
-    assert is_torchs(spec(_StridedShard(0, split_factor=2), S(0), order=True), spec(R, R)), "a shard order, as FSDP over tensor parallelism has"
-    assert is_torchs(spec(_StridedShard(0, split_factor=2), S(0), order=True, shape=(7, 8)), spec(R, R, shape=(7, 8)))
-    assert not is_torchs(spec(_StridedShard(0, split_factor=3), S(0), order=True), spec(R, R)), "no shard order has this split factor"
-    assert is_torchs(spec(_StridedShard(0, split_factor=2), R), spec(R, R)), "of a view, even: torch moves it rightly"
-    assert not is_torchs(spec(_StridedShard(0, split_factor=2), S(0), shape=(7, 8)), spec(R, R, shape=(7, 8))), "of a view, uneven and nested"
+    assert is_torchs(spec(_StridedShard(0, split_factor=2), S(0), order=True), spec(R, R)), (
+        "a shard order, as FSDP over tensor parallelism has"
+    )
+    assert is_torchs(
+        spec(_StridedShard(0, split_factor=2), S(0), order=True, shape=(7, 8)),
+        spec(R, R, shape=(7, 8)),
+    )
+    assert not is_torchs(spec(_StridedShard(0, split_factor=3), S(0), order=True), spec(R, R)), (
+        "no shard order has this split factor"
+    )
+    assert is_torchs(spec(_StridedShard(0, split_factor=2), R), spec(R, R)), (
+        "of a view, even: torch moves it rightly"
+    )
+    assert not is_torchs(
+        spec(_StridedShard(0, split_factor=2), S(0), shape=(7, 8)), spec(R, R, shape=(7, 8))
+    ), "of a view, uneven and nested"
 
 
 def test_redistributions_are_counted():
@@ -265,8 +342,17 @@ def test_redistributions_are_counted():
                 tensor.redistribute(placements=[S(1), S(0)])
             plan = cute_sharding.plan_redistribution((6, 5), (2, 2), [S(0), S(1)], [S(1), S(0)])
             moved = cute_sharding.stats(reset=True)["redistribute"]
-        assert {name: moved[name] for name in ("plan", "stock", "collectives")} == {"plan": 2, "stock": 0, "collectives": 2}
-        assert moved["received_elements"] == 2 * plan.received_elements < moved["stock_received_elements"] and moved["compared"] == 2
+        assert {name: moved[name] for name in ("plan", "stock", "collectives")} == {
+            "plan": 2,
+            "stock": 0,
+            "collectives": 2,
+        }
+        assert (
+            moved["received_elements"]
+            == 2 * plan.received_elements
+            < moved["stock_received_elements"]
+            and moved["compared"] == 2
+        )
         assert cute_sharding.stats() == {}
 
 

@@ -1,4 +1,6 @@
-"""Ops beside views on cuts that only views make: values and gradients as on one device, whatever the cut; and what has no signature gets what torch would have had."""
+"""Ops beside views on cuts that only views make: values and gradients as on one device, whatever
+the cut; and what has no signature gets what torch would have had.
+"""
 
 import random
 
@@ -26,7 +28,9 @@ def values(*shape):
     """Small numbers, no two of which are equal."""
     with plain():
         n = torch.Size(shape).numel()
-        return ((torch.arange(float(n)) * 7919 % 101 + torch.arange(float(n)) / 1000) / 50 - 1).reshape(shape)
+        return (
+            (torch.arange(float(n)) * 7919 % 101 + torch.arange(float(n)) / 1000) / 50 - 1
+        ).reshape(shape)
 
 
 def index(*shape, below):
@@ -74,12 +78,19 @@ PROGRAMS = {
     "gather": (lambda x, i: x.gather(1, i), (4, 6), index(4, 3, below=6)),
     "scatter_add": (lambda x, i, s: x.scatter_add(1, i, s), (4, 6), index(4, 3, below=6), (4, 3)),
     "gather of one row": (lambda x, i: x.gather(1, i), (4, 6), index(1, 3, below=6)),
-    "scatter to one row": (lambda x, i: x.detach().scatter(1, i, 5.0), (4, 6), index(1, 3, below=6)),
+    "scatter to one row": (
+        lambda x, i: x.detach().scatter(1, i, 5.0),
+        (4, 6),
+        index(1, 3, below=6),
+    ),
     "index_select": (lambda x, i: x.index_select(1, i), (4, 6), index(5, below=6)),
     "embedding": (lambda i, w: F.embedding(i, w), index(4, 6, below=9), (9, 6)),
     "cat": (lambda x, y: torch.cat([x, y], 1), (4, 6), (4, 3)),
     "stack": (lambda x, y: torch.stack([x, y], 1), (4, 6), (4, 6)),
-    "split": (lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.split(4, 1))], 0), (4, 12)),
+    "split": (
+        lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.split(4, 1))], 0),
+        (4, 12),
+    ),
     "chunk": (lambda x: sum(part * i for i, part in enumerate(x.chunk(3, 0))), (6, 4)),
     "unbind": (lambda x: sum(part * i for i, part in enumerate(x.unbind(0))), (3, 8)),
     "select": (lambda x: x[:, 2], (4, 6, 3)),
@@ -93,19 +104,51 @@ PROGRAMS = {
     "huber_loss": (F.huber_loss, (2, 9), (2, 9)),
     "soft_margin_loss": (lambda x, y: F.soft_margin_loss(x, y.detach()), (2, 9), (2, 9)),
     "bce": (lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()), (2, 9), (2, 9)),
-    "bce with logits": (lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()), (2, 9), (2, 9)),
+    "bce with logits": (
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+        (2, 9),
+        (2, 9),
+    ),
     "l1_loss": (F.l1_loss, (2, 9), (2, 9)),
     "cross_entropy": (lambda x, i: F.cross_entropy(x, i), (6, 5), index(6, below=5)),
-    "cross_entropy, weighted": (lambda x, i, w: F.cross_entropy(x, i, w.detach().exp()) + w.sum(), (6, 5), index(6, below=5), (5,)),
-    "cross_entropy, all": (lambda x, i: F.cross_entropy(x, i, reduction="none"), (6, 5), index(6, below=5)),
-    "cross_entropy, summed": (lambda x, i: F.cross_entropy(x, i, reduction="sum"), (6, 5, 4), index(6, 4, below=5)),
+    "cross_entropy, weighted": (
+        lambda x, i, w: F.cross_entropy(x, i, w.detach().exp()) + w.sum(),
+        (6, 5),
+        index(6, below=5),
+        (5,),
+    ),
+    "cross_entropy, all": (
+        lambda x, i: F.cross_entropy(x, i, reduction="none"),
+        (6, 5),
+        index(6, below=5),
+    ),
+    "cross_entropy, summed": (
+        lambda x, i: F.cross_entropy(x, i, reduction="sum"),
+        (6, 5, 4),
+        index(6, 4, below=5),
+    ),
     # no signature: the gate
     "conv2d": (lambda x, w: F.conv2d(x, w), (4, 2, 5, 5), (3, 2, 2, 2)),
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b), (2, 4, 6), (6, 4, 3), (6,)),
     "argmax": (lambda x: x.argmax(1), (4, 6)),
     "argmin of all": (lambda x: x.argmin(), (4, 6)),
-    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), (2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8)),
-    "inverse": (lambda x: torch.linalg.inv(x + 3 * torch.eye(4) if not isinstance(x, DTensor) else x + DTensor.from_local(3 * torch.eye(4), x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False)), (3, 4, 4)),
+    "attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        (2, 4, 6, 8),
+        (2, 4, 6, 8),
+        (2, 4, 6, 8),
+    ),
+    "inverse": (
+        lambda x: torch.linalg.inv(
+            x + 3 * torch.eye(4)
+            if not isinstance(x, DTensor)
+            else x
+            + DTensor.from_local(
+                3 * torch.eye(4), x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False
+            )
+        ),
+        (3, 4, 4),
+    ),
     # torch's own rules
     "pointwise": (lambda x, y: (x * y + x).exp().clamp(0, 2), (4, 6), (4, 6)),
     "where": (lambda x, y: torch.where(x > 0, x, y), (4, 6), (4, 6)),
@@ -117,7 +160,9 @@ DRAWS = 1
 
 
 def uneven(shape, placements, mesh):
-    return any(isinstance(p, (Shard, _StridedShard)) and shape[p.dim] % n for p, n in zip(placements, mesh))
+    return any(
+        isinstance(p, (Shard, _StridedShard)) and shape[p.dim] % n for p, n in zip(placements, mesh)
+    )
 
 
 def assert_close(actual, expected, case):
@@ -126,7 +171,9 @@ def assert_close(actual, expected, case):
         whole = actual.redistribute(placements=[Replicate()] * actual.device_mesh.ndim).to_local()
     for rank, got in getattr(whole, "_local_tensors", {0: whole}).items():
         with plain():
-            assert torch.allclose(got.detach(), expected, rtol=1e-4, atol=1e-5), f"{case}: rank {rank}: {got} is not {expected}"
+            assert torch.allclose(got.detach(), expected, rtol=1e-4, atol=1e-5), (
+                f"{case}: rank {rank}: {got} is not {expected}"
+            )
 
 
 def compare(function, fulls, mesh, placements, case):
@@ -135,14 +182,32 @@ def compare(function, fulls, mesh, placements, case):
         expected = function(*singles)
         gradient = values(*expected.shape) + 0.5
         leaves = [x for x in singles if x.requires_grad]
-        wanted = torch.autograd.grad(expected, leaves, gradient, allow_unused=True) if expected.requires_grad else ()
+        wanted = (
+            torch.autograd.grad(expected, leaves, gradient, allow_unused=True)
+            if expected.requires_grad
+            else ()
+        )
     with cute_sharding.enabled():
-        ledger.note(mesh_of(mesh), lambda: True)  # as after a view that torch would have redistributed for: strict views do not refuse then
-        tensors = [distribute(full, mesh, p, requires_grad=full.is_floating_point()) for full, p in zip(fulls, placements)]
+        ledger.note(
+            mesh_of(mesh),
+            lambda: True,
+            # as after a view that torch would have redistributed for: strict views do not refuse
+            # then
+        )
+        tensors = [
+            distribute(full, mesh, p, requires_grad=full.is_floating_point())
+            for full, p in zip(fulls, placements)
+        ]
         result = function(*tensors)
         leaves = [x for x in tensors if x.requires_grad]
         given = [Replicate() if isinstance(p, Partial) else p for p in result.placements]
-        grads = torch.autograd.grad(result, leaves, distribute(gradient, mesh, given), allow_unused=True) if wanted else ()
+        grads = (
+            torch.autograd.grad(
+                result, leaves, distribute(gradient, mesh, given), allow_unused=True
+            )
+            if wanted
+            else ()
+        )
     assert_close(result.detach(), expected.detach(), case)
     for x, y in zip(grads, wanted, strict=True):
         assert (x is None) == (y is None), case
@@ -161,7 +226,9 @@ def test_on_any_cut(name, mesh):
         while done < DRAWS:
             placements = [draw_placements(rng, mesh, tuple(full.shape)) for full in fulls]
             if name in GATED:  # of plain shards torch makes what it likes
-                placements = [[Replicate() if type(p) is Shard else p for p in some] for some in placements]
+                placements = [
+                    [Replicate() if type(p) is Shard else p for p in some] for some in placements
+                ]
             if not any(isinstance(p, _StridedShard) for some in placements for p in some):
                 continue
             done += 1
@@ -176,7 +243,7 @@ def test_losses_on_blocks_of_different_sizes(name):
         compare(function, fulls, (2,), [[Shard(fulls[0].ndim - 1)], [Replicate()]], name)
 
 
-# -- what is on the wire -------------------------------------------------------------------------------------------------------
+# -- what is on the wire ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,9 +279,14 @@ def test_free_dims_carry_any_cut(name, placements, after):
 
 
 def test_fused_products_gather_no_weight():
-    """A fused gate and up projection, or queries, keys and values in one: the columns of each rank are a _StridedShard of the whole."""
+    """A fused gate and up projection, or queries, keys and values in one: the columns of each rank
+    are a _StridedShard of the whole.
+    """
     with ranks_of((2,)), cute_sharding.enabled():
-        x, w = distribute(values(4, 6), (2,), [Replicate()]), distribute(values(6, 16), (2,), [S(1)], requires_grad=True)
+        x, w = (
+            distribute(values(4, 6), (2,), [Replicate()]),
+            distribute(values(6, 16), (2,), [S(1)], requires_grad=True),
+        )
         with CommDebugMode() as communicated:
             gate, up = (x @ w).view(4, 2, 8).unbind(1)
             result = F.silu(gate) * up
@@ -223,13 +295,19 @@ def test_fused_products_gather_no_weight():
         assert communicated.get_total_counts() == 0
 
 
-# -- the gate ----------------------------------------------------------------------------------------------------------------
+# -- the gate --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_statistics_of_batches_are_written_to_where_they_are(training):
-    """Channels are free; what is cut otherwise is moved, and what is written to the copies is taken back."""
-    cuts = {"of one cut": ([S(1)], [S(0)], [S(0)]), "of several": ([S(0)], [S(0)], [Replicate()]), "of factors": ([Replicate()], [S(0)], [_StridedShard(0, split_factor=3)])}
+    """Channels are free; what is cut otherwise is moved, and what is written to the copies is taken
+    back.
+    """
+    cuts = {
+        "of one cut": ([S(1)], [S(0)], [S(0)]),
+        "of several": ([S(0)], [S(0)], [Replicate()]),
+        "of factors": ([Replicate()], [S(0)], [_StridedShard(0, split_factor=3)]),
+    }
     for name, (images, of_mean, of_variance) in cuts.items():
         with plain():
             single, expected = values(3, 6, 2).requires_grad_(), [values(6), values(6).abs()]
@@ -237,11 +315,21 @@ def test_statistics_of_batches_are_written_to_where_they_are(training):
             (gradient,) = torch.autograd.grad((y * y * y).sum(), single)
         with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
             x = distribute(values(3, 6, 2), (2,), images, requires_grad=True)
-            mean, variance = distribute(values(6), (2,), of_mean), distribute(values(6).abs(), (2,), of_variance)
+            mean, variance = (
+                distribute(values(6), (2,), of_mean),
+                distribute(values(6).abs(), (2,), of_variance),
+            )
             z = F.batch_norm(x, mean, variance, training=training)
             (found,) = torch.autograd.grad((z * z * z).sum(), x)
-            for got, wanted in ((z.detach(), y.detach()), (found, gradient), (mean, expected[0]), (variance, expected[1])):
-                for part in got.redistribute(placements=[Replicate()])._local_tensor._local_tensors.values():
+            for got, wanted in (
+                (z.detach(), y.detach()),
+                (found, gradient),
+                (mean, expected[0]),
+                (variance, expected[1]),
+            ):
+                for part in got.redistribute(
+                    placements=[Replicate()]
+                )._local_tensor._local_tensors.values():
                     with plain():
                         assert torch.allclose(part, wanted, atol=1e-5), name
             assert list(mean.placements) == of_mean and list(variance.placements) == of_variance
@@ -264,7 +352,12 @@ UNKNOWN_TO_TORCH = {
 
 @pytest.mark.parametrize("name", UNKNOWN_TO_TORCH)
 def test_what_torch_has_no_rule_for(name):
-    for mesh, placements in (((2,), [Shard(0)]), ((2,), [S(1)]), ((2, 2), [S(0), Shard(1)]), ((2, 2), [Replicate(), Shard(1)])):
+    for mesh, placements in (
+        ((2,), [Shard(0)]),
+        ((2,), [S(1)]),
+        ((2, 2), [S(0), Shard(1)]),
+        ((2, 2), [Replicate(), Shard(1)]),
+    ):
         with plain():
             single = values(5, 6).requires_grad_()
             y = UNKNOWN_TO_TORCH[name](single)
@@ -277,9 +370,21 @@ def test_what_torch_has_no_rule_for(name):
                 assert_holds(got.redistribute(placements=[Replicate()] * len(mesh)), wanted)
 
 
-@pytest.mark.parametrize("draw", [lambda x: F.dropout(x, 0.5), lambda x: x.clone().exponential_(), lambda x: x.clone().cauchy_(), lambda x: x.clone().uniform_(), torch.rand_like, lambda x: torch.bernoulli(x.abs().clamp(max=1.0))])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: F.dropout(x, 0.5),
+        lambda x: x.clone().exponential_(),
+        lambda x: x.clone().cauchy_(),
+        lambda x: x.clone().uniform_(),
+        torch.rand_like,
+        lambda x: torch.bernoulli(x.abs().clamp(max=1.0)),
+    ],
+)
 def test_on_cpus_ranks_draw_as_one_device_and_go_on_alike(draw):
-    """As on stock, where these would be replicas: with a generator for each rank, and no way to go on from another place, ranks that draw less would draw other numbers from then on."""
+    """As on stock, where these would be replicas: with a generator for each rank, and no way to go
+    on from another place, ranks that draw less would draw other numbers from then on.
+    """
     with plain():
         torch.manual_seed(0)
         expected, after = draw(values(5, 6)), torch.rand(3)
@@ -294,7 +399,10 @@ def test_on_cpus_ranks_draw_as_one_device_and_go_on_alike(draw):
 
 def test_it_can_be_left_off():
     with ranks_of((2,)), cute_sharding.enabled(ops=False):
-        x, w = distribute(values(4, 6), (2,), [Replicate()]), distribute(values(6, 16), (2,), [S(1)])
+        x, w = (
+            distribute(values(4, 6), (2,), [Replicate()]),
+            distribute(values(6, 16), (2,), [S(1)]),
+        )
         cute_sharding.reset_stats()
         x @ w
         assert "mm.default" not in cute_sharding.stats()
@@ -302,11 +410,20 @@ def test_it_can_be_left_off():
 
 def test_torchs_own_is_back_afterwards():
     propagator = DTensor._op_dispatcher.sharding_propagator
-    tables = ("op_to_schema_info", "op_to_schema_info_for_single_dim_strategy", "op_strategy_funcs", "op_single_dim_strategy_funcs")
+    tables = (
+        "op_to_schema_info",
+        "op_to_schema_info_for_single_dim_strategy",
+        "op_strategy_funcs",
+        "op_single_dim_strategy_funcs",
+    )
     handlers = DTensor._op_dispatcher._custom_op_handlers
 
     def state():
-        return [dict(getattr(propagator, name)) for name in tables], dict(handlers), "propagate_op_sharding_non_cached" in vars(propagator)
+        return (
+            [dict(getattr(propagator, name)) for name in tables],
+            dict(handlers),
+            "propagate_op_sharding_non_cached" in vars(propagator),
+        )
 
     before = state()
     with cute_sharding.enabled():
@@ -321,7 +438,9 @@ def test_what_is_answered_is_counted():
         x.softmax(1)
         x.argmax(0)
         counts = cute_sharding.stats()
-        assert counts["_softmax.default"]["signature"] == 1 and counts["argmax.default"]["gate"] == 1
+        assert (
+            counts["_softmax.default"]["signature"] == 1 and counts["argmax.default"]["gate"] == 1
+        )
 
 
 def test_rows_are_of_ops_that_torch_has():
@@ -336,7 +455,9 @@ def test_numbers_are_not_in_the_way():
         assert (distribute(number((4, 6)), (2,), [S(0)]) + 1).placements == (S(0),)
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str
+)
 def test_parameters_are_drawn_clipped_and_trained(options):
     """As fully_shard over tensor parallelism has them."""
     with plain():
@@ -370,40 +491,76 @@ def test_gradients_of_means_on_even_shards(reduction):
     """torch divides by the elements of a shard."""
     for cut in ([Shard(0)], [Shard(1)]):
         with ranks_of((2,)):
-            compare(lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), reduction=reduction), [values(4, 6), values(4, 6)], (2,), [[Replicate()], cut], f"{cut} {reduction}")
+            compare(
+                lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), reduction=reduction),
+                [values(4, 6), values(4, 6)],
+                (2,),
+                [[Replicate()], cut],
+                f"{cut} {reduction}",
+            )
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_convolutions_on_any_cut(mesh):
-    """Also with groups, transposed and with a bias, on plain shards, even or not: torch looks at the placements of the images alone."""
+    """Also with groups, transposed and with a bias, on plain shards, even or not: torch looks at
+    the placements of the images alone.
+    """
     rng = random.Random(f"convolutions {mesh}")
     cases = {
         "groups": (lambda x, w, b: F.conv2d(x, w, b, groups=2), (4, 4, 5, 5), (6, 2, 3, 3), (6,)),
-        "transposed": (lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2), (4, 4, 3, 3), (4, 6, 2, 2), (6,)),
+        "transposed": (
+            lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2),
+            (4, 4, 3, 3),
+            (4, 6, 2, 2),
+            (6,),
+        ),
         "padded": (lambda x, w: F.conv1d(x, w, padding=1), (3, 4, 6), (5, 4, 3)),
         "one dim": (lambda x, w, b: F.conv1d(x, w, b), (2, 4, 6), (6, 4, 3), (6,)),
     }
     for name, (function, *shapes) in cases.items():
         for kind in (Shard, lambda d: _StridedShard(d, split_factor=2)):
             for _ in range(3):
-                placements = [[rng.choice([Replicate(), kind(rng.randrange(len(shape)))]) for _ in mesh] for shape in shapes]
+                placements = [
+                    [rng.choice([Replicate(), kind(rng.randrange(len(shape)))]) for _ in mesh]
+                    for shape in shapes
+                ]
                 with ranks_of(mesh):
-                    compare(function, [values(*shape) for shape in shapes], mesh, placements, f"{name} {placements}")
+                    compare(
+                        function,
+                        [values(*shape) for shape in shapes],
+                        mesh,
+                        placements,
+                        f"{name} {placements}",
+                    )
 
 
 def test_reductions_that_name_no_dim():
-    """An empty list stands for all dims; torch takes it for none, and calls the sum of a shard a shard."""
+    """An empty list stands for all dims; torch takes it for none, and calls the sum of a shard a
+    shard.
+    """
     for reduce in (torch.sum, torch.mean, torch.amax):
         for keep in (False, True):
             with ranks_of((2,)):
-                compare(lambda x, reduce=reduce, keep=keep: reduce(x, dim=[], keepdim=keep), [values(4, 6)], (2,), [[Shard(0)]], f"{reduce} {keep}")
+                compare(
+                    lambda x, reduce=reduce, keep=keep: reduce(x, dim=[], keepdim=keep),
+                    [values(4, 6)],
+                    (2,),
+                    [[Shard(0)]],
+                    f"{reduce} {keep}",
+                )
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
 def test_gradients_of_mean_losses_on_even_shards(loss):
     for cut in ([Shard(0)], [Shard(1)]):
         with ranks_of((2,)):
-            compare(loss, [values(4, 6), values(6, 4).t() + 1], (2,), [cut, [Replicate()]], f"{loss} {cut}")
+            compare(
+                loss,
+                [values(4, 6), values(6, 4).t() + 1],
+                (2,),
+                [cut, [Replicate()]],
+                f"{loss} {cut}",
+            )
 
 
 def test_convolutions_with_plain_tensors():
@@ -414,7 +571,9 @@ def test_convolutions_with_plain_tensors():
         expected = F.conv2d(image, weight, bias, padding=1)
     for cut in (Shard(0), Shard(1), _StridedShard(0, split_factor=2), Replicate()):
         with ranks_of((2,)), cute_sharding.enabled(), implicit_replication():
-            assert_close(F.conv2d(distribute(image, (2,), [cut]), weight, bias, padding=1), expected, cut)
+            assert_close(
+                F.conv2d(distribute(image, (2,), [cut]), weight, bias, padding=1), expected, cut
+            )
 
 
 def test_ignored_rows_after_a_view_that_is_free_here_alone():
@@ -423,4 +582,6 @@ def test_ignored_rows_after_a_view_that_is_free_here_alone():
         expected = F.cross_entropy(values(6, 4).t(), target)
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(values(6, 4), (2,), [Shard(1)]).view(2, 12).view(6, 4).t()
-        assert_close(F.cross_entropy(x, distribute(target, (2,), [Replicate()])), expected, "ignored rows")
+        assert_close(
+            F.cross_entropy(x, distribute(target, (2,), [Replicate()])), expected, "ignored rows"
+        )

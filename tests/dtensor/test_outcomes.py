@@ -9,12 +9,27 @@ from torch.distributed.tensor import DTensor, Shard
 
 import cute_sharding
 
-NONE = {"algebra": 0, "tracing": 0, "redistribution": 0, "refused": 0, "stock": 0, "signature": 0, "gate": 0}
+NONE = {
+    "algebra": 0,
+    "tracing": 0,
+    "redistribution": 0,
+    "refused": 0,
+    "stock": 0,
+    "signature": 0,
+    "gate": 0,
+}
 
 
 def tensor_of(shape, local, mesh, placements, names=None):
     stride = torch.empty(shape).stride()
-    return DTensor.from_local(torch.zeros(local), mesh_of(mesh, names), placements, run_check=False, shape=torch.Size(shape), stride=stride)
+    return DTensor.from_local(
+        torch.zeros(local),
+        mesh_of(mesh, names),
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=stride,
+    )
 
 
 @pytest.fixture
@@ -38,7 +53,12 @@ def test_every_outcome_is_counted_under_its_op(on):
     assert cute_sharding.stats()["view.default"] == {**NONE, "algebra": 1, "tracing": 1}
     with pytest.raises(RuntimeError):
         tensor_of((4, 6), (4, 3), (2,), [Shard(1)]).view(4, 3, 2)
-    assert cute_sharding.stats()["view.default"] == {**NONE, "algebra": 1, "tracing": 1, "refused": 1}
+    assert cute_sharding.stats()["view.default"] == {
+        **NONE,
+        "algebra": 1,
+        "tracing": 1,
+        "refused": 1,
+    }
     torch.ops.aten.view_copy.default(tensor_of((4, 6), (4, 3), (2,), [Shard(1)]), (4, 3, 2))
     assert cute_sharding.stats()["view_copy.default"] == {**NONE, "redistribution": 1}
 
@@ -78,11 +98,20 @@ def test_the_log_says_what_was_decided(caplog, on):
         torch.ops.aten.view_copy.default(tensor_of((4, 6), (4, 3), (2,), [Shard(1)]), (4, 3, 2))
         with pytest.raises(RuntimeError) as error:
             tensor_of((4, 6), (4, 3), (2,), [Shard(1)]).view(4, 3, 2)
-    assert all(record.levelno == logging.DEBUG for record in caplog.records if record.name == "cute_sharding")
+    assert all(
+        record.levelno == logging.DEBUG
+        for record in caplog.records
+        if record.name == "cute_sharding"
+    )
     free, traced, moved, refused = lines(caplog)
-    assert free == "view.default: (4, 8, 6) [S(1)] -> (32, 6) [_S(0, 4)] on mesh (4,): free, blocks of one size"
-    assert traced == "view.default: (7, 3) [S(0)] -> (21,) [S(0)] on mesh (4,): free, traced on each kind of device"
-    assert moved.startswith("view_copy.default: (4, 6) [S(1)] -> (4, 3, 2) [") and "on mesh (2,): input redistributed to [" in moved
+    view = "view.default: (4, 8, 6) [S(1)] -> (32, 6) [_S(0, 4)]"
+    assert free == f"{view} on mesh (4,): free, blocks of one size"
+    view = "view.default: (7, 3) [S(0)] -> (21,) [S(0)]"
+    assert traced == f"{view} on mesh (4,): free, traced on each kind of device"
+    assert (
+        moved.startswith("view_copy.default: (4, 6) [S(1)] -> (4, 3, 2) [")
+        and "on mesh (2,): input redistributed to [" in moved
+    )
     assert refused.startswith("refused: view.default of a DTensor of shape (4, 6)")
     assert refused.removeprefix("refused: ") in str(error.value)
 
@@ -100,7 +129,9 @@ def test_the_log_says_when_it_is_switched(caplog):
 def test_the_log_is_silent_by_default(caplog, on):
     tensor_of((4, 8, 6), (4, 2, 6), (4,), [Shard(1)]).view(32, 6)
     assert lines(caplog) == []
-    assert logging.getLogger("cute_sharding").level == logging.NOTSET, "a library leaves levels to the program"
+    assert logging.getLogger("cute_sharding").level == logging.NOTSET, (
+        "a library leaves levels to the program"
+    )
 
 
 def test_a_refused_op_names_the_mesh_dims_that_the_user_named(on):

@@ -1,4 +1,6 @@
-"""Real processes over gloo: views and redistributions as programs run them, with uneven shards, empty ranks, and ranks outside of the mesh."""
+"""Real processes over gloo: views and redistributions as programs run them, with uneven shards,
+empty ranks, and ranks outside of the mesh.
+"""
 
 import time
 
@@ -8,7 +10,8 @@ import torch.multiprocessing as multiprocessing
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 400  # for the slowest of machines, with other work to do; a process that waits for ever is killed
+# for the slowest of machines, with other work to do; a process that waits for ever is killed
+SECONDS = 400
 
 
 def run(world, folder, *jobs):
@@ -16,12 +19,24 @@ def run(world, folder, *jobs):
 
 
 def spawn(function, world, *args):
-    # Each process is forked from one that has done nothing but these imports, which take longer than most jobs.
-    multiprocessing.set_forkserver_preload(["torch.distributed.tensor", "torch._dynamo", "torch._inductor.compile_fx", "torch.testing._internal.distributed.fake_pg"])
-    context = multiprocessing.start_processes(function, args=args, nprocs=world, join=False, start_method="forkserver")
+    # Each process is forked from one that has done nothing but these imports, which take longer
+    # than most jobs.
+    multiprocessing.set_forkserver_preload(
+        [
+            "torch.distributed.tensor",
+            "torch._dynamo",
+            "torch._inductor.compile_fx",
+            "torch.testing._internal.distributed.fake_pg",
+        ]
+    )
+    context = multiprocessing.start_processes(
+        function, args=args, nprocs=world, join=False, start_method="forkserver"
+    )
     deadline = time.monotonic() + SECONDS
     try:
-        while not context.join(timeout=max(deadline - time.monotonic(), 0)):  # raises what a process raises
+        while not context.join(
+            timeout=max(deadline - time.monotonic(), 0)
+        ):  # raises what a process raises
             assert time.monotonic() < deadline, f"still running after {SECONDS} s"
     finally:
         for process in context.processes:
@@ -39,11 +54,22 @@ def test_views_on_four(tmp_path):
 
 
 def test_redistributions(tmp_path):
-    run(4, tmp_path, *[("redistributions", ranks, 40) for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])])
+    run(
+        4,
+        tmp_path,
+        *[
+            ("redistributions", ranks, 40)
+            for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
+        ],
+    )
 
 
 def test_redistributions_with_the_collectives_of_other_backends(tmp_path):
-    run(4, tmp_path, *[("natively", ranks, 20) for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])])
+    run(
+        4,
+        tmp_path,
+        *[("natively", ranks, 20) for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])],
+    )
 
 
 def test_writes(tmp_path):
@@ -51,8 +77,18 @@ def test_writes(tmp_path):
 
 
 def test_meshes_smaller_than_the_world(tmp_path):
-    """Ranks outside come through unharmed; exchanges over two mesh dims need a group of their own there."""
-    run(5, tmp_path, *[(job, ranks, 20) for ranks in ([3, 1, 4], [[4, 1], [2, 0]]) for job in ("views", "redistributions")])
+    """Ranks outside come through unharmed; exchanges over two mesh dims need a group of their own
+    there.
+    """
+    run(
+        5,
+        tmp_path,
+        *[
+            (job, ranks, 20)
+            for ranks in ([3, 1, 4], [[4, 1], [2, 0]])
+            for job in ("views", "redistributions")
+        ],
+    )
 
 
 @pytest.mark.parametrize("case", range(processes_worker.COMPILED))
@@ -67,7 +103,10 @@ def test_programs_compiled_once_for_several_shapes(case, tmp_path):
 
 def test_a_process_that_dies(tmp_path):
     spawn(processes_worker.dying, 3, 3, str(tmp_path / "rendezvous"), str(tmp_path))
-    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["RuntimeError True", "RuntimeError True"]
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == [
+        "RuntimeError True",
+        "RuntimeError True",
+    ]
 
 
 def test_fully_sharded_over_tensor_parallel(tmp_path):

@@ -1,4 +1,6 @@
-"""propagate_shape_and_sharding beside torch's: same signature, right wherever it answers, and free wherever torch's right answer is free."""
+"""propagate_shape_and_sharding beside torch's: same signature, right wherever it answers, and free
+wherever torch's right answer is free.
+"""
 
 import inspect
 import random
@@ -30,7 +32,11 @@ def drawn(seed, count, plain=False):
         cuts = []
         for _ in mesh:
             dim = rng.randrange(-1, len(source))
-            cuts.append(None if dim < 0 else (dim, 1 if plain else rng.choice((1, 1, rng.randint(1, source[dim])))))
+            cuts.append(
+                None
+                if dim < 0
+                else (dim, 1 if plain else rng.choice((1, 1, rng.randint(1, source[dim]))))
+            )
         if target:  # torch cannot view a tensor as a scalar
             yield source, target, mesh, tuple(cuts)
 
@@ -39,7 +45,9 @@ def ask(propagate, source, target, mesh, cuts, strict, rule=None):
     """(input cuts, output cuts), or the error."""
     placements = placements_of(cuts)
     try:
-        wanted, output = propagate(placements, source, rule or _view_ops.view_groups(source, target), mesh, strict)
+        wanted, output = propagate(
+            placements, source, rule or _view_ops.view_groups(source, target), mesh, strict
+        )
     except Exception as error:
         return error
     return cuts_of(wanted), cuts_of(output)
@@ -51,16 +59,27 @@ def is_right(source, target, mesh, answer):
 
 def received(shape, mesh, before, after):
     """What the busiest device must be sent, counted."""
-    return max((b & ~a).bit_count() for a, b in zip(signature(shape, mesh, before), signature(shape, mesh, after)))
+    return max(
+        (b & ~a).bit_count()
+        for a, b in zip(signature(shape, mesh, before), signature(shape, mesh, after))
+    )
 
 
 def test_signature_and_values_are_torchs():
-    ours, stock = inspect.signature(propagate_shape_and_sharding), inspect.signature(_view_ops.propagate_shape_and_sharding)
+    ours, stock = (
+        inspect.signature(propagate_shape_and_sharding),
+        inspect.signature(_view_ops.propagate_shape_and_sharding),
+    )
     assert list(ours.parameters) == list(stock.parameters)
-    assert [p.default for p in ours.parameters.values()] == [p.default for p in stock.parameters.values()]
+    assert [p.default for p in ours.parameters.values()] == [
+        p.default for p in stock.parameters.values()
+    ]
     rule = _view_ops.view_groups((4, 6), (24,))
     for placements in ([Shard(0)], (Shard(0),)):
-        mine, theirs = propagate_shape_and_sharding(placements, (4, 6), rule, (2,), True), _view_ops.propagate_shape_and_sharding(placements, (4, 6), rule, (2,), True)
+        mine, theirs = (
+            propagate_shape_and_sharding(placements, (4, 6), rule, (2,), True),
+            _view_ops.propagate_shape_and_sharding(placements, (4, 6), rule, (2,), True),
+        )
         assert list(map(list, mine)) == list(map(list, theirs)) == [[Shard(0)], [Shard(0)]]
         assert isinstance(mine, tuple) and isinstance(mine[1], list)
 
@@ -83,7 +102,9 @@ def test_right_always_and_free_where_torch_is_free_and_right(strict, plain):
         seen["free" if ours[0] == cuts else "redistributed"] += 1
         if torch_runs:
             assert ours[0] == cuts or stock[0] != cuts, case
-            assert received(source, mesh, cuts, ours[0]) <= received(source, mesh, cuts, stock[0]), case
+            assert received(source, mesh, cuts, ours[0]) <= received(
+                source, mesh, cuts, stock[0]
+            ), case
             seen["torch runs"] += 1
             seen["torch redistributes, ours is free"] += stock[0] != cuts and ours[0] == cuts
         elif not isinstance(stock, Exception):
@@ -100,16 +121,24 @@ def test_strict_views_that_torch_runs_by_redistributing_run():
     stock = ask(_view_ops.propagate_shape_and_sharding, (3, 8, 5), (4, 6, 5), (2,), ((1, 1),), True)
     assert stock == ((None,), (None,))
     assert is_right((3, 8, 5), (4, 6, 5), (2,), ours)
-    assert ours == stock, "what follows in the program expects what torch gives it, also where other placements are cheaper to get to"
+    assert ours == stock, (
+        "what follows in the program expects what torch gives it, also where other placements are "
+        "cheaper to get to"
+    )
 
 
 def test_torch_is_silently_wrong_and_ours_refuses():
     source, target, mesh, cuts = (24,), (2, 12), (2,), ((0, 3),)
     stock = ask(_view_ops.propagate_shape_and_sharding, source, target, mesh, cuts, True)
     assert stock[0] == cuts and not is_right(source, target, mesh, stock)
-    assert all(signature(target, mesh, other) != signature(source, mesh, cuts) for other in product(cuts_on(target), repeat=1))
+    assert all(
+        signature(target, mesh, other) != signature(source, mesh, cuts)
+        for other in product(cuts_on(target), repeat=1)
+    )
     with pytest.raises(RuntimeError, match="cannot be done without communication"):
-        propagate_shape_and_sharding(placements_of(cuts), source, reshape(source, target), mesh, True)
+        propagate_shape_and_sharding(
+            placements_of(cuts), source, reshape(source, target), mesh, True
+        )
     ours = ask(propagate_shape_and_sharding, source, target, mesh, cuts, False)
     assert ours[0] != cuts and is_right(source, target, mesh, ours)
 
@@ -127,7 +156,9 @@ def test_our_rules_and_torchs_give_the_same_answers():
     compared = 0
     for source, target, mesh, cuts in drawn("rules", 400):
         theirs = ask(propagate_shape_and_sharding, source, target, mesh, cuts, False)
-        ours = ask(propagate_shape_and_sharding, source, target, mesh, cuts, False, reshape(source, target))
+        ours = ask(
+            propagate_shape_and_sharding, source, target, mesh, cuts, False, reshape(source, target)
+        )
         assert ours == theirs
         compared += 1
     assert compared > 300
@@ -142,35 +173,60 @@ def test_partial_passes_through():
         (repeat((4, 6), (2, 1)), (4, 6)),
     ):
         for strict in (True, False):
-            wanted, output = propagate_shape_and_sharding((partial, Replicate()), shape, rule, (2, 2), strict)
+            wanted, output = propagate_shape_and_sharding(
+                (partial, Replicate()), shape, rule, (2, 2), strict
+            )
             assert list(wanted) == list(output) == [partial, Replicate()]
-    wanted, output = propagate_shape_and_sharding((partial, Shard(1)), (4, 6), reshape((4, 6), (24,)), (2, 3), True)
-    assert list(wanted) == [partial, Shard(1)] and output == [partial, _StridedShard(0, split_factor=4)]
+    wanted, output = propagate_shape_and_sharding(
+        (partial, Shard(1)), (4, 6), reshape((4, 6), (24,)), (2, 3), True
+    )
+    assert list(wanted) == [partial, Shard(1)] and output == [
+        partial,
+        _StridedShard(0, split_factor=4),
+    ]
 
 
 def test_a_pending_reduction_is_never_redistributed():
     # Dim 1 of 6 over 4 devices cannot be flattened behind dim 0; only that mesh dim changes.
-    wanted, output = propagate_shape_and_sharding((Partial(), Shard(2)), (4, 3, 6), reshape((4, 3, 6), (4, 2, 9)), (2, 4), False)
+    wanted, output = propagate_shape_and_sharding(
+        (Partial(), Shard(2)), (4, 3, 6), reshape((4, 3, 6), (4, 2, 9)), (2, 4), False
+    )
     assert wanted[0] == output[0] == Partial()
     assert wanted[1] != Shard(2)
 
 
-# -- the error --------------------------------------------------------------------------------------------------------------
+# -- the error -------------------------------------------------------------------------------------
 
 
 def refuse(shape, target, mesh, cuts, names=None):
     with ranks_of(mesh):
         tensor = distribute(arange(float(prod(shape))).reshape(shape), mesh, placements_of(cuts))
         if names:
-            tensor = type(tensor).from_local(tensor.to_local(), mesh_of(mesh, names), tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
+            tensor = type(tensor).from_local(
+                tensor.to_local(),
+                mesh_of(mesh, names),
+                tensor.placements,
+                run_check=False,
+                shape=tensor.shape,
+                stride=tensor.stride(),
+            )
         with cute_sharding.enabled(), pytest.raises(RuntimeError) as error:
             tensor.view(target)
     return str(error.value)
 
 
 def suggestions(message):
-    known = {"Shard": Shard, "_StridedShard": _StridedShard, "Replicate": Replicate, "Partial": Partial}
-    lines = [line.split(".redistribute(placements=")[1].split(")  then")[0] for line in message.splitlines() if ".redistribute(placements=" in line]
+    known = {
+        "Shard": Shard,
+        "_StridedShard": _StridedShard,
+        "Replicate": Replicate,
+        "Partial": Partial,
+    }
+    lines = [
+        line.split(".redistribute(placements=")[1].split(")  then")[0]
+        for line in message.splitlines()
+        if ".redistribute(placements=" in line
+    ]
     return [eval(line, known) for line in lines]
 
 
@@ -209,8 +265,16 @@ def test_following_the_first_suggestion_makes_the_view_free():
         options = suggestions(str(ours))
         assert options
         for placements in options:
-            again = ask(propagate_shape_and_sharding, source, target, mesh, cuts_of(placements), True)
-            assert not isinstance(again, Exception) and again[0] == cuts_of(placements), (source, target, mesh, cuts, placements)
+            again = ask(
+                propagate_shape_and_sharding, source, target, mesh, cuts_of(placements), True
+            )
+            assert not isinstance(again, Exception) and again[0] == cuts_of(placements), (
+                source,
+                target,
+                mesh,
+                cuts,
+                placements,
+            )
             assert is_right(source, target, mesh, again)
         costs = [received(source, mesh, cuts, cuts_of(placements)) for placements in options]
         assert costs == sorted(costs), "cheapest first"
@@ -229,7 +293,9 @@ def test_following_the_first_suggestion_on_tensors():
         message = refuse(source, target, mesh, cuts)
         full = arange(float(prod(source))).reshape(source)
         with ranks_of(mesh), cute_sharding.enabled():
-            tensor = distribute(full, mesh, placements_of(cuts)).redistribute(placements=suggestions(message)[0])
+            tensor = distribute(full, mesh, placements_of(cuts)).redistribute(
+                placements=suggestions(message)[0]
+            )
             cute_sharding.reset_stats()
             viewed = tensor.view(target)
             assert (viewed.full_tensor().reconcile() == full.view(target)).all()
@@ -248,7 +314,10 @@ def test_our_rules_and_torchs_are_decided_alike():
         mesh = rng.choice([(2,), (4,), (2, 2)])
         source = tuple(rng.choice([Replicate(), *map(Shard, range(len(shape)))]) for _ in mesh)
         answers = []
-        for rule in (reshape(shape, target), _view_ops.view_groups(shape, target) if target else reshape(shape, target)):
+        for rule in (
+            reshape(shape, target),
+            _view_ops.view_groups(shape, target) if target else reshape(shape, target),
+        ):
             try:
                 answers.append(propagate_shape_and_sharding(source, shape, rule, mesh, True))
             except RuntimeError as error:
@@ -258,7 +327,14 @@ def test_our_rules_and_torchs_are_decided_alike():
     assert redistributed
 
 
-@pytest.mark.parametrize("placements, message", [((Shard(0), Shard(0)), "2 placements"), ((Shard(2),), "names dim 2"), ((Shard(-1),), "names dim -1")])
+@pytest.mark.parametrize(
+    "placements, message",
+    [
+        ((Shard(0), Shard(0)), "2 placements"),
+        ((Shard(2),), "names dim 2"),
+        ((Shard(-1),), "names dim -1"),
+    ],
+)
 def test_arguments_that_do_not_fit_are_told(placements, message):
     with pytest.raises(ValueError, match=message):
         propagate_shape_and_sharding(placements, (4, 6), reshape((4, 6), (24,)), (2,), True)

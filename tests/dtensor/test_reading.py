@@ -1,4 +1,6 @@
-"""Specs of _StridedShard placements that torch's redistribution takes for a shard order, where sizes do not divide: tensors of both kinds exist."""
+"""Specs of _StridedShard placements that torch's redistribution takes for a shard order, where
+sizes do not divide: tensors of both kinds exist.
+"""
 
 from contextlib import nullcontext
 from itertools import product
@@ -16,17 +18,32 @@ from cute_sharding.redistribution.meeting import held, size
 from cute_sharding.sharding.deal import rows
 
 MESH = (4, 2)
-PLACEMENTS = [_StridedShard(0, split_factor=2), Shard(0)]  # read as an order: mesh dim 1 first, then mesh dim 0
+PLACEMENTS = [
+    _StridedShard(0, split_factor=2),
+    Shard(0),
+]  # read as an order: mesh dim 1 first, then mesh dim 0
 
 
 def laid(full, by_order):
-    """What fully_shard over tensor parallelism lays out (mesh dim 1, then 0), or distribute_tensor (left to right)."""
+    """What fully_shard over tensor parallelism lays out (mesh dim 1, then 0), or distribute_tensor
+    (left to right).
+    """
     if not by_order:
         return distribute(full, MESH, PLACEMENTS)
     parts = {}
     for rank, (a, b) in enumerate(product(range(4), range(2))):
-        parts[rank] = torch.cat([full[start:stop] for start, stop in rows(len(full), [(1, 2, b), (1, 4, a)])] or [full[:0]])
-    return DTensor.from_local(LocalTensor(parts), mesh_of(MESH), PLACEMENTS, run_check=False, shape=full.shape, stride=full.stride())
+        parts[rank] = torch.cat(
+            [full[start:stop] for start, stop in rows(len(full), [(1, 2, b), (1, 4, a)])]
+            or [full[:0]]
+        )
+    return DTensor.from_local(
+        LocalTensor(parts),
+        mesh_of(MESH),
+        PLACEMENTS,
+        run_check=False,
+        shape=full.shape,
+        stride=full.stride(),
+    )
 
 
 def everywhere(tensor):
@@ -51,12 +68,16 @@ def test_the_local_shapes_tell(n, by_order):
 
 @pytest.mark.parametrize("seen_before", [None, True, False])
 def test_a_result_is_laid_out_in_the_order(seen_before):
-    """As torch's own redistribution lays it out and fully_shard has it, whatever tensors came by before."""
+    """As torch's own redistribution lays it out and fully_shard has it, whatever tensors came by
+    before.
+    """
     full = torch.arange(27.0).reshape(9, 3)
     with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
         if seen_before is not None:
             laid(full, seen_before).full_tensor()
-        result = distribute(full, MESH, [Replicate(), Replicate()]).redistribute(placements=PLACEMENTS)
+        result = distribute(full, MESH, [Replicate(), Replicate()]).redistribute(
+            placements=PLACEMENTS
+        )
         for got, wanted in zip(everywhere(result), everywhere(laid(full, by_order=True))):
             assert torch.equal(got, wanted)
 
@@ -64,14 +85,23 @@ def test_a_result_is_laid_out_in_the_order(seen_before):
 def test_there_are_two_readings():
     with ranks_of(MESH):
         uneven, even = (laid(torch.zeros(n, 3), by_order=False)._spec for n in (9, 16))
-        assert uneven.use_strided_shard_as_shard_order and compat.shard_order(uneven) == ((0, (1, 0)),)
+        assert uneven.use_strided_shard_as_shard_order and compat.shard_order(uneven) == (
+            (0, (1, 0)),
+        )
         assert reading.readings(uneven)[1] is not None and reading.readings(even)[1] is None
 
 
 def test_sizes_that_neither_gives_are_refused_on_every_rank():
     with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
         parts = LocalTensor({rank: torch.zeros(5, 3) for rank in range(8)})
-        tensor = DTensor.from_local(parts, mesh_of(MESH), PLACEMENTS, run_check=False, shape=torch.Size((9, 3)), stride=(3, 1))
+        tensor = DTensor.from_local(
+            parts,
+            mesh_of(MESH),
+            PLACEMENTS,
+            run_check=False,
+            shape=torch.Size((9, 3)),
+            stride=(3, 1),
+        )
         with pytest.raises(RuntimeError, match="neither reading"):
             tensor.full_tensor()
 
@@ -83,16 +113,27 @@ def test_views_hold_in_both_readings(by_order):
         # Whole dims keep their cuts, whatever these mean.
         turned = laid(full, by_order).t()
         assert tuple(turned.placements) == (_StridedShard(1, split_factor=2), Shard(1))
-        assert all(torch.equal(local, full.t()) for local in everywhere(turned.redistribute(placements=[Replicate(), Replicate()])))
-        # A view is given local sizes, and these are one reading's. Torch runs it all the same, rightly where it happens to be that one: so it is not refused, and of a replica it is right in both.
+        assert all(
+            torch.equal(local, full.t())
+            for local in everywhere(turned.redistribute(placements=[Replicate(), Replicate()]))
+        )
+        # A view is given local sizes, and these are one reading's. Torch runs it all the same,
+        # rightly where it happens to be that one: so it is not refused, and of a replica it is
+        # right in both.
         viewed = laid(full, by_order).view(9, 3, 1)
         assert tuple(viewed.placements) == (Replicate(), Replicate())
         assert all(torch.equal(local, full.view(9, 3, 1)) for local in everywhere(viewed))
         # Rows that are flattened would not be free in any.
-        with pytest.raises(RuntimeError, match=r"cannot be done without communication|left to right or as a shard order"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"cannot be done without communication|left to right or as a shard order",
+        ):
             laid(full, by_order).view(27)
     with ranks_of(MESH), cute_sharding.enabled(implicit_redistribution=True):
-        assert all(torch.equal(local, full.view(9, 3, 1)) for local in everywhere(laid(full, by_order).view(9, 3, 1)))
+        assert all(
+            torch.equal(local, full.view(9, 3, 1))
+            for local in everywhere(laid(full, by_order).view(9, 3, 1))
+        )
         flat = laid(full, by_order).view(27)
         assert tuple(flat.placements) == (Replicate(), Replicate())
         assert all(torch.equal(local, full.view(27)) for local in everywhere(flat))
@@ -103,32 +144,49 @@ def test_what_divides_is_not_asked_about():
     with ranks_of(MESH), cute_sharding.enabled():
         viewed = distribute(full, MESH, PLACEMENTS).view(48)
         assert any(isinstance(p, _StridedShard) for p in viewed.placements)
-        expected = locals_of(full.view(48), MESH, [(p.dim, getattr(p, "split_factor", 1)) for p in viewed.placements])
-        assert all(torch.equal(local, expected[rank]) for rank, local in enumerate(everywhere(viewed)))
+        expected = locals_of(
+            full.view(48), MESH, [(p.dim, getattr(p, "split_factor", 1)) for p in viewed.placements]
+        )
+        assert all(
+            torch.equal(local, expected[rank]) for rank, local in enumerate(everywhere(viewed))
+        )
 
 
 def test_where_sizes_cannot_tell_nothing_is_guessed():
     mesh, placements = (2, 2, 2), [_StridedShard(0, split_factor=4), Shard(0), Shard(0)]
     shape, plain, ordered = (9,), (((0, 6), (1, 2), (2, 1)),), (((2, 1), (1, 1), (0, 1)),)
     assert not reading._shapes_tell(shape, (2, 3, 2), plain, ordered)
-    with ranks_of(mesh), cute_sharding.enabled(redistribution=True), pytest.MonkeyPatch.context() as patch:
+    with (
+        ranks_of(mesh),
+        cute_sharding.enabled(redistribution=True),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(reading, "_shapes_tell", lambda *_: False)
         with pytest.raises(RuntimeError, match="nothing tells which"):
             distribute(torch.arange(5.0), mesh, placements).full_tensor()
 
 
 def test_ranks_ask_one_another_once(monkeypatch):
-    """Of a tensor that is gathered in every step, the first time; of what redistribution made, never."""
+    """Of a tensor that is gathered in every step, the first time; of what redistribution made,
+    never.
+    """
     asked = []
     fits = reading._fits
-    monkeypatch.setattr(reading, "_fits", lambda spec, *args: (asked.append(spec), fits(spec, *args))[1])
+    monkeypatch.setattr(
+        reading, "_fits", lambda spec, *args: (asked.append(spec), fits(spec, *args))[1]
+    )
     full = torch.arange(27.0).reshape(9, 3)
     with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
         tensor = laid(full, by_order=True)
         for _ in range(3):
-            assert all(torch.equal(local, full) for local in everywhere(tensor.redistribute(placements=[Replicate(), Replicate()])))
+            assert all(
+                torch.equal(local, full)
+                for local in everywhere(tensor.redistribute(placements=[Replicate(), Replicate()]))
+            )
         assert len(asked) == 1
-        made = distribute(full, MESH, [Replicate(), Replicate()]).redistribute(placements=PLACEMENTS)
+        made = distribute(full, MESH, [Replicate(), Replicate()]).redistribute(
+            placements=PLACEMENTS
+        )
         made.full_tensor()
         assert len(asked) == 1
 
@@ -140,8 +198,18 @@ def test_where_there_is_no_data_nobody_is_asked(imagined, monkeypatch):
 
     monkeypatch.setattr(reading, "_fits", None)
     rows_of_rank_0 = size(held(50001, ((1, 2, 0), (1, 4, 0))))
-    with cute_sharding.enabled(redistribution=True), FakeTensorMode() if imagined == "fake" else nullcontext():
+    with (
+        cute_sharding.enabled(redistribution=True),
+        FakeTensorMode() if imagined == "fake" else nullcontext(),
+    ):
         local = torch.empty(rows_of_rank_0, 8, device="meta" if imagined == "meta" else "cpu")
-        tensor = DTensor.from_local(local, mesh_of(MESH), PLACEMENTS, run_check=False, shape=torch.Size((50001, 8)), stride=(8, 1))
+        tensor = DTensor.from_local(
+            local,
+            mesh_of(MESH),
+            PLACEMENTS,
+            run_check=False,
+            shape=torch.Size((50001, 8)),
+            stride=(8, 1),
+        )
         assert reading.readings(tensor._spec)[1] is not None
         assert tuple(tensor.full_tensor().shape) == (50001, 8)

@@ -1,4 +1,6 @@
-"""Redistribution by plan, on every rank: from any placements to any others, each missing element moves once, and gradients go back the same way."""
+"""Redistribution by plan, on every rank: from any placements to any others, each missing element
+moves once, and gradients go back the same way.
+"""
 
 import random
 from math import prod
@@ -22,7 +24,15 @@ from simulation import (
 )
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _api, _dispatch, _redistribute
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    _api,
+    _dispatch,
+    _redistribute,
+)
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -32,16 +42,23 @@ from cute_sharding.dtensor.groups import group_of
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 
+
 def moved(full, mesh, before, after, **options):
     return distribute(full, mesh, before, **options).redistribute(placements=after)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_missing_element_moves_once(mesh, monkeypatch):
-    """At most one collective, none where nothing is missing, and no rank is sent more than what it needs and does not hold."""
+    """At most one collective, none where nothing is missing, and no rank is sent more than what it
+    needs and does not hold.
+    """
     rng = random.Random(f"moved {mesh}")
     idle = 0
-    with ranks_of(mesh), cute_sharding.enabled(redistribution=True), watched_wire(monkeypatch) as wire:
+    with (
+        ranks_of(mesh),
+        cute_sharding.enabled(redistribution=True),
+        watched_wire(monkeypatch) as wire,
+    ):
         for _ in range(120):
             shape = draw_shape(rng)
             before, after = draw_placements(rng, mesh, shape), draw_placements(rng, mesh, shape)
@@ -50,11 +67,20 @@ def test_every_missing_element_moves_once(mesh, monkeypatch):
                 result = moved(full, mesh, before, after)
             assert list(result.placements) == after
             assert_holds(result, full)
-            assert all(part.is_contiguous() for part in result._local_tensor._local_tensors.values())
-            held, wanted = (signature(shape, mesh, cuts_of(placements)) for placements in (before, after))
+            assert all(
+                part.is_contiguous() for part in result._local_tensor._local_tensors.values()
+            )
+            held, wanted = (
+                signature(shape, mesh, cuts_of(placements)) for placements in (before, after)
+            )
             missing = max((b & ~a).bit_count() for a, b in zip(held, wanted))
             assert most_received(wire) == missing, (shape, before, after)
-            assert communication.get_total_counts() == (missing > 0), (shape, before, after, communication.get_comm_counts())
+            assert communication.get_total_counts() == (missing > 0), (
+                shape,
+                before,
+                after,
+                communication.get_comm_counts(),
+            )
             wire.clear()
             idle += not missing
     assert 12 <= idle <= 90
@@ -63,7 +89,9 @@ def test_every_missing_element_moves_once(mesh, monkeypatch):
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("op", REDUCE)
 def test_pending_reductions_are_done_on_the_way(op, mesh):
-    """In at most two collectives; those that the target keeps pending stay so, and each device's contribution moves as it is."""
+    """In at most two collectives; those that the target keeps pending stay so, and each device's
+    contribution moves as it is.
+    """
     rng = random.Random(f"{op} {mesh}")
     with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
         for _ in range(30):
@@ -71,46 +99,78 @@ def test_pending_reductions_are_done_on_the_way(op, mesh):
             # Averages and sums may be pending together.
             before = draw_placements(rng, mesh, shape, pending=op, chance=0.5)
             if op == "avg":
-                before = [Partial("sum") if is_partial(p) and rng.random() < 0.3 else p for p in before]
-            after = [b if is_partial(b) and rng.random() < 0.2 else a for b, a in zip(before, draw_placements(rng, mesh, shape))]
-            given = contributions(rng, shape, mesh, before, torch.int64 if op in ("band", "bor", "bxor") else torch.float64)
+                before = [
+                    Partial("sum") if is_partial(p) and rng.random() < 0.3 else p for p in before
+                ]
+            after = [
+                b if is_partial(b) and rng.random() < 0.2 else a
+                for b, a in zip(before, draw_placements(rng, mesh, shape))
+            ]
+            given = contributions(
+                rng,
+                shape,
+                mesh,
+                before,
+                torch.int64 if op in ("band", "bor", "bxor") else torch.float64,
+            )
             with CommDebugMode() as communication:
                 result = moved(given, mesh, before, after)
             assert list(result.placements) == after
             assert_holds(result, reduced(given, mesh, before, after))
-            assert all(part.is_contiguous() for part in result._local_tensor._local_tensors.values())
+            assert all(
+                part.is_contiguous() for part in result._local_tensor._local_tensors.values()
+            )
             reduces = any(is_partial(b) and not is_partial(a) for b, a in zip(before, after))
             most = 0 if not prod(shape) or before == after else 1 + reduces
-            assert communication.get_total_counts() <= most, (shape, before, after, communication.get_comm_counts())
+            assert communication.get_total_counts() <= most, (
+                shape,
+                before,
+                after,
+                communication.get_comm_counts(),
+            )
 
 
-# -- gradients ----------------------------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_gradients_go_back(mesh):
-    """Wherever the gradient is, and if it is a pending sum itself, it comes as the input is. That of a pending reduction is whole on each device."""
+    """Wherever the gradient is, and if it is a pending sum itself, it comes as the input is. That
+    of a pending reduction is whole on each device.
+    """
     rng = random.Random(f"gradients {mesh}")
     with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
         for _ in range(30):
             shape = draw_shape(rng)
-            before, given = (draw_placements(rng, mesh, shape, pending="sum", chance=0.2) for _ in range(2))
+            before, given = (
+                draw_placements(rng, mesh, shape, pending="sum", chance=0.2) for _ in range(2)
+            )
             tensor = distribute(number(shape).double(), mesh, before, requires_grad=True)
             gradient = contributions(rng, shape, mesh, given)
-            tensor.redistribute(placements=draw_placements(rng, mesh, shape)).backward(distribute(gradient, mesh, given))
-            assert list(tensor.grad.placements) == [Replicate() if is_partial(b) and not is_partial(g) else b for b, g in zip(before, given)]
+            tensor.redistribute(placements=draw_placements(rng, mesh, shape)).backward(
+                distribute(gradient, mesh, given)
+            )
+            assert list(tensor.grad.placements) == [
+                Replicate() if is_partial(b) and not is_partial(g) else b
+                for b, g in zip(before, given)
+            ]
             assert_holds(tensor.grad, reduced(gradient, mesh, given, tensor.grad.placements))
 
 
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)], ids=str)
 def test_torch_says_the_same_where_it_is_right(mesh):
-    """Sizes that divide, no _StridedShard: the same placements, values and gradients, to the bit."""
+    """Sizes that divide, no _StridedShard: the same placements, values and gradients, to
+    the bit.
+    """
     rng = random.Random(f"stock {mesh}")
     for _ in range(20):
         shape = rng.choice([(4, 8), (8,), (4, 4, 4)])
         before = draw_placements(rng, mesh, shape, strided=False, pending="sum", chance=0.3)
         after = draw_placements(rng, mesh, shape, strided=False)
-        given, gradient = contributions(rng, shape, mesh, before), contributions(rng, shape, mesh, after)
+        given, gradient = (
+            contributions(rng, shape, mesh, before),
+            contributions(rng, shape, mesh, after),
+        )
 
         def run():
             with ranks_of(mesh):
@@ -124,21 +184,31 @@ def test_torch_says_the_same_where_it_is_right(mesh):
             ours = run()
         for one, other in zip(stock, ours):
             assert one.placements == other.placements
-            assert all(torch.equal(part, other._local_tensor._local_tensors[rank]) for rank, part in one._local_tensor._local_tensors.items())
+            assert all(
+                torch.equal(part, other._local_tensor._local_tensors[rank])
+                for rank, part in one._local_tensor._local_tensors.items()
+            )
 
 
 def test_gradients_of_gradients():
-    mesh, shape, before, after = (2, 2), (5, 7), [Shard(0), _StridedShard(0, split_factor=2)], [Shard(1), Replicate()]
+    mesh, shape, before, after = (
+        (2, 2),
+        (5, 7),
+        [Shard(0), _StridedShard(0, split_factor=2)],
+        [Shard(1), Replicate()],
+    )
     with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
         tensor = distribute(number(shape), mesh, before, requires_grad=True)
         weight = distribute(number(shape) + 1, mesh, after, requires_grad=True)
-        [gradient] = torch.autograd.grad(tensor.redistribute(placements=after), tensor, weight, create_graph=True)
+        [gradient] = torch.autograd.grad(
+            tensor.redistribute(placements=after), tensor, weight, create_graph=True
+        )
         assert_holds(gradient, number(shape) + 1)
         gradient.backward(distribute(number(shape) + 2, mesh, before))
         assert_holds(weight.grad, number(shape) + 2)
 
 
-# -- dtypes and options -------------------------------------------------------------------------------------------------------
+# -- dtypes and options ----------------------------------------------------------------------------
 
 
 MOVES = {
@@ -148,7 +218,18 @@ MOVES = {
     "slice": ((8, 4), [Replicate()], [Shard(1)]),
 }
 of_each_kind = pytest.mark.parametrize("shape, before, after", MOVES.values(), ids=MOVES)
-DTYPES = ["bool", "uint8", "int16", "int64", "float8_e4m3fn", "float16", "bfloat16", "float64", "complex64", "complex128"]
+DTYPES = [
+    "bool",
+    "uint8",
+    "int16",
+    "int64",
+    "float8_e4m3fn",
+    "float16",
+    "bfloat16",
+    "float64",
+    "complex64",
+    "complex128",
+]
 
 
 @of_each_kind
@@ -160,7 +241,9 @@ def test_every_dtype_travels(dtype, shape, before, after):
         assert result.dtype == dtype
         for rank, part in locals_of(full, (4,), cuts_of(after)).items():
             # Not every dtype can be compared, and bytes can.
-            assert torch.equal(result._local_tensor._local_tensors[rank].view(torch.uint8), part.view(torch.uint8))
+            assert torch.equal(
+                result._local_tensor._local_tensors[rank].view(torch.uint8), part.view(torch.uint8)
+            )
 
 
 @of_each_kind
@@ -168,15 +251,25 @@ def test_conjugates_travel(shape, before, after):
     with plain():
         full = torch.complex(number(shape), number(shape) + 1)
     with ranks_of((4,)), cute_sharding.enabled(redistribution=True):
-        assert_holds(distribute(full, (4,), before).conj().redistribute(placements=after), full.conj())
+        assert_holds(
+            distribute(full, (4,), before).conj().redistribute(placements=after), full.conj()
+        )
 
 
 def test_the_dtype_on_the_wire(monkeypatch):
-    """forward_dtype is what travels and what comes out; backward_dtype is what the gradient travels in, and it comes back in the input's own."""
+    """forward_dtype is what travels and what comes out; backward_dtype is what the gradient travels
+    in, and it comes back in the input's own.
+    """
     shape = (6, 10)
-    with ranks_of((4,)), cute_sharding.enabled(redistribution=True), watched_wire(monkeypatch) as wire:
+    with (
+        ranks_of((4,)),
+        cute_sharding.enabled(redistribution=True),
+        watched_wire(monkeypatch) as wire,
+    ):
         tensor = distribute(number(shape), (4,), [Shard(0)], requires_grad=True)
-        result = tensor.redistribute(placements=[Shard(1)], forward_dtype=torch.bfloat16, backward_dtype=torch.float64)
+        result = tensor.redistribute(
+            placements=[Shard(1)], forward_dtype=torch.bfloat16, backward_dtype=torch.float64
+        )
         assert result.dtype == torch.bfloat16
         assert_holds(result, number(shape).bfloat16())
         result.backward(distribute(number(shape).bfloat16(), (4,), [Shard(1)]))
@@ -205,7 +298,10 @@ def test_full_tensor(mesh):
             given = contributions(rng, shape, mesh, placements)
             tensor = distribute(given, mesh, placements, requires_grad=True)
             full = tensor.full_tensor()
-            assert torch.equal(full.reconcile().detach(), reduced(given, mesh, placements, [Replicate()] * len(mesh))[0]), (shape, placements)
+            assert torch.equal(
+                full.reconcile().detach(),
+                reduced(given, mesh, placements, [Replicate()] * len(mesh))[0],
+            ), (shape, placements)
             gradient = number(shape).double() + 0.5
             full.backward(LocalTensor(dict.fromkeys(range(prod(mesh)), gradient)))
             assert_holds(tensor.grad, gradient)
@@ -214,24 +310,47 @@ def test_full_tensor(mesh):
 def test_from_a_local_tensor_that_is_not_contiguous():
     full = number((6, 7))
     with ranks_of((3,)), cute_sharding.enabled(redistribution=True):
-        columns = LocalTensor({rank: part.t().contiguous().t() for rank, part in locals_of(full, (3,), ((1, 1),)).items()})
-        tensor = DTensor.from_local(columns, mesh_of((3,)), [Shard(1)], run_check=False, shape=full.shape, stride=full.stride())
+        columns = LocalTensor(
+            {
+                rank: part.t().contiguous().t()
+                for rank, part in locals_of(full, (3,), ((1, 1),)).items()
+            }
+        )
+        tensor = DTensor.from_local(
+            columns,
+            mesh_of((3,)),
+            [Shard(1)],
+            run_check=False,
+            shape=full.shape,
+            stride=full.stride(),
+        )
         for after in (Replicate(), Shard(0), _StridedShard(1, split_factor=3)):
             assert_holds(tensor.redistribute(placements=[after]), full)
-        assert_holds(distribute(full, (3,), [Shard(1)]).t().redistribute(placements=[Replicate()]), full.t())
+        assert_holds(
+            distribute(full, (3,), [Shard(1)]).t().redistribute(placements=[Replicate()]), full.t()
+        )
 
 
-# -- meshes -------------------------------------------------------------------------------------------------------------------
+# -- meshes ----------------------------------------------------------------------------------------
 
 
 def placed(full, mesh, ranks, placements):
-    """``full`` on a mesh of those ranks, row-major, and of any slices of it; and what each rank is to hold of it elsewhere."""
+    """``full`` on a mesh of those ranks, row-major, and of any slices of it; and what each rank is
+    to hold of it elsewhere.
+    """
 
     def locals_by_rank(placements):
         by_place = locals_of(full, tuple(mesh.shape), cuts_of(placements))
         return {rank: by_place[i % len(by_place)] for i, rank in enumerate(ranks)}
 
-    tensor = DTensor.from_local(LocalTensor(locals_by_rank(placements)), mesh, placements, run_check=False, shape=full.shape, stride=full.stride())
+    tensor = DTensor.from_local(
+        LocalTensor(locals_by_rank(placements)),
+        mesh,
+        placements,
+        run_check=False,
+        shape=full.shape,
+        stride=full.stride(),
+    )
     return tensor, locals_by_rank
 
 
@@ -248,7 +367,9 @@ ON_TWO_DIMS = [
 @pytest.mark.parametrize("before, after", ON_TWO_DIMS, ids=str)
 @pytest.mark.parametrize("which", ["slice", "slice of other dims", "permuted", "flattened"])
 def test_meshes_of_any_ranks(which, before, after):
-    """A slice of a larger mesh, with the other slices beside it; ranks in any order; mesh dims that the program has flattened into one group."""
+    """A slice of a larger mesh, with the other slices beside it; ranks in any order; mesh dims that
+    the program has flattened into one group.
+    """
     full = number((5, 7))
     whole = DeviceMesh("cpu", torch.arange(8).reshape(2, 2, 2), mesh_dim_names=("a", "b", "c"))
     if which == "permuted":
@@ -267,12 +388,16 @@ def test_meshes_of_any_ranks(which, before, after):
             assert torch.equal(result._local_tensor._local_tensors[rank], part), f"rank {rank}"
 
 
-# -- errors -------------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def test_errors_come_before_anything_is_sent(monkeypatch):
     full = number((6, 7))
-    with ranks_of((4,)), cute_sharding.enabled(redistribution=True), watched_wire(monkeypatch) as wire:
+    with (
+        ranks_of((4,)),
+        cute_sharding.enabled(redistribution=True),
+        watched_wire(monkeypatch) as wire,
+    ):
         tensor = distribute(full, (4,), [Shard(0)])
         with pytest.raises(NotImplementedError, match="no such communication"):
             tensor.redistribute(mesh_of((2, 2)), [Shard(1), Replicate()])
@@ -286,17 +411,27 @@ def test_errors_come_before_anything_is_sent(monkeypatch):
 
 
 def of_wrong_shape(mesh, local, full, placements):
-    """The same local tensor on every rank, of a shape that is not what its placements make of ``full``."""
+    """The same local tensor on every rank, of a shape that is not what its placements make of
+    ``full``.
+    """
     parts = LocalTensor(dict.fromkeys(range(prod(mesh)), local))
-    return DTensor.from_local(parts, mesh_of(mesh), placements, run_check=False, shape=full.shape, stride=full.stride())
+    return DTensor.from_local(
+        parts, mesh_of(mesh), placements, run_check=False, shape=full.shape, stride=full.stride()
+    )
 
 
 def with_placements(tensor, placements):
-    return compat.DTensorSpec(tensor.device_mesh, tuple(placements), tensor_meta=tensor._spec.tensor_meta)
+    return compat.DTensorSpec(
+        tensor.device_mesh, tuple(placements), tensor_meta=tensor._spec.tensor_meta
+    )
 
 
 def test_reductions_that_do_not_commute_are_not_mixed():
-    with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True), pytest.raises(ValueError, match="Mixed Partial"):
+    with (
+        ranks_of((2, 2)),
+        cute_sharding.enabled(redistribution=True),
+        pytest.raises(ValueError, match="Mixed Partial"),
+    ):
         moved(number((4, 4)), (2, 2), [Partial(), Partial("max")], [Replicate(), Replicate()])
 
 
@@ -308,10 +443,13 @@ def test_towards_a_pending_reduction(op):
         tensor = distribute(full, (2, 2), [Replicate(), Shard(0)])
         spec = with_placements(tensor, [Partial(op), Shard(1)])
         local = _redistribute.redistribute_local_tensor(tensor._local_tensor, tensor._spec, spec)
-        assert_holds(DTensor(local, spec, requires_grad=False).redistribute(placements=[Shard(0), Shard(0)]), full)
+        assert_holds(
+            DTensor(local, spec, requires_grad=False).redistribute(placements=[Shard(0), Shard(0)]),
+            full,
+        )
 
 
-# -- the inputs of other ops --------------------------------------------------------------------------------------------------
+# -- the inputs of other ops -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mesh", [(3,), (2, 2), (2, 3)], ids=str)
@@ -320,33 +458,46 @@ def test_inputs_of_other_ops(mesh):
     with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
         for _ in range(10):
             shape = draw_shape(rng)
-            one, other = (distribute(number(shape) + k, mesh, draw_placements(rng, mesh, shape)) for k in (0, 1))
+            one, other = (
+                distribute(number(shape) + k, mesh, draw_placements(rng, mesh, shape))
+                for k in (0, 1)
+            )
             assert_holds(one + other, 2 * number(shape) + 1)
 
 
-EMBEDDINGS = [((4,), [Shard(0)], [Replicate()]), ((2, 2), [Replicate(), Shard(0)], [Shard(0), Replicate()])]
+EMBEDDINGS = [
+    ((4,), [Shard(0)], [Replicate()]),
+    ((2, 2), [Replicate(), Shard(0)], [Shard(0), Replicate()]),
+]
 
 
 @pytest.mark.parametrize("mesh, of_rows, of_indices", EMBEDDINGS, ids=str)
 def test_an_embedding_of_rows_spread_over_devices(mesh, of_rows, of_indices):
-    """Its output is pending in a way of its own: each device has masked the rows that others hold."""
+    """Its output is pending in a way of its own: each device has masked the rows that
+    others hold.
+    """
     with plain():
         rows, indices = number((10, 3)), torch.tensor([1, 9, 4, 4, 0])
     with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
         for after in ([Replicate()] * len(mesh), [Shard(1)] * len(mesh), [Shard(0)] * len(mesh)):
-            result = torch.nn.functional.embedding(distribute(indices, mesh, of_indices), distribute(rows, mesh, of_rows))
+            result = torch.nn.functional.embedding(
+                distribute(indices, mesh, of_indices), distribute(rows, mesh, of_rows)
+            )
             assert is_partial(result.placements[-1])
             assert_holds(result.redistribute(placements=after), rows[indices])
 
 
-# -- on and off ---------------------------------------------------------------------------------------------------------------
+# -- on and off ------------------------------------------------------------------------------------
 
 
 def in_place():
     """What stands in torch where redistribution is called."""
     of_arguments = _dispatch.OpDispatcher.__dict__["redistribute_local_args"]
     assert isinstance(of_arguments, staticmethod)
-    return [*(module.redistribute_local_tensor for module in (_redistribute, _dispatch, _api)), of_arguments.__func__]
+    return [
+        *(module.redistribute_local_tensor for module in (_redistribute, _dispatch, _api)),
+        of_arguments.__func__,
+    ]
 
 
 TORCHS = in_place()
@@ -354,7 +505,9 @@ TORCHS = in_place()
 
 def assert_torchs():
     assert all(now is torchs for now, torchs in zip(in_place(), TORCHS))
-    assert all(function.__module__.startswith("torch.distributed.tensor.") for function in in_place())
+    assert all(
+        function.__module__.startswith("torch.distributed.tensor.") for function in in_place()
+    )
 
 
 def test_torchs_own_functions_are_back_afterwards():
@@ -396,8 +549,15 @@ def by_plan(monkeypatch):
 @pytest.mark.parametrize("redistribution", [False, True])
 @pytest.mark.parametrize("views", [False, True])
 def test_what_each_switch_switches(views, redistribution, by_plan):
-    """Explicit redistribution is torch's own unless it is asked for; that of a view's input comes with the views."""
-    with ranks_of((2,)), cute_sharding.enabled(implicit_redistribution=True, redistribution=redistribution, views=views):
+    """Explicit redistribution is torch's own unless it is asked for; that of a view's input comes
+    with the views.
+    """
+    with (
+        ranks_of((2,)),
+        cute_sharding.enabled(
+            implicit_redistribution=True, redistribution=redistribution, views=views
+        ),
+    ):
         tensor = distribute(number((6, 6)), (2,), [Shard(1)])
         assert_holds(tensor.redistribute(placements=[Replicate()]), number((6, 6)))
         assert len(by_plan) == redistribution
@@ -413,7 +573,9 @@ def test_what_each_switch_switches(views, redistribution, by_plan):
 
 
 def test_a_view_that_fails_leaves_no_trace(by_plan):
-    """After an error while a view's input is on its way, the redistribution of other ops is torch's again."""
+    """After an error while a view's input is on its way, the redistribution of other ops is torch's
+    again.
+    """
     with ranks_of((2,)), cute_sharding.enabled(implicit_redistribution=True):
         wrong = of_wrong_shape((2,), number((6, 2)), number((6, 6)), [Shard(1)])
         with pytest.raises(RuntimeError, match="local tensor has shape"):
@@ -423,17 +585,21 @@ def test_a_view_that_fails_leaves_no_trace(by_plan):
         assert len(by_plan) == 1
 
 
-# -- what programs rely on ------------------------------------------------------------------------------------------------------
+# -- what programs rely on -------------------------------------------------------------------------
 
 
 def test_slices_of_a_mesh_stay_plain():
-    """A program may make the same slice anew in every step: no group each time, and nothing on the mesh that cannot be pickled."""
+    """A program may make the same slice anew in every step: no group each time, and nothing on the
+    mesh that cannot be pickled.
+    """
     with ranks_of((2, 2, 2)), cute_sharding.enabled(redistribution=True):
         whole = mesh_of((2, 2, 2), ("a", "b", "c"))
         groups = set()
         for _ in range(3):
             slice_ = whole["b", "c"]
-            tensor = DTensor.from_local(torch.ones(4, 4), slice_, [Shard(0), Shard(1)], run_check=False)
+            tensor = DTensor.from_local(
+                torch.ones(4, 4), slice_, [Shard(0), Shard(1)], run_check=False
+            )
             tensor.redistribute(placements=[Shard(1), Shard(0)])
             groups.add(group_of(slice_, (0, 1)))
         assert len(groups) == 1
@@ -441,7 +607,9 @@ def test_slices_of_a_mesh_stay_plain():
 
 
 def test_slices_keep_the_order_of_dims_in_memory():
-    """As clone() does, which is how torch slices: a view after the redistribution may depend on it."""
+    """As clone() does, which is how torch slices: a view after the redistribution may
+    depend on it.
+    """
     full = number((4, 6))
     with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
         turned = distribute(full, (2,), [Replicate()]).t()
@@ -461,27 +629,52 @@ def test_the_contributions_of_a_norm_move():
     full = number((6, 4)) + 1
     with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
         norm = torch.linalg.vector_norm(distribute(full, (2, 2), [Shard(0), Shard(1)]), 2, dim=0)
-        assert norm.placements[0].is_partial() and type(norm.placements[0]) is not Partial and norm.placements[1] == Shard(0)
+        assert (
+            norm.placements[0].is_partial()
+            and type(norm.placements[0]) is not Partial
+            and norm.placements[1] == Shard(0)
+        )
         gathered = norm.redistribute(placements=[norm.placements[0], Replicate()])
         for rank in range(4):
             local = gathered.full_tensor()
-            assert torch.allclose(local._local_tensors[rank] if isinstance(local, LocalTensor) else local, torch.linalg.vector_norm(full, 2, dim=0))
+            assert torch.allclose(
+                local._local_tensors[rank] if isinstance(local, LocalTensor) else local,
+                torch.linalg.vector_norm(full, 2, dim=0),
+            )
 
 
-@pytest.mark.parametrize("after", [[Shard(0), Shard(1)], [Shard(1), Shard(0)], [Shard(0), Shard(0)], [Shard(1), Replicate()], [Replicate(), Shard(0)]], ids=str)
-@pytest.mark.parametrize("before", [[Shard(0), Shard(0)], [Shard(0), Shard(2)], [Shard(0), Replicate()]], ids=str)
+@pytest.mark.parametrize(
+    "after",
+    [
+        [Shard(0), Shard(1)],
+        [Shard(1), Shard(0)],
+        [Shard(0), Shard(0)],
+        [Shard(1), Replicate()],
+        [Replicate(), Shard(0)],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "before", [[Shard(0), Shard(0)], [Shard(0), Shard(2)], [Shard(0), Replicate()]], ids=str
+)
 def test_norms_are_finished(before, after):
     """Pending on one mesh dim or on two, and handed out in blocks or not."""
     full = number((6, 5, 8)) + 1
     with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
-        norm = torch.linalg.vector_norm(distribute(full, (2, 2), before), 2, dim=0).redistribute(placements=after)
-        for rank, expected in locals_of(torch.linalg.vector_norm(full, 2, dim=0), (2, 2), cuts_of(after)).items():
+        norm = torch.linalg.vector_norm(distribute(full, (2, 2), before), 2, dim=0).redistribute(
+            placements=after
+        )
+        for rank, expected in locals_of(
+            torch.linalg.vector_norm(full, 2, dim=0), (2, 2), cuts_of(after)
+        ).items():
             got = norm._local_tensor._local_tensors[rank]
             assert got.shape == expected.shape and torch.allclose(got, expected)
 
 
 def test_compiled_graphs_of_other_settings_are_kept_apart():
-    """On disk: a rank that finds a graph there and one that does not must run the same collectives."""
+    """On disk: a rank that finds a graph there and one that does not must run the same
+    collectives.
+    """
     tags = [torch.compiler.config.cache_key_tag]
     for options in ({}, {"redistribution": True}, {"implicit_redistribution": True}):
         with cute_sharding.enabled(**options):

@@ -1,4 +1,7 @@
-"""The collectives of a redistribution, their groups, sizes and order, are the same eagerly and in graphs, static and dynamic; with the groups at hand and after prepare_groups. No group is made on the way."""
+"""The collectives of a redistribution, their groups, sizes and order, are the same eagerly and in
+graphs, static and dynamic; with the groups at hand and after prepare_groups. No group is made on
+the way.
+"""
 
 import os
 import random
@@ -26,7 +29,13 @@ from cute_sharding.redistribution.plan import received_by
 
 R = Replicate()
 # Rank 0 is on each, and no other test makes groups for them.
-MESHES = {"2x2": [[0, 2], [4, 6]], "2x2, turned": [[0, 5], [1, 7]], "3x2": [[0, 3], [1, 4], [2, 6]], "2x2x2": [[[0, 2], [1, 3]], [[4, 6], [5, 7]]], "4": [0, 2, 4, 6]}
+MESHES = {
+    "2x2": [[0, 2], [4, 6]],
+    "2x2, turned": [[0, 5], [1, 7]],
+    "3x2": [[0, 3], [1, 4], [2, 6]],
+    "2x2x2": [[[0, 2], [1, 3]], [[4, 6], [5, 7]]],
+    "4": [0, 2, 4, 6],
+}
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 EVEN, UNEVEN = [(24, 12), (12, 24), (48, 12)], [(11, 7), (13, 9), (24, 12), (17, 31)]
 
@@ -46,11 +55,17 @@ class Recorder(TorchDispatchMode):
                 return dynamic._redistribute(*args)
         if func.namespace == "_c10d_functional" and func._opname in COLLECTIVES:
             group = args[-1]  # of one release the name, of another the group
-            ranks = dist.get_process_group_ranks(distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group)
+            ranks = dist.get_process_group_ranks(
+                distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
+            )
             me = ranks.index(dist.get_rank())
             # What a rank keeps itself may go along or not.
             row = args[0][:1].numel() if args[0].numel() else 1
-            sizes = [[n * row for i, n in enumerate(arg) if i != me] for arg in args[1:] if isinstance(arg, (list, tuple))] or args[0].numel()
+            sizes = [
+                [n * row for i, n in enumerate(arg) if i != me]
+                for arg in args[1:]
+                if isinstance(arg, (list, tuple))
+            ] or args[0].numel()
             self.seen.append((func._opname, tuple(ranks), sizes))
         return func(*args, **(kwargs or {}))
 
@@ -74,12 +89,25 @@ def compiled(program, dynamic):
         return call
 
     torch._dynamo.reset()
-    return torch.compile(program, backend=aot_autograd(fw_compiler=compiler), dynamic=dynamic, fullgraph=True), seen
+    return torch.compile(
+        program, backend=aot_autograd(fw_compiler=compiler), dynamic=dynamic, fullgraph=True
+    ), seen
 
 
 def tensor_of(mesh, shape, placements):
     local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
-    return DTensor.from_local(torch.zeros(local), mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1)).detach().requires_grad_()
+    return (
+        DTensor.from_local(
+            torch.zeros(local),
+            mesh,
+            placements,
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=(shape[1], 1),
+        )
+        .detach()
+        .requires_grad_()
+    )
 
 
 def draw(rng, sizes):
@@ -91,7 +119,9 @@ def draw(rng, sizes):
 
 @pytest.fixture
 def no_groups(monkeypatch):
-    """None but those of single mesh dims and the default one, whatever other tests have prepared."""
+    """None but those of single mesh dims and the default one, whatever other tests have
+    prepared.
+    """
     monkeypatch.setattr(groups, "_groups", WeakKeyDictionary())
     groups._at_hand.cache_clear()
     yield
@@ -105,7 +135,9 @@ def test_graphs_send_what_eager_programs_send(name, dynamic, prepared, no_groups
     rng = random.Random(f"same steps {name}")
     mesh = DeviceMesh("cpu", torch.tensor(MESHES[name]))
     sizes = tuple(mesh.shape)
-    assert groups_at_hand(mesh) <= {tuple(range(mesh.ndim))}  # the default group is that of a whole mesh
+    assert groups_at_hand(mesh) <= {
+        tuple(range(mesh.ndim))
+    }  # the default group is that of a whole mesh
     if prepared:
         cute_sharding.prepare_groups(mesh)
     made = distributed_c10d._world.group_count
@@ -123,7 +155,9 @@ def test_graphs_send_what_eager_programs_send(name, dynamic, prepared, no_groups
                 tensor = tensor_of(mesh, shape, before)
                 eager, result = recorded(program, tensor)
                 gradient = torch.ones_like(result)
-                eager += recorded(lambda r=result, g=gradient, t=tensor: torch.autograd.grad(r, t, g))[0]
+                eager += recorded(
+                    lambda r=result, g=gradient, t=tensor: torch.autograd.grad(r, t, g)
+                )[0]
                 seen.clear()
                 outcome = graph(tensor)
                 torch.autograd.grad(outcome, tensor, torch.ones_like(outcome))
@@ -134,32 +168,63 @@ def test_graphs_send_what_eager_programs_send(name, dynamic, prepared, no_groups
 
 
 def test_more_groups_are_never_worse():
-    """By the elements that the busiest device receives; and with all of them one exchange is enough."""
+    """By the elements that the busiest device receives; and with all of them one exchange is
+    enough.
+    """
     rng = random.Random("groups")
     mesh = (2, 3, 2)
     for _ in range(150):
         shape = rng.choice([(24, 12), (11, 7), (36, 36), (5, 8)])
         before, after = (draw_placements(rng, mesh, shape, strided=False) for _ in range(2))
-        alone, some, every = (cute_sharding.plan_redistribution(shape, mesh, before, after, groups=sets, network=Network.flat(alpha=0, beta=1)) for sets in ([], [(0, 1)], None))
-        assert all(len(step.mesh_dims) < 2 for step in alone.steps) and all(len(step.mesh_dims) < 2 or step.mesh_dims == (0, 1) for step in some.steps)
-        assert every.received_elements == every.lower_bound <= min(received_by(some.steps), received_by(alone.steps))
+        alone, some, every = (
+            cute_sharding.plan_redistribution(
+                shape, mesh, before, after, groups=sets, network=Network.flat(alpha=0, beta=1)
+            )
+            for sets in ([], [(0, 1)], None)
+        )
+        assert all(len(step.mesh_dims) < 2 for step in alone.steps) and all(
+            len(step.mesh_dims) < 2 or step.mesh_dims == (0, 1) for step in some.steps
+        )
+        assert (
+            every.received_elements
+            == every.lower_bound
+            <= min(received_by(some.steps), received_by(alone.steps))
+        )
         assert every.collectives <= 1
 
 
-@pytest.mark.parametrize("before, after", [([Shard(0), Shard(1)], [R, R]), ([Shard(0), Shard(0)], [R, R]), ([Shard(0), R], [R, Shard(1)]), ([R, R], [Shard(0), Shard(1)])])
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ([Shard(0), Shard(1)], [R, R]),
+        ([Shard(0), Shard(0)], [R, R]),
+        ([Shard(0), R], [R, Shard(1)]),
+        ([R, R], [Shard(0), Shard(1)]),
+    ],
+)
 @pytest.mark.parametrize("shape", [(24, 12), (11, 7)])
-def test_cuts_that_are_given_up_or_made_need_no_more_than_one_mesh_dim_at_a_time(shape, before, after):
+def test_cuts_that_are_given_up_or_made_need_no_more_than_one_mesh_dim_at_a_time(
+    shape, before, after
+):
     plan = cute_sharding.plan_redistribution(shape, (2, 2), before, after, groups=[])
     assert plan.received_elements <= plan.lower_bound * (1 if shape == (24, 12) else 1.25)
 
 
 def test_what_would_help_is_said_once(caplog):
     mesh = DeviceMesh("cpu", torch.tensor([[0, 6], [3, 7]]), mesh_dim_names=("a", "b"))
-    with cute_sharding.enabled(redistribution=True), caplog.at_level("WARNING", logger="cute_sharding"):
+    with (
+        cute_sharding.enabled(redistribution=True),
+        caplog.at_level("WARNING", logger="cute_sharding"),
+    ):
         for shape in ((8, 8), (16, 8)):
-            tensor_of(mesh, shape, [Shard(0), Shard(1)]).redistribute(placements=[Shard(1), Shard(0)])
+            tensor_of(mesh, shape, [Shard(0), Shard(1)]).redistribute(
+                placements=[Shard(1), Shard(0)]
+            )
     assert len(caplog.messages) == 1
-    assert "mesh['a', 'b']._flatten() or cute_sharding.prepare_groups(mesh) on all ranks first" in caplog.messages[0]
+    assert (
+        "mesh['a', 'b']._flatten() or cute_sharding.prepare_groups(mesh) on all ranks first"
+        in caplog.messages[0]
+    )
 
 
 def test_flattened_dims_have_a_group():
@@ -167,7 +232,12 @@ def test_flattened_dims_have_a_group():
     assert groups_at_hand(mesh) == frozenset()
     mesh["c", "d"]._flatten()
     assert groups_at_hand(mesh) == {(0, 1)}
-    assert cute_sharding.plan_redistribution((8, 8), mesh, [Shard(0), Shard(1)], [Shard(1), Shard(0)]).collectives == 1
+    assert (
+        cute_sharding.plan_redistribution(
+            (8, 8), mesh, [Shard(0), Shard(1)], [Shard(1), Shard(0)]
+        ).collectives
+        == 1
+    )
 
 
 def test_prepare_groups_refuses_what_is_no_set_of_mesh_dims():
@@ -179,13 +249,17 @@ def test_prepare_groups_refuses_what_is_no_set_of_mesh_dims():
     assert groups_at_hand(mesh) == frozenset()
     count = distributed_c10d._world.group_count
     cute_sharding.prepare_groups(mesh, ("e", "f"))
-    cute_sharding.prepare_groups(DeviceMesh("cpu", torch.tensor([[0, 7], [4, 5]])))  # of the same ranks: nothing to make
+    cute_sharding.prepare_groups(
+        DeviceMesh("cpu", torch.tensor([[0, 7], [4, 5]]))
+    )  # of the same ranks: nothing to make
     assert groups_at_hand(mesh) == {(0, 1)} and distributed_c10d._world.group_count > count
 
 
 @pytest.mark.parametrize("rank", [7])
 def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
-    """Also on a rank without rows, where nothing comes of it. In a process of its own, as one rank of eight."""
+    """Also on a rank without rows, where nothing comes of it. In a process of its own, as one rank
+    of eight.
+    """
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, torch, torch.distributed as dist\n"
@@ -199,7 +273,10 @@ def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
         "calls, all_to_all = [], compat.all_to_all\n"
         "compat.all_to_all = lambda *args: (calls.append(1), all_to_all(*args))[1]\n"
         "mesh = DeviceMesh('cpu', torch.arange(8))\n"
-        "graph = torch.compile(lambda x: x.redistribute(placements=[Shard(1)]).redistribute(placements=[Shard(0)]).to_local().sum(), dynamic=True)\n"
+        "def twice(x):\n"
+        "    x = x.redistribute(placements=[Shard(1)])\n"
+        "    return x.redistribute(placements=[Shard(0)]).to_local().sum()\n"
+        "graph = torch.compile(twice, dynamic=True)\n"
         "with cute_sharding.enabled(redistribution=True):\n"
         "    for n in (9, 11):\n"
         "        tensor = tensor_of(mesh, (n, 8), [Shard(0)]).detach()\n"
@@ -209,15 +286,22 @@ def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
         "        assert len(calls) == 2, (n, calls)\n"
     )
     here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent, here.parent.parent)))}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=400)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent, here.parent.parent))),
+    }
+    done = subprocess.run(
+        [sys.executable, program], env=environment, capture_output=True, text=True, timeout=400
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_meshes_without_process_groups_can_be_sliced_on():
     mesh = DeviceMesh("cpu", torch.arange(8).reshape(4, 2), _init_backend=False)
     with cute_sharding.enabled(redistribution=True):
-        sliced = DTensor.from_local(torch.ones(8, 8), mesh, [R, R], run_check=False).redistribute(placements=[Shard(0), Shard(1)])
+        sliced = DTensor.from_local(torch.ones(8, 8), mesh, [R, R], run_check=False).redistribute(
+            placements=[Shard(0), Shard(1)]
+        )
     assert tuple(sliced.to_local().shape) == (2, 4)
 
 

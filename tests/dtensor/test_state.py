@@ -24,7 +24,13 @@ def test_checkpoints(seed, tmp_path):
 
 
 def test_state_dicts(tmp_path):
-    run(4, tmp_path, ("state_dicts", str(tmp_path)), ("on_meta", str(tmp_path)), ("round_trips", str(tmp_path), 0, 20))
+    run(
+        4,
+        tmp_path,
+        ("state_dicts", str(tmp_path)),
+        ("on_meta", str(tmp_path)),
+        ("round_trips", str(tmp_path), 0, 20),
+    )
 
 
 def test_pictures(tmp_path):
@@ -46,10 +52,23 @@ def test_blocks_are_what_a_device_holds():
             found = [[(factor, mesh[m], device[m]) for m, factor in chain] for chain in chains]
             local = full
             for d, chain in enumerate(found):
-                local = local.index_select(d, torch.tensor([row for start, stop in rows(shape[d], chain) for row in range(start, stop)], dtype=torch.long))
+                local = local.index_select(
+                    d,
+                    torch.tensor(
+                        [
+                            row
+                            for start, stop in rows(shape[d], chain)
+                            for row in range(start, stop)
+                        ],
+                        dtype=torch.long,
+                    ),
+                )
             put = torch.full_like(local, -1)
             for block in blocks(shape, found):
-                here, there = (tuple(slice(start, start + size) for start, size in zip(starts, block.sizes)) for starts in (block.places, block.offsets))
+                here, there = (
+                    tuple(slice(start, start + size) for start, size in zip(starts, block.sizes))
+                    for starts in (block.places, block.offsets)
+                )
                 assert (put[here] == -1).all()
                 put[here] = full[there]
             assert torch.equal(put, local)

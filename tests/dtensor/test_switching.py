@@ -1,4 +1,6 @@
-"""enable, disable and enabled: the registries, the caches of every thread, and failures half way."""
+"""enable, disable and enabled: the registries, the caches of every thread, and failures
+half way.
+"""
 
 import threading
 
@@ -16,10 +18,21 @@ from cute_sharding.views import BY_OVERLOAD
 
 
 def registries():
-    """Every registration of the propagator, by registry and op. A copy: what is in it are the very objects."""
+    """Every registration of the propagator, by registry and op. A copy: what is in it are the very
+    objects.
+    """
     propagator = DTensor._op_dispatcher.sharding_propagator
-    names = [name for name, value in vars(propagator).items() if name.startswith("op_to_") or name.endswith("_funcs")]
-    assert {"op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_schema_info"} <= set(names)
+    names = [
+        name
+        for name, value in vars(propagator).items()
+        if name.startswith("op_to_") or name.endswith("_funcs")
+    ]
+    assert {
+        "op_to_rules",
+        "op_strategy_funcs",
+        "op_single_dim_strategy_funcs",
+        "op_to_schema_info",
+    } <= set(names)
     return {name: dict(getattr(propagator, name)) for name in names}
 
 
@@ -31,13 +44,21 @@ def assert_same_objects(before, after):
             assert after[name][op] is entry, (name, op)
 
 
-# Torch's rules refuse this view: seven rows over four devices do not divide. It is free, as 21 elements are dealt in blocks of two rows all the same.
+# Torch's rules refuse this view: seven rows over four devices do not divide. It is free, as 21
+# elements are dealt in blocks of two rows all the same.
 SHAPE, TARGET = (7, 3), (21,)
 
 
 def make():
     """Rank 0's part is enough: switching is about one process."""
-    return DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh_of((4,)), [Shard(0)], run_check=False, shape=torch.Size(SHAPE), stride=(3, 1))
+    return DTensor.from_local(
+        torch.arange(6.0).reshape(2, 3),
+        mesh_of((4,)),
+        [Shard(0)],
+        run_check=False,
+        shape=torch.Size(SHAPE),
+        stride=(3, 1),
+    )
 
 
 def is_refused(tensor):
@@ -64,7 +85,11 @@ def test_registrations_are_the_same_objects_afterwards():
     before = registries()
     cute_sharding.enable()
     while_on = registries()
-    assert {str(op).removeprefix("aten.") for op, entry in while_on["op_strategy_funcs"].items() if before["op_strategy_funcs"].get(op) is not entry} == {*BY_OVERLOAD, *WHOLE_SLICES}
+    assert {
+        str(op).removeprefix("aten.")
+        for op, entry in while_on["op_strategy_funcs"].items()
+        if before["op_strategy_funcs"].get(op) is not entry
+    } == {*BY_OVERLOAD, *WHOLE_SLICES}
     cute_sharding.enable(implicit_redistribution=True)
     cute_sharding.enable()
     with cute_sharding.enabled(implicit_redistribution=True):
@@ -105,7 +130,15 @@ def test_the_next_op_is_decided_anew_both_ways():
 def test_the_setting_takes_effect_at_the_next_op():
     # Three columns of six are no rows of (3, 2).
     mesh = mesh_of((2,))
-    tensor = DTensor.from_local(torch.zeros(6, 3), mesh, [Shard(1)], run_check=False, shape=torch.Size((6, 6)), stride=(6, 1))
+    tensor = DTensor.from_local(
+        torch.zeros(6, 3),
+        mesh,
+        [Shard(1)],
+        run_check=False,
+        shape=torch.Size((6, 6)),
+        stride=(6, 1),
+    )
+
     def received():
         with CommDebugMode() as communication:
             viewed = tensor.view(6, 3, 2)
@@ -232,7 +265,9 @@ def worker():
 
 
 def test_other_threads_do_not_serve_what_they_cached(worker):
-    """DTensor caches propagations in each thread for itself, and a thread cannot empty another's cache."""
+    """DTensor caches propagations in each thread for itself, and a thread cannot empty another's
+    cache.
+    """
     tensor = make()
     for _ in range(3):
         for _ in range(2):
@@ -246,9 +281,18 @@ def test_other_threads_do_not_serve_what_they_cached(worker):
 
 
 def test_other_threads_follow_where_both_rules_answer(worker):
-    """Nothing raises here, so that the cached answers themselves are seen: stock replicates what ours keeps."""
+    """Nothing raises here, so that the cached answers themselves are seen: stock replicates what
+    ours keeps.
+    """
     mesh = mesh_of((2,))
-    tensor = DTensor.from_local(torch.arange(12.0).reshape(4, 3), mesh, [Shard(1)], run_check=False, shape=torch.Size((4, 6)), stride=(6, 1))
+    tensor = DTensor.from_local(
+        torch.arange(12.0).reshape(4, 3),
+        mesh,
+        [Shard(1)],
+        run_check=False,
+        shape=torch.Size((4, 6)),
+        stride=(6, 1),
+    )
 
     def placements():
         return tensor.view(8, 3).placements
@@ -270,7 +314,14 @@ def test_other_threads_follow_where_both_rules_answer(worker):
 
 def needs_redistribution():
     """Three columns of six are no rows of (3, 2)."""
-    return DTensor.from_local(torch.zeros(6, 3), mesh_of((2,)), [Shard(1)], run_check=False, shape=torch.Size((6, 6)), stride=(6, 1))
+    return DTensor.from_local(
+        torch.zeros(6, 3),
+        mesh_of((2,)),
+        [Shard(1)],
+        run_check=False,
+        shape=torch.Size((6, 6)),
+        stride=(6, 1),
+    )
 
 
 def runs(tensor):
@@ -293,7 +344,13 @@ def test_other_threads_may_redistribute_once_it_is_allowed(worker):
     assert runs(tensor) is False
 
 
-@pytest.mark.xfail(strict=True, reason="C++ keys tell our rules from torch's, and not one setting of ours from another: another thread goes on redistributing what it cached")
+@pytest.mark.xfail(
+    strict=True,
+    reason=(
+        "C++ keys tell our rules from torch's, and not one setting of ours from another: another "
+        "thread goes on redistributing what it cached"
+    ),
+)
 def test_other_threads_are_refused_again(worker):
     tensor = needs_redistribution()
     cute_sharding.enable(implicit_redistribution=True)
@@ -303,10 +360,14 @@ def test_other_threads_are_refused_again(worker):
 
 
 def test_view_as_complex_is_restored_to_its_own_registry():
-    """Torch registers it by a strategy of one mesh dim; ours is one of the whole mesh, and both must not be found at once."""
+    """Torch registers it by a strategy of one mesh dim; ours is one of the whole mesh, and both
+    must not be found at once.
+    """
     propagator = DTensor._op_dispatcher.sharding_propagator
     op = torch.ops.aten.view_as_complex.default
     assert op in propagator.op_single_dim_strategy_funcs and op not in propagator.op_strategy_funcs
     with cute_sharding.enabled():
-        assert op not in propagator.op_single_dim_strategy_funcs and op in propagator.op_strategy_funcs
+        assert (
+            op not in propagator.op_single_dim_strategy_funcs and op in propagator.op_strategy_funcs
+        )
     assert op in propagator.op_single_dim_strategy_funcs and op not in propagator.op_strategy_funcs

@@ -37,7 +37,15 @@ def switch_often():
 
 @pytest.mark.parametrize(
     ("version", "release"),
-    [("2.13.0", (2, 13)), ("2.15.0+cu132", (2, 15)), ("2.15.0a0+git1234567", (2, 15)), ("2.16.0a0+git", (2, 16)), ("2.16.0.dev20260101+cpu", (2, 16)), ("3.0", (3, 0)), ("main", None)],
+    [
+        ("2.13.0", (2, 13)),
+        ("2.15.0+cu132", (2, 15)),
+        ("2.15.0a0+git1234567", (2, 15)),
+        ("2.16.0a0+git", (2, 16)),
+        ("2.16.0.dev20260101+cpu", (2, 16)),
+        ("3.0", (3, 0)),
+        ("main", None),
+    ],
 )
 def test_versions_are_read(running, version, release):
     running(version)
@@ -87,11 +95,15 @@ del rules.propagate_shape_and_sharding
 import cute_sharding
 cute_sharding.enable()
 """
-    found = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert found.returncode and found.stderr.strip().splitlines()[-1].startswith("RuntimeError: cute_sharding works with torch 2.13 to 2.15, and this is torch 2.9.1"), found.stderr
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode and found.stderr.strip().splitlines()[-1].startswith(
+        "RuntimeError: cute_sharding works with torch 2.13 to 2.15, and this is torch 2.9.1"
+    ), found.stderr
 
 
-# -- private names of torch -----------------------------------------------------------------------------------------------------
+# -- private names of torch ------------------------------------------------------------------------
 
 
 def test_this_torch_has_every_name_that_is_replaced():
@@ -106,7 +118,9 @@ def test_this_torch_has_every_name_that_is_replaced():
 def test_a_name_that_a_later_torch_lacks_is_logged_and_passed_over(monkeypatch, caplog):
     monkeypatch.delattr(compat._placement_types, "_guarded_hint_int")
     cute_sharding.enable()
-    assert adapter._tracing.missing == ["torch.distributed.tensor.placement_types._guarded_hint_int"]
+    assert adapter._tracing.missing == [
+        "torch.distributed.tensor.placement_types._guarded_hint_int"
+    ]
     assert "has no torch.distributed.tensor.placement_types._guarded_hint_int" in caplog.text
     cute_sharding.disable()
     assert not hasattr(compat._placement_types, "_guarded_hint_int")
@@ -114,7 +128,9 @@ def test_a_name_that_a_later_torch_lacks_is_logged_and_passed_over(monkeypatch, 
 
 def test_a_torch_that_redistributes_elsewhere_is_refused(monkeypatch):
     monkeypatch.delattr(compat._api, "redistribute_local_tensor")
-    with pytest.raises(RuntimeError, match=r"has no torch\.distributed\.tensor\._api\.redistribute_local_tensor"):
+    with pytest.raises(
+        RuntimeError, match=r"has no torch\.distributed\.tensor\._api\.redistribute_local_tensor"
+    ):
         cute_sharding.enable()
     assert not cute_sharding.is_enabled()
     assert not hasattr(compat._api, "redistribute_local_tensor")

@@ -1,4 +1,6 @@
-"""In-place ops on slices, selects and views of a DTensor reach it on every rank, as on one device, also where the view could not be had without communication."""
+"""In-place ops on slices, selects and views of a DTensor reach it on every rank, as on one device,
+also where the view could not be had without communication.
+"""
 
 import random
 
@@ -55,7 +57,9 @@ WRITES = {
     "transpose": lambda x: x.t()[2:4].add_(2.0),
     "view of a view": lambda x: x.view(2, 2, 6)[1][:, 1:4].zero_(),
     "diagonal": lambda x: x.diagonal().fill_(9.0),
-    "narrow, twice": lambda x: x.narrow(0, 1, 3).narrow(1, 2, 2).copy_(x.narrow(0, 1, 3).narrow(1, 2, 2) * 10),
+    "narrow, twice": lambda x: (
+        x.narrow(0, 1, 3).narrow(1, 2, 2).copy_(x.narrow(0, 1, 3).narrow(1, 2, 2) * 10)
+    ),
     "all": lambda x: x.add_(1.0),
     "detached": lambda x: x[1:3].detach().add_(7.0),
     "data": lambda x: x[:, 2].data.mul_(2.0),
@@ -256,8 +260,14 @@ WRITES_BY_ANOTHER = {
 @pytest.mark.parametrize("shape", [(6, 4), (5, 3), (1, 3), (3, 1)], ids=str)
 @pytest.mark.parametrize("name", WRITES_BY_ANOTHER)
 def test_what_is_written_keeps_its_cut(name, shape):
-    """As on stock with x replicated; torch itself raises where a cut is strided or smaller than the mesh."""
-    cuts = [_StridedShard(0, split_factor=2), _StridedShard(1, split_factor=2), _StridedShard(0, split_factor=3)]
+    """As on stock with x replicated; torch itself raises where a cut is strided or smaller than the
+    mesh.
+    """
+    cuts = [
+        _StridedShard(0, split_factor=2),
+        _StridedShard(1, split_factor=2),
+        _StridedShard(0, split_factor=3),
+    ]
     others = [Replicate(), Shard(0), Shard(1), cuts[0], _StridedShard(1, split_factor=3)]
     with plain():
         expected, other = number(shape), number(shape) + 1
@@ -281,7 +291,9 @@ def test_small_shards_take_replicas():
         assert_holds(x.add_(y), expected)
         assert list(x.placements) == [Shard(0)]
         nothing = distribute(number((0, 2)), (4,), [Shard(0)])
-        assert list(nothing.add_(distribute(number((0, 2)), (4,), [Replicate()])).placements) == [Shard(0)]
+        assert list(nothing.add_(distribute(number((0, 2)), (4,), [Replicate()])).placements) == [
+            Shard(0)
+        ]
 
 
 def test_norms_of_devices_without_elements():
@@ -292,13 +304,23 @@ def test_norms_of_devices_without_elements():
                 with plain():
                     expected = torch.linalg.vector_norm(number((1, 3)) + 1, order)
                 with cute_sharding.enabled(redistribution=True):
-                    assert_holds(torch.linalg.vector_norm(x, order).redistribute(placements=[Replicate()]), expected)
+                    assert_holds(
+                        torch.linalg.vector_norm(x, order).redistribute(placements=[Replicate()]),
+                        expected,
+                    )
         assert distribute(number((1,)) + 2, (2,), [_StridedShard(0, split_factor=3)]).item() == 2.0
 
 
 def test_what_is_pending_is_finished_to_be_written():
-    """As on stock, where the operands of the product are replicated: a view that is free here leaves the product pending."""
-    writes = [lambda y: torch.relu_(y), lambda y: y.add_(1.0), lambda y: y.clamp_(-1.0, 1.0), lambda y: y.masked_fill_(y > 3, 0.0)]
+    """As on stock, where the operands of the product are replicated: a view that is free here
+    leaves the product pending.
+    """
+    writes = [
+        lambda y: torch.relu_(y),
+        lambda y: y.add_(1.0),
+        lambda y: y.clamp_(-1.0, 1.0),
+        lambda y: y.masked_fill_(y > 3, 0.0),
+    ]
     for write in writes:
         for graph in (False, True):
             with plain():
@@ -348,7 +370,10 @@ def test_two_outs():
     with plain():
         expected = torch.max(number((6, 4)), 0)
     with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
-        values, indices = distribute(number((4,)), (2,), [_StridedShard(0, split_factor=2)]), distribute(number((4,)).long(), (2,), [_StridedShard(0, split_factor=2)])
+        values, indices = (
+            distribute(number((4,)), (2,), [_StridedShard(0, split_factor=2)]),
+            distribute(number((4,)).long(), (2,), [_StridedShard(0, split_factor=2)]),
+        )
         torch.max(distribute(number((6, 4)), (2,), [Shard(0)]), 0, out=(values, indices))
         assert_holds(values, expected.values)
         assert_holds(indices, expected.indices)
@@ -403,7 +428,9 @@ def test_aliases_of_what_is_pending(name):
 def test_on_meta():
     mesh = mesh_of((2,))
     with cute_sharding.enabled(redistribution=True):
-        pending = DTensor.from_local(torch.empty(4, 2, device="meta"), mesh, [Partial()], run_check=False)
+        pending = DTensor.from_local(
+            torch.empty(4, 2, device="meta"), mesh, [Partial()], run_check=False
+        )
         pending.add_(1.0)
         assert list(pending.placements) == [Replicate()]
         x = DTensor.from_local(torch.empty(4, 2, device="meta"), mesh, [Shard(0)], run_check=False)
@@ -412,14 +439,18 @@ def test_on_meta():
 
 
 def test_what_torch_would_move_to_write_to_it_is_written_back():
-    """scatter_add_ along a dim that is cut: torch writes to a copy and calls the tensor a replica."""
+    """scatter_add_ along a dim that is cut: torch writes to a copy and calls the tensor a
+    replica.
+    """
     with plain():
         index, source = torch.tensor([[0, 3, 1, 1], [2, 2, 0, 3]]), number((2, 4)) + 1
         expected = number((6, 4)).scatter_add_(1, index, source)
     with ranks_of((2,)), cute_sharding.enabled():
         for cut in (Shard(1), Shard(0), _StridedShard(1, split_factor=2)):
             x = distribute(number((6, 4)), (2,), [cut])
-            x.scatter_add_(1, distribute(index, (2,), [Replicate()]), distribute(source, (2,), [Replicate()]))
+            x.scatter_add_(
+                1, distribute(index, (2,), [Replicate()]), distribute(source, (2,), [Replicate()])
+            )
             assert list(x.placements) == [cut]
             assert_holds(x, expected)
 

@@ -1,7 +1,7 @@
 """Definitions by enumeration, written without the algebra: what the tests compare the algebra with.
 
-Nothing here calls an operation of the package. Layouts come in as objects with nested ``shape`` and ``stride``; everything else is
-computed from those two tuples.
+Nothing here calls an operation of the package. Layouts come in as objects with nested ``shape`` and
+``stride``; everything else is computed from those two tuples.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def size_of(layout):
 
 
 def value_at(leaves, index):
-    """The layout function: last leaf fastest, and the first leaf never ends. None where there is no value."""
+    """The layout function: last leaf fastest, and the first leaf never ends. None where there is no
+    value.
+    """
     if index < 0:
         return None
     if not leaves:
@@ -56,7 +58,9 @@ def value_at(leaves, index):
 
 
 def values_of(layout):
-    """The values at the indices 0, 1, ..., size - 1: nested loops over the coordinates, in lexicographic order."""
+    """The values at the indices 0, 1, ..., size - 1: nested loops over the coordinates, in
+    lexicographic order.
+    """
     result = [0]
     for n, d in leaves_of(layout):
         result = [value + i * d for value in result for i in range(n)]
@@ -79,7 +83,9 @@ def depth_of(shape):
 
 
 def is_layout_function(values):
-    """Whether some layout of ``len(values)`` elements has these values: tries every size of an innermost leaf."""
+    """Whether some layout of ``len(values)`` elements has these values: tries every size of an
+    innermost leaf.
+    """
     n = len(values)
     if n == 0:
         return True
@@ -90,7 +96,9 @@ def is_layout_function(values):
     for r in range(2, n + 1):
         if n % r:
             continue
-        if any(values[k + i] != values[k] + i * values[1] for k in range(0, n, r) for i in range(r)):
+        if any(
+            values[k + i] != values[k] + i * values[1] for k in range(0, n, r) for i in range(r)
+        ):
             continue
         if is_layout_function(values[::r]):
             return True
@@ -104,9 +112,11 @@ def composition_values(a, b):
 
 
 def composition_exists(a, b):
-    """Whether a layout with one mode of the right size for each leaf of B has the values ``A(B(i))``.
+    """Whether a layout with one mode of the right size for each leaf of B has the values
+    ``A(B(i))``.
 
-    Such a layout adds up what its modes contribute, and what a mode contributes shows where the other coordinates are 0.
+    Such a layout adds up what its modes contribute, and what a mode contributes shows where the
+    other coordinates are 0.
     """
     if size_of(b) == 0:
         return True
@@ -121,9 +131,11 @@ def composition_exists(a, b):
 
 
 def complement_values(layout, bound):
-    """The values, ascending, of the smallest set C with A' + C = [0, N) one to one and N >= bound, or None where there is none.
+    """The values, ascending, of the smallest set C with A' + C = [0, N) one to one and N >= bound,
+    or None where there is none.
 
-    C is forced: the smallest integer not reached so far is reached by C alone (A' is non-negative and holds 0).
+    C is forced: the smallest integer not reached so far is reached by C alone (A' is non-negative
+    and holds 0).
     """
     leaves = [(n, d) for n, d in leaves_of(layout) if d != 0]
     tile = values_of(Found(tuple(n for n, _ in leaves), tuple(d for _, d in leaves)))
@@ -132,7 +144,8 @@ def complement_values(layout, bound):
     covered: set[int] = set()
     chosen: list[int] = []
     first = 0
-    # A' + C = [0, N) is periodic once it tiles at all, and the first N is at most twice the reach of A'.
+    # A' + C = [0, N) is periodic once it tiles at all, and the first N is at most twice the reach
+    # of A'.
     limit = 2 * (max(tile) + 1) + bound
     while first <= limit:
         new = {first + t for t in tile}
@@ -148,7 +161,9 @@ def complement_values(layout, bound):
 
 
 def nest(rng: random.Random, leaves):
-    """The leaves as a layout, grouped at random; now and then an int shape or a mode of mode of one."""
+    """The leaves as a layout, grouped at random; now and then an int shape or a mode of mode of
+    one.
+    """
     if len(leaves) == 1 and rng.random() < 0.5:
         return Layout(*leaves[0])
 
@@ -168,12 +183,18 @@ def nest(rng: random.Random, leaves):
     return Layout(*group(list(leaves), 0))
 
 
-def random_leaves(rng: random.Random, *, most=3, sizes=(1, 2, 2, 3, 4, 6), strides=(0, 1, 2, 3, 4, 6, 8, 12)):
+def random_leaves(
+    rng: random.Random, *, most=3, sizes=(1, 2, 2, 3, 4, 6), strides=(0, 1, 2, 3, 4, 6, 8, 12)
+):
     return [(rng.choice(sizes), rng.choice(strides)) for _ in range(rng.randint(1, most))]
 
 
-def random_compact_leaves(rng: random.Random, *, most=3, sizes=(1, 2, 2, 3, 4), gaps=(1, 1, 1, 2, 3), shuffled=True):
-    """Leaves whose strides divide one another: sizes stacked up with gaps between them, in any order."""
+def random_compact_leaves(
+    rng: random.Random, *, most=3, sizes=(1, 2, 2, 3, 4), gaps=(1, 1, 1, 2, 3), shuffled=True
+):
+    """Leaves whose strides divide one another: sizes stacked up with gaps between them, in any
+    order.
+    """
     current = 1
     out = []
     for _ in range(rng.randint(1, most)):
@@ -191,11 +212,15 @@ def random_compact_leaves(rng: random.Random, *, most=3, sizes=(1, 2, 2, 3, 4), 
 def refines(shape, profile):
     """Whether ``shape`` is ``profile`` with leaves replaced by modes of the same size."""
     if isinstance(profile, tuple):
-        return isinstance(shape, tuple) and len(shape) == len(profile) and all(map(refines, shape, profile))
+        return (
+            isinstance(shape, tuple)
+            and len(shape) == len(profile)
+            and all(map(refines, shape, profile))
+        )
     return size_of(Found(shape, shape)) == profile
 
 
-# -- the definitions of the operations: whether ``r`` is what the operation promises --------------------------------------
+# -- the definitions of the operations: whether ``r`` is what the operation promises ---------------
 
 
 def is_composition(a, b, r):
@@ -220,23 +245,32 @@ def is_left_inverse(a, r):
 
 
 def divide_values(a, b):
-    """For mode 0 (inside a tile) and mode 1 (over the tiles), the indices of A; None where B has no complement."""
+    """For mode 0 (inside a tile) and mode 1 (over the tiles), the indices of A; None where B has no
+    complement.
+    """
     rest = complement_values(b, size_of(a))
     return None if rest is None else (values_of(b), rest)
 
 
 def is_logical_divide(a, b, r):
     indices = divide_values(a, b)
-    if indices is None or not isinstance(r.shape, tuple) or len(r.shape) != 2 or not refines(r.shape[0], b.shape):
+    if (
+        indices is None
+        or not isinstance(r.shape, tuple)
+        or len(r.shape) != 2
+        or not refines(r.shape[0], b.shape)
+    ):
         return False
     leaves = leaves_of(a)
-    return [size_of(m) for m in top_modes(r)] == [len(part) for part in indices] and values_of(r) == [
-        value_at(leaves, x + y) for x in indices[0] for y in indices[1]
-    ]
+    return [size_of(m) for m in top_modes(r)] == [len(part) for part in indices] and values_of(
+        r
+    ) == [value_at(leaves, x + y) for x in indices[0] for y in indices[1]]
 
 
 def product_values(a, b):
-    """The values that B's values stand for: the offsets of the copies of A; None where A has no complement."""
+    """The values that B's values stand for: the offsets of the copies of A; None where A has no
+    complement.
+    """
     rest = complement_values(a, size_of(a) * (max(values_of(b), default=-1) + 1))
     if rest is None or min(values_of(b), default=0) < 0:
         return None
@@ -245,14 +279,25 @@ def product_values(a, b):
 
 def is_logical_product(a, b, r):
     offsets = product_values(a, b)
-    if offsets is None or not isinstance(r.shape, tuple) or len(r.shape) != 2 or not refines(r.shape[1], b.shape):
+    if (
+        offsets is None
+        or not isinstance(r.shape, tuple)
+        or len(r.shape) != 2
+        or not refines(r.shape[1], b.shape)
+    ):
         return False
     first, second = top_modes(r)
-    return values_of(first) == values_of(a) and refines(first.shape, a.shape) and values_of(second) == [offsets[y] for y in values_of(b)]
+    return (
+        values_of(first) == values_of(a)
+        and refines(first.shape, a.shape)
+        and values_of(second) == [offsets[y] for y in values_of(b)]
+    )
 
 
 def is_ranked_product(a, b, r, *, raked):
-    """:func:`blocked_product` and :func:`raked_product`: mode i holds mode i of both, the copies outside or inside."""
+    """:func:`blocked_product` and :func:`raked_product`: mode i holds mode i of both, the copies
+    outside or inside.
+    """
     offsets = product_values(a, b)
     rank = max(len(top_modes(a)), len(top_modes(b)))
     if offsets is None or not isinstance(r.shape, tuple) or len(r.shape) != rank:
@@ -264,15 +309,24 @@ def is_ranked_product(a, b, r, *, raked):
 
     for block, copies, mode in zip(padded(a), padded(b), top_modes(r)):
         moved = [offsets[y] for y in copies]
-        want = [x + y for x in block for y in moved] if raked else [y + x for y in moved for x in block]
+        want = (
+            [x + y for x in block for y in moved]
+            if raked
+            else [y + x for y in moved for x in block]
+        )
         if values_of(mode) != want:
             return False
-    # Right in each mode alone; together the modes add up their offsets, which must be the offsets of the sums.
-    return [offsets[y] for y in values_of(b)] == [sum(part) for part in product(*([offsets[y] for y in mode] for mode in padded(b)))]
+    # Right in each mode alone; together the modes add up their offsets, which must be the offsets
+    # of the sums.
+    return [offsets[y] for y in values_of(b)] == [
+        sum(part) for part in product(*([offsets[y] for y in mode] for mode in padded(b)))
+    ]
 
 
 def is_by_mode(check, a, tiler, r):
-    """Whether mode i of ``r`` is right for mode i of A and tiler i, and the modes without a tiler are A's."""
+    """Whether mode i of ``r`` is right for mode i of A and tiler i, and the modes without a tiler
+    are A's.
+    """
     modes, results = top_modes(a), top_modes(r)
     if len(modes) != len(results):
         return False
@@ -281,6 +335,8 @@ def is_by_mode(check, a, tiler, r):
 
 
 def unzipped(r):
-    """``((p0, p1, ...), (q0, q1, ...))`` as ``((p0, q0), (p1, q1), ...)``: a zipped result, mode by mode."""
+    """``((p0, p1, ...), (q0, q1, ...))`` as ``((p0, q0), (p1, q1), ...)``: a zipped result, mode by
+    mode.
+    """
     first, second = top_modes(r)
     return Found(tuple(zip(first.shape, second.shape)), tuple(zip(first.stride, second.stride)))

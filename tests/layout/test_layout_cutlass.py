@@ -1,16 +1,20 @@
-"""The algebra against CuTe itself: the ``nvidia-cutlass-dsl`` package, which computes static layouts on the CPU.
+"""The algebra against CuTe itself: the ``nvidia-cutlass-dsl`` package, which computes static
+layouts on the CPU.
 
-CuTe is column-major: the first mode varies fastest. Every tuple is reversed, at each level, on the way in and on the way out; the two halves of
-a divide or a product are not modes of that order (half 0 is the tile or the block in both), so those are reversed inside only. CuTe takes
-sizes of at least 1. Asked for a complement that does not exist it returns a size of 0, and a divide or product by that kills the process
-(SIGFPE): those get no such cases here, and pycute's tests hold them.
+CuTe is column-major: the first mode varies fastest. Every tuple is reversed, at each level, on the
+way in and on the way out; the two halves of a divide or a product are not modes of that order (half
+0 is the tile or the block in both), so those are reversed inside only. CuTe takes sizes of at least
+1. Asked for a complement that does not exist it returns a size of 0, and a divide or product by
+that kills the process (SIGFPE): those get no such cases here, and pycute's tests hold them.
 """
 
 import random
 
 import pytest
 
-pytest.importorskip("cutlass.cute", reason="nvidia-cutlass-dsl is not installed (it cannot be beside torch 2.15)")
+pytest.importorskip(
+    "cutlass.cute", reason="nvidia-cutlass-dsl is not installed (it cannot be beside torch 2.15)"
+)
 
 import cutlass.cute as cute
 from layout_bruteforce import (
@@ -47,7 +51,11 @@ def theirs(argument):
     """An argument as CuTe takes it; call it inside a jit function only."""
     if isinstance(argument, (Layout, Found)):
         return cute.make_layout(reverse(argument.shape), stride=reverse(argument.stride))
-    return tuple(theirs(part) for part in reversed(argument)) if isinstance(argument, tuple) else argument
+    return (
+        tuple(theirs(part) for part in reversed(argument))
+        if isinstance(argument, tuple)
+        else argument
+    )
 
 
 def whole(value):
@@ -76,7 +84,8 @@ def run_all(operation, cases, back):
         except Exception:
             found.append(None)
 
-    # Plain Python calls inside a jit function run while it is traced, which is when static layouts are computed.
+    # Plain Python calls inside a jit function run while it is traced, which is when static layouts
+    # are computed.
     def body():
         for args in cases:
             one(args)
@@ -91,7 +100,9 @@ def run_all(operation, cases, back):
 
 
 def random_layout(rng, **kwargs):
-    leaves = random_leaves(rng, **kwargs) if rng.random() < 0.4 else random_compact_leaves(rng, **kwargs)
+    leaves = (
+        random_leaves(rng, **kwargs) if rng.random() < 0.4 else random_compact_leaves(rng, **kwargs)
+    )
     return nest(rng, leaves)
 
 
@@ -139,14 +150,22 @@ def compare(name, cases, back, right, *, same=None, agreed=None):
     """``right(*args)`` gives the check of a result for these arguments."""
     tally = Tally(f"cutlass {name}")
     for args, found in zip(cases, run_all(getattr(cute, name), cases, back)):
-        tally.case(args, attempt(getattr(cs, name), *args), found, right(*args), same and same(*args))
+        tally.case(
+            args, attempt(getattr(cs, name), *args), found, right(*args), same and same(*args)
+        )
     tally.check(agreed=agreed)
     return tally
 
 
 def test_coalesce():
     rng = random.Random(1)
-    compare("coalesce", [(random_layout(rng),) for _ in range(CASES)], whole, lambda a: lambda r: values_of(r) == values_of(a), agreed=CASES)
+    compare(
+        "coalesce",
+        [(random_layout(rng),) for _ in range(CASES)],
+        whole,
+        lambda a: lambda r: values_of(r) == values_of(a),
+        agreed=CASES,
+    )
 
 
 def test_flatten_and_group_modes():
@@ -156,14 +175,21 @@ def test_flatten_and_group_modes():
         ours = cs.flatten(a)
         assert (ours.shape, ours.stride) == (found.shape, found.stride)
     wide = [a for a in layouts if a.rank >= 3]
-    for a, found in zip(wide, run_all(lambda a: cute.group_modes(a, 0, 2), [(a,) for a in wide], whole)):
+    for a, found in zip(
+        wide, run_all(lambda a: cute.group_modes(a, 0, 2), [(a,) for a in wide], whole)
+    ):
         ours = cs.group_modes(a, a.rank - 2, a.rank)
         assert (ours.shape, ours.stride) == (found.shape, found.stride)
 
 
 def test_composition():
     rng = random.Random(3)
-    compare("composition", pairs(rng, CASES, either), whole, lambda a, b: lambda r: is_composition(a, b, r))
+    compare(
+        "composition",
+        pairs(rng, CASES, either),
+        whole,
+        lambda a, b: lambda r: is_composition(a, b, r),
+    )
 
 
 def test_composition_with_negative_strides():
@@ -175,7 +201,12 @@ def test_composition_with_negative_strides():
 
 def test_composition_by_mode():
     rng = random.Random(5)
-    compare("composition", by_mode_cases(rng, CASES, small_tile), whole, lambda a, t: lambda r: is_by_mode(is_composition, a, t, r))
+    compare(
+        "composition",
+        by_mode_cases(rng, CASES, small_tile),
+        whole,
+        lambda a, t: lambda r: is_by_mode(is_composition, a, t, r),
+    )
 
 
 def test_complement():
@@ -185,7 +216,9 @@ def test_complement():
 
 
 def test_right_inverse():
-    """Right inverses differ in how far they reach, and where A repeats a value in what they pick: ours reaches at least as far."""
+    """Right inverses differ in how far they reach, and where A repeats a value in what they pick:
+    ours reaches at least as far.
+    """
     rng = random.Random(7)
 
     def same(a):
@@ -197,24 +230,48 @@ def test_right_inverse():
 
         return compare_values
 
-    compare("right_inverse", [(random_layout(rng),) for _ in range(CASES)], whole, lambda a: lambda r: is_right_inverse(a, r), same=same)
+    compare(
+        "right_inverse",
+        [(random_layout(rng),) for _ in range(CASES)],
+        whole,
+        lambda a: lambda r: is_right_inverse(a, r),
+        same=same,
+    )
 
 
 def test_left_inverse():
-    """Left inverses are determined on A's values only; both being right is all there is to compare."""
+    """Left inverses are determined on A's values only; both being right is all there is to
+    compare.
+    """
     rng = random.Random(8)
     cases = [(random_layout(rng),) for _ in range(CASES)]
-    compare("left_inverse", cases, whole, lambda a: lambda r: is_left_inverse(a, r), same=lambda a: lambda x, y: True)
+    compare(
+        "left_inverse",
+        cases,
+        whole,
+        lambda a: lambda r: is_left_inverse(a, r),
+        same=lambda a: lambda x, y: True,
+    )
 
 
 def test_logical_divide():
     rng = random.Random(9)
-    compare("logical_divide", divide_pairs(rng, CASES, either), halves, lambda a, b: lambda r: is_logical_divide(a, b, r))
+    compare(
+        "logical_divide",
+        divide_pairs(rng, CASES, either),
+        halves,
+        lambda a, b: lambda r: is_logical_divide(a, b, r),
+    )
 
 
 def test_logical_product():
     rng = random.Random(10)
-    compare("logical_product", product_pairs(rng, CASES, either), halves, lambda a, b: lambda r: is_logical_product(a, b, r))
+    compare(
+        "logical_product",
+        product_pairs(rng, CASES, either),
+        halves,
+        lambda a, b: lambda r: is_logical_product(a, b, r),
+    )
 
 
 @pytest.mark.parametrize("name", ["zipped_divide", "tiled_divide"])
@@ -235,9 +292,13 @@ def test_divide_by_mode(name):
 
 @pytest.mark.parametrize("name", ["zipped_product", "tiled_product"])
 def test_product_of_layouts(name):
-    """A layout for a tiler: zipped and tiled are then logical_product, tiled with the copies as modes of their own."""
+    """A layout for a tiler: zipped and tiled are then logical_product, tiled with the copies as
+    modes of their own.
+    """
     rng = random.Random(name)
-    cases = [(a, b) for a, b in product_pairs(rng, 2 * CASES, small_tile) if isinstance(b.shape, tuple)][:CASES]
+    cases = [
+        (a, b) for a, b in product_pairs(rng, 2 * CASES, small_tile) if isinstance(b.shape, tuple)
+    ][:CASES]
 
     def right(a, b):
         def check(r):
@@ -253,10 +314,15 @@ def test_product_of_layouts(name):
 @pytest.mark.parametrize("name", ["blocked_product", "raked_product"])
 def test_blocked_and_raked_product(name):
     rng = random.Random(name)
-    compare(name, product_pairs(rng, CASES, either), whole, lambda a, b: lambda r: is_ranked_product(a, b, r, raked=name == "raked_product"))
+    compare(
+        name,
+        product_pairs(rng, CASES, either),
+        whole,
+        lambda a, b: lambda r: is_ranked_product(a, b, r, raked=name == "raked_product"),
+    )
 
 
-# -- where CuTe is wrong ---------------------------------------------------------------------------------------------------
+# -- where CuTe is wrong ---------------------------------------------------------------------------
 
 
 def one(operation, *args, back=whole):
@@ -288,7 +354,9 @@ def test_cutlass_returns_a_wrong_layout_for_left_inverse_of_overlapping_modes():
 
 
 def test_cutlass_returns_overlapping_copies_for_a_blocked_product():
-    """The copies are placed mode by mode: copy (1, 1) starts at 3 + 1 = 4, which the block itself reaches."""
+    """The copies are placed mode by mode: copy (1, 1) starts at 3 + 1 = 4, which the block itself
+    reaches.
+    """
     a, b = Layout((4, 3), (12, 4)), Layout((2, 3), (3, 1))
     found = one(cute.blocked_product, a, b)
     values = values_of(found)

@@ -10,11 +10,16 @@ import pytest
 
 import cute_sharding.layout as package
 
-MODULES = ["cute_sharding.layout", *(f"cute_sharding.layout.{m.name}" for m in pkgutil.iter_modules(package.__path__))]
+MODULES = [
+    "cute_sharding.layout",
+    *(f"cute_sharding.layout.{m.name}" for m in pkgutil.iter_modules(package.__path__)),
+]
 
 
 def test_imports_no_torch():
-    """A fresh interpreter, since pytest may have imported torch; an operation runs too, for imports inside functions."""
+    """A fresh interpreter, since pytest may have imported torch; an operation runs too, for imports
+    inside functions.
+    """
     code = (
         "import sys\n"
         "from cute_sharding.layout import Layout, composition, logical_divide\n"

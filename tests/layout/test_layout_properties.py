@@ -1,4 +1,6 @@
-"""The post-conditions in the docstrings of the operations, each by enumeration over all indices of small random layouts."""
+"""The post-conditions in the docstrings of the operations, each by enumeration over all indices of
+small random layouts.
+"""
 
 from itertools import pairwise
 
@@ -42,16 +44,32 @@ from cute_sharding.layout import (
     zipped_product,
 )
 
-SETTINGS = settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @st.composite
 def leaves(draw, most=3, negative=False, empty=False):
-    """Half the time any sizes and strides, half the time sizes stacked up with gaps: then inverses and complements exist."""
+    """Half the time any sizes and strides, half the time sizes stacked up with gaps: then inverses
+    and complements exist.
+    """
     count = draw(st.integers(1, most))
-    sizes = draw(st.lists(st.sampled_from([0, 1, 2, 3, 4] if empty else [1, 2, 2, 3, 4, 6]), min_size=count, max_size=count))
+    sizes = draw(
+        st.lists(
+            st.sampled_from([0, 1, 2, 3, 4] if empty else [1, 2, 2, 3, 4, 6]),
+            min_size=count,
+            max_size=count,
+        )
+    )
     if draw(st.booleans()):
-        strides = draw(st.lists(st.integers(-4 if negative else 0, 12), min_size=count, max_size=count))
+        strides = draw(
+            st.lists(st.integers(-4 if negative else 0, 12), min_size=count, max_size=count)
+        )
         return list(zip(sizes, strides))
     out, current = [], 1
     for n in sizes:
@@ -78,7 +96,11 @@ def _pair(a, b):
 
 @st.composite
 def tiles(draw):
-    return draw(layouts(most=2)) if draw(st.booleans()) else Layout(draw(st.integers(1, 6)), draw(st.integers(1, 4)))
+    return (
+        draw(layouts(most=2))
+        if draw(st.booleans())
+        else Layout(draw(st.integers(1, 6)), draw(st.integers(1, 4)))
+    )
 
 
 def answer(operation, *args):
@@ -89,7 +111,7 @@ def answer(operation, *args):
         assume(False)
 
 
-# -- coalesce, flatten, group ----------------------------------------------------------------------------------------------
+# -- coalesce, flatten, group ----------------------------------------------------------------------
 
 
 @SETTINGS
@@ -107,7 +129,9 @@ def test_coalesce(a):
 @SETTINGS
 @given(layouts(most=4, negative=True), st.data())
 def test_coalesce_with_a_profile(a, data):
-    """The modes of the profile are coalesced one by one, the others left; a nested profile goes a level deeper."""
+    """The modes of the profile are coalesced one by one, the others left; a nested profile goes a
+    level deeper.
+    """
     count = data.draw(st.integers(0, a.rank))
     found = coalesce(a, (1,) * count)
     assert [found[i] for i in range(count)] == [coalesce(a[i]) for i in range(count)]
@@ -130,7 +154,7 @@ def test_flatten_and_group_modes(a, data):
     assert list(found) == [*list(a)[:begin], a[begin:end], *list(a)[end:]]
 
 
-# -- composition -----------------------------------------------------------------------------------------------------------
+# -- composition -----------------------------------------------------------------------------------
 
 
 @SETTINGS
@@ -144,20 +168,25 @@ def test_composition(a, b):
 @SETTINGS
 @given(layouts(negative=True), st.data())
 def test_composition_by_mode(a, data):
-    tiler = tuple(data.draw(st.one_of(st.none(), tiles(), st.integers(1, 4))) for _ in range(data.draw(st.integers(0, a.rank))))
+    tiler = tuple(
+        data.draw(st.one_of(st.none(), tiles(), st.integers(1, 4)))
+        for _ in range(data.draw(st.integers(0, a.rank)))
+    )
     found = answer(composition, a, tiler)
     assert found.rank == a.rank
     for i, mode in enumerate(a):
         assert found[i] == (composition(mode, tiler[i]) if i < len(tiler) else mode)
 
 
-# -- complement ------------------------------------------------------------------------------------------------------------
+# -- complement ------------------------------------------------------------------------------------
 
 
 @SETTINGS
 @given(layouts(negative=True), st.integers(1, 60))
 def test_complement(a, bound):
-    """It exists exactly where enumeration finds one; it is the smallest, coalesced, and its strides descend."""
+    """It exists exactly where enumeration finds one; it is the smallest, coalesced, and its strides
+    descend.
+    """
     try:
         found = complement(a, bound)
     except LayoutError:
@@ -187,7 +216,7 @@ def test_complement_of_the_odd_ones():
             complement(bad, 8)
 
 
-# -- divides ---------------------------------------------------------------------------------------------------------------
+# -- divides ---------------------------------------------------------------------------------------
 
 
 @SETTINGS
@@ -203,13 +232,20 @@ def test_logical_divide(a, b):
     assert is_logical_divide(a, b, found)
     rest = complement(b, a.size)
     assert found == composition(a, make_layout(b, rest))
-    assert all(found[0](i) + found[1](j) == a(b(i) + rest(j)) for i in range(b.size) for j in range(rest.size))
+    assert all(
+        found[0](i) + found[1](j) == a(b(i) + rest(j))
+        for i in range(b.size)
+        for j in range(rest.size)
+    )
 
 
 @SETTINGS
 @given(layouts(), st.data())
 def test_divides_by_mode(a, data):
-    tiler = tuple(data.draw(st.one_of(st.none(), tiles(), st.integers(1, 4))) for _ in range(data.draw(st.integers(1, a.rank))))
+    tiler = tuple(
+        data.draw(st.one_of(st.none(), tiles(), st.integers(1, 4)))
+        for _ in range(data.draw(st.integers(1, a.rank)))
+    )
     found = answer(logical_divide, a, tiler)
     assert found.rank == a.rank
     for i, mode in enumerate(a):
@@ -236,20 +272,26 @@ def test_divides_by_a_layout(a, b):
 
 def test_a_divide_by_nested_tilers():
     a = Layout((4, (6, 8)))
-    assert logical_divide(a, (2, (3, 4))) == make_layout(logical_divide(a[0], 2), make_layout(logical_divide(a[1, 0], 3), logical_divide(a[1, 1], 4)))
-    assert zipped_divide(a, (2, (3, 4))) == Layout(((2, (3, 4)), (2, (2, 2))), ((48, (8, 1)), (96, (24, 4))))
+    assert logical_divide(a, (2, (3, 4))) == make_layout(
+        logical_divide(a[0], 2), make_layout(logical_divide(a[1, 0], 3), logical_divide(a[1, 1], 4))
+    )
+    assert zipped_divide(a, (2, (3, 4))) == Layout(
+        ((2, (3, 4)), (2, (2, 2))), ((48, (8, 1)), (96, (24, 4)))
+    )
     with pytest.raises(LayoutError, match="names 3 modes"):
         zipped_divide(a, (1, 1, 1))
 
 
 def test_a_tile_that_does_not_divide_runs_on():
-    """Three tiles of four cover ten elements; the last tile reaches indices 10 and 11, which the caller leaves out."""
+    """Three tiles of four cover ten elements; the last tile reaches indices 10 and 11, which the
+    caller leaves out.
+    """
     found = logical_divide(Layout(10, 2), 4)
     assert found == Layout((4, 3), (2, 8))
     assert sorted(values_of(found)) == [2 * i for i in range(12)]
 
 
-# -- products --------------------------------------------------------------------------------------------------------------
+# -- products --------------------------------------------------------------------------------------
 
 
 @SETTINGS
@@ -258,7 +300,9 @@ def test_logical_product(a, b):
     found = answer(logical_product, a, b)
     assert found[0] == a and is_logical_product(a, b, found)
     rest = complement(a, a.size * b.cosize)
-    assert all(found(i * b.size + j) == a(i) + rest(b(j)) for i in range(a.size) for j in range(b.size))
+    assert all(
+        found(i * b.size + j) == a(i) + rest(b(j)) for i in range(a.size) for j in range(b.size)
+    )
     # Copies that start at different places share nothing.
     block, starts = set(values_of(a)), set(values_of(found[1]))
     assert len({x + y for x in block for y in starts}) == len(block) * len(starts)
@@ -267,7 +311,10 @@ def test_logical_product(a, b):
 @SETTINGS
 @given(layouts(), st.data())
 def test_products_by_mode(a, data):
-    tiler = tuple(data.draw(st.one_of(st.none(), tiles(), st.integers(1, 4))) for _ in range(data.draw(st.integers(1, a.rank))))
+    tiler = tuple(
+        data.draw(st.one_of(st.none(), tiles(), st.integers(1, 4)))
+        for _ in range(data.draw(st.integers(1, a.rank)))
+    )
     found = answer(logical_product, a, tiler)
     for i, mode in enumerate(a):
         assert found[i] == (logical_product(mode, tiler[i]) if i < len(tiler) else mode)
@@ -282,7 +329,9 @@ def test_products_by_mode(a, data):
 @given(layouts(), tiles())
 def test_blocked_and_raked_product(a, b):
     blocked, raked = answer(blocked_product, a, b), answer(raked_product, a, b)
-    assert is_ranked_product(a, b, blocked, raked=False) and is_ranked_product(a, b, raked, raked=True)
+    assert is_ranked_product(a, b, blocked, raked=False) and is_ranked_product(
+        a, b, raked, raked=True
+    )
     product = logical_product(a, b)
     assert sorted(values_of(blocked)) == sorted(values_of(raked)) == sorted(values_of(product))
     for mode in (*blocked, *raked):
@@ -302,7 +351,7 @@ def test_blocked_and_raked_product_of_equal_ranks():
                     assert blocked((t0, b0), (t1, b1)) == raked((b0, t0), (b1, t1)) == want
 
 
-# -- inverses --------------------------------------------------------------------------------------------------------------
+# -- inverses --------------------------------------------------------------------------------------
 
 
 def furthest_chain(a):
@@ -312,7 +361,15 @@ def furthest_chain(a):
         best = current
         for i, (n, d) in enumerate(modes):
             if d == current and n > 1:
-                best = max([best, *(go(current * part, modes[:i] + modes[i + 1 :]) for part in range(2, n + 1))])
+                best = max(
+                    [
+                        best,
+                        *(
+                            go(current * part, modes[:i] + modes[i + 1 :])
+                            for part in range(2, n + 1)
+                        ),
+                    ]
+                )
         return best
 
     return go(1, leaves_of(a))
@@ -331,7 +388,9 @@ def test_right_inverse(a):
 @SETTINGS
 @given(layouts(negative=True))
 def test_left_inverse(a):
-    """Where it is refused, A repeats a value, has a stride below 1, or strides that do not divide one another."""
+    """Where it is refused, A repeats a value, has a stride below 1, or strides that do not divide
+    one another.
+    """
     try:
         found = left_inverse(a)
     except LayoutError:
@@ -350,7 +409,9 @@ def test_inverses_of_a_bijection(a):
     assume(sorted(values_of(a)) == list(range(a.size)))
     left, right = left_inverse(a), right_inverse(a)
     assert same_function(left, right)
-    assert same_function(composition(a, right), Layout(a.size)) and same_function(composition(left, a), Layout(a.size))
+    assert same_function(composition(a, right), Layout(a.size)) and same_function(
+        composition(left, a), Layout(a.size)
+    )
 
 
 def test_inverses_of_ints_and_empty_layouts():
@@ -360,17 +421,37 @@ def test_inverses_of_ints_and_empty_layouts():
     assert is_left_inverse(Layout((2, 0)), left_inverse(Layout((2, 0))))
 
 
-# -- all of them ---------------------------------------------------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------------
 
 
 @SETTINGS
-@given(layouts(most=4, negative=True, empty=True), layouts(negative=True, empty=True), st.integers(0, 40))
+@given(
+    layouts(most=4, negative=True, empty=True),
+    layouts(negative=True, empty=True),
+    st.integers(0, 40),
+)
 def test_only_layout_errors_are_raised(a, b, bound):
     """And every result is a Layout that its own constructor accepts."""
-    operations = [(coalesce, a), (flatten, a), (composition, a, b), (complement, a, bound), (right_inverse, a), (left_inverse, a)]
+    operations = [
+        (coalesce, a),
+        (flatten, a),
+        (composition, a, b),
+        (complement, a, bound),
+        (right_inverse, a),
+        (left_inverse, a),
+    ]
     operations += [
         (op, a, b)
-        for op in (logical_divide, zipped_divide, tiled_divide, logical_product, zipped_product, tiled_product, blocked_product, raked_product)
+        for op in (
+            logical_divide,
+            zipped_divide,
+            tiled_divide,
+            logical_product,
+            zipped_product,
+            tiled_product,
+            blocked_product,
+            raked_product,
+        )
     ]
     for operation, *args in operations:
         try:

@@ -1,6 +1,7 @@
 """The algebra against ``torch.distributed._pycute``, which is row-major too.
 
-Where it and the definition disagree, the definition wins; the examples at the end hold such answers.
+Where it and the definition disagree, the definition wins; the examples at the end hold such
+answers.
 """
 
 import random
@@ -44,7 +45,9 @@ def theirs(layout):
 
 
 def run(operation, *args):
-    """pycute's answer, or None where it raises (it asserts, divides by zero, or unpacks an empty tuple)."""
+    """pycute's answer, or None where it raises (it asserts, divides by zero, or unpacks an empty
+    tuple).
+    """
     try:
         found = operation(*map(theirs, args))
     except Exception:
@@ -53,13 +56,18 @@ def run(operation, *args):
 
 
 def random_layout(rng, **kwargs):
-    leaves = random_leaves(rng, **kwargs) if rng.random() < 0.4 else random_compact_leaves(rng, **kwargs)
+    leaves = (
+        random_leaves(rng, **kwargs) if rng.random() < 0.4 else random_compact_leaves(rng, **kwargs)
+    )
     return nest(rng, leaves)
 
 
 def random_tiler(rng, a, build, *, nones=True):
     """One tiler for each of the first modes of A."""
-    return tuple(None if nones and rng.random() < 0.15 else build(mode) for mode in top_modes(a)[: rng.randint(1, a.rank)])
+    return tuple(
+        None if nones and rng.random() < 0.15 else build(mode)
+        for mode in top_modes(a)[: rng.randint(1, a.rank)]
+    )
 
 
 def small_tile(rng):
@@ -70,7 +78,12 @@ def test_coalesce():
     rng, tally = random.Random(1), Tally("coalesce")
     for _ in range(CASES):
         a = random_layout(rng)
-        tally.case((a,), cs.coalesce(a), run(pycute.coalesce, a), lambda r: values_of(r) == values_of(a) and refines(size_of(r), size_of(a)))
+        tally.case(
+            (a,),
+            cs.coalesce(a),
+            run(pycute.coalesce, a),
+            lambda r: values_of(r) == values_of(a) and refines(size_of(r), size_of(a)),
+        )
         assert cs.coalesce(a).shape == pycute.coalesce(theirs(a)).shape
     tally.check(agreed=CASES)
 
@@ -94,7 +107,12 @@ def test_composition():
         a, b = random_layout(rng), random_layout(rng)
         if size_of(b) > 100:
             continue
-        tally.case((a, b), attempt(cs.composition, a, b), run(pycute.composition, a, b), lambda r: is_composition(a, b, r))
+        tally.case(
+            (a, b),
+            attempt(cs.composition, a, b),
+            run(pycute.composition, a, b),
+            lambda r: is_composition(a, b, r),
+        )
     tally.check()
 
 
@@ -104,7 +122,10 @@ def test_composition_by_mode():
         a = random_layout(rng)
         tiler = random_tiler(rng, a, lambda mode: small_tile(rng))
         tally.case(
-            (a, tiler), attempt(cs.composition, a, tiler), run(pycute.composition, a, tiler), lambda r: is_by_mode(is_composition, a, tiler, r)
+            (a, tiler),
+            attempt(cs.composition, a, tiler),
+            run(pycute.composition, a, tiler),
+            lambda r: is_by_mode(is_composition, a, tiler, r),
         )
     tally.check()
 
@@ -113,12 +134,19 @@ def test_complement():
     rng, tally = random.Random(5), Tally("complement")
     for _ in range(CASES):
         a, bound = random_layout(rng), rng.choice((1, 1, 2, 5, 12, 24, 48))
-        tally.case((a, bound), attempt(cs.complement, a, bound), run(pycute.complement, a, bound), lambda r: is_complement(a, bound, r))
+        tally.case(
+            (a, bound),
+            attempt(cs.complement, a, bound),
+            run(pycute.complement, a, bound),
+            lambda r: is_complement(a, bound, r),
+        )
     tally.check()
 
 
 def test_right_inverse():
-    """Right inverses differ in how far they reach, and where A repeats a value in what they pick: ours reaches at least as far."""
+    """Right inverses differ in how far they reach, and where A repeats a value in what they pick:
+    ours reaches at least as far.
+    """
     rng, tally = random.Random(6), Tally("right_inverse")
     longer = 0
     for _ in range(CASES):
@@ -131,17 +159,31 @@ def test_right_inverse():
             longer += len(mine) > len(other)
             return len(mine) >= len(other) and (mine[: len(other)] == other or not injective)
 
-        tally.case((a,), cs.right_inverse(a), run(pycute.right_inverse, a), lambda r: is_right_inverse(a, r), same)
+        tally.case(
+            (a,),
+            cs.right_inverse(a),
+            run(pycute.right_inverse, a),
+            lambda r: is_right_inverse(a, r),
+            same,
+        )
     tally.check()
     print("ours reaches further:", longer)
 
 
 def test_left_inverse():
-    """Left inverses are determined on A's values only; both being right is all there is to compare."""
+    """Left inverses are determined on A's values only; both being right is all there is to
+    compare.
+    """
     rng, tally = random.Random(7), Tally("left_inverse")
     for _ in range(CASES):
         a = random_layout(rng)
-        tally.case((a,), attempt(cs.left_inverse, a), run(pycute.left_inverse, a), lambda r: is_left_inverse(a, r), lambda x, y: True)
+        tally.case(
+            (a,),
+            attempt(cs.left_inverse, a),
+            run(pycute.left_inverse, a),
+            lambda r: is_left_inverse(a, r),
+            lambda x, y: True,
+        )
     tally.check()
 
 
@@ -149,7 +191,12 @@ def test_logical_divide():
     rng, tally = random.Random(8), Tally("logical_divide")
     for _ in range(CASES):
         a, b = random_layout(rng), small_tile(rng) if rng.random() < 0.7 else random_layout(rng)
-        tally.case((a, b), attempt(cs.logical_divide, a, b), run(pycute.logical_divide, a, b), lambda r: is_logical_divide(a, b, r))
+        tally.case(
+            (a, b),
+            attempt(cs.logical_divide, a, b),
+            run(pycute.logical_divide, a, b),
+            lambda r: is_logical_divide(a, b, r),
+        )
     tally.check()
 
 
@@ -157,7 +204,12 @@ def test_logical_product():
     rng, tally = random.Random(9), Tally("logical_product")
     for _ in range(CASES):
         a, b = random_layout(rng), small_tile(rng) if rng.random() < 0.7 else random_layout(rng)
-        tally.case((a, b), attempt(cs.logical_product, a, b), run(pycute.logical_product, a, b), lambda r: is_logical_product(a, b, r))
+        tally.case(
+            (a, b),
+            attempt(cs.logical_product, a, b),
+            run(pycute.logical_product, a, b),
+            lambda r: is_logical_product(a, b, r),
+        )
     tally.check()
 
 
@@ -180,12 +232,22 @@ def test_by_mode(kind, form):
                 r = Found((r.shape[0], r.shape[1:]), (r.stride[0], r.stride[1:]))
             tiles, rests = map(top_modes, top_modes(r))
             untouched = rests[len(tiler) :]
-            paired = unzipped(Found((r.shape[0], r.shape[1][: len(tiler)]), (r.stride[0], r.stride[1][: len(tiler)])))
+            paired = unzipped(
+                Found(
+                    (r.shape[0], r.shape[1][: len(tiler)]), (r.stride[0], r.stride[1][: len(tiler)])
+                )
+            )
             return (
                 len(modes) >= 2
                 and len(tiles) == len(tiler)
-                and is_by_mode(check, Found(a_modes(a).shape[: len(tiler)], a_modes(a).stride[: len(tiler)]), tiler, paired)
-                and [values_of(m) for m in untouched] == [values_of(m) for m in top_modes(a)[len(tiler) :]]
+                and is_by_mode(
+                    check,
+                    Found(a_modes(a).shape[: len(tiler)], a_modes(a).stride[: len(tiler)]),
+                    tiler,
+                    paired,
+                )
+                and [values_of(m) for m in untouched]
+                == [values_of(m) for m in top_modes(a)[len(tiler) :]]
             )
 
         tally.case((a, tiler), attempt(ours, a, tiler), run(other, a, tiler), right)
@@ -197,7 +259,7 @@ def a_modes(a):
     return a if isinstance(a.shape, tuple) else Found((a.shape,), (a.stride,))
 
 
-# -- where pycute is wrong -------------------------------------------------------------------------------------------------
+# -- where pycute is wrong -------------------------------------------------------------------------
 
 
 def test_pycute_returns_a_wrong_layout_for_composition_across_a_boundary():
@@ -263,7 +325,9 @@ def test_pycute_returns_a_wrong_layout_for_logical_divide_by_a_tile_with_a_gap()
 
 
 def test_pycute_returns_a_wrong_layout_for_logical_product_of_a_gap():
-    """Copies 0, 1, 2 of {0, 2} start at 0, 1, 4: no layout of size 3, and pycute returns two copies."""
+    """Copies 0, 1, 2 of {0, 2} start at 0, 1, 4: no layout of size 3, and pycute returns two
+    copies.
+    """
     a, b = Layout(2, 2), Layout(3)
     found = pycute.logical_product(theirs(a), theirs(b))
     assert (found.shape, found.stride) == ((2, 2), (2, 1))
@@ -279,7 +343,9 @@ def test_pycute_divides_where_a_product_by_an_int_is_asked_for():
 
 
 def test_pycute_right_inverse_stops_before_a_part_of_a_mode():
-    """Half of the mode 4:1 is enough for the mode 3:2 to go on; pycute uses modes whole or not at all."""
+    """Half of the mode 4:1 is enough for the mode 3:2 to go on; pycute uses modes whole or not at
+    all.
+    """
     a = Layout((4, 3), (1, 2))
     assert cs.right_inverse(a).size == 6 > pycute.right_inverse(theirs(a)).size() == 4
     assert is_right_inverse(a, cs.right_inverse(a))

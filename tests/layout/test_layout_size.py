@@ -1,4 +1,6 @@
-"""Sizes that are not numbers: what is proved, simplified, computed and compared of them, judged by counting through the numbers they may be."""
+"""Sizes that are not numbers: what is proved, simplified, computed and compared of them, judged by
+counting through the numbers they may be.
+"""
 
 import random
 import re
@@ -29,7 +31,14 @@ def up(a, b):
 
 
 AS_SIZES = {"most": most, "least": least, "up": up}
-AS_NUMBERS = {"most": max, "least": min, "Max": max, "Min": min, "up": lambda a, b: -(-a // b), "F": Fraction}
+AS_NUMBERS = {
+    "most": max,
+    "least": min,
+    "Max": max,
+    "Min": min,
+    "up": lambda a, b: -(-a // b),
+    "F": Fraction,
+}
 
 
 @cache
@@ -38,9 +47,14 @@ def compiled(text):
 
 
 def at(text, numbers):
-    """The text at the numbers, by Python's own arithmetic; where there is a single slash, by that of fractions."""
+    """The text at the numbers, by Python's own arithmetic; where there is a single slash, by that
+    of fractions.
+    """
     if re.search(r"(?<!/)/(?!/)", text):
-        text, numbers = re.sub(r"\b\d+\b", r"F(\g<0>)", text), {name: Fraction(n) for name, n in numbers.items()}
+        text, numbers = (
+            re.sub(r"\b\d+\b", r"F(\g<0>)", text),
+            {name: Fraction(n) for name, n in numbers.items()},
+        )
     return eval(compiled(text), AS_NUMBERS, numbers)
 
 
@@ -78,28 +92,88 @@ class Hints:
         self.facts.append(str(fact))
 
 
-# -- random expressions and facts, as text ---------------------------------------------------------------------------------
+# -- random expressions and facts, as text ---------------------------------------------------------
 
 
 def draw_positive(rng):
-    return rng.choice(("2", "3", "4", "6", "8", *NAMES, "(2*s)", "(4*t)", "(s*t)", "(s + 1)", "(t*u)", "(1 - (1 - u)//t)", "(1 + s//4)", "up(u, s)"))
+    return rng.choice(
+        (
+            "2",
+            "3",
+            "4",
+            "6",
+            "8",
+            *NAMES,
+            "(2*s)",
+            "(4*t)",
+            "(s*t)",
+            "(s + 1)",
+            "(t*u)",
+            "(1 - (1 - u)//t)",
+            "(1 + s//4)",
+            "up(u, s)",
+        )
+    )
 
 
 def draw(rng, depth):
     if depth == 0 or rng.random() < 0.15:
         return rng.choice((*NAMES, *NAMES, str(rng.randint(1, 6))))
     a, b, n = draw(rng, depth - 1), draw(rng, depth - 1), draw_positive(rng)
-    return rng.choice((f"({a} + {b})", f"({a} - {b})", *(f"({a} * {b})",) * 3, *(f"({a} // {n})",) * 2, f"({a} % {n})", f"up({a}, {n})", f"most({a}, {b})", f"least({a}, {b})"))
+    return rng.choice(
+        (
+            f"({a} + {b})",
+            f"({a} - {b})",
+            *(f"({a} * {b})",) * 3,
+            *(f"({a} // {n})",) * 2,
+            f"({a} % {n})",
+            f"up({a}, {n})",
+            f"most({a}, {b})",
+            f"least({a}, {b})",
+        )
+    )
 
 
 def draw_fact(rng):
     """One that `assuming` reads."""
     a, b, c = rng.sample(NAMES, 3)
     n, k = rng.choice((2, 2, 3, 4, 4, 6, 8, 12)), rng.randint(1, 6)
-    divisible = (f"{a} % {n} == 0", f"({a}*{b}) % {n} == 0", f"({a} + {k}) % {n} == 0", f"{a} % {b} == 0", f"{a} % (2*{b}) == 0", f"({a}*{b}) % ({n}*{c}) == 0")
-    ordered = (f"{a} >= {k}", f"{a} <= {k}", f"{a} > {k}", f"{a} < {b}", f"{a} <= {b}", f"{a} >= {n}*{b}", f"{a}//{n} >= {k}", f"{a} <= {b}*{c}", f"{a}//{n} <= {b}")
-    equal = (f"{a} == {b}", f"{a} == {k}", f"{a} == {n}*{b}", f"{a} == {b} + {k}", f"{n}*{a} == {k}*{b}", f"{a}*{b} == {c}", f"{a}//{n} == {b}", f"{a} % {n} == {k % n}")
-    unlike = (f"{a} != {k}", f"{a} != {b}", f"{a} % {n} != 0", f"({a}*{b}) % {n} != 0", f"{a} % {b} != 0")
+    divisible = (
+        f"{a} % {n} == 0",
+        f"({a}*{b}) % {n} == 0",
+        f"({a} + {k}) % {n} == 0",
+        f"{a} % {b} == 0",
+        f"{a} % (2*{b}) == 0",
+        f"({a}*{b}) % ({n}*{c}) == 0",
+    )
+    ordered = (
+        f"{a} >= {k}",
+        f"{a} <= {k}",
+        f"{a} > {k}",
+        f"{a} < {b}",
+        f"{a} <= {b}",
+        f"{a} >= {n}*{b}",
+        f"{a}//{n} >= {k}",
+        f"{a} <= {b}*{c}",
+        f"{a}//{n} <= {b}",
+    )
+    equal = (
+        f"{a} == {b}",
+        f"{a} == {k}",
+        f"{a} == {n}*{b}",
+        f"{a} == {b} + {k}",
+        f"{n}*{a} == {k}*{b}",
+        f"{a}*{b} == {c}",
+        f"{a}//{n} == {b}",
+        f"{a} % {n} == {k % n}",
+    )
+    unlike = (
+        f"{a} != {k}",
+        f"{a} != {b}",
+        f"{a} % {n} != 0",
+        f"({a}*{b}) % {n} != 0",
+        f"{a} % {b} != 0",
+    )
     return rng.choice((*divisible, *divisible, *ordered, *equal, *unlike))
 
 
@@ -113,11 +187,19 @@ def draw_facts(rng):
 
 
 def draw_claim(rng):
-    """(relation, left, right): two times in three the sides have much in common, so that there is something to prove."""
+    """(relation, left, right): two times in three the sides have much in common, so that there is
+    something to prove.
+    """
     if rng.random() < 0.25:
         return "divides", draw(rng, rng.randint(1, 3)), draw_positive(rng)
     a = draw(rng, rng.randint(1, 3))
-    b = rng.choice((draw(rng, rng.randint(0, 2)), f"({a} + {draw(rng, 1)} - {draw(rng, 0)})", f"({a} - {draw(rng, 2)} + {draw(rng, 0)})"))
+    b = rng.choice(
+        (
+            draw(rng, rng.randint(0, 2)),
+            f"({a} + {draw(rng, 1)} - {draw(rng, 0)})",
+            f"({a} - {draw(rng, 2)} + {draw(rng, 0)})",
+        )
+    )
     return rng.choice(("equal", "at most", "at most")), *rng.sample((a, b), 2)
 
 
@@ -138,8 +220,12 @@ def test_what_is_proved_holds_for_all_numbers(seed):
             proved[answer] += 1
             if answer is not None:
                 claim = CLAIMS[relation].format(left, right)
-                wrong = next((one for one in numbers if at(claim, one) is not (answer is fact.holds)), None)
-                assert wrong is None, f"{claim} was proved {answer is fact.holds} under {facts}, but not at {wrong}"
+                wrong = next(
+                    (one for one in numbers if at(claim, one) is not (answer is fact.holds)), None
+                )
+                assert wrong is None, (
+                    f"{claim} was proved {answer is fact.holds} under {facts}, but not at {wrong}"
+                )
     assert proved[True] > 4 and proved[False] > 4, proved
 
 
@@ -154,13 +240,23 @@ def test_simplified_is_the_same_number(seed):
             found = repr(Size(simplified(as_expr(text))))
         changed += found != repr(Size(as_expr(text)))
         for one in rng.sample(numbers, min(len(numbers), 40)):
-            assert at(found, one) == at(text, one), f"{text} was simplified to {found} under {facts}, but not at {one}"
+            assert at(found, one) == at(text, one), (
+                f"{text} was simplified to {found} under {facts}, but not at {one}"
+            )
     assert changed > 2
 
 
-# -- sizes as ints ---------------------------------------------------------------------------------------------------------
+# -- sizes as ints ---------------------------------------------------------------------------------
 
-COMPARISONS = ("{} == {}", "{} != {}", "{} <= {}", "{} < {}", "{} >= {}", "{} > {}", "bool({} - {})")
+COMPARISONS = (
+    "{} == {}",
+    "{} != {}",
+    "{} <= {}",
+    "{} < {}",
+    "{} >= {}",
+    "{} > {}",
+    "bool({} - {})",
+)
 
 
 def draw_hints(rng):
@@ -188,14 +284,28 @@ def test_comparisons_are_those_of_the_hints_and_follow_from_what_was_recorded(se
                 before = len(oracle.facts)
                 text = rng.choice(COMPARISONS).format(*draw_claim(rng)[1:])
                 answer = bool(as_size(text))
-                assert answer is at(text, oracle.numbers), f"{text} is answered {answer} at {oracle.numbers}"
+                assert answer is at(text, oracle.numbers), (
+                    f"{text} is answered {answer} at {oracle.numbers}"
+                )
                 asked += len(oracle.facts) > before
                 for one in satisfying(oracle.facts):
-                    assert at(text, one) is answer, f"{text} is answered {answer} under {oracle.facts}, but not at {one}"
+                    assert at(text, one) is answer, (
+                        f"{text} is answered {answer} under {oracle.facts}, but not at {one}"
+                    )
     assert asked > 4
 
 
-@pytest.mark.parametrize("compare", [lambda: s < t, lambda: s == t, lambda: s % 3 == 2, lambda: (s * t) // 4 == 8, lambda: s % 5 == 0, lambda: most(s, t) == 7])
+@pytest.mark.parametrize(
+    "compare",
+    [
+        lambda: s < t,
+        lambda: s == t,
+        lambda: s % 3 == 2,
+        lambda: (s * t) // 4 == 8,
+        lambda: s % 5 == 0,
+        lambda: most(s, t) == 7,
+    ],
+)
 def test_a_comparison_is_asked_once(compare):
     oracle = Hints({"s": 5, "t": 7, "u": 1})
     with asking(oracle):
@@ -217,11 +327,21 @@ def test_undecided_names_a_fact_that_settles_the_question(seed):
             with assuming(error.fact):
                 answer = bool(as_size(text))
             for one in satisfying([error.fact]):
-                assert at(text, one) is answer, f"{text} is answered {answer} under {error.fact}, but not at {one}"
+                assert at(text, one) is answer, (
+                    f"{text} is answered {answer} under {error.fact}, but not at {one}"
+                )
     assert undecided > 8
 
 
-@pytest.mark.parametrize("compare", [lambda: most(s, t) == 5, lambda: least(s, t) <= 2, lambda: least(s, t) % 2 == 0, lambda: most(s, t) // 3 > u])
+@pytest.mark.parametrize(
+    "compare",
+    [
+        lambda: most(s, t) == 5,
+        lambda: least(s, t) <= 2,
+        lambda: least(s, t) % 2 == 0,
+        lambda: most(s, t) // 3 > u,
+    ],
+)
 def test_undecided_names_a_fact_of_the_larger_and_the_smaller(compare):
     with pytest.raises(Undecided) as caught:
         compare()
@@ -229,7 +349,7 @@ def test_undecided_names_a_fact_of_the_larger_and_the_smaller(compare):
         assert compare() in (True, False)
 
 
-# -- found wrong once ------------------------------------------------------------------------------------------------------
+# -- found wrong once ------------------------------------------------------------------------------
 
 
 def test_a_remainder_of_a_remainder():
@@ -245,11 +365,19 @@ def test_a_remainder_by_a_sum():
 
 
 def test_a_divisor_that_sympy_writes_with_the_other_sign():
-    """s / (1 - floor((1 - u) / t)) is kept as -s / (floor((1 - u) / t) - 1), a negative divisor, and rounds as before."""
+    """s / (1 - floor((1 - u) / t)) is kept as -s / (floor((1 - u) / t) - 1), a negative divisor,
+    and rounds as before.
+    """
     divisor = 1 - (1 - u) // t
-    for text, quotient in (("s // (1 - (1 - u)//t)", s // divisor), ("-(-s // (1 - (1 - u)//t))", -(-s // divisor)), ("up(s, 1 - (1 - u)//t)", up(s, divisor))):
+    for text, quotient in (
+        ("s // (1 - (1 - u)//t)", s // divisor),
+        ("-(-s // (1 - (1 - u)//t))", -(-s // divisor)),
+        ("up(s, 1 - (1 - u)//t)", up(s, divisor)),
+    ):
         found = repr(quotient), repr(Size(expression(quotient)))
-        assert all(at(one, numbers) == at(text, numbers) for one in found for numbers in NUMBERS[::7]), found
+        assert all(
+            at(one, numbers) == at(text, numbers) for one in found for numbers in NUMBERS[::7]
+        ), found
 
 
 def test_a_multiple_that_turns_out_to_be_a_number():
@@ -260,7 +388,9 @@ def test_a_multiple_that_turns_out_to_be_a_number():
 
 
 def test_a_product_of_quotients_of_which_one_is_negative():
-    """An upper bound of one factor is a lower bound of the product only where the other is known not to be negative."""
+    """An upper bound of one factor is a lower bound of the product only where the other is known
+    not to be negative.
+    """
     product_of_two = -(3 * s // 2) * ((5 - t) // 2)
     assert at(repr(product_of_two), {"s": 1, "t": 9}) == 2
     with assuming("t >= 9"):
@@ -275,7 +405,7 @@ def test_the_smaller_of_two_of_which_one_may_be_negative():
     assert prove(Fact("at most", 0, least(block, piece - 2 * block).expr)) is None
 
 
-# -- whom is asked, and for how long ---------------------------------------------------------------------------------------
+# -- whom is asked, and for how long ---------------------------------------------------------------
 
 
 class Anyone:
@@ -347,7 +477,7 @@ def test_an_oracle_that_does_not_know_leaves_it_undecided():
         assert s == t
 
 
-# -- the weakest fact ------------------------------------------------------------------------------------------------------
+# -- the weakest fact ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -392,14 +522,24 @@ def test_lowest_terms_say_the_same():
         fact = Fact(relation, as_expr(left), as_expr(right), rng.random() < 0.8)
         lowest = str(lowest_terms(fact))
         for one in rng.sample(NUMBERS, 40):
-            assert at(lowest, one) is (at(CLAIMS[relation].format(left, right), one) is fact.holds), f"{fact} became {lowest}, which is not the same at {one}"
+            assert at(lowest, one) is (
+                at(CLAIMS[relation].format(left, right), one) is fact.holds
+            ), f"{fact} became {lowest}, which is not the same at {one}"
 
 
-# -- the functions beside the operators ------------------------------------------------------------------------------------
+# -- the functions beside the operators ------------------------------------------------------------
 
 
 def test_numbers_that_come_out_are_ints():
-    for value, expected in ((s - s, 0), (s * 0, 0), (s - s + 3, 3), (2 * s // s, 2), (4 * s % 2, 0), ((2 * s + 1) % 2, 1), (expression(s // s), 1)):
+    for value, expected in (
+        (s - s, 0),
+        (s * 0, 0),
+        (s - s + 3, 3),
+        (2 * s // s, 2),
+        (4 * s % 2, 0),
+        ((2 * s + 1) % 2, 1),
+        (expression(s // s), 1),
+    ):
         assert type(value) is int and value == expected
     assert divmod(4 * s + 3, 4) == (s, 3) and divmod(4, 2 * s - s) == (4 // s, 4 % s)
     assert size(sympy.Integer(4)) == 4 and type(size(sympy.Integer(4))) is int
@@ -421,7 +561,12 @@ def test_expression_is_in_simplest_form():
 def test_is_multiple_asks_nothing():
     oracle = Anyone()
     with asking(oracle):
-        assert is_multiple(4 * s, 2) and is_multiple(s * t, t) and is_multiple(6, 3) and not is_multiple(6, 4)
+        assert (
+            is_multiple(4 * s, 2)
+            and is_multiple(s * t, t)
+            and is_multiple(6, 3)
+            and not is_multiple(6, 4)
+        )
         assert not is_multiple(s, 2) and not is_multiple(4, s) and not is_multiple(2 * s + 1, 2)
     assert oracle.facts == []
     with assuming("s % 4 == 0"):
@@ -443,7 +588,9 @@ def test_least_and_most_ask_nothing(choose, plain):
     oracle = Anyone()
     with asking(oracle):
         assert choose(3, 4) == plain(3, 4) and type(choose(3, 4)) is int
-        assert is_same(choose(s, 2 * s), s if choose is least else 2 * s) and is_same(choose(2 * s, s), choose(s, 2 * s))
+        assert is_same(choose(s, 2 * s), s if choose is least else 2 * s) and is_same(
+            choose(2 * s, s), choose(s, 2 * s)
+        )
         assert is_same(choose(0, s), 0 if choose is least else s)
         either = repr(choose(s, t))
     assert oracle.facts == []
@@ -470,7 +617,11 @@ def test_a_number_without_anyone_to_ask():
         assert number(s, (1, 2)) == 2
 
 
-@pytest.mark.parametrize("operation", [lambda: s // 0, lambda: s % 0, lambda: divmod(s, s - s), lambda: 0 // (s - s)], ids=["//", "%", "divmod", "0 //"])
+@pytest.mark.parametrize(
+    "operation",
+    [lambda: s // 0, lambda: s % 0, lambda: divmod(s, s - s), lambda: 0 // (s - s)],
+    ids=["//", "%", "divmod", "0 //"],
+)
 def test_division_by_zero_is_that_of_ints(operation):
     with pytest.raises(ZeroDivisionError):
         operation()

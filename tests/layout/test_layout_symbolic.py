@@ -1,6 +1,8 @@
-"""Layouts in positive integer symbols: what is decidable is decided, never wrongly, and Undecided names a fact that helps.
+"""Layouts in positive integer symbols: what is decidable is decided, never wrongly, and Undecided
+names a fact that helps.
 
-The random tests substitute numbers that satisfy the facts into a symbolic result and judge it by the brute-force definitions.
+The random tests substitute numbers that satisfy the facts into a symbolic result and judge it by
+the brute-force definitions.
 """
 
 import random
@@ -47,7 +49,9 @@ s, t, u = map(symbol, NAMES)
 
 
 def substituted(value, numbers):
-    """``value``, an expression or a layout or a tuple of them, with its symbols replaced by ``numbers``."""
+    """``value``, an expression or a layout or a tuple of them, with its symbols replaced by
+    ``numbers``.
+    """
     if isinstance(value, Layout):
         return Layout(substituted(value.shape, numbers), substituted(value.stride, numbers))
     if isinstance(value, tuple):
@@ -62,13 +66,17 @@ def substituted(value, numbers):
 def holds(fact, numbers):
     """Whether a fact, read as Python, is true of the numbers."""
     try:
-        return bool(eval(fact, {}, {name: Fraction(number) for name, number in zip(NAMES, numbers)}))
+        return bool(
+            eval(fact, {}, {name: Fraction(number) for name, number in zip(NAMES, numbers)})
+        )
     except ZeroDivisionError:
         return False
 
 
 def settle(operation, args, most):
-    """The result and the facts supplied, one after the other, as each Undecided asks; None for more than ``most`` facts."""
+    """The result and the facts supplied, one after the other, as each Undecided asks; None for more
+    than ``most`` facts.
+    """
     facts = []
     while True:
         try:
@@ -76,7 +84,9 @@ def settle(operation, args, most):
                 return operation(*args), facts
         except Undecided as undecided:
             assert undecided.fact in str(undecided)
-            assert undecided.fact not in facts, f"{operation.__name__}{args}: supplying {undecided.fact!r} does not settle it"
+            assert undecided.fact not in facts, (
+                f"{operation.__name__}{args}: supplying {undecided.fact!r} does not settle it"
+            )
             if len(facts) == most:
                 return None, facts
             facts.append(undecided.fact)
@@ -84,7 +94,7 @@ def settle(operation, args, most):
             return error, facts
 
 
-# -- random symbolic layouts -----------------------------------------------------------------------------------------------
+# -- random symbolic layouts -----------------------------------------------------------------------
 
 SIZES = (1, 2, 3, 4, 6, s, s, t, 2 * s, 3 * s, s * t, s + 1)
 STRIDES = (0, 1, 1, 2, 3, 4, 6, s, t, 2 * s, s * t, u)
@@ -114,14 +124,18 @@ def is_product(a, b, found):
 
 
 def tiles_the_range(a, found, bound):
-    """The post-condition of complement but for "no smaller one": a size that turns out 1 could have been left out."""
+    """The post-condition of complement but for "no smaller one": a size that turns out 1 could have
+    been left out.
+    """
     modes = [(n, d) for n, d in leaves_of(a) if d]
     whole = values_of(make_layout(*[Layout(n, d) for n, d in modes], found))
     return sorted(whole) == list(range(len(whole))) and len(whole) >= bound
 
 
 def right_complement(a, bound, found):
-    return tiles_the_range(a, found, bound) and (any(n == 1 for n, _ in leaves_of(a)) or is_complement(a, bound, found))
+    return tiles_the_range(a, found, bound) and (
+        any(n == 1 for n, _ in leaves_of(a)) or is_complement(a, bound, found)
+    )
 
 
 def right_divide(a, b, found):
@@ -169,20 +183,29 @@ def test_random_symbolic_answers_hold_for_the_numbers(operation):
                     failed += 1
                 continue
             number = substituted(found, numbers)
-            assert is_right(*static, number), f"{operation.__name__}{args} == {found} under {facts}, but not at {dict(zip(NAMES, numbers))}: {number}"
+            assert is_right(*static, number), (
+                f"{operation.__name__}{args} == {found} under {facts}, but not at "
+                f"{dict(zip(NAMES, numbers))}: {number}"
+            )
         checked += tried
         if isinstance(found, LayoutError):
             refused += 1
-            # Refused for symbols: some numbers must be without an answer. (Facts may leave only numbers as special as a size of 1.)
-            assert failed or facts or tried < 3, f"{operation.__name__}{args} is refused ({found}), but not for numbers"
+            # Refused for symbols: some numbers must be without an answer. (Facts may leave only
+            # numbers as special as a size of 1.)
+            assert failed or facts or tried < 3, (
+                f"{operation.__name__}{args} is refused ({found}), but not for numbers"
+            )
         else:
             answered += not facts
             with_facts += bool(facts)
-    print(f"\n{operation.__name__}: {answered} answered, {with_facts} with facts, {refused} refused, {checked} substitutions")
+    print(
+        f"\n{operation.__name__}: {answered} answered, {with_facts} with facts, {refused} refused, "
+        f"{checked} substitutions"
+    )
     assert answered + with_facts >= 12
 
 
-# -- decided without a fact ------------------------------------------------------------------------------------------------
+# -- decided without a fact ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,17 +219,32 @@ def test_random_symbolic_answers_hold_for_the_numbers(operation):
         (lambda: composition(Layout((s, t)), Layout(s, t)), Layout(s, t)),
         (lambda: composition(Layout((s, t), (1, s)), Layout((s, t))), Layout((s, t), (1, s))),
         (lambda: composition(Layout((s, t), (1, s)), Layout(s * t)), Layout((s, t), (1, s))),
-        (lambda: composition(Layout((s, 4 * t), (1, s)), Layout((4 * s, t), (t, 1))), Layout(((s, 4), t), ((1, s * t), s))),
+        (
+            lambda: composition(Layout((s, 4 * t), (1, s)), Layout((4 * s, t), (t, 1))),
+            Layout(((s, 4), t), ((1, s * t), s)),
+        ),
         (lambda: composition(Layout(s, 3), Layout(7, 2)), Layout(7, 6)),
         (lambda: composition(Layout((s, 3), (t, u)), Layout(3)), Layout(3, u)),
         (lambda: complement(Layout(s), s * t), Layout(t, s)),
-        (lambda: complement(Layout((s, t), (6 * t, 1)), 12 * s * t), Layout((2, 6), (6 * s * t, t))),
+        (
+            lambda: complement(Layout((s, t), (6 * t, 1)), 12 * s * t),
+            Layout((2, 6), (6 * s * t, t)),
+        ),
         (lambda: complement(Layout(t, s), 1), Layout(s, 1)),
         (lambda: logical_divide(Layout(s * t), Layout(t)), Layout((t, s), (1, t))),
-        (lambda: logical_divide(Layout((4 * s, 6)), (4, 2)), Layout(((4, s), (2, 3)), ((6, 24), (1, 2)))),
-        (lambda: zipped_divide(Layout((4 * s, 6 * t)), (s, t)), Layout(((s, t), (4, 6)), ((6 * t, 1), (6 * s * t, t)))),
+        (
+            lambda: logical_divide(Layout((4 * s, 6)), (4, 2)),
+            Layout(((4, s), (2, 3)), ((6, 24), (1, 2))),
+        ),
+        (
+            lambda: zipped_divide(Layout((4 * s, 6 * t)), (s, t)),
+            Layout(((s, t), (4, 6)), ((6 * t, 1), (6 * s * t, t))),
+        ),
         (lambda: logical_product(Layout(s), Layout(t)), Layout((s, t), (1, s))),
-        (lambda: blocked_product(Layout((s, 2)), Layout((3, t))), Layout(((3, s), (t, 2)), ((2 * s * t, 2), (2 * s, 1)))),
+        (
+            lambda: blocked_product(Layout((s, 2)), Layout((3, t))),
+            Layout(((3, s), (t, 2)), ((2 * s * t, 2), (2 * s, 1))),
+        ),
         (lambda: left_inverse(Layout((s, t), (1, s))), Layout((t, s), (1, t))),
         (lambda: left_inverse(Layout((s, t))), Layout(s * t)),
     ],
@@ -234,7 +272,9 @@ def test_a_bound_that_is_a_constant_multiple_is_rounded_up():
 
 
 def test_a_symbol_beside_a_stride_beyond_the_boundary():
-    """The leaf 2:9 passes A's boundary, 6, but takes no carry; a symbol in another leaf does not change that."""
+    """The leaf 2:9 passes A's boundary, 6, but takes no carry; a symbol in another leaf does not
+    change that.
+    """
     a = Layout((100, 6), (7, 1))
     assert composition(a, Layout((4, 2), (6, 9))) == Layout((4, 2), (7, 10))
     assert composition(a, Layout((s, 2), (6, 9))) == Layout((s, 2), (7, 10))
@@ -248,11 +288,14 @@ def test_numbers_of_symbolic_calls():
 
 
 def test_symbolic_layouts_are_values():
-    assert Layout((s, t)) == Layout((symbol("s"), symbol("t"))) and len({Layout(s), Layout(symbol("s"))}) == 1
+    assert (
+        Layout((s, t)) == Layout((symbol("s"), symbol("t")))
+        and len({Layout(s), Layout(symbol("s"))}) == 1
+    )
     assert Layout(2 * s) != Layout(s)
 
 
-# -- undecided -------------------------------------------------------------------------------------------------------------
+# -- undecided -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,19 +303,36 @@ def test_symbolic_layouts_are_values():
     [
         (logical_divide, (Layout(s), 4), ["s % 4 == 0"], Layout((4, s / 4), (1, 4))),
         (complement, (Layout(4), s), ["s % 4 == 0"], Layout(s / 4, 4)),
-        (composition, (Layout((2, s), (9, 1)), Layout((2, 4), (s, 1))), ["s >= 4"], Layout((2, 4), (9, 1))),
+        (
+            composition,
+            (Layout((2, s), (9, 1)), Layout((2, 4), (s, 1))),
+            ["s >= 4"],
+            Layout((2, 4), (9, 1)),
+        ),
         (composition, (Layout((2, s), (9, 1)), Layout(3)), ["s >= 3"], Layout(3, 1)),
         (composition, (Layout((2, s), (9, 1)), Layout(3)), ["s == 3"], Layout(3, 1)),
         (composition, (Layout((2, s), (9, 1)), Layout(3)), ["s > t", "t >= 2"], Layout(3, 1)),
         (composition, (Layout((2, u), (50, 1)), Layout(3, 2 * s)), ["u >= 6*s"], Layout(3, 2 * s)),
-        (composition, (Layout((2, u), (50, 1)), Layout(6, 2 * s)), ["u % (2*s) == 0", "6 % (u/(2*s)) == 0"], None),
+        (
+            composition,
+            (Layout((2, u), (50, 1)), Layout(6, 2 * s)),
+            ["u % (2*s) == 0", "6 % (u/(2*s)) == 0"],
+            None,
+        ),
         (left_inverse, (Layout((t, s), (u, 1)),), ["s < u", "u % s == 0"], None),
-        (left_inverse, (Layout((4, s), (u, 2 * t)),), ["u > 2*t", "u % (2*t) == 0", "2*t*s <= u"], None),
+        (
+            left_inverse,
+            (Layout((4, s), (u, 2 * t)),),
+            ["u > 2*t", "u % (2*t) == 0", "2*t*s <= u"],
+            None,
+        ),
         (complement, (Layout((t, s), (u, 1)), 1), ["s < u", "u % s == 0"], Layout(u / s, s)),
     ],
 )
 def test_facts_settle_it(operation, args, facts, want):
-    """Undecided at first, with a fact in the message; with the facts it is decided, and right for numbers that satisfy them."""
+    """Undecided at first, with a fact in the message; with the facts it is decided, and right for
+    numbers that satisfy them.
+    """
     with pytest.raises(Undecided) as caught:
         operation(*args)
     assert caught.value.fact in str(caught.value) and "assuming" in str(caught.value)
@@ -298,9 +358,18 @@ def test_facts_settle_it(operation, args, facts, want):
 @pytest.mark.parametrize(
     ("operation", "args"),
     [
-        (composition, (Layout((2, u), (50, 1)), Layout(6, 2 * s))),  # u % (2*s): a product on the right of %
-        (composition, (Layout((2, s + 1), (50, 1)), Layout(6, 3))),  # (s + 1) % 3: a sum on the left of %
-        (composition, (Layout((s, t + 1), (4, 1)), Layout(s, 2))),  # then s % ((t + 1)/2): a fraction
+        (
+            composition,
+            (Layout((2, u), (50, 1)), Layout(6, 2 * s)),
+        ),  # u % (2*s): a product on the right of %
+        (
+            composition,
+            (Layout((2, s + 1), (50, 1)), Layout(6, 3)),
+        ),  # (s + 1) % 3: a sum on the left of %
+        (
+            composition,
+            (Layout((s, t + 1), (4, 1)), Layout(s, 2)),
+        ),  # then s % ((t + 1)/2): a fraction
         (complement, (Layout(3 * s, u), 6)),  # 6 % (3*s*u)
         (complement, (Layout((3, s), (s + 1, 1)), 1)),  # (s + 1) % s
         (complement, (Layout((4, s * t), (s, u)), 1)),
@@ -333,7 +402,11 @@ def test_every_fact_can_be_read():
 
 def test_two_facts_about_one_symbol():
     """A multiple of 2 and of u is a multiple of either."""
-    for facts in (("t % 2 == 0", "t % u == 0"), ("t % u == 0", "t % 2 == 0"), ("t % 4 == 0", "t % 6 == 0")):
+    for facts in (
+        ("t % 2 == 0", "t % u == 0"),
+        ("t % u == 0", "t % 2 == 0"),
+        ("t % 4 == 0", "t % 6 == 0"),
+    ):
         with assuming(*facts):
             assert complement(Layout(2), t).size == t / 2
     with assuming("t % u == 0", "t % 6 == 0"):
@@ -362,13 +435,15 @@ def test_facts_do_not_leak():
             complement(Layout(6), s)
 
 
-@pytest.mark.parametrize("fact", ["", "s", "s %", "1 < s < 4", "s in t", "s % 4", "f(s) == 0", "(s, 2) < 3"])
+@pytest.mark.parametrize(
+    "fact", ["", "s", "s %", "1 < s < 4", "s in t", "s % 4", "f(s) == 0", "(s, 2) < 3"]
+)
 def test_a_fact_that_is_no_comparison_is_refused(fact):
     with pytest.raises(LayoutError, match="cannot read"), assuming(fact):
         pass
 
 
-# -- refused ---------------------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 def test_what_holds_for_no_number_is_refused():
@@ -393,7 +468,9 @@ def test_a_stride_that_may_be_negative_is_not_taken_for_a_positive_one():
 
 
 def test_symbolic_and_static_composition_agree():
-    """A symbol that takes part in nothing, an extra outermost mode of stride 0, changes no decision."""
+    """A symbol that takes part in nothing, an extra outermost mode of stride 0, changes no
+    decision.
+    """
     rng = random.Random(5)
     answered = 0
     for _ in range(300):

@@ -6,7 +6,16 @@ import random
 from itertools import product
 
 import pytest
-from layout_bruteforce import depth_of, leaves_of, nest, random_leaves, same_function, size_of, value_at, values_of
+from layout_bruteforce import (
+    depth_of,
+    leaves_of,
+    nest,
+    random_leaves,
+    same_function,
+    size_of,
+    value_at,
+    values_of,
+)
 
 from cute_sharding.layout import Layout, LayoutError, flatten, group_modes, make_layout, symbol
 
@@ -24,10 +33,12 @@ SAMPLES = [
 
 def random_layouts(count, seed=0, **kwargs):
     rng = random.Random(seed)
-    return [nest(rng, random_leaves(rng, strides=(-2, 0, 1, 2, 3, 5), **kwargs)) for _ in range(count)]
+    return [
+        nest(rng, random_leaves(rng, strides=(-2, 0, 1, 2, 3, 5), **kwargs)) for _ in range(count)
+    ]
 
 
-# -- construction ----------------------------------------------------------------------------------------------------------
+# -- construction ----------------------------------------------------------------------------------
 
 
 def test_default_strides_are_row_major():
@@ -60,7 +71,9 @@ def test_is_hashable_and_equal_by_structure():
     assert len({Layout(4), Layout(4, 1), Layout((4,)), Layout((2, 2))}) == 3
     assert Layout((2, 2)) != Layout(4)  # the same function, another layout
     assert Layout(4) != 4 and Layout(4) != "4:1"
-    assert Layout(symbol("s")) == Layout(symbol("s")) and hash(Layout(symbol("s"))) == hash(Layout(symbol("s")))
+    assert Layout(symbol("s")) == Layout(symbol("s")) and hash(Layout(symbol("s"))) == hash(
+        Layout(symbol("s"))
+    )
 
 
 @pytest.mark.parametrize("layout", [*SAMPLES, Layout((symbol("s"), 4))], ids=str)
@@ -69,7 +82,7 @@ def test_pickles_and_copies(layout):
         assert other == layout and hash(other) == hash(layout)
 
 
-# -- structure -------------------------------------------------------------------------------------------------------------
+# -- structure -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", [*SAMPLES, *random_layouts(100)], ids=str)
@@ -78,7 +91,12 @@ def test_sizes(layout):
     assert layout.size == len(values) == size_of(layout)
     assert layout.cosize == max(values, default=-1) + 1
     assert layout.depth == depth_of(layout.shape)
-    assert layout.rank == len(layout) == len(list(layout)) == (len(layout.shape) if isinstance(layout.shape, tuple) else 1)
+    assert (
+        layout.rank
+        == len(layout)
+        == len(list(layout))
+        == (len(layout.shape) if isinstance(layout.shape, tuple) else 1)
+    )
     assert list(layout.leaves) == leaves_of(layout)
 
 
@@ -86,9 +104,13 @@ def test_slicing_by_mode():
     layout = Layout((4, (2, 3), 5), (30, (15, 5), 1))
     assert layout[0] == Layout(4, 30) and layout[-1] == Layout(5, 1)
     assert layout[1] == Layout((2, 3), (15, 5)) and layout[1, 0] == layout[1][0] == Layout(2, 15)
-    assert layout[1:] == Layout(((2, 3), 5), ((15, 5), 1)) and layout[::2] == Layout((4, 5), (30, 1))
+    assert layout[1:] == Layout(((2, 3), 5), ((15, 5), 1)) and layout[::2] == Layout(
+        (4, 5), (30, 1)
+    )
     assert list(layout) == [layout[0], layout[1], layout[2]]
-    assert Layout(4, 2)[0] == Layout(4, 2)[-1] == Layout(4, 2) and Layout(4, 2)[:] == Layout((4,), (2,))
+    assert Layout(4, 2)[0] == Layout(4, 2)[-1] == Layout(4, 2) and Layout(4, 2)[:] == Layout(
+        (4,), (2,)
+    )
     for mode in (3, -4, (1, 2)):
         with pytest.raises(IndexError, match="mode"):
             layout[mode]
@@ -114,7 +136,7 @@ def test_make_layout_flatten_and_group_modes():
         make_layout(a, 4)
 
 
-# -- calling ---------------------------------------------------------------------------------------------------------------
+# -- calling ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", [*[x for x in SAMPLES if x.size], *random_layouts(60)], ids=str)
@@ -123,14 +145,18 @@ def test_an_index_a_flat_and_a_nested_coordinate_mean_the_same(layout):
     leaves = leaves_of(layout)
 
     def nested(shape, flat):
-        return tuple(nested(part, flat) for part in shape) if isinstance(shape, tuple) else next(flat)
+        return (
+            tuple(nested(part, flat) for part in shape) if isinstance(shape, tuple) else next(flat)
+        )
 
     for index, coordinate in enumerate(product(*(range(n) for n, _ in leaves))):
         assert layout(index) == values[index]
         deep = nested(layout.shape, iter(coordinate))
         assert layout(deep) == values[index]
         if isinstance(deep, tuple):
-            assert layout(*deep) == values[index] or (len(deep) == 1 and not isinstance(deep[0], tuple))
+            assert layout(*deep) == values[index] or (
+                len(deep) == 1 and not isinstance(deep[0], tuple)
+            )
         if len(coordinate) > 1 and layout.rank not in (1, len(coordinate)):
             assert layout(*coordinate) == layout(coordinate) == values[index]
 
@@ -175,7 +201,7 @@ def test_empty_layouts():
         Layout((2, 0))(1)
 
 
-# -- text ------------------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", [*SAMPLES, *random_layouts(40)], ids=str)
@@ -186,7 +212,11 @@ def test_parse_reads_what_repr_writes(layout):
 
 def test_repr():
     assert repr(Layout((4, (2, 3)))) == "(4,(2,3)):(6,(3,1))"
-    assert repr(Layout(4)) == "4:1" and repr(Layout((4,))) == "(4,):(1,)" and repr(Layout(())) == "():()"
+    assert (
+        repr(Layout(4)) == "4:1"
+        and repr(Layout((4,))) == "(4,):(1,)"
+        and repr(Layout(())) == "():()"
+    )
     assert repr(Layout(4, -2)) == "4:-2"
 
 
@@ -239,7 +269,7 @@ def test_parse_runs_no_code():
         Layout.parse("__import__('os').getcwd():1")
 
 
-# -- bad input -------------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Whatever is assigned is right: each device computes from the rows it has, and its results are the rows they say, or contributions to them. Judged on numpy, device by device, by index arrays."""
+"""Whatever is assigned is right: each device computes from the rows it has, and its results are the
+rows they say, or contributions to them. Judged on numpy, device by device, by index arrays.
+"""
 
 import random
 from math import prod
@@ -22,24 +24,39 @@ PRODUCTS = [
 SIZES = {"z": 3, "a": 7, "b": 6, "c": 5}
 
 
-def part_of(full: np.ndarray, parts: tuple[Part, ...], mesh: tuple[int, ...], device: tuple[int, ...]) -> np.ndarray:
+def part_of(
+    full: np.ndarray, parts: tuple[Part, ...], mesh: tuple[int, ...], device: tuple[int, ...]
+) -> np.ndarray:
     """What a device holds of a tensor, by its cuts."""
     for d in range(full.ndim):
-        chain = tuple((part[1], n, k) for part, n, k in zip(parts, mesh, device) if isinstance(part, tuple) and part[0] == d)
+        chain = tuple(
+            (part[1], n, k)
+            for part, n, k in zip(parts, mesh, device)
+            if isinstance(part, tuple) and part[0] == d
+        )
         if chain:
             full = np.take(full, list(rows_after(full.shape[d], chain)), axis=d)
     return full
 
 
 def contribution(full: np.ndarray, parts: tuple[Part, ...], device: tuple[int, ...]) -> np.ndarray:
-    """Of a tensor whose sum is pending: all of it on the first device of those mesh dims, and nothing elsewhere."""
-    return full if all(k == 0 for part, k in zip(parts, device) if isinstance(part, str)) else np.zeros_like(full)
+    """Of a tensor whose sum is pending: all of it on the first device of those mesh dims, and
+    nothing elsewhere.
+    """
+    return (
+        full
+        if all(k == 0 for part, k in zip(parts, device) if isinstance(part, str))
+        else np.zeros_like(full)
+    )
 
 
 def assert_right(compute, fulls, expected, found, mesh):
     totals: dict = {}
     for device in devices(mesh):
-        given = [part_of(contribution(full, parts, device), parts, mesh, device) for full, parts in zip(fulls, found.operands)]
+        given = [
+            part_of(contribution(full, parts, device), parts, mesh, device)
+            for full, parts in zip(fulls, found.operands)
+        ]
         [parts] = found.results
         pending = [m for m, part in enumerate(parts) if isinstance(part, str)]
         place = tuple(0 if m in pending else k for m, k in enumerate(device))
@@ -53,7 +70,13 @@ def draw_parts(rng, shape, mesh, *, pending=False):
     parts: list[Part] = []
     for _ in mesh:
         d = rng.randrange(-1, len(shape))
-        parts.append((d, rng.choice((1, 2, 3))) if d >= 0 else "sum" if pending and rng.random() < 0.5 else None)
+        parts.append(
+            (d, rng.choice((1, 2, 3)))
+            if d >= 0
+            else "sum"
+            if pending and rng.random() < 0.5
+            else None
+        )
     return tuple(parts)
 
 
@@ -68,7 +91,13 @@ def test_products_of_what_devices_hold(mesh):
         fulls = [numbers.integers(-3, 4, shape) for shape in shapes]
         operands = [Operand(shape, draw_parts(rng, shape, mesh, pending=True)) for shape in shapes]
         found = assign(parse(pattern, tuple(map(len, shapes))), operands, mesh, linear=linear)
-        assert_right(lambda *x, equation=equation: np.einsum(equation, *x), fulls, np.einsum(equation, *fulls), found, mesh)
+        assert_right(
+            lambda *x, equation=equation: np.einsum(equation, *x),
+            fulls,
+            np.einsum(equation, *fulls),
+            found,
+            mesh,
+        )
         received += found.received > 0
     assert received > 6
 
@@ -82,24 +111,36 @@ def test_a_term_that_is_added_counts_once(mesh):
         fulls = [numbers.integers(-3, 4, shape) for shape in shapes]
         operands = [Operand(shape, draw_parts(rng, shape, mesh)) for shape in shapes]
         names = ["m", "n"][2 - len(shapes[0]) :]
-        found = assign(parse(f"+{' '.join(names)}, m k, k n -> m n", tuple(map(len, shapes))), operands, mesh)
+        found = assign(
+            parse(f"+{' '.join(names)}, m k, k n -> m n", tuple(map(len, shapes))), operands, mesh
+        )
         assert_right(lambda c, a, b: c + a @ b, fulls, fulls[0] + fulls[1] @ fulls[2], found, mesh)
         pending += any(isinstance(part, str) for part in found.results[0])
     assert pending > 3
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize(("reduce", "compute", "combine"), [("max", np.max, np.maximum), ("avg", np.mean, None)])
+@pytest.mark.parametrize(
+    ("reduce", "compute", "combine"), [("max", np.max, np.maximum), ("avg", np.mean, None)]
+)
 def test_reductions_that_are_right_for_some_blocks_alone(mesh, reduce, compute, combine):
-    """An average stays pending over blocks of one size, a maximum over blocks that are not empty."""
+    """An average stays pending over blocks of one size, a maximum over blocks that are not
+    empty.
+    """
     rng = random.Random(f"{reduce} {mesh}")
     kinds = set()
     for _ in range(60):
         n = rng.choice((1, 2, 3, 4, 6, 8, 12, 24, 25))
         full = np.array([rng.randrange(-1000, 1000) * 24 for _ in range(n)], dtype=float)
-        found = assign(parse("a ->", (1,)), [Operand((n,), draw_parts(rng, (n,), mesh))], mesh, reduce=reduce)
-        values = [compute(part_of(full, found.operands[0], mesh, device)) for device in devices(mesh)]  # empty ones raise, or warn
-        assert np.isclose(np.mean(values) if combine is None else combine.reduce(values), compute(full))
+        found = assign(
+            parse("a ->", (1,)), [Operand((n,), draw_parts(rng, (n,), mesh))], mesh, reduce=reduce
+        )
+        values = [
+            compute(part_of(full, found.operands[0], mesh, device)) for device in devices(mesh)
+        ]  # empty ones raise, or warn
+        assert np.isclose(
+            np.mean(values) if combine is None else combine.reduce(values), compute(full)
+        )
         kinds.add(any(isinstance(part, str) for part in found.results[0]))
     assert kinds == {True, False}
 
@@ -115,12 +156,16 @@ def test_the_cheaper_operand_is_moved():
     signature = parse("m k, k n -> m n", (2, 2))
     wide, narrow = Operand((100, 6), ((1, 3),)), Operand((6, 2), ((0, 1),))
     assert assign(signature, [wide, narrow], (2,)).operands == (((1, 3),), ((0, 3),))
-    assert assign(signature, [Operand((2, 6), ((1, 1),)), Operand((6, 100), ((0, 3),))], (2,)).operands == (((1, 3),), ((0, 3),))
+    assert assign(
+        signature, [Operand((2, 6), ((1, 1),)), Operand((6, 100), ((0, 3),))], (2,)
+    ).operands == (((1, 3),), ((0, 3),))
 
 
 def test_many_mesh_dims_are_decided_one_after_the_other():
     mesh = (2,) * 10
     shape = (2**10, 2**10)
     parts = tuple((m % 2, 1 + m) for m in range(10))
-    found = assign(parse("a b, b c -> a c", (2, 2)), [Operand(shape, parts), Operand(shape, parts[::-1])], mesh)
+    found = assign(
+        parse("a b, b c -> a c", (2, 2)), [Operand(shape, parts), Operand(shape, parts[::-1])], mesh
+    )
     assert found.received < prod(shape)

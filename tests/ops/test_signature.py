@@ -11,7 +11,11 @@ from cute_sharding.ops import TABLE, parse
         ("m k, k n -> m n", (2, 2), "m k, k n -> m n"),
         ("... d, ... d -> ...", (3, 2), "...2 ...1 d, ...1 d -> ...2 ...1"),
         ("d0 [d1] -> d0 [d1]", (2,), "d0 [d1] -> d0 [d1]"),
-        ("n c [...], o c [...] -> n o [...]", (4, 4), "n c [...2] [...1], o c [...2] [...1] -> n o [...2] [...1]"),
+        (
+            "n c [...], o c [...] -> n o [...]",
+            (4, 4),
+            "n c [...2] [...1], o c [...2] [...1] -> n o [...2] [...1]",
+        ),
         ("+n, m k, k n -> m n", (1, 2, 2), "+n, m k, k n -> m n"),
         ("+, k, k ->", (0, 1, 1), "+, k, k -> "),
         ("a [b] -> a 1", (2,), "a [b] -> a 1"),
@@ -40,14 +44,22 @@ def test_what_does_not_fit_is_refused(pattern, ndims, message):
 
 
 def test_dims_of_size_one_beside_longer_ones_are_broadcast():
-    assert parse("... , ... -> ...", (2, 2)).fitted([(4, 1), (1, 6)]).operands == (("...2", "1"), ("1", "...1"))
-    assert parse("... , ... -> ...", (2, 2)).fitted([(4, 1), (1, 1)]).operands == (("...2", "...1"), ("1", "...1"))
+    assert parse("... , ... -> ...", (2, 2)).fitted([(4, 1), (1, 6)]).operands == (
+        ("...2", "1"),
+        ("1", "...1"),
+    )
+    assert parse("... , ... -> ...", (2, 2)).fitted([(4, 1), (1, 1)]).operands == (
+        ("...2", "...1"),
+        ("1", "...1"),
+    )
 
 
 def test_a_name_of_dims_of_several_sizes_is_whole():
     """Also where one of them is 1: an index of one row is not repeated."""
     assert parse("a [v], a k -> a k", (2, 2)).fitted([(4, 3), (1, 5)]).whole == {"v", "a"}
-    assert parse("+a b, a k, k b -> a b", (2, 2, 2)).fitted([(1, 3), (4, 5), (5, 3)]).operands[0] == ("1", "b")
+    assert parse("+a b, a k, k b -> a b", (2, 2, 2)).fitted([(1, 3), (4, 5), (5, 3)]).operands[
+        0
+    ] == ("1", "b")
     assert parse("a [v], a k -> a k", (2, 2)).fitted([(4, 3), (2, 5)]).whole == {"v", "a"}
 
 
@@ -64,4 +76,8 @@ def test_no_op_has_two_rows():
 def test_results_are_what_the_operands_come_to():
     gather = parse("a [v], a k -> a k", (2, 2))
     assert gather.gives([(4, 3), (4, 5)], [(4, 5)]) and gather.gives([(4, 3), (1, 5)], [(1, 5)])
-    assert not gather.gives([(4, 3), (4, 5)], [(3, 5)]) and not gather.gives([(4, 3), (4, 5)], [(4,)]) and not gather.gives([(4, 3), (4, 5)], [])
+    assert (
+        not gather.gives([(4, 3), (4, 5)], [(3, 5)])
+        and not gather.gives([(4, 3), (4, 5)], [(4,)])
+        and not gather.gives([(4, 3), (4, 5)], [])
+    )

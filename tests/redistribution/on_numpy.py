@@ -1,6 +1,8 @@
-"""Redistribution on all devices at once, with numpy: what the executor does with torch and a process group, every position read or written checked.
+"""Redistribution on all devices at once, with numpy: what the executor does with torch and a
+process group, every position read or written checked.
 
-Who holds what comes from ``enumeration``, which shares nothing with the package; so do the reductions. Only the steps are the package's.
+Who holds what comes from ``enumeration``, which shares nothing with the package; so do the
+reductions. Only the steps are the package's.
 """
 
 from typing import NamedTuple
@@ -10,7 +12,21 @@ from enumeration import devices, held
 
 from cute_sharding.redistribution.chains import chains_of
 
-MESHES = [(1,), (2,), (3,), (4,), (8,), (2, 2), (2, 3), (3, 2), (4, 2), (1, 3), (2, 2, 2), (2, 1, 2), (3, 2, 2)]
+MESHES = [
+    (1,),
+    (2,),
+    (3,),
+    (4,),
+    (8,),
+    (2, 2),
+    (2, 3),
+    (3, 2),
+    (4, 2),
+    (1, 3),
+    (2, 2, 2),
+    (2, 1, 2),
+    (3, 2, 2),
+]
 DIVIDING, ANY = (1, 2, 4, 8, 12, 16, 24), (0, 1, 2, 3, 5, 6, 7, 9, 12, 16)
 UNSET = -1  # local tensors hold no negative numbers
 
@@ -31,11 +47,16 @@ class Sharding(NamedTuple):
     def indices(self):
         """The flat indices that each device holds, as arrays of their local shape."""
         mesh, cuts = ([of[m] for m in self.order] for of in (self.mesh, self.cuts))
-        return {device: held(self.shape, mesh, cuts, [device[m] for m in self.order]) for device in devices(self.mesh)}
+        return {
+            device: held(self.shape, mesh, cuts, [device[m] for m in self.order])
+            for device in devices(self.mesh)
+        }
 
 
 def drawn(rng, meshes=MESHES, sizes=None, most=1500):
-    """Two shardings of a tensor of up to ``most`` elements; of sizes that divide as often as not, and in every fifth case related."""
+    """Two shardings of a tensor of up to ``most`` elements; of sizes that divide as often as not,
+    and in every fifth case related.
+    """
     mesh, sizes = rng.choice(meshes), sizes or rng.choice([DIVIDING, ANY])
     shape = tuple(rng.choice(sizes) for _ in range(rng.choice([1, 2, 2, 3])))
     while np.prod(shape) > most:
@@ -47,7 +68,12 @@ def drawn(rng, meshes=MESHES, sizes=None, most=1500):
         return None if rng.random() < 0.3 else (dim, factor)
 
     source, target = (tuple(cut() for _ in mesh) for _ in range(2))
-    orders = [tuple(rng.sample(range(len(mesh)), len(mesh))) if rng.random() < 0.3 else tuple(range(len(mesh))) for _ in range(2)]
+    orders = [
+        tuple(rng.sample(range(len(mesh)), len(mesh)))
+        if rng.random() < 0.3
+        else tuple(range(len(mesh)))
+        for _ in range(2)
+    ]
     if rng.random() < 0.2:
         target, orders[1] = tuple(rng.choice([c, None]) for c in source), orders[0]
     return Sharding(shape, mesh, source, orders[0]), Sharding(shape, mesh, target, orders[1])
@@ -58,12 +84,16 @@ def lacking(have, want):
     return {device: np.setdiff1d(want[device], have[device]).size for device in have}
 
 
-# -- one device ----------------------------------------------------------------------------------------------------------------
+# -- one device ------------------------------------------------------------------------------------
 
 
 def places(copy_sizes, start, steps):
-    """One side of a strided copy, as an index of the tensor: an array of rows for each of its dims."""
-    assert min((*start, *(rows for step in steps for rows in step)), default=0) >= 0, "torch has no negative strides"
+    """One side of a strided copy, as an index of the tensor: an array of rows for each of
+    its dims.
+    """
+    assert min((*start, *(rows for step in steps for rows in step)), default=0) >= 0, (
+        "torch has no negative strides"
+    )
     index = []
     for dim, first in enumerate(start):
         rows = np.array(first)
@@ -102,16 +132,21 @@ def unpacked(part, received, local, target=None):
     return target
 
 
-# -- all devices ---------------------------------------------------------------------------------------------------------------
+# -- all devices -----------------------------------------------------------------------------------
 
 
 def all_to_all(parts, peers, local):
-    """What each device gets, in the order of its peers; None is a peer to which, and from which, nothing goes."""
+    """What each device gets, in the order of its peers; None is a peer to which, and from which,
+    nothing goes.
+    """
     sent = {}
     for device, part in parts.items():
         pieces = np.split(packed(part, local[device]), np.cumsum(part.sends)[:-1])
         sent |= {(device, peer): piece for peer, piece in zip(peers[device], pieces, strict=True)}
-        assert all(peer or not sends + receives for peer, sends, receives in zip(peers[device], part.sends, part.receives, strict=True))
+        assert all(
+            peer or not sends + receives
+            for peer, sends, receives in zip(peers[device], part.sends, part.receives, strict=True)
+        )
     received = {}
     for device, part in parts.items():
         pieces = [sent[peer, device] if peer is not None else np.empty(0) for peer in peers[device]]
@@ -122,17 +157,27 @@ def all_to_all(parts, peers, local):
 
 def from_others(parts, peers):
     """How many elements each device receives that it did not send to itself."""
-    return {device: sum(n for peer, n in zip(peers[device], part.receives, strict=True) if peer != device) for device, part in parts.items()}
+    return {
+        device: sum(
+            n for peer, n in zip(peers[device], part.receives, strict=True) if peer != device
+        )
+        for device, part in parts.items()
+    }
 
 
 def run_exchange(step, local, peers=None):
-    """(the local tensors after, how many elements each device received in each round): an all-to-all among ``peers``, or one for each round."""
+    """(the local tensors after, how many elements each device received in each round): an
+    all-to-all among ``peers``, or one for each round.
+    """
     peers = peers or {device: step.group(device) for device in local}
     after, received = {}, []
     for turn in range(step.rounds):
         parts = {device: step.transfer(device, peers[device], turn) for device in local}
         got = all_to_all(parts, peers, local)
-        after = {device: unpacked(part, got[device], local[device], after.get(device)) for device, part in parts.items()}
+        after = {
+            device: unpacked(part, got[device], local[device], after.get(device))
+            for device, part in parts.items()
+        }
         received.append(from_others(parts, peers))
     assert all((tensor != UNSET).all() for tensor in after.values())
     return after, {device: [counts[device] for counts in received] for device in local}
@@ -144,8 +189,14 @@ def run_gather(step, local):
     for device in local:
         peers = step.group(device)
         part = step.gathering(device, peers)
-        assert part.packs is None and part.sends == part.receives == tuple(local[peer].size for peer in peers) and len(set(part.sends)) == 1
-        after[device] = unpacked(part, np.concatenate([local[peer].reshape(-1) for peer in peers]), local[device])
+        assert (
+            part.packs is None
+            and part.sends == part.receives == tuple(local[peer].size for peer in peers)
+            and len(set(part.sends)) == 1
+        )
+        after[device] = unpacked(
+            part, np.concatenate([local[peer].reshape(-1) for peer in peers]), local[device]
+        )
     return after
 
 
@@ -153,27 +204,47 @@ REDUCE = {"sum": np.sum, "max": np.max}
 
 
 def run_reduction(step, local, peers=None):
-    """(the local tensors after, how many elements each device received): an all-reduce of what each keeps, or blocks for everyone to reduce.
+    """(the local tensors after, how many elements each device received): an all-reduce of what each
+    keeps, or blocks for everyone to reduce.
 
-    How an all-reduce travels is not the step's affair: there the count is None. With ``peers`` everything goes by blocks, as where the mesh has no
-    group for it.
+    How an all-reduce travels is not the step's affair: there the count is None. With ``peers``
+    everything goes by blocks, as where the mesh has no group for it.
     """
     if peers is None and not step.scatters:
         parts = {device: step.transfer(device, (device,)) for device in local}
-        kept = {device: unpacked(part, packed(part, local[device]), local[device]) for device, part in parts.items()}
-        stacked, moved = {device: np.stack([kept[peer] for peer in step.group(device)]) for device in local}, None
+        kept = {
+            device: unpacked(part, packed(part, local[device]), local[device])
+            for device, part in parts.items()
+        }
+        stacked, moved = (
+            {device: np.stack([kept[peer] for peer in step.group(device)]) for device in local},
+            None,
+        )
     else:
         peers = peers or {device: step.group(device) for device in local}
         parts = {device: step.transfer(device, peers[device]) for device in local}
         if step.even:  # a native reduce-scatter has no splits
-            assert all(len({n for peer, n in zip(peers[device], part.sends) if peer is not None}) == 1 for device, part in parts.items())
+            assert all(
+                len({n for peer, n in zip(peers[device], part.sends) if peer is not None}) == 1
+                for device, part in parts.items()
+            )
         received, moved = all_to_all(parts, peers, local), from_others(parts, peers)
-        stacked = {device: received[device].reshape(step.parts, *part.target_shape) for device, part in parts.items()}
-    return {device: REDUCE[step.op](stack, axis=0) / step.divisor for device, stack in stacked.items()}, moved
+        stacked = {
+            device: received[device].reshape(step.parts, *part.target_shape)
+            for device, part in parts.items()
+        }
+    return {
+        device: REDUCE[step.op](stack, axis=0) / step.divisor for device, stack in stacked.items()
+    }, moved
 
 
 def strangers(step, rng):
-    """Peers of each device in a group of the whole mesh, shuffled: those of other groups are None."""
+    """Peers of each device in a group of the whole mesh, shuffled: those of other groups
+    are None.
+    """
     everyone = devices(step.mesh)
     rng.shuffle(everyone)
-    return {device: [peer if peer in step.group(device) else None for peer in everyone] for device in everyone}
+    return {
+        device: [peer if peer in step.group(device) else None for peer in everyone]
+        for device in everyone
+    }

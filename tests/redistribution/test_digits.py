@@ -1,4 +1,6 @@
-"""Digits of the row number: where they are given, they say of all devices what counting says of each. None claims nothing."""
+"""Digits of the row number: where they are given, they say of all devices what counting says of
+each. None claims nothing.
+"""
 
 import random
 from collections import Counter
@@ -14,12 +16,17 @@ MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (4, 2), (2, 4), (2, 2, 2), (4, 2, 3)
 def drawn(rng, n, mesh):
     """Some of the mesh dims, in some order, with split factors that divide more often than not."""
     mesh_dims = rng.sample(range(len(mesh)), rng.randint(0, len(mesh)))
-    return tuple((m, rng.choice([1, 1, 2, 3, 4, 6, 8, 12, rng.randint(1, n + 2)])) for m in mesh_dims)
+    return tuple(
+        (m, rng.choice([1, 1, 2, 3, 4, 6, 8, 12, rng.randint(1, n + 2)])) for m in mesh_dims
+    )
 
 
 def rows_held(n, chain, mesh):
     """Of every device, the rows in their local order."""
-    return {device: rows_after(n, tuple((f, mesh[m], device[m]) for m, f in chain)) for device in product(*map(range, mesh))}
+    return {
+        device: rows_after(n, tuple((f, mesh[m], device[m]) for m, f in chain))
+        for device in product(*map(range, mesh))
+    }
 
 
 def number(row, modes):
@@ -42,7 +49,11 @@ def test_digits_are_the_owner_and_the_place_of_every_row():
         answered += bool(chain)
         assert found.devices.keys() == {m for m, _ in chain}
         for device, rows in rows_held(n, chain, mesh).items():
-            expected = [row for row in range(n) if all(number(row, modes) == device[m] for m, modes in found.devices.items())]
+            expected = [
+                row
+                for row in range(n)
+                if all(number(row, modes) == device[m] for m, modes in found.devices.items())
+            ]
             assert list(rows) == expected, (n, chain, mesh)
             assert [number(row, found.local) for row in rows] == list(range(len(rows)))
     assert answered > 200
@@ -51,8 +62,17 @@ def test_digits_are_the_owner_and_the_place_of_every_row():
 def test_one_cut_has_digits_exactly_if_its_blocks_are_of_one_size():
     for n, parts in product(range(25), (2, 3, 4, 5)):
         for split_factor in range(1, n + 3):
-            sizes = {len(block) for piece in chunk(range(n), split_factor) if piece for block in chunk(piece, parts)}
-            assert (digits(n, ((0, split_factor),), (parts,)) is not None) == (len(sizes) == 1), (n, split_factor, parts)
+            sizes = {
+                len(block)
+                for piece in chunk(range(n), split_factor)
+                if piece
+                for block in chunk(piece, parts)
+            }
+            assert (digits(n, ((0, split_factor),), (parts,)) is not None) == (len(sizes) == 1), (
+                n,
+                split_factor,
+                parts,
+            )
 
 
 def test_powers_of_two_always_have_digits_to_compare():
@@ -82,12 +102,19 @@ def assert_counted(n, one, other, mesh):
     if answer is not None:
         before, after = rows_held(n, one, mesh), rows_held(n, other, mesh)
         assert {len(rows) for rows in after.values()} == {answer[1]}, (n, one, other, mesh)
-        assert min(len({*before[device]} & {*after[device]}) for device in after) == answer[0], (n, one, other, mesh)
+        assert min(len({*before[device]} & {*after[device]}) for device in after) == answer[0], (
+            n,
+            one,
+            other,
+            mesh,
+        )
     return answer
 
 
 def test_the_closed_form_is_the_count_of_the_busiest_device():
-    """`common`: the fewest rows that a device keeps, and how many it needs, from the digits alone."""
+    """`common`: the fewest rows that a device keeps, and how many it needs, from the
+    digits alone.
+    """
     rng = random.Random(2)
     answers = []
     for _ in range(5000):
@@ -95,12 +122,25 @@ def test_the_closed_form_is_the_count_of_the_busiest_device():
         answer = assert_counted(n, drawn(rng, n, mesh), drawn(rng, n, mesh), mesh)
         answers += [answer] if answer is not None else []
     # Of all kinds: nothing kept, some of it, all of it.
-    kinds = Counter("none" if kept == 0 else "all" if kept == need else "some" for kept, need in answers)
+    kinds = Counter(
+        "none" if kept == 0 else "all" if kept == need else "some" for kept, need in answers
+    )
     assert min(kinds[kind] for kind in ("none", "some", "all")) > 30
 
 
 def test_the_closed_form_of_every_pair_on_one_mesh():
-    """16 rows on 2 x 4 devices: coordinates of two digits of the row number, apart or side by side, and shared in part."""
+    """16 rows on 2 x 4 devices: coordinates of two digits of the row number, apart or side by side,
+    and shared in part.
+    """
     orders = [order for size in range(3) for order in permutations(range(2), size)]
-    chains = [tuple(zip(order, factors)) for order in orders for factors in product((1, 2, 4, 8), repeat=len(order))]
-    assert sum(assert_counted(16, one, other, (2, 4)) is not None for one in chains for other in chains) > 400
+    chains = [
+        tuple(zip(order, factors))
+        for order in orders
+        for factors in product((1, 2, 4, 8), repeat=len(order))
+    ]
+    assert (
+        sum(
+            assert_counted(16, one, other, (2, 4)) is not None for one in chains for other in chains
+        )
+        > 400
+    )

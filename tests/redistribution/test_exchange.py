@@ -1,4 +1,6 @@
-"""The exchange, run on all devices at once: every device ends with its target, and each missing element moved once."""
+"""The exchange, run on all devices at once: every device ends with its target, and each missing
+element moved once.
+"""
 
 import random
 from collections import defaultdict
@@ -19,7 +21,9 @@ def between(source, target):
 
 
 def cases(seed, count, **options):
-    """(step, what each device holds, what it needs), as flat indices: the tensor's values, as well."""
+    """(step, what each device holds, what it needs), as flat indices: the tensor's values,
+    as well.
+    """
     rng = random.Random(seed)
     for _ in range(count):
         source, target = drawn(rng, **options)
@@ -29,7 +33,11 @@ def cases(seed, count, **options):
 def dividing(seed, count, **options):
     """Those where every device holds as much as the others."""
     for step, have, want in cases(seed, count, **options):
-        if all(digits(n, chain, step.mesh) is not None for chains in (step.source, step.target) for n, chain in zip(step.shape, chains)):
+        if all(
+            digits(n, chain, step.mesh) is not None
+            for chains in (step.source, step.target)
+            for n, chain in zip(step.shape, chains)
+        ):
             yield step, have, want
 
 
@@ -56,7 +64,7 @@ def owners(have):
     return result
 
 
-# -- what arrives --------------------------------------------------------------------------------------------------------------
+# -- what arrives ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -69,7 +77,9 @@ def test_everyone_ends_with_the_target_and_receives_what_it_lacks(seed):
 
 
 def test_among_peers_in_another_order_and_of_a_larger_group():
-    """As on a process group that stands for no slice of the mesh: its other members get nothing, and send nothing."""
+    """As on a process group that stands for no slice of the mesh: its other members get nothing,
+    and send nothing.
+    """
     rng = random.Random(10)
     for step, have, want in cases(11, 200):
         after, received = run_exchange(step, have, strangers(step, rng))
@@ -78,19 +88,28 @@ def test_among_peers_in_another_order_and_of_a_larger_group():
 
 
 def test_in_rounds():
-    """A share of every message in each: of a tensor of one dim, as many elements from each peer, or one more."""
+    """A share of every message in each: of a tensor of one dim, as many elements from each peer, or
+    one more.
+    """
     rng = random.Random(13)
     for step, have, want in cases(14, 250):
         step = replace(step, rounds=rng.randint(2, 6))
-        after, received = run_exchange(step, have, strangers(step, rng) if rng.random() < 0.2 else None)
+        after, received = run_exchange(
+            step, have, strangers(step, rng) if rng.random() < 0.2 else None
+        )
         assert_same(after, want, step)
         assert total(received) == lacking(have, want), step
         if len(step.shape) == 1:
-            assert all(max(counts) - min(counts) < len(step.group(device)) for device, counts in received.items()), (step, received)
+            assert all(
+                max(counts) - min(counts) < len(step.group(device))
+                for device, counts in received.items()
+            ), (step, received)
 
 
 def test_on_meshes_too_large_to_be_counted_out():
-    """Above 64 devices the exchange goes by digits where it can, and otherwise takes mesh dims in that it might do without."""
+    """Above 64 devices the exchange goes by digits where it can, and otherwise takes mesh dims in
+    that it might do without.
+    """
     for step, have, want in cases(12, 40, meshes=[(66,), (5, 14), (3, 5, 5)], most=300):
         after, received = run_exchange(step, have)
         assert_same(after, want, step)
@@ -109,7 +128,7 @@ def test_empty_and_single_elements():
                 assert total(received) == lacking(before.indices, to.indices)
 
 
-# -- among whom ----------------------------------------------------------------------------------------------------------------
+# -- among whom ------------------------------------------------------------------------------------
 
 
 def test_no_mesh_dims_exactly_if_nothing_has_to_move():
@@ -127,15 +146,22 @@ def received_from(step, device):
 
 
 def test_mesh_dims_on_which_nothing_moves_take_no_part():
-    """Where sizes divide: an element has to move on a mesh dim on which none that holds it has the coordinate of who needs it.
+    """Where sizes divide: an element has to move on a mesh dim on which none that holds it has the
+    coordinate of who needs it.
 
-    Beyond those there are only the mesh dims of the spread, and on each of all these something moves."""
+    Beyond those there are only the mesh dims of the spread, and on each of all these something
+    moves.
+    """
     seen = 0
     for step, have, want in dividing(21, 1200, most=400):
         holding, needed = owners(have), set()
         for device, indices in want.items():
             for element in indices.flat:
-                needed |= {m for m in range(len(step.mesh)) if all(owner[m] != device[m] for owner in holding[element])}
+                needed |= {
+                    m
+                    for m in range(len(step.mesh))
+                    if all(owner[m] != device[m] for owner in holding[element])
+                }
         assert {*step.dims} - {*step.spread} == needed, step
         met = [pair for device in have for pair in received_from(step, device)]
         moved = {m for device, peer in met for m in range(len(step.mesh)) if peer[m] != device[m]}
@@ -147,13 +173,20 @@ def test_mesh_dims_on_which_nothing_moves_take_no_part():
 def sent(step, have):
     """How many elements each device sends to others."""
     parts = {device: step.transfer(device, step.group(device)) for device in have}
-    return {device: sum(n for peer, n in zip(step.group(device), part.sends) if peer != device) for device, part in parts.items()}
+    return {
+        device: sum(n for peer, n in zip(step.group(device), part.sends) if peer != device)
+        for device, part in parts.items()
+    }
 
 
 def test_replicas_send_alike():
-    """Devices that hold the same are asked for as much, if some dim of every message divides, as here."""
+    """Devices that hold the same are asked for as much, if some dim of every message divides, as
+    here.
+    """
     seen = 0
-    for step, have, _ in dividing(22, 700, meshes=[(2, 2), (4, 2), (2, 4), (2, 2, 2)], sizes=(64, 128, 3), most=128 * 64):
+    for step, have, _ in dividing(
+        22, 700, meshes=[(2, 2), (4, 2), (2, 4), (2, 2, 2)], sizes=(64, 128, 3), most=128 * 64
+    ):
         alike = defaultdict(set)
         for device, n in sent(step, have).items():
             alike[have[device].tobytes()].add(n)
@@ -168,20 +201,27 @@ def test_shares_of_replicas_differ_by_an_element_at_most():
     seen = 0
     while seen < 100:
         n, mesh = rng.randint(5, 60), rng.choice([(2, 3), (3, 2), (4, 2)])
-        source, target = plain((n,), mesh, (0, rng.randint(1, 5)), None), plain((n,), mesh, rng.choice([None, (0, 1)]), (0, rng.randint(1, 5)))
+        source, target = (
+            plain((n,), mesh, (0, rng.randint(1, 5)), None),
+            plain((n,), mesh, rng.choice([None, (0, 1)]), (0, rng.randint(1, 5))),
+        )
         step = between(source, target)
         if not step.spread:
             continue
         seen += 1
         for receiver in devices(mesh):
-            got = dict(zip(step.group(receiver), step.transfer(receiver, step.group(receiver)).receives))
+            got = dict(
+                zip(step.group(receiver), step.transfer(receiver, step.group(receiver)).receives)
+            )
             for a in range(mesh[0]):
                 shares = [got[a, b] for b in range(mesh[1])]
                 assert a == receiver[0] or max(shares) - min(shares) <= 1, (step, receiver, got)
 
 
 def test_replicas_are_asked_only_where_it_is_uneven_otherwise():
-    """A mesh dim that cuts what the source leaves whole takes no part: every device can ask the replica of its own coordinate."""
+    """A mesh dim that cuts what the source leaves whole takes no part: every device can ask the
+    replica of its own coordinate.
+    """
     rows, columns, whole = (0, 1), (1, 1), None
     for source, target, dims, spread in [
         ((rows, whole), (whole, columns), (0,), ()),
@@ -195,18 +235,22 @@ def test_replicas_are_asked_only_where_it_is_uneven_otherwise():
         assert (step.dims, step.spread) == (dims, spread), (source, target)
 
 
-# -- as an all-gather ----------------------------------------------------------------------------------------------------------
+# -- as an all-gather ------------------------------------------------------------------------------
 
 
 def test_an_all_gather_is_recognized_and_right():
-    """Where sizes divide: exactly if each device's target is what its group has, in equal shares, and without an element twice."""
+    """Where sizes divide: exactly if each device's target is what its group has, in equal shares,
+    and without an element twice.
+    """
     found = 0
     for step, have, want in dividing(30, 2500, most=800):
         gathers = bool(step.dims)
         for device in have:
             shares = [have[peer].reshape(-1) for peer in step.group(device)]
             together = np.sort(np.concatenate(shares))
-            gathers &= len({*map(len, shares)}) == 1 and np.array_equal(together, np.sort(want[device].reshape(-1)))
+            gathers &= len({*map(len, shares)}) == 1 and np.array_equal(
+                together, np.sort(want[device].reshape(-1))
+            )
         assert step.gathers == gathers, step
         if gathers:
             found += 1
@@ -225,7 +269,7 @@ def test_an_all_gather_of_sizes_that_do_not_all_divide_is_right():
     assert found > 100 and uneven > 10
 
 
-# -- copies --------------------------------------------------------------------------------------------------------------------
+# -- copies ----------------------------------------------------------------------------------------
 
 
 def parts_of(source, target):
@@ -234,7 +278,9 @@ def parts_of(source, target):
 
 
 def test_what_lies_as_it_travels_is_not_copied():
-    """From columns to rows: the rows for each device are a block of the source. From rows to columns: what each device sends is one of the target."""
+    """From columns to rows: the rows for each device are a block of the source. From rows to
+    columns: what each device sends is one of the target.
+    """
     rows, columns = plain((8, 12), (4,), (0, 1)), plain((8, 12), (4,), (1, 1))
     for part in parts_of(columns, rows):
         assert part.packs is None and len(part.unpacks) == 1 and not part.own
@@ -242,30 +288,43 @@ def test_what_lies_as_it_travels_is_not_copied():
         assert len(part.packs) == 1 and part.unpacks is None and not part.own
     for part in parts_of(rows, plain((8, 12), (4,), None)):
         assert part.unpacks is None
-    for part in parts_of(plain((4, 8, 12), (4,), (1, 1)), plain((4, 8, 12), (4,), (2, 1))):  # neither: what stays is copied once
+    for part in parts_of(
+        plain((4, 8, 12), (4,), (1, 1)), plain((4, 8, 12), (4,), (2, 1))
+    ):  # neither: what stays is copied once
         assert part.packs is not None and part.unpacks is not None and len(part.own) == 1
 
 
 @pytest.mark.parametrize("side", [4, 8, 16])
 def test_copies_do_not_grow_with_the_devices(side):
-    """Of a gather over two mesh dims whose blocks do not divide, where whole and short ones take turns."""
+    """Of a gather over two mesh dims whose blocks do not divide, where whole and short ones take
+    turns.
+    """
     rows = side * side + 3
-    step = between(plain((rows, rows), (side, side), (0, 1), (1, 1)), plain((rows, rows), (side, side), None, None))
+    step = between(
+        plain((rows, rows), (side, side), (0, 1), (1, 1)),
+        plain((rows, rows), (side, side), None, None),
+    )
     for device in ((0, 0), (side // 2, side // 2), (side - 1, side - 1)):
         part = step.transfer(device, step.group(device))
         assert len(part.unpacks) <= 8 and len(part.packs) <= 1 and len(part.own) <= 1
 
 
 def test_no_buffer_without_need():
-    """None only if the buffer, own part included, would be the tensor as it lies; and then always, if that is worth it: if the own part, which has to
-    travel along, is the lesser, and no more is sent than there is. (Messages of several boxes go box by box, and may be copied though right.)"""
+    """None only if the buffer, own part included, would be the tensor as it lies; and then always,
+    if that is worth it: if the own part, which has to travel along, is the lesser, and no more is
+    sent than there is. (Messages of several boxes go box by box, and may be copied though right.)
+    """
     free = 0
     for step, have, want in cases(40, 800, most=400):
         if step.spread:
             continue  # which share each replica gives, only the step knows
 
         def message(sender, receiver):
-            missing = want[receiver] if sender == receiver else np.setdiff1d(want[receiver], have[receiver])
+            missing = (
+                want[receiver]
+                if sender == receiver
+                else np.setdiff1d(want[receiver], have[receiver])
+            )
             return np.intersect1d(have[sender], missing)
 
         def boxes(sender, receiver):
@@ -276,9 +335,16 @@ def test_no_buffer_without_need():
             group = step.group(device)
             part = step.transfer(device, group)
             out, into = [(device, peer) for peer in group], [(peer, device) for peer in group]
-            sent, taken = (np.concatenate([message(*ends) for ends in messages]) for messages in (out, into))
-            worth_it = 2 * message(device, device).size < len(sent) == len(taken) <= have[device].size
-            for copies, buffer, tensor, messages in ((part.packs, sent, have[device], out), (part.unpacks, taken, want[device], into)):
+            sent, taken = (
+                np.concatenate([message(*ends) for ends in messages]) for messages in (out, into)
+            )
+            worth_it = (
+                2 * message(device, device).size < len(sent) == len(taken) <= have[device].size
+            )
+            for copies, buffer, tensor, messages in (
+                (part.packs, sent, have[device], out),
+                (part.unpacks, taken, want[device], into),
+            ):
                 lies = np.array_equal(buffer, tensor.reshape(-1))
                 assert (copies is None) <= lies, (step, device)
                 if lies and worth_it and all(boxes(*ends) <= 1 for ends in messages):

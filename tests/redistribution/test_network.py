@@ -1,4 +1,6 @@
-"""What steps are reckoned to take, against counts by hand of what crosses each host's network cards."""
+"""What steps are reckoned to take, against counts by hand of what crosses each host's network
+cards.
+"""
 
 from itertools import product
 
@@ -13,41 +15,64 @@ OUT, IN = Link(0.0, 1.0), Link(0.0, 0.001)
 
 
 def exchange(shape, mesh, source, target):
-    return Exchange(shape, mesh, chains_of(source, len(shape), mesh), chains_of(target, len(shape), mesh))
+    return Exchange(
+        shape, mesh, chains_of(source, len(shape), mesh), chains_of(target, len(shape), mesh)
+    )
 
 
 @pytest.mark.parametrize("together", [1, 2, 4, 8])
 def test_a_gather_brings_each_element_into_a_host_once(together):
-    """16 devices in hosts of so many, each with a row of 1: a card carries its share of the rows of other hosts, and the host's own link all the others."""
+    """16 devices in hosts of so many, each with a row of 1: a card carries its share of the rows of
+    other hosts, and the host's own link all the others.
+    """
     network = Network((OUT,), (together,), IN).checked((16,))
     step = exchange((16,), (16,), [(0, 1)], [None])
     crossing = (16 - together) / together
-    assert step.gathers and network.seconds(step) == pytest.approx(crossing * 1.0 + (15 - crossing) * (0.001 if together > 1 else 1.0))
+    assert step.gathers and network.seconds(step) == pytest.approx(
+        crossing * 1.0 + (15 - crossing) * (0.001 if together > 1 else 1.0)
+    )
 
 
 @pytest.mark.parametrize("together", [1, 2, 4])
 def test_in_an_exchange_each_device_receives_for_itself(together):
-    """S(0) -> S(1) of 8 x 8 on 8 devices: one element from each other, of which those in other hosts cross the card."""
+    """S(0) -> S(1) of 8 x 8 on 8 devices: one element from each other, of which those in other
+    hosts cross the card.
+    """
     network = Network((OUT,), (together,), IN).checked((8,))
     step = exchange((8, 8), (8,), [(0, 1)], [(1, 1)])
     assert network.seconds(step) == pytest.approx((8 - together) * 1.0 + (together - 1) * 0.001)
 
 
 def test_the_default_is_hosts_of_eight():
-    found = {mesh: Network.default(mesh) for mesh in ((64,), (8,), (4, 8), (16, 4), (3, 5), (2, 2, 2, 2), (4, 6))}
-    assert {mesh: network.within for mesh, network in found.items()} == {(64,): (8,), (8,): (1,), (4, 8): (1, 1), (16, 4): (2, 1), (3, 5): (1, 1), (2, 2, 2, 2): (1, 1, 1, 1), (4, 6): (1, 1)}
+    found = {
+        mesh: Network.default(mesh)
+        for mesh in ((64,), (8,), (4, 8), (16, 4), (3, 5), (2, 2, 2, 2), (4, 6))
+    }
+    assert {mesh: network.within for mesh, network in found.items()} == {
+        (64,): (8,),
+        (8,): (1,),
+        (4, 8): (1, 1),
+        (16, 4): (2, 1),
+        (3, 5): (1, 1),
+        (2, 2, 2, 2): (1, 1, 1, 1),
+        (4, 6): (1, 1),
+    }
     assert [link.beta for link in found[16, 4].links] == [4e-11, 4.4e-12]
     for mesh, network in found.items():
         assert network.checked(mesh) is network
 
 
 def test_a_gather_of_uneven_rows_is_cheaper_padded():
-    """Over hosts of eight an all-to-all brings the rows of another host to each of its devices, over the cards."""
+    """Over hosts of eight an all-to-all brings the rows of another host to each of its devices,
+    over the cards.
+    """
     network = Network.default((64,)).without_latency
     chains = chains_of([(0, 1)], 1, (64,))
     (apart,) = plan_steps((64 * 100 - 7,), (64,), Held(chains), ((),), network)
     (padded,) = plan_steps((64 * 100 - 7,), (64,), Held(chains), ((),), network, native=True)
-    assert padded.padded and not apart.padded and padded.received_elements >= apart.received_elements
+    assert (
+        padded.padded and not apart.padded and padded.received_elements >= apart.received_elements
+    )
     assert network.seconds(padded) < 0.3 * network.seconds(apart)
 
 

@@ -1,4 +1,6 @@
-"""Plans, run on all devices at once: reductions and moves end in the right values everywhere, and no plan receives more than the naive one."""
+"""Plans, run on all devices at once: reductions and moves end in the right values everywhere, and
+no plan receives more than the naive one.
+"""
 
 import random
 from collections import Counter
@@ -17,25 +19,42 @@ REDUCE = {"sum": np.sum, "avg": np.mean, "max": np.max}
 
 
 def without(sharding, mesh_dims):
-    return sharding._replace(cuts=tuple(None if m in mesh_dims else cut for m, cut in enumerate(sharding.cuts)))
+    return sharding._replace(
+        cuts=tuple(None if m in mesh_dims else cut for m, cut in enumerate(sharding.cuts))
+    )
 
 
 def programs(seed, count, **options):
-    """(source, target, what is held: with what is pending and to be reduced, and the mesh dims on which a reduction stays pending)."""
+    """(source, target, what is held: with what is pending and to be reduced, and the mesh dims on
+    which a reduction stays pending).
+    """
     rng = random.Random(seed)
     for _ in range(count):
         source, target = drawn(rng, **options)
-        roles = [rng.choice(["reduce", "reduce", "move", "move", "stay"]) if n > 1 else "move" for n in source.mesh]
-        reduce, stay = ([m for m, role in enumerate(roles) if role == of] for of in ("reduce", "stay"))
+        roles = [
+            rng.choice(["reduce", "reduce", "move", "move", "stay"]) if n > 1 else "move"
+            for n in source.mesh
+        ]
+        reduce, stay = (
+            [m for m, role in enumerate(roles) if role == of] for of in ("reduce", "stay")
+        )
         ops = rng.choice([["sum"], ["max"], ["sum", "avg"]])
         source = without(source, [*reduce, *stay])
-        yield source, without(target, stay), Held(source.chains, tuple((m, rng.choice(ops)) for m in reduce), tuple(stay))
+        yield (
+            source,
+            without(target, stay),
+            Held(source.chains, tuple((m, rng.choice(ops)) for m in reduce), tuple(stay)),
+        )
 
 
 def contributions(rng, source, partial):
-    """A tensor for each coordinate of the mesh dims ``partial``, by coordinates (0 on others) and flat index; every mean of them is exact."""
+    """A tensor for each coordinate of the mesh dims ``partial``, by coordinates (0 on others) and
+    flat index; every mean of them is exact.
+    """
     sizes = [n if m in partial else 1 for m, n in enumerate(source.mesh)]
-    return np.random.default_rng(rng.randrange(2**32)).integers(0, 100, (*sizes, int(np.prod(source.shape)))).astype(float) * np.prod(source.mesh)
+    return np.random.default_rng(rng.randrange(2**32)).integers(
+        0, 100, (*sizes, int(np.prod(source.shape)))
+    ).astype(float) * np.prod(source.mesh)
 
 
 def read(tensors, device, indices):
@@ -65,28 +84,64 @@ def test_values_are_right_everywhere(seed, flat):
     rng, kinds = random.Random(100 + seed), Counter()
     meshes = MESHES if flat else [(2, 3), (4, 2), (2, 4), (2, 2, 2), (3, 2, 2)]
     for source, target, hold in programs(seed, 300, meshes=meshes, most=600):
-        network = None if flat else Network(tuple(rng.choice([Link(1e-6, 1e-11), Link(1e-5, 1e-9)]) for _ in source.mesh))
+        network = (
+            None
+            if flat
+            else Network(
+                tuple(rng.choice([Link(1e-6, 1e-11), Link(1e-5, 1e-9)]) for _ in source.mesh)
+            )
+        )
         steps = plan_steps(source.shape, source.mesh, hold, target.chains, network)
         tensors = contributions(rng, source, [*hold.kept, *(m for m, _ in hold.pending)])
-        after = run(steps, {device: read(tensors, device, indices) for device, indices in source.indices.items()}, rng)
+        after = run(
+            steps,
+            {device: read(tensors, device, indices) for device, indices in source.indices.items()},
+            rng,
+        )
         for m, op in hold.pending:
             tensors = REDUCE[op](tensors, axis=m, keepdims=True)
         for device, indices in target.indices.items():
             expected = read(tensors, device, indices)
-            assert after[device].shape == expected.shape and (after[device] == expected).all(), (source, target, hold, steps)
-        kinds.update(type(step).__name__ + " scatter" * getattr(step, "scatters", False) for step in steps)
-        kinds["scattered, then moved"] += len(steps) == 2 and getattr(steps[0], "scatters", False) and bool(steps[1].dims)
-        kinds["moved twice"] += sum(isinstance(step, Exchange) and bool(step.dims) for step in steps) == 2
-    expected = ["Exchange", "Reduction", "Reduction scatter", "scattered, then moved", *([] if flat else ["moved twice"])]
+            assert after[device].shape == expected.shape and (after[device] == expected).all(), (
+                source,
+                target,
+                hold,
+                steps,
+            )
+        kinds.update(
+            type(step).__name__ + " scatter" * getattr(step, "scatters", False) for step in steps
+        )
+        kinds["scattered, then moved"] += (
+            len(steps) == 2 and getattr(steps[0], "scatters", False) and bool(steps[1].dims)
+        )
+        kinds["moved twice"] += (
+            sum(isinstance(step, Exchange) and bool(step.dims) for step in steps) == 2
+        )
+    expected = [
+        "Exchange",
+        "Reduction",
+        "Reduction scatter",
+        "scattered, then moved",
+        *([] if flat else ["moved twice"]),
+    ]
     assert min(kinds[kind] for kind in expected) > 1, kinds
 
 
 def test_a_reduction_that_stays_pending_is_not_mixed():
-    """Two exchanges may cut, in between, a mesh dim that neither source nor target cut, but not one whose devices hold different contributions."""
+    """Two exchanges may cut, in between, a mesh dim that neither source nor target cut, but not one
+    whose devices hold different contributions.
+    """
     source, target = (Sharding((16,), (2, 4), (cut, None), (0, 1)) for cut in ((0, 1), None))
     network = Network((Link(0, 1e-9), Link(0, 1e-11)))
-    assert collectives(plan_steps(source.shape, source.mesh, Held(source.chains), target.chains, network)) == 2
-    (step,) = plan_steps(source.shape, source.mesh, Held(source.chains, kept=(1,)), target.chains, network)
+    assert (
+        collectives(
+            plan_steps(source.shape, source.mesh, Held(source.chains), target.chains, network)
+        )
+        == 2
+    )
+    (step,) = plan_steps(
+        source.shape, source.mesh, Held(source.chains, kept=(1,)), target.chains, network
+    )
     assert step.dims == (0,)
 
 
@@ -95,11 +150,21 @@ def test_at_most_two_collectives_and_no_more_than_the_naive_plan():
     fewer = 0
     for source, target, hold in programs(10, 600, most=600):
         steps = plan_steps(source.shape, source.mesh, hold, target.chains)
-        assert collectives(steps) == sum(isinstance(step, Reduction) or bool(step.dims) for step in steps) <= bool(hold.pending) + 1
+        assert (
+            collectives(steps)
+            == sum(isinstance(step, Reduction) or bool(step.dims) for step in steps)
+            <= bool(hold.pending) + 1
+        )
         have = source.indices
         most = max(indices.size for indices in have.values())
-        naive = sum(-(-2 * (g - 1) * most // g) for g in (source.mesh[m] for m, _ in hold.pending)) + max(lacking(have, target.indices).values())
-        assert received_by(steps) == sum(step.received_elements for step in steps) <= naive, (source, target, hold)
+        naive = sum(
+            -(-2 * (g - 1) * most // g) for g in (source.mesh[m] for m, _ in hold.pending)
+        ) + max(lacking(have, target.indices).values())
+        assert received_by(steps) == sum(step.received_elements for step in steps) <= naive, (
+            source,
+            target,
+            hold,
+        )
         fewer += received_by(steps) < naive
     assert fewer > 100
 
@@ -107,11 +172,17 @@ def test_at_most_two_collectives_and_no_more_than_the_naive_plan():
 def test_nothing_pending_is_one_exchange_or_nothing():
     for source, target, _ in programs(11, 100):
         steps = plan_steps(source.shape, source.mesh, Held(source.chains), target.chains)
-        assert steps == (() if source.chains == target.chains else (Exchange(source.shape, source.mesh, source.chains, target.chains),))
+        assert steps == (
+            ()
+            if source.chains == target.chains
+            else (Exchange(source.shape, source.mesh, source.chains, target.chains),)
+        )
 
 
 def planned(shape, mesh, source, target, *pending):
-    source, target = (Sharding(shape, mesh, cuts, tuple(range(len(mesh)))) for cuts in (source, target))
+    source, target = (
+        Sharding(shape, mesh, cuts, tuple(range(len(mesh)))) for cuts in (source, target)
+    )
     return plan_steps(shape, mesh, Held(source.chains, pending), target.chains)
 
 
@@ -123,11 +194,21 @@ def test_known_plans():
     shape, n = (16, 24), 16 * 24
 
     (step,) = planned(shape, (4,), [R], [R], (0, "sum"))
-    assert isinstance(step, Reduction) and not step.scatters and step.received_elements == 2 * n * 3 // 4
+    assert (
+        isinstance(step, Reduction)
+        and not step.scatters
+        and step.received_elements == 2 * n * 3 // 4
+    )
 
     for target in (S0, S1, (1, 3)):
         (step,) = planned(shape, (4,), [R], [target], (0, "avg"))
-        assert isinstance(step, Reduction) and step.scatters and step.even and step.divisor == 4 and step.received_elements == n // 4 * 3
+        assert (
+            isinstance(step, Reduction)
+            and step.scatters
+            and step.even
+            and step.divisor == 4
+            and step.received_elements == n // 4 * 3
+        )
 
     # Sizes that do not divide are scattered as well, block by block.
     (step,) = planned((10,), (4,), [R], [S0], (0, "max"))
@@ -143,19 +224,28 @@ def test_known_plans():
 
     # Half the tensor is scattered; then the rows, now half as many, go where they belong.
     steps = planned(shape, (2, 2), [R, S0], [S1, R], (0, "sum"))
-    assert [type(step) for step in steps] == [Reduction, Exchange] and steps[0].scatters and received_by(steps) == n // 4 + n // 4
+    assert (
+        [type(step) for step in steps] == [Reduction, Exchange]
+        and steps[0].scatters
+        and received_by(steps) == n // 4 + n // 4
+    )
 
-    # Two collectives rather than one, if they move less: half the tensor scattered, then half of it, of two contributions left, all-reduced.
+    # Two collectives rather than one, if they move less: half the tensor scattered, then half of
+    # it, of two contributions left, all-reduced.
     steps = planned((16,), (2, 2), [R, R], [(0, 4), R], (0, "sum"), (1, "sum"))
     assert steps[0].scatters and collectives(steps) == 2 and received_by(steps) == 8 + 8
 
-    # 3/4 of what there is scattered, on mesh dim 0 as the target wants it; the rest of the target gathered.
+    # 3/4 of what there is scattered, on mesh dim 0 as the target wants it; the rest of the target
+    # gathered.
     steps = planned((16, 8), (2, 2, 2), [R, R, S1], [(0, 4), R, R], (0, "sum"), (1, "sum"))
     assert steps[0].scatters and steps[1].gathers and received_by(steps) == 64 * 3 // 4 + 64 - 16
 
-    # Mesh dim 0 is to cut what mesh dim 2 leaves: it may as well do so before the reduction. Of sizes that do not divide it had better not always.
+    # Mesh dim 0 is to cut what mesh dim 2 leaves: it may as well do so before the reduction. Of
+    # sizes that do not divide it had better not always.
     assert received_by(planned((24,), (2, 2, 2), [R, R, S0], [S0, S0, S0], (1, "sum"))) == 6
-    assert received_by(planned((6, 7), (2, 2, 2), [R, (1, 2), R], [S0, S0, (1, 4)], (0, "sum"))) == 16
+    assert (
+        received_by(planned((6, 7), (2, 2, 2), [R, (1, 2), R], [S0, S0, (1, 4)], (0, "sum"))) == 16
+    )
 
     # Scalars and empty tensors.
     (step,) = planned((), (4,), [R], [R], (0, "sum"))
@@ -164,17 +254,23 @@ def test_known_plans():
 
 
 def test_a_reduction_keeps_to_what_each_device_has():
-    """Its target lies within its source, and either none or all of its mesh dims cut that. Every mesh dim that is pending is reduced once."""
+    """Its target lies within its source, and either none or all of its mesh dims cut that. Every
+    mesh dim that is pending is reduced once.
+    """
     for source, target, hold in programs(12, 300, most=600):
         steps = plan_steps(source.shape, source.mesh, hold, target.chains)
         reductions = [step for step in steps if isinstance(step, Reduction)]
         for step in reductions:
-            assert {*step.dims} <= cutting(step.target) or cutting(step.target).isdisjoint(step.dims)
+            assert {*step.dims} <= cutting(step.target) or cutting(step.target).isdisjoint(
+                step.dims
+            )
             assert within(step.shape, step.mesh, step.source, step.target)
-        assert sorted(m for step in reductions for m in step.dims) == [m for m, _ in hold.pending if 0 not in source.shape]
+        assert sorted(m for step in reductions for m in step.dims) == [
+            m for m, _ in hold.pending if 0 not in source.shape
+        ]
 
 
-# -- within --------------------------------------------------------------------------------------------------------------------
+# -- within ----------------------------------------------------------------------------------------
 
 
 def holds(source, target):
@@ -182,7 +278,9 @@ def holds(source, target):
 
 
 def pairs(seed, count, **options):
-    """Shardings, and as often ones with more cuts at the end, before, or in between, so that some lie within others."""
+    """Shardings, and as often ones with more cuts at the end, before, or in between, so that some
+    lie within others.
+    """
     rng = random.Random(seed)
     for _ in range(count):
         source, target = drawn(rng, **options)
@@ -201,11 +299,15 @@ def test_within_up_to_64_devices_is_exact():
 
 
 def test_within_is_never_mistaken_on_more_devices():
-    """There a no may only mean that the digits do not line up. The first devices and the last may have what they need, and others not."""
+    """There a no may only mean that the digits do not line up. The first devices and the last may
+    have what they need, and others not.
+    """
     source, target = (Sharding((29,), (66,), ((0, f),), (0,)) for f in (3, 1))
     assert not within((29,), (66,), source.chains, target.chains)
     said = 0
-    for source, target in pairs(21, 150, meshes=[(66,), (5, 14), (8, 16), (3, 5, 5), (2, 2, 17)], most=600):
+    for source, target in pairs(
+        21, 150, meshes=[(66,), (5, 14), (8, 16), (3, 5, 5), (2, 2, 17)], most=600
+    ):
         if within(source.shape, source.mesh, source.chains, target.chains):
             said += 1
             assert holds(source, target), (source, target)

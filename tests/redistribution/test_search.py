@@ -51,7 +51,9 @@ def test_received_elements_by_enumeration():
     for _ in range(300):
         view, source, mesh, options = drawn(rng, [(2,), (5,), (2, 3), (2, 2, 2)])
         target = tuple(rng.choice(options) for _ in mesh)
-        wanted = busiest(signature(view.input_shape, mesh, source), signature(view.input_shape, mesh, target))
+        wanted = busiest(
+            signature(view.input_shape, mesh, source), signature(view.input_shape, mesh, target)
+        )
         assert received_elements(view.input_shape, source, target, mesh) == wanted
 
 
@@ -74,7 +76,9 @@ def test_what_must_stay_stays():
 
 
 def test_search_is_bounded():
-    """Six dims on six mesh dims: still an answer that beats replicating what is in the way, within the budget of steps."""
+    """Six dims on six mesh dims: still an answer that beats replicating what is in the way, within
+    the budget of steps.
+    """
     shape = (48,) * 6
     view = BY_OP["Tensor.view"].view(shape, (*shape[:-1], 2, 24))
     cuts = ((5, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 1))

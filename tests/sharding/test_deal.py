@@ -1,4 +1,6 @@
-"""The key lemma, on every small case: two shardings deal every device the same positions if and only if their deals are equal."""
+"""The key lemma, on every small case: two shardings deal every device the same positions if and
+only if their deals are equal.
+"""
 
 from collections import defaultdict
 from itertools import pairwise, product
@@ -8,7 +10,16 @@ import pytest
 from enumeration import dealt, rows_after
 
 from cute_sharding.layout import Size, asking, symbol
-from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, row_at, rows, runs, split_factor_of
+from cute_sharding.sharding.deal import (
+    deal,
+    dim_of,
+    kinds_of_device,
+    local_size,
+    row_at,
+    rows,
+    runs,
+    split_factor_of,
+)
 
 
 def divisors(n):
@@ -16,7 +27,9 @@ def divisors(n):
 
 
 def ways(total):
-    """Every dim, inside every shape of ``total`` elements, with every split factor: (rows, elements below, split factor)."""
+    """Every dim, inside every shape of ``total`` elements, with every split factor: (rows, elements
+    below, split factor).
+    """
     for inner in divisors(total):
         for n in divisors(total // inner):  # and total // inner // n above
             for split_factor in range(1, n + 2):
@@ -28,7 +41,14 @@ def positions(total, n, inner, split_factor, parts):
     hands = []
     for device in range(parts):
         mine = dealt(list(range(n)), split_factor, parts, device)
-        hands.append(tuple((outer * n + row) * inner + i for outer in range(total // inner // n) for row in mine for i in range(inner)))
+        hands.append(
+            tuple(
+                (outer * n + row) * inner + i
+                for outer in range(total // inner // n)
+                for row in mine
+                for i in range(inner)
+            )
+        )
     return tuple(hands)
 
 
@@ -58,26 +78,42 @@ def test_dim_and_split_factors_are_read_off_the_deal(parts):
                 fitting = set()
                 for dim, size in enumerate(shape):
                     below = prod(shape[dim + 1 :])
-                    fitting |= {(dim, f) for f in range(1, size + 1) if deal(size, below, f, parts) == name}
+                    fitting |= {
+                        (dim, f) for f in range(1, size + 1) if deal(size, below, f, parts) == name
+                    }
                 dim = dim_of(name, list(shape))
                 below = prod(shape[dim + 1 :])
                 found = split_factor_of(name, shape[dim], below, parts)
                 # They are neighbours, the smallest of which is found.
-                assert fitting == (set() if found is None else {(dim, f) for f in range(found, found + len(fitting))}), (name, shape)
+                assert fitting == (
+                    set()
+                    if found is None
+                    else {(dim, f) for f in range(found, found + len(fitting))}
+                ), (name, shape)
 
 
 def test_no_dim_is_long_enough():
     assert dim_of((12, 6), [2, 3]) == -1
 
 
-CASES = [(n, f, parts) for n in range(14) for f in range(1, max(n, 1) + 2) for parts in (1, 2, 3, 4, 6, 9)]
+CASES = [
+    (n, f, parts)
+    for n in range(14)
+    for f in range(1, max(n, 1) + 2)
+    for parts in (1, 2, 3, 4, 6, 9)
+]
 
 
 def test_runs_and_sizes_are_what_a_device_gets():
     for n, split_factor, parts in CASES:
         for device in range(parts):
             expected = dealt(list(range(n)), split_factor, parts, device)
-            got = sorted(start + k * period + i for start, length, period, count in runs(n, split_factor, parts, device) for k in range(count) for i in range(length))
+            got = sorted(
+                start + k * period + i
+                for start, length, period, count in runs(n, split_factor, parts, device)
+                for k in range(count)
+                for i in range(length)
+            )
             assert got == expected, (n, split_factor, parts, device)
             assert local_size(n, split_factor, parts, device) == len(expected)
 
@@ -97,7 +133,9 @@ class Hints:
 
 @pytest.mark.parametrize(("split_factor", "parts"), [(1, 3), (2, 2), (3, 4), (10, 4)])
 def test_sizes_of_any_number_of_rows(split_factor, parts):
-    """Where nobody knows how many rows there are, for all numbers that satisfy what was assumed for one."""
+    """Where nobody knows how many rows there are, for all numbers that satisfy what was assumed for
+    one.
+    """
     for hint, device in product((1, 8, 12, 30), range(parts)):
         oracle = Hints(hint)
         with asking(oracle):
@@ -105,17 +143,27 @@ def test_sizes_of_any_number_of_rows(split_factor, parts):
         numbers = [n for n in range(1, 40) if all(Hints(n).holds(fact) for fact in oracle.facts)]
         assert hint in numbers
         for n in numbers:
-            assert eval(found, {"n": n, "Max": max, "Min": min}) == local_size(n, split_factor, parts, device), (hint, device, n, found, oracle.facts)
+            assert eval(found, {"n": n, "Max": max, "Min": min}) == local_size(
+                n, split_factor, parts, device
+            ), (hint, device, n, found, oracle.facts)
 
 
 def test_one_device_of_each_size():
-    for n, split_factor, parts in [*CASES, (100, 7, 11), (1000, 3, 64), (1003, 10, 1000), (7, 2, 10**6)]:
+    for n, split_factor, parts in [
+        *CASES,
+        (100, 7, 11),
+        (1000, 3, 64),
+        (1003, 10, 1000),
+        (7, 2, 10**6),
+    ]:
         chosen = kinds_of_device(n, split_factor, parts)
         sizes = [local_size(n, split_factor, parts, device) for device in chosen]
         assert len(set(sizes)) == len(sizes) <= 5
         assert all(0 <= device < parts for device in chosen)
         if parts <= 1000:
-            assert set(sizes) == {local_size(n, split_factor, parts, device) for device in range(parts)}, (n, split_factor, parts)
+            assert set(sizes) == {
+                local_size(n, split_factor, parts, device) for device in range(parts)
+            }, (n, split_factor, parts)
 
 
 def test_rows_after_several_mesh_dims():
@@ -123,12 +171,23 @@ def test_rows_after_several_mesh_dims():
         for f1, m1 in ((1, 2), (2, 3), (3, 2), (n or 1, 2)):
             for f2, m2 in ((1, 3), (2, 2), (5, 2)):
                 for f3, m3 in ((1, 1), (1, 2), (2, 4)):
-                    for device in ((a, b, c) for a in range(m1) for b in range(m2) for c in range(m3)):
-                        chain = [(f, m, k) for f, m, k in zip((f1, f2, f3), (m1, m2, m3), device, strict=True)]
+                    for device in (
+                        (a, b, c) for a in range(m1) for b in range(m2) for c in range(m3)
+                    ):
+                        chain = [
+                            (f, m, k)
+                            for f, m, k in zip((f1, f2, f3), (m1, m2, m3), device, strict=True)
+                        ]
                         expected = list(rows_after(n, tuple(chain)))
                         intervals = rows(n, chain)
-                        assert [row for start, stop in intervals for row in range(start, stop)] == expected
-                        assert all(a[1] < b[0] for a, b in pairwise(intervals)), "maximal and ascending"
+                        assert [
+                            row for start, stop in intervals for row in range(start, stop)
+                        ] == expected
+                        assert all(a[1] < b[0] for a, b in pairwise(intervals)), (
+                            "maximal and ascending"
+                        )
                         assert [row_at(n, chain, i) for i in range(len(expected))] == expected
-                        with pytest.raises(IndexError, match=f"position {len(expected)} of {len(expected)} rows"):
+                        with pytest.raises(
+                            IndexError, match=f"position {len(expected)} of {len(expected)} rows"
+                        ):
                             row_at(n, chain, len(expected))

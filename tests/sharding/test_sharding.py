@@ -1,4 +1,6 @@
-"""A Sharding against the reference and torch, device by device; as a layout, and read back from one."""
+"""A Sharding against the reference and torch, device by device; as a layout, and read back from
+one.
+"""
 
 import random
 from itertools import pairwise, product
@@ -14,21 +16,70 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from cute_sharding.layout import Layout, LayoutError
-from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, format_placements, parse_placements
+from cute_sharding.sharding import (
+    Partial,
+    Replicate,
+    Shard,
+    Sharding,
+    format_placements,
+    parse_placements,
+)
 
-MESHES = [(1,), (2,), (3,), (5,), (2, 2), (2, 3), (3, 2), (1, 2), (2, 1), (2, 2, 2), (2, 1, 3), (2, 4), (4, 2)]
+MESHES = [
+    (1,),
+    (2,),
+    (3,),
+    (5,),
+    (2, 2),
+    (2, 3),
+    (3, 2),
+    (1, 2),
+    (2, 1),
+    (2, 2, 2),
+    (2, 1, 3),
+    (2, 4),
+    (4, 2),
+]
 
 
 def torch_placements(cuts):
-    return [TorchReplicate() if c is None else TorchShard(c[0]) if c[1] == 1 else _StridedShard(c[0], split_factor=c[1]) for c in cuts]
+    return [
+        TorchReplicate()
+        if c is None
+        else TorchShard(c[0])
+        if c[1] == 1
+        else _StridedShard(c[0], split_factor=c[1])
+        for c in cuts
+    ]
 
 
 def placements_of(cuts):
     return tuple(Replicate() if cut is None else Shard(*cut) for cut in cuts)
 
 
-def drawn(seed, count, shapes=((), (1,), (0,), (7,), (12,), (16,), (0, 3), (3, 0), (4, 6), (5, 3), (1, 8), (2, 1, 5), (3, 4, 2), (2, 3, 2))):
-    """Shapes and meshes with sizes 0 and 1, more devices than rows, and all of a mesh's dims on one tensor dim every other time."""
+def drawn(
+    seed,
+    count,
+    shapes=(
+        (),
+        (1,),
+        (0,),
+        (7,),
+        (12,),
+        (16,),
+        (0, 3),
+        (3, 0),
+        (4, 6),
+        (5, 3),
+        (1, 8),
+        (2, 1, 5),
+        (3, 4, 2),
+        (2, 3, 2),
+    ),
+):
+    """Shapes and meshes with sizes 0 and 1, more devices than rows, and all of a mesh's dims on one
+    tensor dim every other time.
+    """
     rng = random.Random(seed)
     for i in range(count):
         shape, mesh = rng.choice(shapes), rng.choice(MESHES)
@@ -36,11 +87,13 @@ def drawn(seed, count, shapes=((), (1,), (0,), (7,), (12,), (16,), (0, 3), (3, 0
         cuts = []
         for _ in mesh:
             dim = one if i % 2 else rng.randrange(-1, len(shape))
-            cuts.append(None if dim < 0 else (dim, rng.choice((1, 1, 2, 3, rng.randint(1, shape[dim] + 2)))))
+            cuts.append(
+                None if dim < 0 else (dim, rng.choice((1, 1, 2, 3, rng.randint(1, shape[dim] + 2))))
+            )
         yield shape, mesh, tuple(cuts)
 
 
-# -- the reference itself ---------------------------------------------------------------------------------------------------
+# -- the reference itself --------------------------------------------------------------------------
 
 
 def test_the_reference_is_torchs_split():
@@ -49,15 +102,19 @@ def test_the_reference_is_torchs_split():
         flat = torch.arange(prod(shape)).reshape(shape)
         for device in devices(mesh):
             local = flat
-            for placement, parts, coordinate in zip(torch_placements(cuts), mesh, device, strict=True):
+            for placement, parts, coordinate in zip(
+                torch_placements(cuts), mesh, device, strict=True
+            ):
                 if not isinstance(placement, TorchReplicate):
-                    local = placement._split_tensor(local, parts, with_padding=False, contiguous=True)[0][coordinate]
+                    local = placement._split_tensor(
+                        local, parts, with_padding=False, contiguous=True
+                    )[0][coordinate]
             expected = held(shape, mesh, cuts, device)
             assert local.shape == expected.shape
             assert (local.numpy() == expected).all(), (shape, mesh, cuts, device)
 
 
-# -- on one device ----------------------------------------------------------------------------------------------------------
+# -- on one device ---------------------------------------------------------------------------------
 
 
 def test_what_a_device_holds():
@@ -70,8 +127,12 @@ def test_what_a_device_holds():
             assert list(sharding.flat_indices(device)) == expected.reshape(-1).tolist()
             for dim, rows in enumerate(rows_of(shape, mesh, cuts, device)):
                 intervals = sharding.rows(dim, device)
-                assert [row for start, stop in intervals for row in range(start, stop)] == list(rows)
-                assert all(a[1] < b[0] for a, b in pairwise(intervals)), "touching intervals are one"
+                assert [row for start, stop in intervals for row in range(start, stop)] == list(
+                    rows
+                )
+                assert all(a[1] < b[0] for a, b in pairwise(intervals)), (
+                    "touching intervals are one"
+                )
                 assert [sharding.row_at(dim, device, i) for i in range(len(rows))] == list(rows)
 
 
@@ -80,11 +141,14 @@ def test_local_shape_and_offset_are_torchs():
     for shape, mesh, cuts in drawn("torch", 600):
         sharding = Sharding(shape, mesh, placements_of(cuts))
         for device in devices(mesh):
-            local_shape, offset = _compute_local_shape_and_global_offset(shape, mesh, list(device), torch_placements(cuts))
+            local_shape, offset = _compute_local_shape_and_global_offset(
+                shape, mesh, list(device), torch_placements(cuts)
+            )
             assert sharding.local_shape(device) == local_shape, (shape, mesh, cuts, device)
             expected = list(offset)
             for dim in range(len(shape)):
-                # Torch says 0 for a dim that nothing shards, and n for one that nothing is left of; an empty unsharded dim is both.
+                # Torch says 0 for a dim that nothing shards, and n for one that nothing is left of;
+                # an empty unsharded dim is both.
                 if shape[dim] == 0 or local_shape[dim] == 0:
                     expected[dim] = shape[dim]
             assert sharding.global_offset(device) == tuple(expected), (shape, mesh, cuts, device)
@@ -103,7 +167,12 @@ def test_every_element_is_held_once_replicas_aside():
 @pytest.mark.parametrize("device", [(), (0,), (2, 0), (0, 3), (-1, 0), (0, 0, 0)])
 def test_devices_that_are_not_on_the_mesh(device):
     sharding = Sharding((4, 6), (2, 3), (Shard(0), Shard(1)))
-    for ask in (sharding.local_shape, sharding.global_offset, sharding.flat_indices, lambda d: sharding.rows(0, d)):
+    for ask in (
+        sharding.local_shape,
+        sharding.global_offset,
+        sharding.flat_indices,
+        lambda d: sharding.rows(0, d),
+    ):
         with pytest.raises(ValueError, match="is not on the mesh"):
             list(ask(device))
 
@@ -115,7 +184,7 @@ def test_large_meshes_cost_nothing():
     assert sharding.global_offset((0, 1)) == (11, 0)
 
 
-# -- as a layout ------------------------------------------------------------------------------------------------------------
+# -- as a layout -----------------------------------------------------------------------------------
 
 
 def is_strided(values):
@@ -129,11 +198,15 @@ def is_strided(values):
     if len(values) % run:
         return False
     starts = values[::run]
-    return all(values[i] == starts[i // run] + step * (i % run) for i in range(len(values))) and is_strided(starts)
+    return all(
+        values[i] == starts[i // run] + step * (i % run) for i in range(len(values))
+    ) and is_strided(starts)
 
 
 def has_layout(shape, mesh, cuts):
-    """By brute force: local tensors of one shape, indices that are sums over coordinates, and each term of the sum a layout."""
+    """By brute force: local tensors of one shape, indices that are sums over coordinates, and each
+    term of the sum a layout.
+    """
     parts = {device: held(shape, mesh, cuts, device) for device in devices(mesh)}
     local = {part.shape for part in parts.values()}
     if len(local) > 1:
@@ -143,10 +216,19 @@ def has_layout(shape, mesh, cuts):
         return True
     first = {device: int(part.reshape(-1)[0]) for device, part in parts.items()}
     for device, part in parts.items():
-        terms = [first[tuple(c if j == m else 0 for j in range(len(mesh)))] - first[(0,) * len(mesh)] for m, c in enumerate(device)]
+        terms = [
+            first[tuple(c if j == m else 0 for j in range(len(mesh)))] - first[(0,) * len(mesh)]
+            for m, c in enumerate(device)
+        ]
         if not (part == zero + sum(terms)).all():
             return False
-    modes = [[first[tuple(c if j == m else 0 for j in range(len(mesh)))] - int(zero.reshape(-1)[0]) for c in range(n)] for m, n in enumerate(mesh)]
+    modes = [
+        [
+            first[tuple(c if j == m else 0 for j in range(len(mesh)))] - int(zero.reshape(-1)[0])
+            for c in range(n)
+        ]
+        for m, n in enumerate(mesh)
+    ]
     for dim, n in enumerate(zero.shape):
         line = np.moveaxis(zero, dim, -1).reshape(-1, n)[0]
         modes.append((line - line[0]).tolist())
@@ -172,21 +254,29 @@ def test_the_layout_is_what_devices_hold():
         for device in devices(mesh):
             expected = held(shape, mesh, cuts, device).reshape(-1).tolist()
             base = sum(mode(c) for mode, c in zip(layout[0], device, strict=True))
-            assert [base + layout[1](i) for i in range(layout[1].size)] == expected, (sharding, device)
+            assert [base + layout[1](i) for i in range(layout[1].size)] == expected, (
+                sharding,
+                device,
+            )
     assert min(seen.values()) > 100
 
 
 def test_layouts_of_the_documented_cases():
     assert str(Sharding((8,), (2,), (Shard(0),)).layout) == "((2,),(4,)):((4,),(1,))"
     assert str(Sharding((8,), (2,), (Shard(0, 2),)).layout) == "((2,),((2,2),)):((2,),((4,1),))"
-    assert str(Sharding((4, 6), (2, 2), (Replicate(), Shard(1))).layout) == "((2,2),(4,3)):((0,3),(6,1))"
+    assert (
+        str(Sharding((4, 6), (2, 2), (Replicate(), Shard(1))).layout)
+        == "((2,2),(4,3)):((0,3),(6,1))"
+    )
 
 
-# -- and back ---------------------------------------------------------------------------------------------------------------
+# -- and back --------------------------------------------------------------------------------------
 
 
 def regular(seed, count):
-    for shape, mesh, cuts in drawn(seed, count, [s for n in (4, 6, 8, 12, 16, 24) for s in shapes_of(n, 3)]):
+    for shape, mesh, cuts in drawn(
+        seed, count, [s for n in (4, 6, 8, 12, 16, 24) for s in shapes_of(n, 3)]
+    ):
         if has_layout(shape, mesh, cuts):
             yield Sharding(shape, mesh, placements_of(cuts))
 
@@ -196,14 +286,23 @@ def test_read_undoes_layout():
     for sharding in regular("round trip", 1500):
         read = Sharding.read(sharding.layout, sharding.shape)
         assert (read.shape, read.mesh) == (sharding.shape, sharding.mesh)
-        assert signature(read.shape, read.mesh, read.cuts) == signature(sharding.shape, sharding.mesh, sharding.cuts), (sharding, read)
-        # No mesh dim says _StridedShard where a Shard, or one with a smaller split factor, would do.
+        assert signature(read.shape, read.mesh, read.cuts) == signature(
+            sharding.shape, sharding.mesh, sharding.cuts
+        ), (sharding, read)
+        # No mesh dim says _StridedShard where a Shard, or one with a smaller split factor, would
+        # do.
         for mesh_dim, cut in enumerate(read.cuts):
             if cut is not None and cut[1] > 1:
                 upto = mesh_dim + 1
                 wanted = signature(read.shape, read.mesh[:upto], read.cuts[:upto])
-                for simpler in [*((dim, 1) for dim in range(len(read.shape))), *((cut[0], f) for f in range(2, cut[1]))]:
-                    assert signature(read.shape, read.mesh[:upto], (*read.cuts[:mesh_dim], simpler)) != wanted, (sharding, read)
+                for simpler in [
+                    *((dim, 1) for dim in range(len(read.shape))),
+                    *((cut[0], f) for f in range(2, cut[1])),
+                ]:
+                    assert (
+                        signature(read.shape, read.mesh[:upto], (*read.cuts[:mesh_dim], simpler))
+                        != wanted
+                    ), (sharding, read)
         # Reading is a normal form: equal distributions read alike.
         assert Sharding.read(read.layout, read.shape) == read
         done += 1
@@ -211,7 +310,9 @@ def test_read_undoes_layout():
 
 
 def test_read_a_shard_across_an_earlier_split():
-    """Four devices share what every second pair of rows is: one placement, though its device mode has two sub-modes."""
+    """Four devices share what every second pair of rows is: one placement, though its device mode
+    has two sub-modes.
+    """
     sharding = Sharding((8,), (2, 4), (Shard(0, 2), Shard(0)))
     assert sharding.layout[0][1] == Layout((2, 2), (4, 1))
     assert Sharding.read(sharding.layout, (8,)) == sharding
@@ -219,7 +320,9 @@ def test_read_a_shard_across_an_earlier_split():
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2), (2, 4)], ids=str)
 def test_what_cannot_be_read_cannot_be_said(mesh):
-    """A sharding's layout, read under another shape: an error only where no placements of that shape hold the same."""
+    """A sharding's layout, read under another shape: an error only where no placements of that
+    shape hold the same.
+    """
     rng = random.Random(str(mesh))
     seen = {"read": 0, "unreadable": 0}
     for n in (8, 12):
@@ -246,8 +349,16 @@ def test_what_cannot_be_read_cannot_be_said(mesh):
 @pytest.mark.parametrize(
     "layout, shape, message",
     [
-        ("((2),(3,4)):((4),(8,1))", (4, 6), "mesh dim 0, device mode 2:4: its blocks of 4 elements, 2 to a piece, fall across dims"),
-        ("(((2,2),),(2,3)):(((12,3),),(6,1))", (4, 6), "mesh dim 0, device mode (2,2):(12,3): 2 sub-modes"),
+        (
+            "((2),(3,4)):((4),(8,1))",
+            (4, 6),
+            "mesh dim 0, device mode 2:4: its blocks of 4 elements, 2 to a piece, fall across dims",
+        ),
+        (
+            "(((2,2),),(2,3)):(((12,3),),(6,1))",
+            (4, 6),
+            "mesh dim 0, device mode (2,2):(12,3): 2 sub-modes",
+        ),
         ("((2),(4)):((4),(2))", (8,), "does not hold each of the 8 elements"),
         ("((2),(4)):((4),(1))", (9,), "does not hold each of the 9 elements"),
         ("((2),(4)):((0),(1))", (8,), "does not hold each of the 8 elements"),
@@ -261,7 +372,7 @@ def test_layouts_that_no_placements_say(layout, shape, message):
     assert message in str(error.value)
 
 
-# -- placements -------------------------------------------------------------------------------------------------------------
+# -- placements ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,7 +382,10 @@ def test_layouts_that_no_placements_say(layout, shape, message):
         ("R", (Replicate(),)),
         ("S(0),S(1)", (Shard(0), Shard(1))),
         ("_S(0, 2), R", (Shard(0, 2), Replicate())),
-        ("Shard(dim=1), Replicate(), _StridedShard(dim=0, sf=3), Partial(avg)", (Shard(1), Replicate(), Shard(0, 3), Partial("avg"))),
+        (
+            "Shard(dim=1), Replicate(), _StridedShard(dim=0, sf=3), Partial(avg)",
+            (Shard(1), Replicate(), Shard(0, 3), Partial("avg")),
+        ),
         ("_StridedShard(dim=0, split_factor=12)", (Shard(0, 12),)),
         ("P, P(max)", (Partial("sum"), Partial("max"))),
         (" S( 1 ) ", (Shard(1),)),
@@ -285,10 +399,14 @@ def test_parse_placements(text, placements):
 def test_torchs_own_texts_are_read():
     for cuts in ([(0, 1), None], [(1, 3), (0, 2)]):
         for show in (str, repr):
-            assert parse_placements(", ".join(map(show, torch_placements(cuts)))) == placements_of(cuts)
+            assert parse_placements(", ".join(map(show, torch_placements(cuts)))) == placements_of(
+                cuts
+            )
 
 
-@pytest.mark.parametrize("text", ["S", "S(-1)", "S(0", "X(0)", "S(0),,S(1)", "S(0) S(1)", "_S(0)", "R()R()", "S(0,1,2)"])
+@pytest.mark.parametrize(
+    "text", ["S", "S(-1)", "S(0", "X(0)", "S(0),,S(1)", "S(0) S(1)", "_S(0)", "R()R()", "S(0,1,2)"]
+)
 def test_parse_errors_quote_the_placement(text):
     with pytest.raises(ValueError, match="cannot read the placement"):
         parse_placements(text)
@@ -300,7 +418,11 @@ def test_parse_errors_quote_the_placement(text):
         (lambda: Shard(-1), ValueError, "count tensor dims from 0"),
         (lambda: Shard(0, 0), ValueError, "split factor 0"),
         (lambda: Sharding((4,), (2, 2), (Shard(0),)), ValueError, "give one for each"),
-        (lambda: Sharding((4,), (2,), (Shard(1),)), ValueError, "names dim 1; shape (4,) has 1 dims"),
+        (
+            lambda: Sharding((4,), (2,), (Shard(1),)),
+            ValueError,
+            "names dim 1; shape (4,) has 1 dims",
+        ),
         (lambda: Sharding((), (2,), (Shard(0),)), ValueError, "has 0 dims"),
         (lambda: Sharding((-4,), (2,), (Shard(0),)), ValueError, "negative size"),
         (lambda: Sharding((4,), (0,), (Shard(0),)), ValueError, "without devices"),

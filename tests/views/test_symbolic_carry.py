@@ -1,4 +1,6 @@
-"""Carrying of sizes that are not numbers: what is answered under recorded facts is right for all numbers that satisfy them, by counting out who holds what."""
+"""Carrying of sizes that are not numbers: what is answered under recorded facts is right for all
+numbers that satisfy them, by counting out who holds what.
+"""
 
 import random
 from collections import Counter
@@ -40,12 +42,18 @@ def at(value, numbers):
 
 def is_true(fact, numbers):
     left, right = at((fact.left, fact.right), numbers)
-    answer = {"divides": lambda: left % right == 0, "equal": lambda: left == right, "at most": lambda: left <= right}[fact.relation]()
+    answer = {
+        "divides": lambda: left % right == 0,
+        "equal": lambda: left == right,
+        "at most": lambda: left <= right,
+    }[fact.relation]()
     return answer is fact.holds
 
 
 class Hints:
-    """An oracle that knows one case, and has enough after a few facts, or one that is too long: proofs from those are slow."""
+    """An oracle that knows one case, and has enough after a few facts, or one that is too long:
+    proofs from those are slow.
+    """
 
     def __init__(self, numbers):
         self.numbers = numbers
@@ -61,7 +69,7 @@ class Hints:
         self.facts.append(fact)
 
 
-# -- what views there are ------------------------------------------------------------------------------------------------------
+# -- what views there are --------------------------------------------------------------------------
 
 
 def permuted_reshape(shape, order, target):
@@ -70,7 +78,9 @@ def permuted_reshape(shape, order, target):
 
 
 def view(shape, op, *args):
-    return permuted_reshape(shape, *args) if op == "permuted reshape" else BY_OP[op].view(shape, *args)
+    return (
+        permuted_reshape(shape, *args) if op == "permuted reshape" else BY_OP[op].view(shape, *args)
+    )
 
 
 def grouped(rng, parts, dims=4):
@@ -93,7 +103,9 @@ def draw_unflatten(rng):
     factor = rng.choice((2, 3, 4, 8, s, t))
     n = rng.choice((s, 12 * t, s * t, s * u, factor * s, factor * u))
     shape = (a_size(rng), n, a_size(rng))
-    sizes = rng.choice(((factor, -1), (-1, factor), (factor, n // factor), (n // factor, factor), (2, factor, -1)))
+    sizes = rng.choice(
+        ((factor, -1), (-1, factor), (factor, n // factor), (n // factor, factor), (2, factor, -1))
+    )
     return shape, "torch.unflatten", 1, sizes
 
 
@@ -111,7 +123,12 @@ def draw_heads(rng):
             (split, "Tensor.view", (batch * length, -1)),
             (split, "Tensor.view", (-1, heads, width)),
             ((batch, heads, length, width), "permuted reshape", (0, 2, 1, 3), merged),
-            ((batch, heads, length, width), "permuted reshape", (0, 2, 1, 3), (batch * length, heads * width)),
+            (
+                (batch, heads, length, width),
+                "permuted reshape",
+                (0, 2, 1, 3),
+                (batch * length, heads * width),
+            ),
             (merged, "Tensor.view", (batch, length * heads, width)),
         )
     )
@@ -138,12 +155,17 @@ def draw_repeat(rng):
 
 def draw_expand(rng):
     shape = tuple(rng.choice((1, 1, s, t, 2 * s, 3)) for _ in range(rng.randint(1, 3)))
-    sizes = tuple(rng.choice((2, 3, u, s)) if type(n) is int and n == 1 else rng.choice((n, -1)) for n in shape)
+    sizes = tuple(
+        rng.choice((2, 3, u, s)) if type(n) is int and n == 1 else rng.choice((n, -1))
+        for n in shape
+    )
     return shape, "Tensor.expand", rng.choice((sizes, (2, *sizes), (u, *sizes)))
 
 
 def draw_squeeze(rng):
-    shape = tuple(rng.choice((s, t, 1, 2, (s + 3) // 4, t // 2 + 1)) for _ in range(rng.randint(1, 4)))
+    shape = tuple(
+        rng.choice((s, t, 1, 2, (s + 3) // 4, t // 2 + 1)) for _ in range(rng.randint(1, 4))
+    )
     return shape, "torch.squeeze", *rng.choice(((), (rng.randrange(len(shape)),)))
 
 
@@ -152,13 +174,25 @@ def draw_regrouped(rng):
     target = list(parts)
     if rng.random() < 0.6:
         i, factor = rng.randrange(len(target)), rng.choice((2, 2, 2, 3, 4))
-        target[i : i + 1] = rng.choice(((target[i] // factor, factor), (factor, target[i] // factor)))
+        target[i : i + 1] = rng.choice(
+            ((target[i] // factor, factor), (factor, target[i] // factor))
+        )
     if rng.random() < 0.4:
         rng.shuffle(target)
     return grouped(rng, parts), "Tensor.view", grouped(rng, target)
 
 
-DRAWN = (draw_flatten, draw_unflatten, draw_heads, draw_inferred, draw_permuted, draw_repeat, draw_expand, draw_squeeze, draw_regrouped)
+DRAWN = (
+    draw_flatten,
+    draw_unflatten,
+    draw_heads,
+    draw_inferred,
+    draw_permuted,
+    draw_repeat,
+    draw_expand,
+    draw_squeeze,
+    draw_regrouped,
+)
 
 
 def draw_cuts(rng, shape, mesh):
@@ -166,7 +200,11 @@ def draw_cuts(rng, shape, mesh):
 
     def cut():
         dim = rng.randrange(-1, len(shape))
-        return None if dim < 0 else (dim, rng.choice((1, 1, 1, 1, 2, 2, 3, 4, shape[dim], rng.choice((*shape, s, t)))))
+        return (
+            None
+            if dim < 0
+            else (dim, rng.choice((1, 1, 1, 1, 2, 2, 3, 4, shape[dim], rng.choice((*shape, s, t)))))
+        )
 
     return tuple(cut() for _ in mesh)
 
@@ -180,25 +218,37 @@ def draw_numbers(rng, least, even):
 
 
 def others(rng, oracle, least, shapes, count):
-    """Numbers that satisfy what was recorded, those of the oracle first; many near them, for facts may leave little room."""
+    """Numbers that satisfy what was recorded, those of the oracle first; many near them, for facts
+    may leave little room.
+    """
     found = {oracle.numbers: None}
     for _ in range(80):
         if len(found) > count:
             break
-        numbers = tuple(rng.choice((n, n, 2 * n, n + 1, 1, rng.randint(1, 12), rng.choice((4, 6, 8, 12)))) for n in oracle.numbers)
-        if min(numbers) >= least and all(is_true(fact, numbers) for fact in oracle.facts) and all(elements(shape, numbers) <= MOST_ELEMENTS for shape in shapes):
+        numbers = tuple(
+            rng.choice((n, n, 2 * n, n + 1, 1, rng.randint(1, 12), rng.choice((4, 6, 8, 12))))
+            for n in oracle.numbers
+        )
+        if (
+            min(numbers) >= least
+            and all(is_true(fact, numbers) for fact in oracle.facts)
+            and all(elements(shape, numbers) <= MOST_ELEMENTS for shape in shapes)
+        ):
             found[numbers] = None
     return list(found)
 
 
-# -- who holds what --------------------------------------------------------------------------------------------------------
+# -- who holds what --------------------------------------------------------------------------------
 
 
 def reads_of(view):
     """The flat input index that each output element reads."""
     strides = [prod(view.input_shape[dim + 1 :]) for dim in range(len(view.input_shape))]
     steps = [0 if dim is None else strides[dim] for dim in view.source]
-    return sum((step * index for step, index in zip(steps, np.indices(view.sizes))), np.zeros(tuple(view.sizes), int)).reshape(-1)
+    return sum(
+        (step * index for step, index in zip(steps, np.indices(view.sizes))),
+        np.zeros(tuple(view.sizes), int),
+    ).reshape(-1)
 
 
 def mask(shape, mesh, cuts, device):
@@ -208,16 +258,26 @@ def mask(shape, mesh, cuts, device):
 
 
 def deal_alike(view, mesh, before, after):
-    """Whether each device's output, cut as ``after``, is what reads the elements that it holds of the input, cut as ``before``."""
+    """Whether each device's output, cut as ``after``, is what reads the elements that it holds of
+    the input, cut as ``before``.
+    """
     reads = reads_of(view)
-    return all((mask(tuple(view.input_shape), mesh, before, d)[reads] == mask(tuple(view.target), mesh, after, d)).all() for d in devices(mesh))
+    return all(
+        (
+            mask(tuple(view.input_shape), mesh, before, d)[reads]
+            == mask(tuple(view.target), mesh, after, d)
+        ).all()
+        for d in devices(mesh)
+    )
 
 
-# -- the property ----------------------------------------------------------------------------------------------------------
+# -- the property ----------------------------------------------------------------------------------
 
 
 def check(rng, drawn, counts):
-    """One drawn view, and maybe one after it, under hints: its answers against those for numbers, at the hints and elsewhere."""
+    """One drawn view, and maybe one after it, under hints: its answers against those for numbers,
+    at the hints and elsewhere.
+    """
     least, even = rng.choice((1, 1, 2)), rng.random() < 0.6
     mesh = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in range(rng.choice((1, 1, 2, 2, 3))))
     shape, *op = drawn(rng)
@@ -233,10 +293,24 @@ def check(rng, drawn, counts):
             target = tuple(first.target)
             steps.append((shape, op, cuts, target, carry(first, cuts, mesh)))
             if steps[0][-1].blocked is None and rng.random() < 0.4:
-                # Back to where it came from, which must be able to read what was made, or all in one.
-                back = "Tensor.view", rng.choice((shape, (-1,))) if op[0] in ("Tensor.view", "torch.flatten", "torch.unflatten") else (-1,)
+                # Back to where it came from, which must be able to read what was made, or all in
+                # one.
+                back = (
+                    "Tensor.view",
+                    rng.choice((shape, (-1,)))
+                    if op[0] in ("Tensor.view", "torch.flatten", "torch.unflatten")
+                    else (-1,),
+                )
                 second = view(target, *back)
-                steps.append((target, back, steps[0][-1].cuts, tuple(second.target), carry(second, steps[0][-1].cuts, mesh)))
+                steps.append(
+                    (
+                        target,
+                        back,
+                        steps[0][-1].cuts,
+                        tuple(second.target),
+                        carry(second, steps[0][-1].cuts, mesh),
+                    )
+                )
         except Undecided:
             assert oracle.enough
             counts["given up"] += 1
@@ -246,7 +320,10 @@ def check(rng, drawn, counts):
                 view(at(shape, numbers), *at(op, numbers))
             counts["no view"] += 1
             return
-        answers = [tuple(None if cut is None else (cut[0], expression(cut[1])) for cut in carried.cuts) for *_, carried in steps]
+        answers = [
+            tuple(None if cut is None else (cut[0], expression(cut[1])) for cut in carried.cuts)
+            for *_, carried in steps
+        ]
     counts["with facts"] += bool(oracle.facts)
     for numbers in others(rng, oracle, least, [shape, target], 8):
         counts["numbers"] += 1
@@ -256,9 +333,16 @@ def check(rng, drawn, counts):
 
 def check_at(numbers, oracle, mesh, step, answer, counts):
     shape, op, cuts, target, carried = step
-    known, before, after = view(at(shape, numbers), *at(op, numbers)), at(cuts, numbers), at(answer, numbers)
+    known, before, after = (
+        view(at(shape, numbers), *at(op, numbers)),
+        at(cuts, numbers),
+        at(answer, numbers),
+    )
     expected = carry(known, before, mesh)
-    said = f"{op} of {shape} cut as {cuts} on mesh {mesh}: {carried} under {list(map(str, oracle.facts))}, hints {oracle.numbers}; at {numbers}: {expected}"
+    said = (
+        f"{op} of {shape} cut as {cuts} on mesh {mesh}: {carried} under "
+        f"{list(map(str, oracle.facts))}, hints {oracle.numbers}; at {numbers}: {expected}"
+    )
     if at(target, numbers) != tuple(known.target):
         # squeeze of a dim that is 1 here and not there: whoever makes the output checks its shape.
         assert op[0] == "torch.squeeze" and numbers != oracle.numbers, said
@@ -280,24 +364,52 @@ def test_what_is_carried_of_sizes_is_right_for_all_numbers(drawn):
     assert counts["carried"] >= 10 and counts["numbers"] >= 83, counts
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------------
+# -- what is asked ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("shape", "op", "cuts", "mesh", "expected", "facts"),
     [
-        ((s, t, u), ("torch.flatten",), [(1, 1)], [2], [(0, s)], ["t % 2 == 0"]),  # or halves of rows would be dealt
+        (
+            (s, t, u),
+            ("torch.flatten",),
+            [(1, 1)],
+            [2],
+            [(0, s)],
+            ["t % 2 == 0"],
+        ),  # or halves of rows would be dealt
         ((s, t, u), ("torch.flatten", 0, 1), [(1, 1)], [4], [(0, s)], []),
         ((s, t, u), ("torch.flatten", 0, 1), [(0, 1)], [4], [(0, 1)], ["s % 4 == 0"]),
-        ((s, t, u), ("torch.flatten", 0, 1), [(0, 1), (0, 1)], [2, 3], [(0, 1), (0, 1)], ["s % 2 == 0", "s > 2", "s % 6 == 0"]),
+        (
+            (s, t, u),
+            ("torch.flatten", 0, 1),
+            [(0, 1), (0, 1)],
+            [2, 3],
+            [(0, 1), (0, 1)],
+            ["s % 2 == 0", "s > 2", "s % 6 == 0"],
+        ),
         ((s, t, u), ("torch.flatten", 0, 1), [(2, 1)], [4], [(1, 1)], []),
-        ((s, t, u), ("torch.flatten", 0, 1), [(0, 1), (1, 1)], [4, 2], [(0, 1), (0, s // 4)], ["s % 4 == 0"]),
+        (
+            (s, t, u),
+            ("torch.flatten", 0, 1),
+            [(0, 1), (1, 1)],
+            [4, 2],
+            [(0, 1), (0, s // 4)],
+            ["s % 4 == 0"],
+        ),
         ((s, t, 8 * u), ("Tensor.view", (s, t, 8, u)), [(2, 1)], [4], [(2, 1)], []),
         ((s, t, u), ("Tensor.view", (s, t, 8, -1)), [(2, 1)], [4], [(2, 1)], ["u % 8 == 0"]),
         ((s, t, u), ("Tensor.view", (s, t, 8, -1)), [(0, 1)], [4], [(0, 1)], ["u % 8 == 0"]),
         ((s, t, u), ("Tensor.view", (s, t, 8, -1)), [(1, 1)], [4], [(1, 1)], ["u % 8 == 0"]),
         ((s, t, 8, u), ("Tensor.view", (s, t, 8 * u)), [(2, 1)], [4], [(2, 1)], []),
-        ((s, 8, t, u), ("permuted reshape", (0, 2, 1, 3), (s, t, 8 * u)), [(1, 1)], [4], [(2, 1)], []),
+        (
+            (s, 8, t, u),
+            ("permuted reshape", (0, 2, 1, 3), (s, t, 8 * u)),
+            [(1, 1)],
+            [4],
+            [(2, 1)],
+            [],
+        ),
         ((s * t, u), ("Tensor.view", (s, t, u)), [(0, 1)], [4], [(0, 1)], ["s % 4 == 0"]),
         ((s * t, u), ("Tensor.view", (s, t, u)), [(0, s)], [4], [(1, 1)], []),
         ((s, t), ("Tensor.repeat", (3, 1)), [(0, 1)], [4], [(0, 3)], []),
@@ -311,5 +423,7 @@ def test_the_weakest_facts_are_recorded(shape, op, cuts, mesh, expected, facts):
     with assuming(*(f"{name} >= 2" for name in NAMES)), asking(oracle):
         carried = carry(view(shape, *op), cuts, mesh)
         assert carried.blocked is None
-        assert [(dim, expression(factor)) for dim, factor in carried.cuts] == [(dim, expression(factor)) for dim, factor in expected]
+        assert [(dim, expression(factor)) for dim, factor in carried.cuts] == [
+            (dim, expression(factor)) for dim, factor in expected
+        ]
     assert [str(fact) for fact in oracle.facts] == facts

@@ -1,4 +1,6 @@
-"""Every row of the rule table against torch: its DimMaps, its registrations, and what the ops themselves do."""
+"""Every row of the rule table against torch: its DimMaps, its registrations, and what the ops
+themselves do.
+"""
 
 import inspect
 import random
@@ -12,7 +14,17 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.testing._internal.common_methods_invocations import op_db
 
 from cute_sharding.views import BY_OP, BY_OVERLOAD, TABLE, view_of
-from cute_sharding.views.dim_map import expand, flatten, movedim, normalize_dim, permute, repeat, reshape, squeeze, unflatten
+from cute_sharding.views.dim_map import (
+    expand,
+    flatten,
+    movedim,
+    normalize_dim,
+    permute,
+    repeat,
+    reshape,
+    squeeze,
+    unflatten,
+)
 
 # OpInfo name -> row. Names that OpInfo has and the table has not are listed for what they are.
 ROW_OF = {
@@ -44,7 +56,8 @@ ROW_OF = {
 }
 OPS = [op for op in op_db if op.name in ROW_OF]
 
-# What torch's own functions cannot be asked: the definition of the op decides there, and only there.
+# What torch's own functions cannot be asked: the definition of the op decides there, and only
+# there.
 TORCH_CANNOT = {
     "view_as_real": "a scalar has no last dim to look up",
     "reshape": "an empty target shape is indexed",
@@ -57,7 +70,11 @@ TORCH_CANNOT = {
 
 
 def torch_key(name):
-    return getattr(torch, name.removeprefix("torch.")) if name.startswith("torch.") else getattr(torch.Tensor, name.removeprefix("Tensor."))
+    return (
+        getattr(torch, name.removeprefix("torch."))
+        if name.startswith("torch.")
+        else getattr(torch.Tensor, name.removeprefix("Tensor."))
+    )
 
 
 def structure(spec):
@@ -81,12 +98,16 @@ def structures(dim_map):
 def samples(op):
     dtype = torch.complex64 if op.name == "view_as_real" else torch.float32
     for sample in op.sample_inputs("cpu", dtype):
-        for tensor in sample.input if isinstance(sample.input, (list, tuple)) else [sample.input]:  # the atleast ops take several at once
+        for tensor in (
+            sample.input if isinstance(sample.input, (list, tuple)) else [sample.input]
+        ):  # the atleast ops take several at once
             yield tensor, sample.args, sample.kwargs
 
 
 def reads(op, shape, *args, **kwargs):
-    """For each element of the op's output, the flat index of the input element that it reads; found by running the op. And the output shape."""
+    """For each element of the op's output, the flat index of the input element that it reads; found
+    by running the op. And the output shape.
+    """
     index = torch.arange(prod(shape), dtype=torch.float64).reshape(shape)
     if "view_as_real" in op.__name__:
         result = op(torch.complex(index, index), *args, **kwargs)
@@ -104,7 +125,9 @@ def check_layout(view, expected):
     assert [view.layout(i) for i in range(len(values))] == values
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op.name}{op.variant_test_name and '-' + op.variant_test_name}")
+@pytest.mark.parametrize(
+    "op", OPS, ids=lambda op: f"{op.name}{op.variant_test_name and '-' + op.variant_test_name}"
+)
 def test_dim_maps_equal_torchs(op):
     row = BY_OP[ROW_OF[op.name]]
     stock = _view_ops.dim_maps.get(torch_key(row.op)) if op.name != "unflatten" else None
@@ -123,7 +146,9 @@ def test_dim_maps_equal_torchs(op):
     assert compared + refused >= 1
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op.name}{op.variant_test_name and '-' + op.variant_test_name}")
+@pytest.mark.parametrize(
+    "op", OPS, ids=lambda op: f"{op.name}{op.variant_test_name and '-' + op.variant_test_name}"
+)
 def test_view_layouts_do_what_the_op_does(op):
     row = BY_OP[ROW_OF[op.name]]
     compared = 0
@@ -147,16 +172,34 @@ def test_reshape_rules_equal_torchs_on_every_small_shape():
         for source in shapes:
             for target in rng.sample(shapes, min(len(shapes), 12)):
                 if target:  # torch indexes the empty shape
-                    assert structures(reshape(source, target)) == structures(_view_ops.view_groups(source, target)), (source, target)
+                    assert structures(reshape(source, target)) == structures(
+                        _view_ops.view_groups(source, target)
+                    ), (source, target)
                     compared += 1
-                check_layout(view_of(source, reshape(source, target)), reads(torch.reshape, source, target))
+                check_layout(
+                    view_of(source, reshape(source, target)), reads(torch.reshape, source, target)
+                )
     assert compared > 4000
 
 
 def test_reshape_rules_of_empty_tensors():
-    """torch's function does not end on many of these, such as (0,) -> (0, 2); the definition is all there is to compare with."""
+    """torch's function does not end on many of these, such as (0,) -> (0, 2); the definition is all
+    there is to compare with.
+    """
     rng = random.Random(0)
-    shapes = [(0,), (0, 0), (1, 0), (0, 1), (0, 3), (3, 0), (2, 0, 3), (0, 2, 3), (2, 3, 0), (1, 0, 1), (2, 0, 0, 5)]
+    shapes = [
+        (0,),
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (0, 3),
+        (3, 0),
+        (2, 0, 3),
+        (0, 2, 3),
+        (2, 3, 0),
+        (1, 0, 1),
+        (2, 0, 0, 5),
+    ]
     for source in shapes:
         for target in rng.sample(shapes, 6):
             view = view_of(source, reshape(source, target))
@@ -164,25 +207,33 @@ def test_reshape_rules_of_empty_tensors():
             assert view.layout.size == 0
 
 
-# -- the registrations ------------------------------------------------------------------------------------------------------
+# -- the registrations -----------------------------------------------------------------------------
 
 
 def registered_by_torch():
     """aten overload -> strict, for each registration that the module of the view ops makes."""
     propagator = DTensor._op_dispatcher.sharding_propagator
     result = {}
-    for table in (propagator.op_strategy_funcs, propagator.op_single_dim_strategy_funcs, propagator.op_to_rules):
+    for table in (
+        propagator.op_strategy_funcs,
+        propagator.op_single_dim_strategy_funcs,
+        propagator.op_to_rules,
+    ):
         for op, entry in table.items():
             strategy = getattr(entry, "func", entry)
             if strategy.__module__ == _view_ops.__name__:
-                result[str(op).removeprefix("aten.")] = bool(inspect.getclosurevars(strategy).nonlocals.get("strict_view", False))
+                result[str(op).removeprefix("aten.")] = bool(
+                    inspect.getclosurevars(strategy).nonlocals.get("strict_view", False)
+                )
     return result
 
 
 def test_every_op_that_torch_has_a_rule_for_has_a_row():
     named = {torch_key(row.op): row for row in TABLE if row.op != "torch.unflatten"}
     missing = [key for key in _view_ops.dim_maps if key not in named]
-    assert not missing, f"torch has rules for {missing}; add a row for each to cute_sharding/views/table.py"
+    assert not missing, (
+        f"torch has rules for {missing}; add a row for each to cute_sharding/views/table.py"
+    )
     assert set(named) == set(_view_ops.dim_maps)
 
 
@@ -190,9 +241,14 @@ def test_every_overload_that_torch_registers_has_a_row_as_strict_as_torchs():
     stock = registered_by_torch()
     assert len(stock) >= 18, "the registrations are not where this test looks for them"
     missing = set(stock) - set(BY_OVERLOAD)
-    assert not missing, f"torch registers {sorted(missing)}; add each to its row in cute_sharding/views/table.py"
+    assert not missing, (
+        f"torch registers {sorted(missing)}; add each to its row in cute_sharding/views/table.py"
+    )
     assert {name: strict for name, (_, strict) in BY_OVERLOAD.items() if name in stock} == stock
-    assert set(BY_OVERLOAD) == set(stock), "an overload that torch leaves to its decomposition, or does not register, is not ours to answer"
+    assert set(BY_OVERLOAD) == set(stock), (
+        "an overload that torch leaves to its decomposition, or does not register, is not ours to "
+        "answer"
+    )
 
 
 def test_an_overload_stands_in_one_row_only():
@@ -200,7 +256,7 @@ def test_an_overload_stands_in_one_row_only():
     assert len(names) == len(set(names)) == len(BY_OVERLOAD)
 
 
-# -- arguments that no op takes ---------------------------------------------------------------------------------------------
+# -- arguments that no op takes --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
