@@ -21,13 +21,14 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,28 @@ def run(
     )
 
 
+# Of attention torch derives a rule from what it decomposes to: with a mask that takes an hour.
+SECONDS = 60
+
+
+class TooLong(BaseException):
+    """Not an Exception: torch goes on after those."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise TooLong(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def outcome(
     op: Any,
     args: Any,
@@ -219,8 +242,9 @@ def outcome(
             for x in flat
         ]
         new_args, new_kwargs = tree_unflatten(given, tree)
-        results, grads = run(op, new_args, new_kwargs, gradients)
-    except Exception as error:
+        with limited(SECONDS):
+            results, grads = run(op, new_args, new_kwargs, gradients)
+    except (Exception, TooLong) as error:
         return RAISES, f"{type(error).__name__}: {str(error)[:400]}"
     try:
         for x, y in zip((*results, *grads), (*expected[0], *expected[1]), strict=True):

@@ -69,43 +69,59 @@ def source_shape(rng: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dims)
 
 
+NOT_RECEIVING = ("wait_tensor", "_wrap_tensor_autograd", "mesh_get_process_group")
+
+
+def of_rank_0(n: Any) -> int:
+    return n.node._local_ints[0] if isinstance(n, torch.SymInt) else n
+
+
 class Received(TorchDispatchMode):
-    """Counts the elements that rank 0 receives in collectives."""
+    """Counts the bytes that rank 0 receives in collectives."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.elements = 0
+        self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         name = func._opname
-        if func.namespace == "_c10d_functional" and name not in (
-            "wait_tensor",
-            "_wrap_tensor_autograd",
-        ):
+        if func.namespace in ("_c10d_functional", "_dtensor") and name not in NOT_RECEIVING:
             given, got = (
                 sum(self.size(x) for x in leaves_of(value)) for value in (args[:1], result)
             )
-            self.elements += (
-                got - given if "gather" in name else given - got if "scatter" in name else got
-            )
+            if "gather" in name:
+                self.bytes += got - given
+            elif "scatter" in name:
+                self.bytes += given - got
+            elif name == "shard_dim_alltoall":
+                self.bytes += (
+                    got - got // dist.distributed_c10d._resolve_process_group(args[3]).size()
+                )
+            elif name == "all_to_all_single":
+                group = dist.distributed_c10d._resolve_process_group(args[3])
+                splits = [of_rank_0(n) for n in args[1]]
+                own = splits[dist.get_group_rank(group, 0)]
+                self.bytes += got - own * got // max(sum(splits), 1)
+            else:
+                self.bytes += got
         return result
 
     @staticmethod
     def size(x: Any) -> int:
-        return int((x._local_tensors[0] if hasattr(x, "_local_tensors") else x).numel())
+        return int((x._local_tensors[0] if hasattr(x, "_local_tensors") else x).nbytes)
 
 
 def outcome(
     op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool
 ) -> tuple[str, str, int]:
-    """What became of the program, why, and how many elements rank 0 received."""
+    """What became of the program, why, and how many bytes rank 0 received."""
     received = Received()
     with received:
         said, why = _outcome(op, args, kwargs, plan, mesh, expected, gradients)
-    return said, why, received.elements
+    return said, why, received.bytes
 
 
 def _outcome(
@@ -173,12 +189,11 @@ def on_one_device(info: Any, args: Any, kwargs: Any, gradients: bool) -> Any | N
     """Results and gradients; None where the op raises, or gives another result each time."""
     try:
         expected, again = (run(info.op, args, kwargs, gradients) for _ in range(2))
-    except Exception:
+        pairs = zip((*expected[0], *expected[1]), (*again[0], *again[1]))
+        twice = [(x.detach(), y.detach()) for x, y in pairs if x is not None]
+        return expected if all(alike(x, y) for x, y in twice) else None
+    except Exception:  # also of sparse results, which cannot be compared
         return None
-    pairs = zip((*expected[0], *expected[1]), (*again[0], *again[1]))
-    return (
-        expected if all(alike(x.detach(), y.detach()) for x, y in pairs if x is not None) else None
-    )
 
 
 class Tally:
@@ -189,7 +204,7 @@ class Tally:
         self.ratios: dict[str, list[float]] = defaultdict(list)
 
     def add(self, program: str, name: str, stock: Any, ours: Any) -> None:
-        """Of one program under one setting: (what came of it, why, elements received) of both."""
+        """Of one program under one setting: (what came of it, why, bytes received) of both."""
         (before, _, needed), (after, why, moved) = stock, ours
         self.counts[f"{name} {after}"] += 1
         if before == after == RIGHT and needed + moved:
@@ -209,7 +224,7 @@ class Tally:
         for name, found in self.ratios.items():
             print(
                 f"{name}: {len(found)} programs that are right on both communicate on either; "
-                f"elements received, ours over stock's, geometric mean: {geometric_mean(found):.2f}"
+                f"bytes received, ours over stock's, geometric mean: {geometric_mean(found):.2f}"
             )
 
 

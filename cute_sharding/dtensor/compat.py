@@ -239,6 +239,11 @@ def name_of(op: torch._ops.OpOverload) -> str:
     return op.name().removeprefix("aten::") + (".default" if op._overloadname == "default" else "")
 
 
+def is_derived(op: torch._ops.OpOverload) -> bool:
+    """Whether torch has no rule for the op, so that it derives one, or raises."""
+    return not any(op in table for table in _tables()[:3])
+
+
 def takes_local_sizes(op: torch._ops.OpOverload) -> bool:
     """Whether torch gives the op's local form sizes that it works out from the output's placements,
     left to right.

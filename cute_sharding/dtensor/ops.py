@@ -298,6 +298,20 @@ def _is_extreme_of_nothing(question: Question) -> bool:
     )
 
 
+def _is_derived(question: Question) -> bool:
+    """Whether the op has a row here, and no rule in torch: it would derive one from what the op
+    decomposes to, by trying all placements of all operands at each op within. Of attention that
+    takes half a minute, with a mask much more.
+    """
+    if (
+        question.row is None
+        or question.row is POINTWISE
+        or not compat.is_derived(question.schema.op)
+    ):
+        return False
+    return question.is_sharded and all(spec.mesh.size() > 1 for spec in question.specs)
+
+
 def _is_right_in_torch(question: Question) -> bool:
     """Whether torch's own answer is known to be right. (A mesh of one device is its stand-in for
     ops that it decomposes: what holds there is to hold anywhere.)
@@ -333,6 +347,7 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (_is_made_anew, _made_anew),
     (_is_one_value, _gate(Shard, StridedShard, Partial)),
     (_is_extreme_of_nothing, _gate(Shard, StridedShard)),
+    (_is_derived, _signed),
     (_is_right_in_torch, _torchs),
     (lambda question: question.row is not None, _signed),
     (lambda question: question.is_strided and question.row is not POINTWISE, _gate(StridedShard)),

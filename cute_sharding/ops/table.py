@@ -518,16 +518,25 @@ def _convolution_backward(
 _QUERIES, _KEYS, _VALUES, _STATISTICS = "b h [s] [e]", "b h [t] [e]", "b h [t] [e]", "b h [s]"
 
 
-def _attention(*args: Any, attn_mask: Any = None, **_: Any) -> str | None:
-    if attn_mask is not None:
-        return None
-    return f"{_QUERIES}, {_KEYS}, {_VALUES} -> {_QUERIES}, {_STATISTICS}"
+def _mask(queries: Shape, mask: Shape | None) -> list[str]:
+    """A mask may lack leading dims, and have dims of size 1."""
+    if mask is None:
+        return []
+    names = ["b", "h", "[s]", "[t]"]
+    given = zip(names[4 - len(mask) :], mask, queries[4 - len(mask) :])
+    return [_text(["1" if name in "bh" and n == 1 != of else name for name, n, of in given])]
 
 
-def _attention_backward(*args: Any, attn_mask: Any = None, **_: Any) -> str | None:
-    if attn_mask is not None:
-        return None
-    operands = (_QUERIES, _QUERIES, _KEYS, _VALUES, _QUERIES, _STATISTICS)
+def _attention(queries: Shape, *_: Any, attn_mask: Any = None, **__: Any) -> str:
+    operands = [_QUERIES, _KEYS, _VALUES, *_mask(queries, attn_mask)]
+    return f"{', '.join(operands)} -> {_QUERIES}, {_STATISTICS}"
+
+
+def _attention_backward(
+    gradient: Shape, queries: Shape, *_: Any, attn_mask: Any = None, **__: Any
+) -> str:
+    operands = [_QUERIES, _QUERIES, _KEYS, _VALUES, _QUERIES, _STATISTICS]
+    operands += _mask(queries, attn_mask)
     return f"{', '.join(operands)} -> {_QUERIES}, {_KEYS}, {_VALUES}"
 
 

@@ -138,6 +138,20 @@ PROGRAMS = {
         (2, 4, 6, 8),
         (2, 4, 6, 8),
     ),
+    "attention with a mask": (
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        (2, 4, 6, 8),
+        (2, 4, 5, 8),
+        (2, 4, 5, 8),
+        (2, 1, 6, 5),
+    ),
+    "attention with a mask for all": (
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        (2, 4, 6, 8),
+        (2, 4, 5, 8),
+        (2, 4, 5, 8),
+        (6, 5),
+    ),
     "inverse": (
         lambda x: torch.linalg.inv(
             x + 3 * torch.eye(4)
@@ -154,7 +168,7 @@ PROGRAMS = {
     "where": (lambda x, y: torch.where(x > 0, x, y), (4, 6), (4, 6)),
     "norm": (lambda x: torch.linalg.vector_norm(x), (4, 6)),
 }
-GATED = ("conv2d", "conv1d", "attention", "inverse")
+GATED = ("conv2d", "conv1d", "inverse")
 MESHES = [(3,), (2, 2)]
 DRAWS = 1
 
@@ -296,6 +310,19 @@ def test_fused_products_gather_no_weight():
 
 
 # -- the gate --------------------------------------------------------------------------------------
+
+
+def test_rules_that_torch_would_derive_are_not_asked_for(monkeypatch):
+    """It tries all placements of all operands of all ops within: half a minute for attention."""
+
+    def derive(*_):
+        raise AssertionError("derived")
+
+    strategy = DTensor._op_dispatcher.sharding_propagator.decomp_strategy
+    monkeypatch.setattr(strategy, "propagate_strategy", derive)
+    with ranks_of((2, 2)), cute_sharding.enabled():
+        given = [distribute(values(2, 4, 6, 8), (2, 2), [Shard(0), Shard(1)]) for _ in range(3)]
+        assert F.scaled_dot_product_attention(*given).placements == (Shard(0), Shard(1))
 
 
 @pytest.mark.parametrize("training", [True, False])
