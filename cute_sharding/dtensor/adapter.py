@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,20 +17,19 @@ from cute_sharding.dtensor import compat, ledger, state, versions
 from cute_sharding.dtensor.groups import prepared_key
 from cute_sharding.dtensor.locks import fork_safe_lock
 from cute_sharding.dtensor.ops import gated_handler, propagation, writing_handler
-from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
-from cute_sharding.dtensor.propagate import Decision, ask, decide, refusals_counted
-from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.settings import Settings
-from cute_sharding.dtensor.stats import count, count_left_to_torch, logger
-from cute_sharding.dtensor.stock import is_torchs, moves_rightly
+from cute_sharding.dtensor.slices import WHOLE_SLICES, slice_strategy
+from cute_sharding.dtensor.stats import count_left_to_torch, logger
+from cute_sharding.dtensor.stock import is_torchs
 from cute_sharding.dtensor.strided import as_view
-from cute_sharding.dtensor.symbols import equate, has_values, hinted, known, symbols_of, unknown
+from cute_sharding.dtensor.symbols import equate, has_values, known, symbols_of, unknown
+from cute_sharding.dtensor.view_strategy import strategy_of
 from cute_sharding.dtensor.writes import LIVE, note_copy, reach, take_back
-from cute_sharding.layout import Size, Undecided
+from cute_sharding.layout import Undecided
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 from cute_sharding.sharding.deal import local_size
-from cute_sharding.views import BY_OVERLOAD, Row, View, carry
+from cute_sharding.views import BY_OVERLOAD
 
 _lock = fork_safe_lock()
 _settings: Settings | None = None  # None: disabled
@@ -202,13 +200,14 @@ def _install(settings: Settings | None) -> None:
             if op is not None:
                 stock = compat.registration(op)
                 _stock.append(stock)
-                compat.install_strategy(op, _strategy(row, name, strict, stock, settings))
+                rule = strategy_of(row, name, strict, stock, settings, _tag_traced)
+                compat.install_strategy(op, rule)
         for name, first in WHOLE_SLICES.items() if settings.views else ():
             op = compat.overload(name)
             if op is not None and compat.registration(op).strategy is not None:
                 stock = compat.registration(op)
                 _stock.append(stock)
-                compat.install_strategy(op, _slice_strategy(first, stock))
+                compat.install_strategy(op, slice_strategy(first, stock))
         if settings.views and settings.ops:
             _stock_ops = compat.install_propagation(
                 propagation(compat.propagation()),
@@ -235,6 +234,10 @@ def _tag_compiled_graphs(settings: Settings | None) -> None:
         return
     rank = compat.this_rank() if dist.is_initialized() else None
     compat.tag_compiled_graphs(f"{_fingerprint()}:{settings.key}:{rank}:{prepared_key()}")
+
+
+def _tag_traced() -> None:
+    _tag_compiled_graphs(_settings)
 
 
 @cache
@@ -368,271 +371,3 @@ def _take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: An
     """After an op that wrote to copies of what it was given; torch's answer, for what now is so."""
     moved, _in_view.moved = _in_view.moved, None
     return compat.with_specs(found, take_back(op, args, kwargs, moved))
-
-
-def _reachable(settings: Settings, spec: compat.DTensorSpec, target: Cuts) -> bool:
-    """Whether an explicit redistribution, as it runs under ``settings``, can be trusted to take
-    ``spec`` to ``target``.
-    """
-    with symbols_of(tuple(spec.shape)):
-        return settings.redistribution or moves_rightly(
-            compat.with_shape(spec, hinted(known(tuple(spec.shape)))), hinted(target)
-        )
-
-
-def _says_what_it_means(
-    view: View, spec: compat.DTensorSpec, decision: Decision, *, sized: bool
-) -> bool:
-    """Whether the decision holds however the placements are read (reading.py). torch marks the
-    result, and a redistributed input, as its input was marked: to be read as a shard order, or not.
-    """
-    if not spec.use_strided_shard_as_shard_order:
-        return True
-    shapes: Any = (
-        (view.input_shape, spec.placements),
-        (view.input_shape, decision.source),
-        (view.output_shape, decision.output),
-    )
-    if any(isinstance(n, Size) for shape, _ in shapes for n in shape):
-        if all(_divides(shape, spec.mesh.shape, placements) for shape, placements in shapes):
-            return True
-        # Which readings differ is then a matter of numbers.
-        shapes = [([int(unknown(n)) for n in shape], placements) for shape, placements in shapes]
-    if all(agree(shape, spec, placements) for shape, placements in shapes):
-        return True
-    if sized:
-        return False
-    # Whole dims that keep their cuts, as in a permutation, hold in any reading.
-    before, after = (
-        [cut_of(p) for p in placements] for placements in (spec.placements, decision.output)
-    )
-    moved = {(a[0], b[0]) for a, b in zip(before, after) if a is not None and b is not None}
-    same = all(
-        a == b
-        or (
-            a is not None
-            and b is not None
-            and a[1] == b[1]
-            and view.input_shape[a[0]] == view.output_shape[b[0]]
-        )
-        for a, b in zip(before, after)
-    )
-    return (
-        decision.source == tuple(spec.placements)
-        and same
-        and len({a for a, _ in moved}) == len({b for _, b in moved}) == len(moved)
-    )
-
-
-def _divides(
-    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[compat.Placement]
-) -> bool:
-    """Whether the mesh dims that shard a dim divide it together, so that all readings say
-    the same.
-    """
-    parts = [1] * len(shape)
-    for placement, n in zip(placements, mesh):
-        cut = cut_of(placement)
-        if cut is not None:
-            parts[cut[0]] *= n
-    return all(n % m == 0 for n, m in zip(shape, parts))
-
-
-def _whole(
-    view: View,
-    spec: compat.DTensorSpec,
-    mesh: tuple[int, ...],
-    decision: Decision,
-    name: str,
-    *,
-    may_redistribute: Callable[[], bool],
-) -> Decision:
-    """The decision with an input that is not sharded."""
-    if not may_redistribute():
-        raise RuntimeError(
-            f"{name}: the placements {text(spec.placements)} of a tensor of shape "
-            f"{tuple(spec.shape)} can be read left to right or as a shard order, and where sizes "
-            "do not divide these "
-            "differ. Redistribute it first, to placements without _StridedShard: "
-            f".redistribute(placements={[compat.Replicate()] * len(mesh)!r}), with "
-            "cute_sharding.enable(redistribution=True)."
-        )
-    source = tuple([p if cut_of(p) is None else compat.Replicate() for p in decision.source])
-    return Decision(
-        source, replaced(source, carry(view, (None,) * len(mesh), mesh).cuts), "redistribution"
-    )
-
-
-# Slices that a compiler writes for the `:` of `x[:, :, None]`, which eager programs never run:
-# (overload, where its arguments dim, start, end, step begin).
-WHOLE_SLICES = {"slice.Tensor": 1, "slice_backward.default": 2}
-
-
-def _slice_strategy(
-    first: int, stock: compat.Registration
-) -> Callable[[compat.OpSchema], compat.OpStrategy]:
-    """The strategy of a slice: one that takes a whole dim leaves its placements alone; torch
-    gathers the dim where its size is symbolic. All others are torch's.
-    """
-
-    def strategy(schema: compat.OpSchema) -> compat.OpStrategy:
-        given: Any = schema.args_schema[0]
-        arguments: list[Any] = list(schema.args_schema[first:])
-        _, start, end, step = arguments + [0, None, None, 1][len(arguments) :]
-        whole = (
-            (start is None or (type(start) is int and start == 0))
-            and (end is None or (type(end) is int and end >= sys.maxsize))
-            and type(step) is int
-            and step == 1
-        )
-        if not whole:
-            return stock.strategy(schema)  # type: ignore[misc]
-        result = compat.OpStrategy([])
-        for option in given.strategies:
-            spec = option.output_spec
-            result.strategies.append(
-                compat.op_spec(
-                    given, spec, spec.mesh, tuple(spec.placements), tuple(spec.placements)
-                )
-            )
-        return result
-
-    return strategy
-
-
-def _strategy(
-    row: Row, name: str, strict: bool, stock: compat.Registration, settings: Settings
-) -> Callable[[compat.OpSchema], compat.OpStrategy]:
-    """The sharding strategy of one aten overload."""
-
-    def strategy(schema: compat.OpSchema) -> compat.OpStrategy:
-        if compat.is_tracing():
-            _tag_compiled_graphs(_settings)
-        given: Any = schema.args_schema[0]
-        shape, arguments = tuple(given.shape), schema.args_schema[1:]
-        sized = (
-            shape,
-            arguments,
-            tuple(schema.kwargs_schema.values()),
-            *(compat.split_factors(option.output_spec) for option in given.strategies),
-        )
-        if not compat.is_symbolic(*sized):
-            return decided(schema, given, shape, arguments, schema.kwargs_schema)
-        if stock.strategy is not None and not compat.has_shape_env(*sized):
-            count(name, "stock")
-            logger.debug(
-                "%s: shape %s has sizes of another kind than a compiler's: left to torch's own "
-                "rule",
-                name,
-                shape,
-            )
-            return stock.strategy(schema)
-        with symbols_of(*sized):
-            return decided(
-                schema,
-                given,
-                known(shape),
-                known(arguments),
-                {key: known(value) for key, value in schema.kwargs_schema.items()},
-            )
-
-    def decided(
-        schema: compat.OpSchema,
-        given: Any,
-        shape: Sequence[int],
-        arguments: Sequence[Any],
-        options: dict[str, Any],
-    ) -> compat.OpStrategy:
-        mesh = schema.get_mesh_from_args(validate=False)
-        sizes = tuple(mesh.shape)
-        if sizes == (1,):
-            # On one device every placement is right, and torch uses just such a mesh as a stand-in:
-            # for an op without a rule it traces the decomposition there, and takes what it learns
-            # for true of the real mesh (_decompositions.py). So nothing may be answered that is
-            # true of one device only.
-            if stock.strategy is not None:
-                count(name, "stock")
-                return stock.strategy(schema)
-            sizes = (2,)
-        view = row.view(shape, *arguments, **options)
-        result = compat.OpStrategy([])
-        for option in given.strategies:
-            spec = option.output_spec
-            with refusals_counted(name):
-                compat.check_shard_order(spec, name)
-                decision = decide(
-                    view,
-                    spec.placements,
-                    sizes,
-                    strict=strict,
-                    op=name,
-                    row=row,
-                    mesh_names=mesh.mesh_dim_names,
-                    implicit_redistribution=settings.implicit_redistribution,
-                    stock=partial(stock_source, schema, spec, sizes),
-                    diverged=lambda: ledger.diverged(mesh),
-                    reachable=partial(_reachable, settings, spec),
-                )
-                if spec.use_strided_shard_as_shard_order:
-                    decision = decision._replace(output=compat.settled(decision.output))
-                if not _says_what_it_means(
-                    view, spec, decision, sized=compat.takes_local_sizes(schema.op)
-                ):
-                    decision = _whole(
-                        view,
-                        spec,
-                        sizes,
-                        decision,
-                        name,
-                        may_redistribute=partial(may_redistribute, schema, spec, sizes),
-                    )
-            if decision.outcome != "redistribution" and any(
-                cut_of(p) is not None for p in decision.output
-            ):
-                ledger.note(mesh, partial(stock_moves, schema, spec, sizes))
-            count(name, decision.outcome)
-            result.strategies.append(
-                compat.op_spec(given, spec, mesh, decision.source, decision.output)
-            )
-        return result
-
-    def stock_source(
-        schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]
-    ) -> tuple[compat.Placement, ...]:
-        """The placements that torch's own rule wants of the input. Raises what the rule raises.
-        (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three
-        dims.)
-        """
-        if stock.strategy is None or row.pairs:
-            return compat.stock_input_placements(stock, schema)
-        rule = compat.torch_rule(
-            row.rule(tuple(spec.shape), *schema.args_schema[1:], **schema.kwargs_schema)
-        )
-        return tuple(
-            compat.stock_propagate(spec.placements, tuple(spec.shape), rule, mesh, strict)[0]
-        )
-
-    def stock_moves(
-        schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]
-    ) -> bool:
-        """Whether torch would have redistributed the input. (Where it raises, no program that runs
-        on torch's rules comes by here.) Of symbols it is not asked, for each answer would be a
-        guard.
-        """
-        return compat.is_symbolic(tuple(spec.shape), schema.args_schema[1:]) or ask(
-            partial(stock_source, schema, spec, mesh)
-        )[0] not in (None, tuple(spec.placements))
-
-    def may_redistribute(
-        schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]
-    ) -> bool:
-        """Whether an input that can be read in two ways may be replicated: where views may
-        communicate, or torch runs the view.
-        """
-        return (
-            not strict
-            or bool(settings.implicit_redistribution)
-            or ask(partial(stock_source, schema, spec, mesh))[0] is not None
-        )
-
-    return strategy

@@ -196,3 +196,13 @@ def most_received(wire):
     for _, received in wire:
         totals.update(received)
     return max(totals.values(), default=0)
+
+
+def of_wrong_shape(mesh, local, full, placements):
+    """The same local tensor on every rank, of a shape that is not what its placements make of
+    ``full``.
+    """
+    parts = LocalTensor(dict.fromkeys(range(prod(mesh)), local))
+    return DTensor.from_local(
+        parts, mesh_of(mesh), placements, run_check=False, shape=full.shape, stride=full.stride()
+    )

@@ -79,7 +79,7 @@ import torch.distributed.tensor
 from torch.distributed.tensor import DTensor
 strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
 strategy = strategies[torch.ops.aten.view.default]
-assert strategy.__module__ == 'cute_sharding.dtensor.adapter'
+assert strategy.__module__.startswith('cute_sharding.dtensor')
 import cute_sharding
 print(cute_sharding.is_enabled())
 """

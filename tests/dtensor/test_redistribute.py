@@ -18,6 +18,7 @@ from simulation import (
     mesh_of,
     most_received,
     number,
+    of_wrong_shape,
     plain,
     ranks_of,
     watched_wire,
@@ -29,16 +30,13 @@ from torch.distributed.tensor import (
     Partial,
     Replicate,
     Shard,
-    _api,
-    _dispatch,
     _redistribute,
 )
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import adapter, compat
-from cute_sharding.dtensor.groups import group_of
+from cute_sharding.dtensor import compat
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 
@@ -410,16 +408,6 @@ def test_errors_come_before_anything_is_sent(monkeypatch):
         assert not wire
 
 
-def of_wrong_shape(mesh, local, full, placements):
-    """The same local tensor on every rank, of a shape that is not what its placements make of
-    ``full``.
-    """
-    parts = LocalTensor(dict.fromkeys(range(prod(mesh)), local))
-    return DTensor.from_local(
-        parts, mesh_of(mesh), placements, run_check=False, shape=full.shape, stride=full.stride()
-    )
-
-
 def with_placements(tensor, placements):
     return compat.DTensorSpec(
         tensor.device_mesh, tuple(placements), tensor_meta=tensor._spec.tensor_meta
@@ -447,237 +435,3 @@ def test_towards_a_pending_reduction(op):
             DTensor(local, spec, requires_grad=False).redistribute(placements=[Shard(0), Shard(0)]),
             full,
         )
-
-
-# -- the inputs of other ops -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mesh", [(3,), (2, 2), (2, 3)], ids=str)
-def test_inputs_of_other_ops(mesh):
-    rng = random.Random(f"inputs {mesh}")
-    with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
-        for _ in range(10):
-            shape = draw_shape(rng)
-            one, other = (
-                distribute(number(shape) + k, mesh, draw_placements(rng, mesh, shape))
-                for k in (0, 1)
-            )
-            assert_holds(one + other, 2 * number(shape) + 1)
-
-
-EMBEDDINGS = [
-    ((4,), [Shard(0)], [Replicate()]),
-    ((2, 2), [Replicate(), Shard(0)], [Shard(0), Replicate()]),
-]
-
-
-@pytest.mark.parametrize("mesh, of_rows, of_indices", EMBEDDINGS, ids=str)
-def test_an_embedding_of_rows_spread_over_devices(mesh, of_rows, of_indices):
-    """Its output is pending in a way of its own: each device has masked the rows that
-    others hold.
-    """
-    with plain():
-        rows, indices = number((10, 3)), torch.tensor([1, 9, 4, 4, 0])
-    with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
-        for after in ([Replicate()] * len(mesh), [Shard(1)] * len(mesh), [Shard(0)] * len(mesh)):
-            result = torch.nn.functional.embedding(
-                distribute(indices, mesh, of_indices), distribute(rows, mesh, of_rows)
-            )
-            assert is_partial(result.placements[-1])
-            assert_holds(result.redistribute(placements=after), rows[indices])
-
-
-# -- on and off ------------------------------------------------------------------------------------
-
-
-def in_place():
-    """What stands in torch where redistribution is called."""
-    of_arguments = _dispatch.OpDispatcher.__dict__["redistribute_local_args"]
-    assert isinstance(of_arguments, staticmethod)
-    return [
-        *(module.redistribute_local_tensor for module in (_redistribute, _dispatch, _api)),
-        of_arguments.__func__,
-    ]
-
-
-TORCHS = in_place()
-
-
-def assert_torchs():
-    assert all(now is torchs for now, torchs in zip(in_place(), TORCHS))
-    assert all(
-        function.__module__.startswith("torch.distributed.tensor.") for function in in_place()
-    )
-
-
-def test_torchs_own_functions_are_back_afterwards():
-    assert_torchs()
-    cute_sharding.enable(redistribution=True)
-    assert not any(now is torchs for now, torchs in zip(in_place(), TORCHS))
-    cute_sharding.enable()
-    cute_sharding.enable(redistribution=True, views=False)
-    cute_sharding.disable()
-    assert_torchs()
-    with cute_sharding.enabled(redistribution=True), cute_sharding.enabled():
-        pass
-    assert_torchs()
-    with pytest.raises(KeyError), cute_sharding.enabled(redistribution=True):
-        raise KeyError
-    assert_torchs()
-
-
-def test_enable_that_fails_leaves_torchs_own_functions(monkeypatch):
-    monkeypatch.setattr(compat, "install_strategy", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        cute_sharding.enable(redistribution=True)
-    assert_torchs()
-
-
-@pytest.fixture
-def by_plan(monkeypatch):
-    """The redistributions that ran by plan, as (before, after) placements."""
-    calls, run = [], adapter.redistribute_local_tensor
-
-    def watched(local, current, target, **options):
-        calls.append((current.placements, target.placements))
-        return run(local, current, target, **options)
-
-    monkeypatch.setattr(adapter, "redistribute_local_tensor", watched)
-    return calls
-
-
-@pytest.mark.parametrize("redistribution", [False, True])
-@pytest.mark.parametrize("views", [False, True])
-def test_what_each_switch_switches(views, redistribution, by_plan):
-    """Explicit redistribution is torch's own unless it is asked for; that of a view's input comes
-    with the views.
-    """
-    with (
-        ranks_of((2,)),
-        cute_sharding.enabled(
-            implicit_redistribution=True, redistribution=redistribution, views=views
-        ),
-    ):
-        tensor = distribute(number((6, 6)), (2,), [Shard(1)])
-        assert_holds(tensor.redistribute(placements=[Replicate()]), number((6, 6)))
-        assert len(by_plan) == redistribution
-        by_plan.clear()
-        # An op that redistributes its input by torch's rule and by ours.
-        assert_holds(torch.ops.aten.view_copy.default(tensor, [6, 3, 2]), number((6, 3, 2)))
-        assert len(by_plan) == (views or redistribution)
-        assert ("view_copy.default" in cute_sharding.stats()) == views
-        by_plan.clear()
-        # And one that is no view.
-        assert_holds(tensor + distribute(number((6, 6)), (2,), [Shard(0)]), 2 * number((6, 6)))
-        assert len(by_plan) == redistribution
-
-
-def test_a_view_that_fails_leaves_no_trace(by_plan):
-    """After an error while a view's input is on its way, the redistribution of other ops is torch's
-    again.
-    """
-    with ranks_of((2,)), cute_sharding.enabled(implicit_redistribution=True):
-        wrong = of_wrong_shape((2,), number((6, 2)), number((6, 6)), [Shard(1)])
-        with pytest.raises(RuntimeError, match="local tensor has shape"):
-            wrong.view(6, 3, 2)
-        assert len(by_plan) == 1
-        distribute(number((6, 6)), (2,), [Shard(1)]).redistribute(placements=[Replicate()])
-        assert len(by_plan) == 1
-
-
-# -- what programs rely on -------------------------------------------------------------------------
-
-
-def test_slices_of_a_mesh_stay_plain():
-    """A program may make the same slice anew in every step: no group each time, and nothing on the
-    mesh that cannot be pickled.
-    """
-    with ranks_of((2, 2, 2)), cute_sharding.enabled(redistribution=True):
-        whole = mesh_of((2, 2, 2), ("a", "b", "c"))
-        groups = set()
-        for _ in range(3):
-            slice_ = whole["b", "c"]
-            tensor = DTensor.from_local(
-                torch.ones(4, 4), slice_, [Shard(0), Shard(1)], run_check=False
-            )
-            tensor.redistribute(placements=[Shard(1), Shard(0)])
-            groups.add(group_of(slice_, (0, 1)))
-        assert len(groups) == 1
-        assert not any("cute" in name for name in vars(slice_))
-
-
-def test_slices_keep_the_order_of_dims_in_memory():
-    """As clone() does, which is how torch slices: a view after the redistribution may
-    depend on it.
-    """
-    full = number((4, 6))
-    with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
-        turned = distribute(full, (2,), [Replicate()]).t()
-        assert_holds(turned.redistribute(placements=[Shard(1)]).t().view(24), full.view(24))
-
-
-def test_a_slice_that_is_all_of_it_is_a_copy():
-    """Or writing to the result would change the source, on some ranks only."""
-    with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
-        tensor = distribute(torch.ones(1, 4), (2,), [Replicate()])
-        tensor.redistribute(placements=[Shard(0)]).mul_(2)
-        assert_holds(tensor, torch.ones(1, 4))
-
-
-def test_the_contributions_of_a_norm_move():
-    """A norm is pending in a Partial of its own kind, and commutes with moving as a sum does."""
-    full = number((6, 4)) + 1
-    with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
-        norm = torch.linalg.vector_norm(distribute(full, (2, 2), [Shard(0), Shard(1)]), 2, dim=0)
-        assert (
-            norm.placements[0].is_partial()
-            and type(norm.placements[0]) is not Partial
-            and norm.placements[1] == Shard(0)
-        )
-        gathered = norm.redistribute(placements=[norm.placements[0], Replicate()])
-        for rank in range(4):
-            local = gathered.full_tensor()
-            assert torch.allclose(
-                local._local_tensors[rank] if isinstance(local, LocalTensor) else local,
-                torch.linalg.vector_norm(full, 2, dim=0),
-            )
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        [Shard(0), Shard(1)],
-        [Shard(1), Shard(0)],
-        [Shard(0), Shard(0)],
-        [Shard(1), Replicate()],
-        [Replicate(), Shard(0)],
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "before", [[Shard(0), Shard(0)], [Shard(0), Shard(2)], [Shard(0), Replicate()]], ids=str
-)
-def test_norms_are_finished(before, after):
-    """Pending on one mesh dim or on two, and handed out in blocks or not."""
-    full = number((6, 5, 8)) + 1
-    with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
-        norm = torch.linalg.vector_norm(distribute(full, (2, 2), before), 2, dim=0).redistribute(
-            placements=after
-        )
-        for rank, expected in locals_of(
-            torch.linalg.vector_norm(full, 2, dim=0), (2, 2), cuts_of(after)
-        ).items():
-            got = norm._local_tensor._local_tensors[rank]
-            assert got.shape == expected.shape and torch.allclose(got, expected)
-
-
-def test_compiled_graphs_of_other_settings_are_kept_apart():
-    """On disk: a rank that finds a graph there and one that does not must run the same
-    collectives.
-    """
-    tags = [torch.compiler.config.cache_key_tag]
-    for options in ({}, {"redistribution": True}, {"implicit_redistribution": True}):
-        with cute_sharding.enabled(**options):
-            tags.append(torch.compiler.config.cache_key_tag)
-    assert len(set(tags)) == 4
-    assert torch.compiler.config.cache_key_tag == tags[0]

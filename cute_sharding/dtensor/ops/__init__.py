@@ -1,0 +1,20 @@
+"""Ops beside views: what they are handed is known to be right.
+
+torch decides by its own rules wherever those are known to be right: no op on plain placements comes
+here, but for averages of blocks of different sizes. What views make is another matter: of
+_StridedShard placements an op with a row in the table (cute_sharding/ops) carries what its
+signature lets it carry; ops that torch is known to get right on any cut are torch's
+(:data:`cases.CARRIED`); all others get what torch would have had, the mesh dims of such placements
+replicated by plan: the gate.
+
+- :mod:`.cases`: who answers for an op: the one table to read first
+- :mod:`.by_signature`: the placements that a signature carries
+- :mod:`.written`: pointwise ops that write to one of their operands
+- :mod:`.gate`: what torch would have had; and ops that go past the propagator
+- :mod:`.cuts`: placements in the terms of signatures
+"""
+
+from cute_sharding.dtensor.ops.cases import CARRIED, propagation
+from cute_sharding.dtensor.ops.gate import gated_handler, writing_handler
+
+__all__ = ["CARRIED", "gated_handler", "propagation", "writing_handler"]

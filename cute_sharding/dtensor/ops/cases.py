@@ -1,0 +1,383 @@
+"""The table of who answers for an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isinf
+from typing import Any
+
+from cute_sharding.dtensor import compat, ledger
+from cute_sharding.dtensor.compat import (
+    DTensorSpec,
+    OpSchema,
+    Partial,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from cute_sharding.dtensor.ops.by_signature import by_signature
+from cute_sharding.dtensor.ops.cuts import (
+    is_sharded,
+    is_uneven,
+    some_device_is_empty,
+    without,
+)
+from cute_sharding.dtensor.ops.gate import gated
+from cute_sharding.dtensor.ops.written import as_what_is_written
+from cute_sharding.ops.table import BY_OVERLOAD, POINTWISE, Row
+from cute_sharding.views import BY_OVERLOAD as VIEWS
+
+# Ops of which torch's own rules are right on any cut: docs/ops.md says how that is measured. Beside
+# these, all that torch knows to be pointwise, in place or not, and of lists; and those that draw.
+CARRIED = frozenset(
+    [
+        *(
+            "clone.default",
+            "contiguous.default",
+            "detach.default",
+            "detach_.default",
+            "alias.default",
+            "copy_.default",
+            "_to_copy.default",
+            "fill_.Scalar",
+            "zero_.default",
+        ),
+        *("equal.default", "is_same_size.default"),
+        *(
+            "empty_like.default",
+            "zeros_like.default",
+            "ones_like.default",
+            "full_like.default",
+            "rand_like.default",
+            "randn_like.default",
+            "randint_like.default",
+        ),
+        *(
+            "new_empty.default",
+            "new_zeros.default",
+            "new_ones.default",
+            "new_full.default",
+            "new_empty_strided.default",
+        ),
+        *(
+            "linalg_vector_norm.default",
+            "norm.Scalar",
+            "linalg__powsum.default",
+            "_foreach_norm.Scalar",
+            "_foreach_powsum.Scalar",
+        ),
+    ]
+)
+
+
+# Rows that are asked about plain shards as well: torch takes an average over blocks of different
+# sizes for one of blocks of one size.
+_AVERAGES = frozenset(
+    name for name in BY_OVERLOAD if "_loss" in name or name.startswith("binary_cross_entropy")
+)
+
+
+# And of these those that torch gets wrong on any shards: a gradient of a mean that it divides by
+# the elements of a shard, a mean whose rows have weights, for which it divides by the number of
+# rows, and reductions of all dims that say so by naming none.
+_WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
+    "soft_margin_loss_backward.default": lambda schema: True,
+    **dict.fromkeys(
+        (
+            "mse_loss_backward.default",
+            "smooth_l1_loss_backward.default",
+            "huber_loss_backward.default",
+        ),
+        lambda schema: schema.args_schema[3] == 1,
+    ),
+    "binary_cross_entropy_backward.default": lambda schema: (
+        len(schema.args_schema) < 5 or schema.args_schema[4] == 1
+    ),
+    **dict.fromkeys(
+        (
+            "sum.dim_IntList",
+            "nansum.default",
+            "mean.dim",
+            "amax.default",
+            "amin.default",
+            "var.correction",
+            "std.correction",
+        ),
+        lambda schema: _names_no_dim(schema),
+    ),
+    "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
+    "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which placements an op needs and gives.
+
+    Attributes:
+        schema: the op, with specs for its tensors.
+        specs: these, in the order of its arguments.
+        stock: torch's own answer to such questions.
+    """
+
+    schema: OpSchema
+    specs: tuple[DTensorSpec, ...]
+    stock: Callable[[OpSchema], Any]
+
+    @property
+    def name(self) -> str:
+        return compat.name_of(self.schema.op)
+
+    @property
+    def is_strided(self) -> bool:
+        return any(compat.split_factors(spec) for spec in self.specs)
+
+    @property
+    def is_sharded(self) -> bool:
+        return any(map(is_sharded, self.specs))
+
+    @property
+    def is_pending(self) -> bool:
+        return any(isinstance(p, Partial) for spec in self.specs for p in spec.placements)
+
+    @property
+    def row(self) -> Row | None:
+        """The op's row in the table of signatures."""
+        row = BY_OVERLOAD.get(self.name)
+        return (
+            POINTWISE
+            if row is None
+            and self.is_strided
+            and compat.is_pointwise(self.schema.op)
+            and not self.is_pending
+            else row
+        )
+
+
+Answer = Callable[[Question], Any]
+
+
+def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
+    """What stands in for the propagator's way from an op on specs to the placements that it needs
+    and gives.
+    """
+
+    def stock(schema: OpSchema) -> Any:
+        """torch's answer; of an op that writes in place to what it has to redistribute first, with
+        the note that what it wrote is to be taken back: torch would go on with the copy, or lose
+        it.
+        """
+        try:
+            found = torchs(schema)
+        except RuntimeError as error:  # since 2.14 it refuses some of them
+            first = schema.args_schema[0] if schema.args_schema else None
+            if (
+                "require placement changes" not in str(error)
+                or compat.is_pointwise(schema.op)
+                or not isinstance(first, DTensorSpec)
+                or not is_sharded(first)
+            ):
+                raise
+            plain = compat.replaced_specs(
+                schema, lambda spec: without((Shard, StridedShard), spec.placements)
+            )
+            return compat.written_back(torchs(plain), plain, schema, first)
+        if (
+            compat.is_in_place(schema.op)
+            and schema.op._schema.is_mutable
+            and compat.moves_first(found, schema)
+        ):
+            return compat.written_back(found, schema, schema, schema.args_schema[0])
+        return found
+
+    def decide(schema: OpSchema) -> Any:
+        question = Question(schema, tuple(compat.specs_of(schema)), stock)
+        answers = (answer(question) for holds, answer in CASES if holds(question))
+        return next(found for found in answers if found is not None)
+
+    return decide
+
+
+def _torchs(question: Question) -> Any:
+    """torch's own answer; where it has no rule at all for an op that has a row here, that of its
+    signature.
+    """
+    try:
+        return question.stock(question.schema)
+    except NotImplementedError:
+        found = None if question.row is None else _signed(question)
+        if found is None:
+            raise
+        return found
+
+
+def _gate(*kinds: type) -> Answer:
+    return lambda question: gated(question.stock, question.name, question.schema, kinds)
+
+
+def _is_written_pointwise(question: Question) -> bool:
+    return question.schema.op._schema.is_mutable and compat.is_pointwise(question.schema.op)
+
+
+def _written_pointwise(question: Question) -> Any:
+    """What is pending has to be finished before it is written to, as in the op that gives a new
+    tensor; the tensor then is what that gives.
+    """
+    schema, stock = question.schema, question.stock
+    try:
+        return as_what_is_written(question.name, schema, question.specs) or stock(schema)
+    except Exception:
+        if compat.is_tracing() or not any(
+            isinstance(p, Partial) for _, spec in compat.written(schema) for p in spec.placements
+        ):
+            raise
+    finished = compat.replaced_specs(schema, lambda spec: without((Partial,), spec.placements))
+    found = as_what_is_written(question.name, finished, compat.specs_of(finished)) or stock(
+        finished
+    )
+    return compat.written_back(found, finished, schema, found.output_spec)
+
+
+def _is_made_anew(question: Question) -> bool:
+    """Whether what comes of the op has nothing to do with what is pending in the operand: torch has
+    such values, the same on each device, be summed.
+    """
+    return question.name in ("empty_like.default", "fill_.Scalar") and question.is_pending
+
+
+def _made_anew(question: Question) -> Any:
+    schema = question.schema
+    if schema.op._schema.is_mutable:  # others may see it, for whom it is pending
+        finished = compat.replaced_specs(schema, lambda spec: without((Partial,), spec.placements))
+        found = question.stock(finished)
+        return compat.written_back(found, finished, schema, found.output_spec)
+    return compat.with_outputs(_torchs(question), lambda spec: without((Partial,), spec.placements))
+
+
+def _is_one_value(question: Question) -> bool:
+    """item(): one value, and the same on every rank, which a pending sum is not."""
+    return question.name == "_local_scalar_dense.default" and any(
+        not isinstance(p, Replicate) for spec in question.specs for p in spec.placements
+    )
+
+
+def _is_drawn_by_ranks(question: Question) -> bool:
+    """Whether the op draws numbers of what views alone have cut, or may have, on a mesh where ranks
+    that draw different amounts would not draw alike again.
+    """
+    if (
+        not question.is_sharded
+        or not compat.draws(question.schema.op)
+        or compat.draws_apart(question.specs[0].mesh)
+    ):
+        return False
+    return question.is_strided or ledger.diverged(question.specs[0].mesh)
+
+
+def _is_extreme_of_nothing(question: Question) -> bool:
+    """Of no elements there is no largest and no smallest: with such an order (see _extreme) torch's
+    norms raise on devices that have none, as does item().
+    """
+    return (
+        question.name in ("linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar")
+        and _extreme(question.schema)
+        and any(map(some_device_is_empty, question.specs))
+    )
+
+
+def _is_derived(question: Question) -> bool:
+    """Whether the op has a row here, and no rule in torch: it would derive one from what the op
+    decomposes to, by trying all placements of all operands at each op within. Of attention that
+    takes half a minute, with a mask much more.
+    """
+    if (
+        question.row is None
+        or question.row is POINTWISE
+        or not compat.is_derived(question.schema.op)
+    ):
+        return False
+    return question.is_sharded and all(spec.mesh.size() > 1 for spec in question.specs)
+
+
+def _is_right_in_torch(question: Question) -> bool:
+    """Whether torch's own answer is known to be right. (A mesh of one device is its stand-in for
+    ops that it decomposes: what holds there is to hold anywhere.)
+    """
+    if not question.is_strided and not _plain_shards_go_wrong(
+        question.name, question.schema, question.specs
+    ):
+        return True
+    if question.row is None and (
+        question.name in VIEWS
+        or question.name in CARRIED
+        or compat.keeps_any_cut(question.schema.op)
+    ):
+        return True
+    return all(spec.mesh.size() == 1 for spec in question.specs)
+
+
+def _signed(question: Question) -> Any | None:
+    row = question.row
+    assert row is not None
+    found = by_signature(row, question.name, question.schema, question.specs)
+    if found is not None:
+        ledger.note(
+            question.specs[0].mesh, partial(_gives_other, question.stock, question.schema, found)
+        )
+    return found
+
+
+# The first that holds, and has an answer.
+CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
+    (_is_drawn_by_ranks, _gate(Shard, StridedShard)),
+    (_is_written_pointwise, _written_pointwise),
+    (_is_made_anew, _made_anew),
+    (_is_one_value, _gate(Shard, StridedShard, Partial)),
+    (_is_extreme_of_nothing, _gate(Shard, StridedShard)),
+    (_is_derived, _signed),
+    (_is_right_in_torch, _torchs),
+    (lambda question: question.row is not None, _signed),
+    (lambda question: question.is_strided and question.row is not POINTWISE, _gate(StridedShard)),
+    (lambda question: True, _torchs),
+)
+
+
+def _gives_other(stock: Callable[[OpSchema], Any], schema: OpSchema, found: Any) -> bool:
+    """Whether torch would have laid out the results otherwise, or raised."""
+    try:
+        theirs = stock(schema)
+    except Exception:
+        return True
+    return compat.placements_of_outputs(theirs) != compat.placements_of_outputs(found)
+
+
+def _plain_shards_go_wrong(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    if name in _WRONG_ON_SHARDS and _WRONG_ON_SHARDS[name](schema):
+        return any(map(is_sharded, specs))
+    return name in _AVERAGES and any(map(is_uneven, specs))
+
+
+def _names_no_dim(schema: OpSchema) -> bool:
+    """Whether the dims of a reduction are an empty list, which stands for all of them."""
+    return len(schema.args_schema) > 1 and schema.args_schema[1] == []
+
+
+def _weighs_rows(schema: OpSchema) -> bool:
+    """Of the mean loss of classes, (scores, targets, weights, reduction, class to ignore), whether
+    its rows count differently: by weights; or, for all that is known, because some are ignored.
+    Torch gets the latter wrong on any shards, where it is left to it: unless a program has shards
+    only here.
+    """
+    weights = schema.args_schema[2]
+    return schema.args_schema[3] == 1 and (
+        isinstance(weights, DTensorSpec) or ledger.diverged(compat.specs_of(schema)[0].mesh)
+    )
+
+
+def _extreme(schema: OpSchema) -> bool:
+    """Whether a norm's order is one that has no value for no elements: infinite or negative."""
+    return any(
+        isinstance(arg, (int, float)) and (arg < 0 or isinf(arg)) for arg in schema.args_schema[1:2]
+    )

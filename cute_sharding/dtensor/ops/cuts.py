@@ -1,0 +1,127 @@
+"""What specs say of cuts, in the terms of signatures, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.compat import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    strided_shard,
+)
+from cute_sharding.dtensor.reading import agree
+from cute_sharding.ops.assign import Part
+from cute_sharding.sharding.deal import kinds_of_device, local_size
+
+
+def is_sharded(spec: DTensorSpec) -> bool:
+    return any(isinstance(p, (Shard, StridedShard)) for p in spec.placements)
+
+
+def is_uneven(spec: DTensorSpec) -> bool:
+    sizes: list[Any] = list(spec.shape)
+    for placement, n in zip(spec.placements, spec.mesh.shape):
+        if isinstance(placement, (Shard, StridedShard)):
+            if compat.is_truly(sizes[placement.dim] % n != 0):
+                return True
+            sizes[placement.dim] //= n
+    return False
+
+
+def some_device_is_empty(spec: DTensorSpec) -> bool:
+    """For the sizes of this call, where they are symbols."""
+    shapes, factors = compat.shapes_at_hand([spec]), compat.factors_at_hand([spec])
+    if shapes is None or factors is None:
+        return False
+    counts = [{n} for n in shapes[0]]
+    for part, parts in zip(parts_of(spec.placements, factors), spec.mesh.shape):
+        if isinstance(part, tuple):
+            d, factor = part
+            counts[d] = {
+                local_size(n, factor, parts, device)
+                for n in counts[d]
+                for device in kinds_of_device(n, factor, parts)
+            }
+    return any(0 in some for some in counts)
+
+
+def can_be_carried(spec: DTensorSpec) -> bool:
+    """Whether all placements are of torch's own kinds, applied left to right or, as far as torch
+    says, in the order of the split factors.
+    """
+    if not all(type(p) in (Shard, StridedShard, Replicate, Partial) for p in spec.placements):
+        return False
+    return (
+        spec.use_strided_shard_as_shard_order
+        or spec.shard_order is None
+        or DTensorSpec.is_default_device_order(spec.shard_order)
+    )
+
+
+def says_what_it_means(
+    specs: Sequence[DTensorSpec], wanted: Sequence[tuple[Placement, ...]]
+) -> bool:
+    """Whether the assignment holds however the placements are read (reading.py): both readings are
+    the same, or one operand alone is cut, as before.
+    """
+    if not compat.is_symbolic(*(tuple(spec.shape) for spec in specs)) and all(
+        agree(spec.shape, spec, some)
+        for spec, placements in zip(specs, wanted)
+        for some in (tuple(spec.placements), placements)
+    ):
+        return True
+    cut = [
+        (spec, placements)
+        for spec, placements in zip(specs, wanted)
+        if any(isinstance(p, (Shard, StridedShard)) for p in (*spec.placements, *placements))
+    ]
+    return len(cut) == 1 and tuple(cut[0][0].placements) == cut[0][1]
+
+
+def without(kinds: tuple[type, ...], placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    return tuple([Replicate() if isinstance(p, kinds) else p for p in placements])
+
+
+def parts_of(placements: Sequence[Placement], factors: dict[int, Any]) -> tuple[Part, ...]:
+    """With the split factors as numbers, those of ``factors``."""
+    result: list[Part] = []
+    for p in placements:
+        if isinstance(p, Partial):
+            result.append(p.reduce_op)
+        elif isinstance(p, StridedShard):
+            result.append(
+                (
+                    p.dim,
+                    next(
+                        n
+                        for n, factor in factors.items()
+                        if compat.size_text(factor) == compat.size_text(p.split_factor)
+                    ),
+                )
+            )
+        else:
+            result.append((p.dim, 1) if isinstance(p, Shard) else None)
+    return tuple(result)
+
+
+def placed(parts: Sequence[Part], factors: dict[int, Any]) -> tuple[Placement, ...]:
+    """The inverse of :func:`parts_of`."""
+    result: list[Placement] = []
+    for part in parts:
+        if isinstance(part, str):
+            result.append(Partial(part))
+        elif part is None:
+            result.append(Replicate())
+        else:
+            result.append(
+                Shard(part[0])
+                if part[1] == 1
+                else strided_shard(part[0], factors.get(part[1], part[1]))
+            )
+    return tuple(result)

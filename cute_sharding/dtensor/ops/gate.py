@@ -1,0 +1,196 @@
+"""The gate: an op of which nothing is known gets what torch would have had. And the functions that
+stand in for torch's of ops that go past the propagator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor import compat, ledger
+from cute_sharding.dtensor.compat import (
+    OpSchema,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from cute_sharding.dtensor.ops.by_signature import by_signature
+from cute_sharding.dtensor.ops.cuts import (
+    some_device_is_empty,
+    without,
+)
+from cute_sharding.dtensor.placements import text
+from cute_sharding.dtensor.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.writes import LIVE, reach, take_back
+from cute_sharding.ops.table import BY_OVERLOAD
+
+
+def gated(
+    stock: Callable[[OpSchema], Any],
+    name: str,
+    schema: OpSchema,
+    kinds: tuple[type, ...] = (StridedShard,),
+) -> Any:
+    """What torch makes of the op with the mesh dims of such placements replicated. What it then
+    writes in place is taken back to the tensor that it was to write to.
+
+    Raises:
+        RuntimeError: the op writes to such a tensor in another way than ``add_``, ``out=`` and
+            batch norms do: what is replicated is another tensor, and the write would be lost.
+    """
+    written = compat.written(schema)
+    is_out = any(compat.is_out(schema.op, argument) for argument, _ in written)
+    if (
+        (is_out or name not in compat.WRITERS)
+        and any(compat.split_factors(spec) for _, spec in written)
+        and not (len(written) == 1 and compat.is_in_place(schema.op))
+    ):
+        if not compat.is_tracing() and all(
+            compat.is_out(schema.op, argument) for argument, _ in written
+        ):
+            count(name, "gate")
+            return compat.as_on_one_device(schema)
+        argument, spec = next(
+            (argument, spec) for argument, spec in written if compat.split_factors(spec)
+        )
+        raise RuntimeError(
+            f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements "
+            f"{text(spec.placements)} ({argument}), which it cannot do rightly, as far as is "
+            "known. "
+            "Redistribute it first, "
+            f".redistribute(placements={list(without(kinds, spec.placements))!r}), and write to "
+            "the result; or take the op that gives a new tensor."
+        )
+    plain = compat.replaced_specs(schema, lambda spec: without(kinds, spec.placements))
+    found = stock(plain)
+    count(name, "gate")
+    logger.debug(
+        "%s: no signature; inputs are redistributed to placements without _StridedShard", name
+    )
+    if (
+        written
+        and name not in compat.WRITERS
+        and tuple(compat.written(plain)[0][1].placements) != tuple(written[0][1].placements)
+    ):
+        return compat.written_back(found, plain, schema, written[0][1])
+    return compat.from_other_specs(found, plain)
+
+
+def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in for torch's function of an op that goes past the propagator: on tensors of
+    which it is not known to be right, the op by its signature; else torch's, on tensors without
+    _StridedShard.
+
+    To ops other than convolutions all of such a tensor is given: of a shard beside a replica 2.15
+    gets the placements of the result wrong.
+    """
+
+    def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = compat.name_of(op)
+        tensors = [leaf for leaf in (*args, *kwargs.values()) if compat.is_dtensor(leaf)]
+        if name.startswith("convolution"):
+            strays = any(
+                isinstance(leaf, torch.Tensor) and not compat.is_dtensor(leaf) for leaf in args
+            )  # torch takes these for replicas
+            if all(tensor.device_mesh.size() == 1 for tensor in tensors) or (
+                not strays and _is_right_on(tensors, args)
+            ):
+                return stock(op, args, kwargs)
+            if strays:
+                args = tuple(
+                    [
+                        compat.as_replica(leaf, tensors[0].device_mesh)
+                        if isinstance(leaf, torch.Tensor) and not compat.is_dtensor(leaf)
+                        else leaf
+                        for leaf in args
+                    ]
+                )
+                return (
+                    handler(op, args, kwargs) if compat.takes_strays() else stock(op, args, kwargs)
+                )
+            schema = compat.schema_of(op, args, kwargs)
+            found = by_signature(BY_OVERLOAD[name], name, schema, compat.specs_of(schema))
+            if found is not None:
+                ledger.note(tensors[0].device_mesh, lambda: True)
+                return compat.run_as(op, args, found, redistribute_local_tensor)
+        elif not any(
+            compat.split_factors(tensor._spec) or some_device_is_empty(tensor._spec)
+            for tensor in tensors
+        ):
+            return stock(op, args, kwargs)
+
+        def plain(leaf: Any) -> Any:
+            return (
+                compat.with_placements(
+                    leaf, [Replicate()] * leaf.device_mesh.ndim, redistribute_local_tensor
+                )
+                if compat.is_dtensor(leaf)
+                else leaf
+            )
+
+        count(name, "gate")
+        return stock(
+            op, tuple(map(plain, args)), {key: plain(value) for key, value in kwargs.items()}
+        )
+
+    return handler
+
+
+def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What takes an op that writes to some of its arguments and gives back other tensors: where
+    these arguments are moved first, what is written to the copies is taken back.
+    """
+    results, moved = compat.run_slowly(op, args, kwargs)
+    take_back(op, args, kwargs, moved)
+    if LIVE:
+        reach(op, args, kwargs)
+    return results
+
+
+def _is_right_on(tensors: Sequence[Any], args: Sequence[Any]) -> bool:
+    """Whether torch's convolution of those arguments, or its gradient, is known to be right: all is
+    replicated, or, on a mesh of one dim, images are cut evenly by number or by their last dim.
+    """
+    images, at = (
+        (1, 3) if len(args) == 9 else (2, 4)
+    )  # input, weight, bias, stride, ... and gradient, input, weight, sizes of bias, stride, ...
+    weight, options = tensors[images], args[at : at + 3]
+    cut = [
+        (tensor, p) for tensor in tensors for p in tensor.placements if not isinstance(p, Replicate)
+    ]
+    mesh = weight.device_mesh
+    return all(
+        isinstance(p, Shard)
+        and any(tensor is image for image in tensors[:images])
+        and mesh.ndim == 1
+        and compat.is_truly(tensor.shape[p.dim] % mesh.size() == 0)
+        and (
+            p.dim == 0
+            or (
+                p.dim == tensor.ndim - 1 == 3
+                and _halo_is_right(
+                    tensor.shape[-1] // mesh.size(),
+                    weight.shape[-1],
+                    *[option[-1] for option in options],
+                    mesh=mesh,
+                )
+            )
+        )
+        for tensor, p in cut
+    )
+
+
+def _halo_is_right(
+    width: Any, kernel: Any, stride: int, padding: int, dilation: int, *, mesh: Any
+) -> bool:
+    """Whether what torch's neighbours in the world tell one another is what they need: of an image
+    that keeps its width, or of tiles that need nothing (torch/distributed/tensor/_tp_conv.py).
+    """
+    if dilation != 1 or mesh.size() != compat.world_size():
+        return False
+    return (padding == 0 and stride == kernel and width % stride == 0) or (
+        stride == 1 and kernel % 2 == 1 and padding == kernel // 2 != 0 and width >= padding
+    )

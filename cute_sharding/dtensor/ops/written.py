@@ -1,0 +1,110 @@
+"""Pointwise ops that write: their other operands are brought to the cut of what is written to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.compat import (
+    DTensorSpec,
+    OpSchema,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    strided_shard,
+)
+from cute_sharding.dtensor.ops.cuts import (
+    can_be_carried,
+    is_uneven,
+    says_what_it_means,
+)
+from cute_sharding.dtensor.placements import text
+from cute_sharding.dtensor.stats import count, logger
+
+
+def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
+    """The sharding of a pointwise op that writes to a tensor, or to each of a list: its other
+    operands are brought to the cut of what it writes to.
+
+    torch does so only for cuts that are even, or that some element falls to every device of; for
+    others it raises. None where that is torch's: all have one cut, cuts are plain and even, or what
+    is written to is a pending reduction.
+    """
+    wanted, differ = [], False
+    targets = [
+        [spec for spec in found if spec is not None]
+        for is_written, found in compat.arguments(schema)
+        if is_written
+    ]
+    for is_written, found in compat.arguments(schema):
+        for i, spec in enumerate(found):
+            of = next(
+                (
+                    some[i] if len(some) == len(found) else some[0]
+                    for some in targets
+                    if len(some) in (1, len(found))
+                ),
+                None,
+            )
+            if spec is None or of is None:
+                return None
+            wanted.append(tuple(spec.placements) if is_written else _following(of, spec))
+            differ = differ or tuple(of.placements) != tuple(spec.placements)
+            if is_written and tuple(of.placements) != tuple(spec.placements):
+                return None
+    mesh = specs[0].mesh
+    if (
+        not differ
+        or any(spec.mesh != mesh for spec in specs)
+        or not all(map(can_be_carried, specs))
+    ):
+        return None
+    written = [spec for some in targets for spec in some]
+    if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(
+        compat.split_factors(spec)
+        or is_uneven(spec)
+        or any(compat.is_truly(n == 0) for n in spec.shape)
+        for spec in written
+    ):
+        return None
+    flags = {spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec)}
+    if len(flags) > 1 or (True in flags and not says_what_it_means(specs, wanted)):
+        return None
+    count(name, "signature")
+    logger.debug("%s: operands as what is written: %s", name, ", ".join(map(text, wanted)))
+    return compat.op_sharding(
+        schema,
+        specs,
+        wanted,
+        [tuple(spec.placements) for spec in written],
+        compat.output_metas(schema),
+        as_order=True in flags,
+    )
+
+
+def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, ...]:
+    """The placements with which a device has of the operand, which may be broadcast, what it needs
+    for its part of what is written.
+    """
+    before = len(written.shape) - len(operand.shape)
+
+    def placed(p: Placement) -> Placement:
+        if (
+            not isinstance(p, (Shard, StridedShard))
+            or p.dim < before
+            or (
+                compat.is_truly(operand.shape[p.dim - before] == 1)
+                and not compat.is_truly(written.shape[p.dim] == 1)
+            )
+        ):
+            return Replicate()
+        return (
+            Shard(p.dim - before)
+            if isinstance(p, Shard)
+            else strided_shard(p.dim - before, p.split_factor)
+        )
+
+    return tuple([placed(p) for p in written.placements])

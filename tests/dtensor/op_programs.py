@@ -1,0 +1,219 @@
+"""Small programs of ops beside views, and how what comes of them is compared with one device."""
+
+import torch
+import torch.nn.functional as F
+from simulation import distribute, mesh_of, plain
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import cute_sharding
+from cute_sharding.dtensor import ledger
+
+
+def S(dim, split_factor=2):
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+def values(*shape):
+    """Small numbers, no two of which are equal."""
+    with plain():
+        n = torch.Size(shape).numel()
+        return (
+            (torch.arange(float(n)) * 7919 % 101 + torch.arange(float(n)) / 1000) / 50 - 1
+        ).reshape(shape)
+
+
+def index(*shape, below):
+    with plain():
+        return (torch.arange(torch.Size(shape).numel()) * 5 % below).reshape(shape)
+
+
+# (what is computed, its tensors; those of integers are indices)
+PROGRAMS = {
+    "mm": (torch.mm, (6, 8), (8, 10)),
+    "bmm": (torch.bmm, (4, 6, 5), (4, 5, 3)),
+    "mv": (torch.mv, (6, 8), (8,)),
+    "dot": (torch.dot, (9,), (9,)),
+    "addmm": (torch.addmm, (10,), (6, 8), (8, 10)),
+    "addmm, a matrix": (torch.addmm, (6, 10), (6, 8), (8, 10)),
+    "baddbmm": (torch.baddbmm, (4, 6, 3), (4, 6, 5), (4, 5, 3)),
+    "linear": (F.linear, (3, 4, 8), (10, 8), (10,)),
+    "matmul": (torch.matmul, (2, 3, 4, 5), (5, 6)),
+    "softmax": (lambda x: x.softmax(1), (4, 6, 5)),
+    "log_softmax": (lambda x: x.log_softmax(-1), (4, 6)),
+    "cumsum": (lambda x: x.cumsum(0), (6, 5)),
+    "sort": (lambda x: x.sort(1).values, (4, 6)),
+    "topk": (lambda x: x.topk(3, dim=0).values, (6, 5)),
+    "max along a dim": (lambda x: x.max(1).values, (4, 6)),
+    "kthvalue": (lambda x: x.kthvalue(2, dim=1).values, (4, 6)),
+    "flip": (lambda x: x.flip(1), (4, 6)),
+    "roll": (lambda x: x.roll(2, 0), (4, 6)),
+    "t": (lambda x: x.t() @ x, (4, 6)),
+    "diagonal": (lambda x: x.diagonal(), (3, 4, 6)),
+    "tril": (lambda x: x.tril(), (3, 4, 6)),
+    "sum": (lambda x: x.sum(), (4, 6)),
+    "sum along a dim": (lambda x: x.sum(1), (4, 6, 3)),
+    "sum, kept": (lambda x: x.sum((0, 2), keepdim=True), (4, 6, 3)),
+    "mean": (lambda x: x.mean(), (4, 6)),
+    "mean along a dim": (lambda x: x.mean(0), (5, 6)),
+    "amax": (lambda x: x.amax((0, 1)), (4, 6, 3)),
+    "amin, kept": (lambda x: x.amin(1, keepdim=True), (4, 6)),
+    "max": (lambda x: x.max(), (4, 6)),
+    "logsumexp": (lambda x: x.logsumexp(1), (4, 6)),
+    "var": (lambda x: x.var(1), (4, 6)),
+    "std": (lambda x: x.std(), (4, 6)),
+    "prod": (lambda x: x.detach().prod(1), (4, 5)),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), (4, 3, 6), (6,), (6,)),
+    "layer_norm, bare": (lambda x: F.layer_norm(x, (3, 6)), (4, 3, 6)),
+    "gather": (lambda x, i: x.gather(1, i), (4, 6), index(4, 3, below=6)),
+    "scatter_add": (lambda x, i, s: x.scatter_add(1, i, s), (4, 6), index(4, 3, below=6), (4, 3)),
+    "gather of one row": (lambda x, i: x.gather(1, i), (4, 6), index(1, 3, below=6)),
+    "scatter to one row": (
+        lambda x, i: x.detach().scatter(1, i, 5.0),
+        (4, 6),
+        index(1, 3, below=6),
+    ),
+    "index_select": (lambda x, i: x.index_select(1, i), (4, 6), index(5, below=6)),
+    "embedding": (lambda i, w: F.embedding(i, w), index(4, 6, below=9), (9, 6)),
+    "cat": (lambda x, y: torch.cat([x, y], 1), (4, 6), (4, 3)),
+    "stack": (lambda x, y: torch.stack([x, y], 1), (4, 6), (4, 6)),
+    "split": (
+        lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.split(4, 1))], 0),
+        (4, 12),
+    ),
+    "chunk": (lambda x: sum(part * i for i, part in enumerate(x.chunk(3, 0))), (6, 4)),
+    "unbind": (lambda x: sum(part * i for i, part in enumerate(x.unbind(0))), (3, 8)),
+    "select": (lambda x: x[:, 2], (4, 6, 3)),
+    "slice": (lambda x: x[1:3], (6, 8)),
+    "slice with steps": (lambda x: x[:, ::2], (4, 6)),
+    "a whole slice": (lambda x: x[:, :], (4, 6)),
+    "mse_loss": (F.mse_loss, (2, 9), (2, 9)),
+    "mse_loss, sum": (lambda x, y: F.mse_loss(x, y, reduction="sum"), (2, 9), (2, 9)),
+    "mse_loss, none": (lambda x, y: F.mse_loss(x, y, reduction="none"), (2, 9), (2, 9)),
+    "smooth_l1_loss": (F.smooth_l1_loss, (2, 9), (2, 9)),
+    "huber_loss": (F.huber_loss, (2, 9), (2, 9)),
+    "soft_margin_loss": (lambda x, y: F.soft_margin_loss(x, y.detach()), (2, 9), (2, 9)),
+    "bce": (lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()), (2, 9), (2, 9)),
+    "bce with logits": (
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+        (2, 9),
+        (2, 9),
+    ),
+    "l1_loss": (F.l1_loss, (2, 9), (2, 9)),
+    "cross_entropy": (lambda x, i: F.cross_entropy(x, i), (6, 5), index(6, below=5)),
+    "cross_entropy, weighted": (
+        lambda x, i, w: F.cross_entropy(x, i, w.detach().exp()) + w.sum(),
+        (6, 5),
+        index(6, below=5),
+        (5,),
+    ),
+    "cross_entropy, all": (
+        lambda x, i: F.cross_entropy(x, i, reduction="none"),
+        (6, 5),
+        index(6, below=5),
+    ),
+    "cross_entropy, summed": (
+        lambda x, i: F.cross_entropy(x, i, reduction="sum"),
+        (6, 5, 4),
+        index(6, 4, below=5),
+    ),
+    # no signature: the gate
+    "conv2d": (lambda x, w: F.conv2d(x, w), (4, 2, 5, 5), (3, 2, 2, 2)),
+    "conv1d": (lambda x, w, b: F.conv1d(x, w, b), (2, 4, 6), (6, 4, 3), (6,)),
+    "argmax": (lambda x: x.argmax(1), (4, 6)),
+    "argmin of all": (lambda x: x.argmin(), (4, 6)),
+    "attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        (2, 4, 6, 8),
+        (2, 4, 6, 8),
+        (2, 4, 6, 8),
+    ),
+    "attention with a mask": (
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        (2, 4, 6, 8),
+        (2, 4, 5, 8),
+        (2, 4, 5, 8),
+        (2, 1, 6, 5),
+    ),
+    "attention with a mask for all": (
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        (2, 4, 6, 8),
+        (2, 4, 5, 8),
+        (2, 4, 5, 8),
+        (6, 5),
+    ),
+    "inverse": (
+        lambda x: torch.linalg.inv(
+            x + 3 * torch.eye(4)
+            if not isinstance(x, DTensor)
+            else x
+            + DTensor.from_local(
+                3 * torch.eye(4), x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False
+            )
+        ),
+        (3, 4, 4),
+    ),
+    # torch's own rules
+    "pointwise": (lambda x, y: (x * y + x).exp().clamp(0, 2), (4, 6), (4, 6)),
+    "where": (lambda x, y: torch.where(x > 0, x, y), (4, 6), (4, 6)),
+    "norm": (lambda x: torch.linalg.vector_norm(x), (4, 6)),
+}
+GATED = ("conv2d", "conv1d", "inverse")
+MESHES = [(3,), (2, 2)]
+DRAWS = 1
+
+
+def uneven(shape, placements, mesh):
+    return any(
+        isinstance(p, (Shard, _StridedShard)) and shape[p.dim] % n for p, n in zip(placements, mesh)
+    )
+
+
+def assert_close(actual, expected, case):
+    assert isinstance(actual, DTensor) and actual.shape == expected.shape, case
+    with cute_sharding.enabled(redistribution=True):
+        whole = actual.redistribute(placements=[Replicate()] * actual.device_mesh.ndim).to_local()
+    for rank, got in getattr(whole, "_local_tensors", {0: whole}).items():
+        with plain():
+            assert torch.allclose(got.detach(), expected, rtol=1e-4, atol=1e-5), (
+                f"{case}: rank {rank}: {got} is not {expected}"
+            )
+
+
+def compare(function, fulls, mesh, placements, case):
+    with plain():
+        singles = [full.clone().requires_grad_(full.is_floating_point()) for full in fulls]
+        expected = function(*singles)
+        gradient = values(*expected.shape) + 0.5
+        leaves = [x for x in singles if x.requires_grad]
+        wanted = (
+            torch.autograd.grad(expected, leaves, gradient, allow_unused=True)
+            if expected.requires_grad
+            else ()
+        )
+    with cute_sharding.enabled():
+        ledger.note(
+            mesh_of(mesh),
+            lambda: True,
+            # as after a view that torch would have redistributed for: strict views do not refuse
+            # then
+        )
+        tensors = [
+            distribute(full, mesh, p, requires_grad=full.is_floating_point())
+            for full, p in zip(fulls, placements)
+        ]
+        result = function(*tensors)
+        leaves = [x for x in tensors if x.requires_grad]
+        given = [Replicate() if isinstance(p, Partial) else p for p in result.placements]
+        grads = (
+            torch.autograd.grad(
+                result, leaves, distribute(gradient, mesh, given), allow_unused=True
+            )
+            if wanted
+            else ()
+        )
+    assert_close(result.detach(), expected.detach(), case)
+    for x, y in zip(grads, wanted, strict=True):
+        assert (x is None) == (y is None), case
+        if x is not None:
+            assert_close(x, y, f"{case}, gradient")
