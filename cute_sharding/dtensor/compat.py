@@ -1631,6 +1631,7 @@ WRITERS = {
         (
             "native_batch_norm.default",
             "_native_batch_norm_legit.default",
+            "_batch_norm_with_update.default",
             "cudnn_batch_norm.default",
             "miopen_batch_norm.default",
         ),

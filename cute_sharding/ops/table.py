@@ -253,6 +253,14 @@ def _batch_norm(
     return f"{', '.join(operands)} -> {images}, {kept}, {kept}"
 
 
+def _batch_norm_with_update(
+    x: Shape, weight: Any, bias: Any, mean: Any, variance: Any, *_: Any
+) -> str | None:
+    """And room for what a backend keeps, of which there is none on CPUs."""
+    pattern = _batch_norm(x, weight, bias, mean, variance, True)
+    return None if pattern is None else f"{pattern}, 0"
+
+
 def _batch_norm_backward(gradient: Shape, x: Shape, *given: Any) -> str | None:
     """Of (weight, mean, variance, what was kept of both, ...)."""
     if len(x) < 2:
@@ -612,6 +620,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         ("native_batch_norm.default", "_native_batch_norm_legit.default"), _batch_norm, filled=True
     ),
+    Row(("_batch_norm_with_update.default",), _batch_norm_with_update, filled=True),
     Row(("native_batch_norm_backward.default",), _batch_norm_backward, filled=True),
     Row(("_fused_rms_norm.default",), _rms_norm),
     Row(("_fused_rms_norm_backward.default",), _rms_norm_backward, "sum"),

@@ -63,6 +63,7 @@ PROGRAMS = {
     "var": (lambda x: x.var(1), (4, 6)),
     "std": (lambda x: x.std(), (4, 6)),
     "prod": (lambda x: x.detach().prod(1), (4, 5)),
+    "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (5, 4, 3), (4,), (4,)),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), (4, 3, 6), (6,), (6,)),
     "layer_norm, bare": (lambda x: F.layer_norm(x, (3, 6)), (4, 3, 6)),
     "gather": (lambda x, i: x.gather(1, i), (4, 6), index(4, 3, below=6)),

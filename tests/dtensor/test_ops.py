@@ -404,3 +404,28 @@ def test_ignored_rows_after_a_view_that_is_free_here_alone():
         assert_close(
             F.cross_entropy(x, distribute(target, (2,), [Replicate()])), expected, "ignored rows"
         )
+
+
+def test_ops_that_torch_refuses_after_a_view_that_is_free_here_alone():
+    """Where stock's view made a replica of it, unbind is right."""
+    with plain():
+        expected = values(6, 4).unbind(1)
+    with ranks_of((2,)), cute_sharding.enabled():
+        with pytest.raises(RuntimeError, match="unbind"):  # as on stock
+            distribute(values(6, 4), (2,), [Shard(1)]).unbind(1)
+        x = distribute(values(6, 4), (2,), [Shard(1)]).view(2, 12).view(6, 4)
+        assert any(isinstance(p, (Shard, _StridedShard)) for p in x.placements)
+        x = x.redistribute(placements=[Shard(1)])
+        for i, (got, wanted) in enumerate(zip(x.unbind(1), expected, strict=True)):
+            assert_close(got, wanted, f"row {i}")
+        with pytest.raises(RuntimeError, match="out of range"):
+            x.unbind(2)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), S(0)], ids=str)
+def test_gradients_of_norms_of_groups(placement):
+    """torch tells the op the global sizes, and it raises on shards."""
+    function, *shapes = PROGRAMS["group_norm"]
+    placements = [[placement], [Replicate()], [Replicate()]]
+    with ranks_of((2,)):
+        compare(function, [values(*s) for s in shapes], (2,), placements, "norm of groups")
