@@ -505,10 +505,8 @@ class Tracing:
                 ),
                 (_placement_types, "_guarded_hint_int", self._number),
             )
-            for op in (
-                getattr(torch.ops.aten.squeeze_, name) for name in ("default", "dim", "dims")
-            ):
-                _handlers().setdefault(op, _squeeze_in_place)
+            for name, handler in _VIEWS_IN_PLACE.items():
+                _handlers().setdefault(overload(name), handler)
         except BaseException:
             self.restore()
             raise
@@ -573,7 +571,7 @@ class Tracing:
         return attributes + [
             f"the handler of {op}"
             for op, handler in _handlers().items()
-            if handler is _squeeze_in_place
+            if handler in _VIEWS_IN_PLACE.values()
         ]
 
     @classmethod
@@ -596,7 +594,8 @@ class Tracing:
 
     def restore(self) -> None:
         Tracing.settles, Tracing._in_force = False, None
-        for op in [op for op, handler in _handlers().items() if handler is _squeeze_in_place]:
+        ours = [op for op, kept in _handlers().items() if kept in _VIEWS_IN_PLACE.values()]
+        for op in ours:
             del _handlers()[op]
         while self._stock:
             owner, name, value = self._stock.pop()
@@ -828,6 +827,29 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         tensor._local_tensor.squeeze_(tuple(gone))
     tensor._spec = squeezed._spec
     return return_and_correct_aliasing(op, args, kwargs, tensor)
+
+
+def _turn_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``t_``, ``transpose_`` and ``unsqueeze_`` of a DTensor, for which torch has no rule: the view
+    that gives a new tensor is free on any placements, so spec and local tensor change alike.
+    """
+    tensor, *arguments = args
+    turned = _TURNS[name_of(op)](tensor, *arguments, **kwargs)
+    if tensor._spec.mesh._is_current_rank_part_of_mesh():
+        op(tensor._local_tensor, *arguments, **kwargs)
+    tensor._spec = turned._spec
+    return return_and_correct_aliasing(op, args, kwargs, tensor)
+
+
+_TURNS = {
+    "t_.default": torch.ops.aten.t.default,
+    "transpose_.default": torch.ops.aten.transpose.int,
+    "unsqueeze_.default": torch.ops.aten.unsqueeze.default,
+}
+_VIEWS_IN_PLACE = {
+    **dict.fromkeys(("squeeze_.default", "squeeze_.dim", "squeeze_.dims"), _squeeze_in_place),
+    **dict.fromkeys(_TURNS, _turn_in_place),
+}
 
 
 def _handlers() -> dict[Any, Any]:

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 import torch
 from enumeration import shapes_of
-from simulation import assert_holds, distribute, mesh_of, number, placements_of, ranks_of
+from simulation import assert_holds, distribute, mesh_of, number, placements_of, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -312,6 +312,34 @@ def test_squeeze_in_place(args):
         assert tensor.squeeze_(*args) is tensor
     assert tensor.shape == (4, 4) and tensor.placements == (Shard(1),)
     assert torch.equal(tensor.to_local(), torch.arange(8.0).reshape(4, 2))
+
+
+TURNS = {
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: x.transpose_(0, -1),
+    "swapaxes_": lambda x: x.swapaxes_(1, 0),
+    "unsqueeze_": lambda x: x.unsqueeze_(1),
+}
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), _StridedShard(1, split_factor=2)])
+@pytest.mark.parametrize("name", TURNS)
+def test_turns_in_place(name, placement):
+    """torch has no rule for them. The spec and the local tensor go together, and what follows is
+    right; without us they raise, as ever.
+    """
+    full = number((5, 6))
+    with ranks_of((2,)):
+        with pytest.raises(NotImplementedError):
+            TURNS[name](distribute(full, (2,), [Replicate()]))
+        with cute_sharding.enabled():
+            tensor = distribute(full, (2,), [placement])
+            assert TURNS[name](tensor) is tensor
+            with plain():
+                expected = TURNS[name](full.clone())
+            assert tensor.shape == expected.shape and tensor.stride() == expected.stride()
+            assert_holds(tensor.redistribute(placements=[Replicate()]), expected)
+            assert_holds((tensor + 1).redistribute(placements=[Replicate()]), expected + 1)
 
 
 def test_a_dim_that_is_squeezed_away_must_be_whole():
