@@ -56,16 +56,12 @@ def compose_leaves(
     if not _static(leaves, form):
         return compose_symbolic(a, leaves, b or from_leaves(leaves), form)
     if empty:
-        if any(n > 1 and d for n, d in leaves) and all(n for n, _ in leaves):
-            raise LayoutError(
-                f"composition({a!r}, {b or from_leaves(leaves)!r}): B reaches beyond index 0, the "
-                "only one A has"
-            )
+        if any(n > 1 and d for n, d in leaves):
+            return _beyond(a, leaves, b, "B reaches beyond index 0, the only one A has")
         return [[(n, 0)] for n, _ in leaves]
     result: list[list[tuple[int, int]]] = []
-    carries = [0] * len(
-        jumps
-    )  # for each jump, the largest sum of remainders that an index of B reaches
+    # For each jump, the largest sum of remainders that an index of B reaches.
+    carries = [0] * len(jumps)
     for n, d in leaves:
         if n <= 1 or d == 0:
             if n == 0:
@@ -73,12 +69,7 @@ def compose_leaves(
             result.append([(n, 0)])
             continue
         if d < 0:
-            if not all(n for n, _ in leaves):
-                return [[(n, 0)] for n, _ in leaves]
-            raise LayoutError(
-                f"composition({a!r}, {b or from_leaves(leaves)!r}): leaf {n}:{d} of B reaches the "
-                f"negative index {d}"
-            )
+            return _beyond(a, leaves, b, f"leaf {n}:{d} of B reaches the negative index {d}")
         modes: list[tuple[int, int]] = []
         while True:
             run, value, clash = n, slope * d, 0
@@ -88,19 +79,14 @@ def compose_leaves(
                 value += c * whole
                 remainders.append(rest)
                 if rest and run * rest >= q + rest:
-                    run, clash = (
-                        -(-q // rest),
-                        q,
-                    )  # after so many steps of d the remainders carry across q
+                    # After so many steps of d the remainders carry across q.
+                    run, clash = -(-q // rest), q
             if n % run:
-                return _compose_rarely(
-                    a,
-                    leaves,
-                    b,
-                    form,
+                why = (
                     f"leaf {n}:{d} of B crosses {_boundary(a, clash)}, after {run} steps, and "
-                    f"{run} does not divide {n}",
+                    f"{run} does not divide {n}"
                 )
+                return _compose_rarely(a, leaves, b, form, why)
             for j, rest in enumerate(remainders):
                 carries[j] += (run - 1) * rest
             modes.append((run, value))
@@ -112,15 +98,21 @@ def compose_leaves(
         result.append(modes)
     for (q, _), carry in zip(jumps, carries, strict=True):
         if carry >= q:
-            return _compose_rarely(
-                a,
-                leaves,
-                b,
-                form,
-                f"leaves {', '.join(f'{n}:{d}' for n, d in leaves if n > 1 and d % q)} of B carry "
-                f"across {_boundary(a, q)}",
-            )
+            these = ", ".join(f"{n}:{d}" for n, d in leaves if n > 1 and d % q)
+            why = f"leaves {these} of B carry across {_boundary(a, q)}"
+            return _compose_rarely(a, leaves, b, form, why)
     return result
+
+
+def _beyond(
+    a: Layout, leaves: Sequence[tuple[int, int]], b: Layout | None, why: str
+) -> list[list[tuple[int, int]]]:
+    """A composition with leaves of B that reach where A has no value: an error, but where B is
+    empty and reaches nothing.
+    """
+    if all(n for n, _ in leaves):
+        raise LayoutError(f"composition({a!r}, {b or from_leaves(leaves)!r}): {why}")
+    return [[(n, 0)] for n, _ in leaves]
 
 
 def _static(leaves: Sequence[tuple[Int, Int]], form: Jumps) -> bool:

@@ -43,35 +43,10 @@ def compose_symbolic(
         while True:
             run, remainders, value = n, [], form.slope * d
             for q, c in form.jumps:
-                if type(q) is int and type(d) is int:
-                    whole, rest = divmod(d, q)
-                    value = value + c * whole
-                    remainders.append(rest)
-                    if rest and not is_nonnegative(q - 1 - (n - 1) * rest):
-                        met = -(-q // rest)
-                        if run is n or is_less(met, run):
-                            run = met
-                    continue
-                if divides(q, d):
-                    remainders.append(0)
-                    value = value + c * quotient(d, q)
-                    continue
-                # From here on d < q: the jump is beyond reach, or it is met after exactly q / d
-                # steps.
-                if is_nonnegative(q - 1 - (n - 1) * d):
-                    remainders.append(d)
-                    continue
-                aligned = divides(d, q)
-                if aligned is None:
-                    raise Undecided(divisibility(q, d), context)
-                if not aligned:
-                    raise LayoutError(
-                        f"{context} is not a layout for all values: leaf {n}:{d} of B crosses a "
-                        f"mode boundary of A, {q}"
-                    )
-                met = quotient(q, d)
-                remainders.append(d)
-                if run is n or is_less(met, run):
+                whole, rest, met = _at_jump(q, n, d, context)
+                value = value + c * whole
+                remainders.append(rest)
+                if met is not None and (run is n or is_less(met, run)):
                     run = met
             if run is not n:
                 if is_zero(run - n):
@@ -97,3 +72,27 @@ def compose_symbolic(
                 f"a mode boundary of A, {q}"
             )
     return result
+
+
+def _at_jump(q: Int, n: Int, d: Int, context: str) -> tuple[Int, Int, Int | None]:
+    """What n steps of d do at the multiples of q: how many a step passes over, what is left of the
+    step, and after how many steps that meets the next one, None for never.
+    """
+    if type(q) is int and type(d) is int:
+        whole, rest = divmod(d, q)
+        beyond_reach = rest == 0 or is_nonnegative(q - 1 - (n - 1) * rest)
+        return whole, rest, None if beyond_reach else -(-q // rest)
+    if divides(q, d):
+        return quotient(d, q), 0, None
+    # From here on d < q: the jump is beyond reach, or it is met after exactly q / d steps.
+    if is_nonnegative(q - 1 - (n - 1) * d):
+        return 0, d, None
+    aligned = divides(d, q)
+    if aligned is None:
+        raise Undecided(divisibility(q, d), context)
+    if not aligned:
+        raise LayoutError(
+            f"{context} is not a layout for all values: leaf {n}:{d} of B crosses a mode boundary "
+            f"of A, {q}"
+        )
+    return 0, d, quotient(q, d)
