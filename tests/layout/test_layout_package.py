@@ -21,7 +21,7 @@ WITH_EXAMPLES = {
     for name in (
         "layout",
         *(f"algebra.{family}" for family in ("modes", "compose", "divide", "product", "inverse")),
-        "symbolic",
+        "symbolic.assumptions",
     )
 }
 
