@@ -85,6 +85,56 @@ def test_imports_run_downward(path):
         )
 
 
+# Downward within the algebra, as its files may import: what stands before them. A package's name is
+# its face, which is above its files.
+LAYOUT = [
+    "cute_sharding.layout.errors",
+    *(
+        f"cute_sharding.layout.symbolic.{name}"
+        for name in (
+            "expressions",
+            "facts",
+            "assumptions",
+            "coefficients",
+            "normal",
+            "proofs",
+            "questions",
+        )
+    ),
+    "cute_sharding.layout.symbolic",
+    "cute_sharding.layout.layout",
+    *(
+        f"cute_sharding.layout.algebra.{name}"
+        for name in (
+            "tiler",
+            "modes",
+            "jumps",
+            "compose_symbolic",
+            "compose",
+            "divide",
+            "product",
+            "inverse",
+        )
+    ),
+    "cute_sharding.layout.algebra",
+    "cute_sharding.layout.size",
+    "cute_sharding.layout",
+]
+
+
+def test_imports_within_the_algebra_run_downward():
+    paths = {module_name(path): path for path in FILES if layer_of(module_name(path)) == "layout"}
+    assert sorted(paths) == sorted(LAYOUT)
+    for position, importer in enumerate(LAYOUT):
+        for name, line, _ in imports(paths[importer]):
+            of = [module for module in LAYOUT if f"{name}.".startswith(f"{module}.")]
+            if of:
+                imported = max(of, key=len)
+                assert imported in LAYOUT[:position], (
+                    f"{paths[importer]}:{line}: {importer} must not import {imported}"
+                )
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_adapter_imports_torch(path):
     if layer_of(module_name(path)) == ADAPTER:

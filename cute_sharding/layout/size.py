@@ -3,7 +3,7 @@
 A :class:`Size` is a sympy expression in positive integer symbols that computes like an int. Its
 comparisons are answered at once, True or False, and never guessed:
 
-1. by proof, from the expressions and the facts in force (cute_sharding/layout/symbolic.py);
+1. by proof, from the expressions and the facts in force (cute_sharding/layout/symbolic);
 2. else by what holds *now*, if there is someone to ask (:func:`asking`: a compiler, that knows the
    sizes of the call it is compiling for, and can have the answer checked before each later call).
    Asked is the weakest fact that settles the comparison: a divisibility that the comparison's

@@ -55,8 +55,8 @@ def random_pair(rng):
 
 
 def cancelling_pair(rng):
-    """A's jumps (see algebra.py) are equal and opposite, so that a composition may exist although
-    it crosses them.
+    """A's jumps (see layout/algebra/jumps.py) are equal and opposite, so that a composition may
+    exist although it crosses them.
     """
     sizes = [rng.choice((2, 2, 3, 4)) for _ in range(rng.randint(1, 3))]
     strides = [rng.randint(-2, 3)]

@@ -1,0 +1,44 @@
+"""What tiles a layout, and operations by it mode by mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from cute_sharding.layout.errors import LayoutError
+from cute_sharding.layout.layout import Layout, make_layout
+
+# A tiler: a layout, an int n for the layout n:1, None for "leave this mode", or a tuple of tilers,
+# one a mode.
+Tiler: TypeAlias = "Layout | int | Sequence[Tiler] | None"
+
+
+def by_mode(
+    operation: Callable[[Layout, Tiler], Layout], a: Layout, tiler: Sequence[Tiler]
+) -> Layout:
+    """``operation`` on each mode by its tiler; a mode without one, or with None, stays."""
+    if a.rank < len(tiler):
+        raise LayoutError(f"the tiler {tiler} names {len(tiler)} modes; {a!r} has {a.rank}")
+    modes = tuple(a)
+    return make_layout(
+        *(m if t is None else operation(m, t) for m, t in zip(modes, tiler, strict=False)),
+        *modes[len(tiler) :],
+    )
+
+
+def unzip(operation: Callable[[Layout, Tiler], Layout], a: Layout, tiler: Tiler) -> Layout:
+    """``operation`` mode by mode, the first halves gathered into mode 0 and the second halves into
+    mode 1.
+    """
+    if tiler is None:
+        return make_layout(Layout(1, 0), a)
+    if not isinstance(tiler, (tuple, list)):
+        return operation(a, tiler)
+    if a.rank < len(tiler):
+        raise LayoutError(f"the tiler {tiler} names {len(tiler)} modes; {a!r} has {a.rank}")
+    modes = tuple(a)
+    split = [unzip(operation, m, t) for m, t in zip(modes, tiler, strict=False)]
+    return make_layout(
+        make_layout(*(s[0] for s in split)),
+        make_layout(*(s[1] for s in split), *modes[len(tiler) :]),
+    )

@@ -1,0 +1,108 @@
+"""Facts: divisibilities, equalities and orders of expressions, and how they are said in text."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+from cute_sharding.layout.errors import LayoutError
+from cute_sharding.layout.symbolic.expressions import Int, fraction, parse_expr
+
+
+@dataclass(frozen=True)
+class Fact:
+    """``left % right == 0`` ("divides"), ``left == right`` ("equal") or ``left <= right`` ("at
+    most"); or, where not ``holds``, that this is not so.
+
+    Its text is what :func:`assuming` reads.
+    """
+
+    relation: str
+    left: Int
+    right: Int
+    holds: bool = True
+
+    def __str__(self) -> str:
+        left, right = _text(self.left), _text(self.right)
+        if self.relation == "divides":
+            return (
+                f"{_operand(self.left)} % {_operand(self.right)} {'==' if self.holds else '!='} 0"
+            )
+        if self.relation == "equal":
+            return f"{left} {'==' if self.holds else '!='} {right}"
+        return f"{left} {'<=' if self.holds else '>'} {right}"
+
+
+def divisibility(expr: Int, n: Int) -> str:
+    """The fact that ``n`` divides ``expr``, as :func:`assuming` reads it."""
+    return str(Fact("divides", expr, n))
+
+
+def parse_fact(text: str) -> Fact:
+    """The fact that ``text`` says, such as ``"s0 % 4 == 0"``, ``"s0 < s1"`` or ``"s0 != 4"``."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        node = None
+    if not (isinstance(node, ast.Compare) and len(node.ops) == 1):
+        raise LayoutError(
+            f"cannot read the fact {text!r}: expected one comparison, such as 's0 % 4 == 0' or 's0 "
+            ">= 8'"
+        )
+    left, right = node.left, node.comparators[0]
+    kind = type(node.ops[0])
+    b = parse_expr(ast.unparse(right), rational=True)
+    if (
+        kind in (ast.Eq, ast.NotEq)
+        and isinstance(left, ast.BinOp)
+        and isinstance(left.op, ast.Mod)
+        and b == 0
+    ):
+        return Fact(
+            "divides",
+            parse_expr(ast.unparse(left.left), rational=True),
+            parse_expr(ast.unparse(left.right), rational=True),
+            kind is ast.Eq,
+        )
+    a = parse_expr(ast.unparse(left), rational=True)
+    if isinstance(a, tuple) or isinstance(b, tuple):
+        raise LayoutError(f"cannot read the fact {text!r}: it compares tuples")
+    if kind in (ast.Eq, ast.NotEq):
+        return Fact("equal", a, b, kind is ast.Eq)
+    orders = {
+        ast.LtE: (a, b, True),
+        ast.Gt: (a, b, False),
+        ast.GtE: (b, a, True),
+        ast.Lt: (b, a, False),
+    }
+    if kind not in orders:
+        raise LayoutError(f"cannot read the fact {text!r}: use ==, !=, <, <=, > or >=")
+    return Fact("at most", *orders[kind])
+
+
+def _operand(value: Int) -> str:
+    return str(value) if type(value) is int or value.is_Atom else f"({_text(value)})"
+
+
+def _text(value: Int) -> str:
+    """``value`` with quotients rounded down as Python writes them."""
+    if type(value) is int:
+        return str(value)
+    import sympy
+    from sympy.printing.str import StrPrinter
+
+    class Printer(StrPrinter):  # type: ignore[misc]
+        def _print_floor(self, expr: Any) -> str:
+            numerator, denominator = fraction(expr.args[0])
+            return "({}//{})".format(
+                *(
+                    self._print(e) if e.is_Atom else f"({self._print(e)})"
+                    for e in (numerator, denominator)
+                )
+            )
+
+        def _print_ceiling(self, expr: Any) -> str:
+            return f"-{self._print_floor(sympy.floor(-expr.args[0], evaluate=False))}"
+
+    return str(Printer().doprint(value))
