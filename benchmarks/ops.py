@@ -1,8 +1,9 @@
 """Which ops are right on which placements: torch's own operator database, every rank against one
 device, with torch's rules and with ours.
 
-    python -m benchmarks.ops [--only NAME ...] [--samples 3] [--mesh 2] [--kinds even uneven
-    strided] [--seed 0] python -m benchmarks.ops --write
+    python -m benchmarks.ops [--only NAME ...] [--samples 3] [--mesh 2]
+                             [--kinds even uneven strided] [--seed 0]
+    python -m benchmarks.ops --write
 
 For each op and each of its sample inputs, tensors are cut at random: evenly, unevenly, and as views
 cut them (_StridedShard). Each is run
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from math import prod
 from pathlib import Path
@@ -35,173 +36,32 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import cute_sharding
+from benchmarks.op_database import (
+    RAISES,
+    RIGHT,
+    WRONG,
+    cut_of,
+    database,
+    distributed,
+    drawn,
+    leaves_of,
+    on_one_device,
+    run,
+    same,
+    whole,
+)
 from cute_sharding.dtensor import ledger
-from cute_sharding.sharding.deal import rows
 
 KINDS = ("even", "uneven", "strided")
-RIGHT, WRONG, RAISES = "right", "wrong", "raises"
-
-
-def cut_of(p: Any) -> Any:
-    return (p.dim, getattr(p, "split_factor", 1)) if isinstance(p, (Shard, _StridedShard)) else None
-
-
-def local_of(
-    full: torch.Tensor, placements: Any, sizes: tuple[int, ...], rank: int
-) -> torch.Tensor:
-    """What a rank holds of a tensor, by index arrays."""
-    coordinate, rest = [], rank
-    for n in reversed(sizes):
-        coordinate.insert(0, rest % n)
-        rest //= n
-    for d in range(full.ndim):
-        chain = [
-            (cut_of(p)[1], n, k)
-            for p, n, k in zip(placements, sizes, coordinate)
-            if cut_of(p) is not None and cut_of(p)[0] == d
-        ]
-        if chain:
-            index = [
-                row for start, stop in rows(full.shape[d], chain) for row in range(start, stop)
-            ]
-            full = full.index_select(d, torch.tensor(index, dtype=torch.long))
-    return full.contiguous()
-
-
-def distributed(full: torch.Tensor, mesh: Any, placements: Any) -> Any:
-    sizes = tuple(mesh.shape)
-    with _disable_current_modes():
-        plain = full.detach()
-        parts = {
-            rank: local_of(plain, placements, sizes, rank).clone() for rank in range(prod(sizes))
-        }
-    spec = DTensorSpec(
-        mesh,
-        tuple(placements),
-        TensorMeta(full.shape, full.contiguous().stride(), full.dtype),
-        use_strided_shard_as_shard_order=False,
-    )
-    return DTensor(LocalTensor(parts), spec, requires_grad=full.requires_grad)
-
-
-def whole(tensor: DTensor) -> torch.Tensor:
-    """The tensor that a DTensor stands for, on one device, put together row by row; ranks that hold
-    the same rows must agree.
-    """
-    spec = tensor._spec
-    if any(p.is_partial() for p in spec.placements):
-        tensor = tensor.redistribute(
-            placements=[Replicate() if p.is_partial() else p for p in spec.placements]
-        )
-        spec = tensor._spec
-    sizes = tuple(spec.mesh.shape)
-    local = tensor._local_tensor
-    if hasattr(local, "wait"):
-        local = local.wait()
-    with _disable_current_modes():
-        index = torch.arange(max(prod(spec.shape), 0)).reshape(tuple(spec.shape))
-        result = (
-            torch.full((index.numel(),), -77, dtype=tensor.dtype)
-            if tensor.dtype is not torch.bool
-            else torch.zeros(index.numel(), dtype=torch.bool)
-        )
-        for rank in range(prod(sizes)):
-            part = (
-                local._local_tensors[rank].detach()
-                if hasattr(local, "_local_tensors")
-                else local.detach()
-            )
-            mine = local_of(index, spec.placements, sizes, rank)
-            if tuple(mine.shape) != tuple(part.shape):
-                raise AssertionError(
-                    f"rank {rank} holds {tuple(part.shape)} for {tuple(mine.shape)} of "
-                    f"{spec.placements}"
-                )
-            result[mine.reshape(-1)] = part.reshape(-1)
-        for rank in range(prod(sizes)):
-            part = (
-                local._local_tensors[rank].detach()
-                if hasattr(local, "_local_tensors")
-                else local.detach()
-            )
-            mine = local_of(index, spec.placements, sizes, rank)
-            if not same(result[mine.reshape(-1)], part.reshape(-1)):
-                raise AssertionError("replicas differ")
-        return result.reshape(tuple(spec.shape))
-
-
-def same(x: torch.Tensor, y: torch.Tensor) -> bool:
-    with _disable_current_modes():
-        if hasattr(x, "_local_tensors"):
-            return all(same(part, y) for part in x._local_tensors.values())
-        return _same(x, y)
-
-
-def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
-    if x.shape != y.shape or x.dtype != y.dtype:
-        return False
-    if x.is_floating_point() or x.is_complex():
-        return torch.allclose(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
-    return torch.equal(x, y)
-
-
-def drawn(
-    rng: random.Random, shape: tuple[int, ...], sizes: tuple[int, ...], kind: str
-) -> list[Any] | None:
-    """Placements of a kind for a tensor; None where there are none."""
-    result: list[Any] = []
-    for _ in sizes:
-        fitting = [
-            d
-            for d, size in enumerate(shape)
-            if kind != "even" or (size and size % prod(sizes) == 0)
-        ]
-        if not fitting or rng.random() < 0.15:
-            result.append(Replicate())
-            continue
-        d = rng.choice(fitting)
-        result.append(
-            _StridedShard(d, split_factor=rng.choice((2, 2, 3, 5)))
-            if kind == "strided"
-            else Shard(d)
-        )
-    return result
-
-
-def leaves_of(value: Any) -> list[torch.Tensor]:
-    return [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
-
-
-def run(
-    op: Callable[..., Any], args: Any, kwargs: Any, gradients: bool
-) -> tuple[list[Any], list[Any]]:
-    """The results, and the gradients of the floating inputs."""
-    outputs = op(*args, **kwargs)
-    results = leaves_of(outputs)
-    if not gradients:
-        return results, []
-    roots = [y for y in results if y.requires_grad and y.numel()]
-    leaves = [x for x in leaves_of((args, kwargs)) if x.requires_grad]
-    if not roots or not leaves:
-        return results, []
-    return results, list(
-        torch.autograd.grad(
-            [y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots],
-            leaves,
-            allow_unused=True,
-        )
-    )
-
 
 # Of attention torch derives a rule from what it decomposes to: with a mask that takes an hour.
 SECONDS = 60
@@ -259,35 +119,6 @@ def outcome(
     return RIGHT, ""
 
 
-# Results are drawn, or are memory that nobody has written.
-DRAWN = (
-    "rand",
-    "normal",
-    "dropout",
-    "empty",
-    "bernoulli",
-    "multinomial",
-    "uniform",
-    "rrelu",
-    "exponential",
-    "cauchy",
-    "geometric",
-    "log_normal",
-    "svd_lowrank",
-    "pca_lowrank",
-    "multi_head_attention",
-)
-
-
-def database(only: list[str]) -> Iterator[Any]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    for info in op_db:
-        if any(word in info.name for word in DRAWN) or (only and info.name not in only):
-            continue
-        yield info
-
-
 def answered() -> str:
     """Who has answered for an op's parts since the last reset: the gate, if any; else signatures,
     if any; else torch.
@@ -298,33 +129,53 @@ def answered() -> str:
     )
 
 
+def samples_of(
+    info: Any, dtype: torch.dtype, gradients: bool, sizes: tuple[int, ...], rng: random.Random
+) -> list[Any]:
+    """The op's own inputs that are small and can be cut, in a drawn order."""
+    torch.manual_seed(0)
+    found = []
+    for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=gradients)):
+        tensors = leaves_of((sample.input, sample.args, sample.kwargs))
+        if (
+            tensors
+            and all(x.numel() < 5000 for x in tensors)
+            and any(drawn(rng, tuple(x.shape), sizes, "uneven") for x in tensors)
+        ):
+            found.append(sample)
+        if len(found) > 40 or i > 400:
+            break
+    rng.shuffle(found)
+    return found
+
+
+def would_have_had(placements: list[Any], kind: str) -> list[Any]:
+    """What a program without us has in the place of cuts that only our views make."""
+    return [
+        [
+            Replicate()
+            if kind != "even"
+            and cut_of(p) is not None
+            and (kind == "uneven" or isinstance(p, _StridedShard))
+            else p
+            for p in some
+        ]
+        for some in placements
+    ]
+
+
 def measured(
     info: Any, mesh: Any, samples: int, kinds: tuple[str, ...], seed: int
 ) -> tuple[dict[str, dict[str, Counter[str]]], dict[str, str]]:
     found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     notes: dict[str, str] = {}
     rng = random.Random(f"ops {seed} {info.name} {info.variant_test_name}")
-    dtype = next(
-        dtype
-        for dtype in (torch.float64, torch.float32, torch.int64, torch.bool)
-        if dtype in info.dtypes or dtype is torch.bool
-    )
+    dtypes = (torch.float64, torch.float32, torch.int64, torch.bool)
+    dtype = next(dtype for dtype in dtypes if dtype in info.dtypes or dtype is torch.bool)
     gradients = bool(info.supports_autograd and dtype.is_floating_point)
     sizes = tuple(mesh.shape)
     with _disable_current_modes():
-        torch.manual_seed(0)
-        given = []
-        for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=gradients)):
-            tensors = leaves_of((sample.input, sample.args, sample.kwargs))
-            if (
-                tensors
-                and all(x.numel() < 5000 for x in tensors)
-                and any(drawn(rng, tuple(x.shape), sizes, "uneven") for x in tensors)
-            ):
-                given.append(sample)
-            if len(given) > 40 or i > 400:
-                break
-        rng.shuffle(given)
+        given = samples_of(info, dtype, gradients, sizes, rng)
     for kind in kinds:
         done = 0
         for sample in given:
@@ -333,30 +184,12 @@ def measured(
             placements = [drawn(rng, tuple(x.shape), sizes, kind) for x in tensors]
             if all(cut_of(p) is None for some in placements for p in some or ()):
                 continue
-            try:
-                with _disable_current_modes():
-                    expected, again = (run(info.op, args, kwargs, gradients) for _ in range(2))
-                    if not all(
-                        _same(x.detach(), y.detach())
-                        for x, y in zip((*expected[0], *expected[1]), (*again[0], *again[1]))
-                        if x is not None
-                    ):
-                        continue  # some results are drawn
-            except Exception:
+            with _disable_current_modes():
+                expected = on_one_device(info, args, kwargs, gradients)
+            if expected is None:
                 continue
-            plain = [
-                [
-                    Replicate()
-                    if kind != "even"
-                    and cut_of(p) is not None
-                    and (kind == "uneven" or isinstance(p, _StridedShard))
-                    else p
-                    for p in some
-                ]
-                for some in placements
-            ]
             ways = {
-                "had": (nullcontext(), plain),
+                "had": (nullcontext(), would_have_had(placements, kind)),
                 "stock": (nullcontext(), placements),
                 "ours": (cute_sharding.enabled(), placements),
             }
@@ -364,17 +197,15 @@ def measured(
                 with switched:
                     if way == "ours":
                         cute_sharding.reset_stats()
-                        ledger.note(
-                            mesh, lambda: True
-                        )  # as after a view that torch would have redistributed for
+                        # As after a view that torch would have redistributed for.
+                        ledger.note(mesh, lambda: True)
                     said, why = outcome(info.op, args, kwargs, some, mesh, expected, gradients)
                 found[kind][way][said] += 1
                 if way == "ours":
                     found[kind]["by"][answered()] += 1
                 if said != RIGHT and f"{kind} {way} {said}" not in notes:
-                    notes[f"{kind} {way} {said}"] = (
-                        f"{[tuple(x.shape) for x in tensors]} {some} {why}"
-                    )
+                    shapes = [tuple(x.shape) for x in tensors]
+                    notes[f"{kind} {way} {said}"] = f"{shapes} {some} {why}"
             done += 1
             if done == samples:
                 break

@@ -22,25 +22,25 @@ import torch
 import torch.distributed as dist
 from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import cute_sharding
-from benchmarks.ops import (
+from benchmarks.op_database import (
     RAISES,
     RIGHT,
     WRONG,
-    DTensor,
     database,
     distributed,
     drawn,
     leaves_of,
+    on_one_device,
     run,
     same,
     whole,
 )
-from benchmarks.ops import _same as alike
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "views": {},
@@ -183,17 +183,6 @@ def samples_of(info: Any, gradients: bool, rng: random.Random) -> list[Any]:
             break
     rng.shuffle(found)
     return found
-
-
-def on_one_device(info: Any, args: Any, kwargs: Any, gradients: bool) -> Any | None:
-    """Results and gradients; None where the op raises, or gives another result each time."""
-    try:
-        expected, again = (run(info.op, args, kwargs, gradients) for _ in range(2))
-        pairs = zip((*expected[0], *expected[1]), (*again[0], *again[1]))
-        twice = [(x.detach(), y.detach()) for x, y in pairs if x is not None]
-        return expected if all(alike(x, y) for x, y in twice) else None
-    except Exception:  # also of sparse results, which cannot be compared
-        return None
 
 
 class Tally:

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 import cute_sharding
-from benchmarks.ops import database, distributed, drawn, leaves_of, run
+from benchmarks.op_database import database, distributed, drawn, leaves_of, run
 from cute_sharding.dtensor import compat
 
 _LIKE = lru_cache(lambda: None)

@@ -77,9 +77,13 @@ def same(local: Tensor, expected: Tensor) -> bool:
         return False
     if not local.is_floating_point():
         return torch.equal(local, expected)
-    return torch.allclose(
-        local, expected, rtol=1e-9, atol=1e-12
-    )  # float64, summed in another order
+    # Of float64, summed in another order.
+    return torch.allclose(local, expected, rtol=1e-9, atol=1e-12)
+
+
+def holds(x: DTensor, full: Tensor) -> bool:
+    """Whether this rank holds its part of ``full``, as the placements of ``x`` say."""
+    return same(x.to_local(), held(full, x.placements, x.device_mesh))
 
 
 class Collectives(TorchDispatchMode):
@@ -112,6 +116,10 @@ class Pattern(NamedTuple):
     free: bool = True  # whether the result has placements that say what each rank holds already
 
 
+def view(*shape: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.view(shape)
+
+
 def patchify(x: Tensor, p: int = 2) -> Tensor:
     b, c, height, width = x.shape
     x = x.view(b, c, height // p, p, width // p, p).permute(0, 2, 4, 1, 3, 5)
@@ -125,20 +133,10 @@ def repeat_heads(x: Tensor, times: int) -> Tensor:
 
 # "grid" is the mesh (dp=2, tp=2), "tp" is its second dim, "line" has all four ranks in one dim.
 PATTERNS = [
-    Pattern(
-        "flatten (b,s,d), sequence sharded", "line", (4, 8, 6), (S(1),), lambda x: x.view(32, 6)
-    ),
-    Pattern(
-        "flatten (b,s,d), batch x sequence",
-        "grid",
-        (4, 8, 6),
-        (S(0), S(1)),
-        lambda x: x.view(32, 6),
-    ),
-    Pattern(
-        "unflatten back to (b,s,d)", "grid", (32, 6), (S(0), S_(0, 2)), lambda x: x.view(4, 8, 6)
-    ),
-    Pattern("hidden to heads", "line", (2, 6, 16), (S(2),), lambda x: x.view(2, 6, 8, 2)),
+    Pattern("flatten (b,s,d), sequence sharded", "line", (4, 8, 6), (S(1),), view(32, 6)),
+    Pattern("flatten (b,s,d), batch x sequence", "grid", (4, 8, 6), (S(0), S(1)), view(32, 6)),
+    Pattern("unflatten back to (b,s,d)", "grid", (32, 6), (S(0), S_(0, 2)), view(4, 8, 6)),
+    Pattern("hidden to heads", "line", (2, 6, 16), (S(2),), view(2, 6, 8, 2)),
     Pattern(
         "merge heads", "line", (2, 8, 6, 2), (S(1),), lambda x: x.transpose(1, 2).reshape(2, 6, 16)
     ),
@@ -163,53 +161,26 @@ PATTERNS = [
         lambda x: patchify(x).view(32, 12),
     ),
     Pattern("patchify, 7 columns of patches on 4", "line", (2, 3, 8, 14), (S(3),), patchify),
-    Pattern("MoE: tokens to experts", "line", (32, 6), (S(0),), lambda x: x.view(8, 4, 6)),
-    Pattern(
-        "MoE: (b,s,d) to 8 experts", "grid", (4, 8, 6), (S(0), S(1)), lambda x: x.view(8, 4, 6)
-    ),
-    Pattern(
-        "MoE: (b,s,d) to 2 experts", "grid", (4, 8, 6), (S(0), S(1)), lambda x: x.view(2, 16, 6)
-    ),
-    Pattern(
-        "MoE: (groups, 3 experts on 2)", "tp", (2, 3, 4, 6), (S(1),), lambda x: x.view(6, 4, 6)
-    ),
+    Pattern("MoE: tokens to experts", "line", (32, 6), (S(0),), view(8, 4, 6)),
+    Pattern("MoE: (b,s,d) to 8 experts", "grid", (4, 8, 6), (S(0), S(1)), view(8, 4, 6)),
+    Pattern("MoE: (b,s,d) to 2 experts", "grid", (4, 8, 6), (S(0), S(1)), view(2, 16, 6)),
+    Pattern("MoE: (groups, 3 experts on 2)", "tp", (2, 3, 4, 6), (S(1),), view(6, 4, 6)),
     # Six tokens each is one expert and a half each: no shard of the experts, nor of the capacity.
-    Pattern(
-        "MoE: 12 tokens to 3 experts on 2",
-        "tp",
-        (12, 6),
-        (S(0),),
-        lambda x: x.view(3, 4, 6),
-        free=False,
-    ),
+    Pattern("MoE: 12 tokens to 3 experts on 2", "tp", (12, 6), (S(0),), view(3, 4, 6), free=False),
     Pattern("GQA: repeat 4 kv heads", "line", (2, 6, 4, 2), (S(2),), lambda x: repeat_heads(x, 3)),
     Pattern(
         "GQA: repeat 7 kv heads on 4", "line", (2, 6, 7, 2), (S(2),), lambda x: repeat_heads(x, 2)
     ),
-    Pattern(
-        "last batch of 7 on 4: to heads", "line", (7, 8, 6), (S(0),), lambda x: x.view(7, 8, 3, 2)
-    ),
-    Pattern(
-        "last batch of 7 on 4: pairs of crops", "line", (7, 2, 6), (S(0),), lambda x: x.view(14, 6)
-    ),
+    Pattern("last batch of 7 on 4: to heads", "line", (7, 8, 6), (S(0),), view(7, 8, 3, 2)),
+    Pattern("last batch of 7 on 4: pairs of crops", "line", (7, 2, 6), (S(0),), view(14, 6)),
     # The ranks hold 16, 16, 16 and 8 of 56 tokens; a shard would give each of them 14.
     Pattern(
-        "last batch of 7 on 4: flatten (b,s,d)",
-        "line",
-        (7, 8, 6),
-        (S(0),),
-        lambda x: x.view(56, 6),
-        free=False,
+        "last batch of 7 on 4: flatten (b,s,d)", "line", (7, 8, 6), (S(0),), view(56, 6), free=False
     ),
     # Rank 0 holds 0..3, 8..11, 16..19: eight elements of the first row of 12, and four of the
     # second.
     Pattern(
-        "arange(24), _StridedShard(0, sf=3)",
-        "tp",
-        (24,),
-        (S_(0, 3),),
-        lambda x: x.view(2, 12),
-        free=False,
+        "arange(24), _StridedShard(0, sf=3)", "tp", (24,), (S_(0, 3),), view(2, 12), free=False
     ),
     # No rule of its own: DTensor infers one by tracing what the op is made of, which is views.
     Pattern(
@@ -225,9 +196,8 @@ PATTERNS = [
 
 def run_pattern(pattern: Pattern, meshes: dict[str, DeviceMesh]) -> dict[str, Any]:
     mesh = meshes[pattern.mesh]
-    full = torch.arange(math.prod(pattern.shape)).view(
-        pattern.shape
-    )  # each element is its own index
+    # Each element is its own index.
+    full = torch.arange(math.prod(pattern.shape)).view(pattern.shape)
     x = DTensor.from_local(
         held(full, pattern.placements, mesh).contiguous(),
         mesh,
@@ -239,7 +209,7 @@ def run_pattern(pattern: Pattern, meshes: dict[str, DeviceMesh]) -> dict[str, An
     def attempt() -> dict[str, Any]:
         with Collectives() as comm:
             y = pattern.view(x)
-        right = same(y.to_local(), held(pattern.view(full), y.placements, mesh))
+        right = holds(y, pattern.view(full))
         return {"collectives": comm.count, "placements": text(y.placements), "right": right}
 
     return {"name": pattern.name, "kind": "view", "free_exists": pattern.free, **agreed(attempt)}
@@ -392,18 +362,10 @@ def run_step(step: Step, mesh: DeviceMesh) -> dict[str, Any]:
         collectives = comm.count
         update(dw)
         right = {
-            "output": same(dy.to_local(), held(y, dy.placements, mesh)),
+            "output": holds(dy, y),
             "loss": same(dloss.full_tensor(), loss),
-            "gradients": all(
-                same(
-                    to(dw[n].grad, *dw[n].placements).to_local(),
-                    held(w[n].grad, dw[n].placements, mesh),
-                )
-                for n in w
-            ),
-            "updated weights": all(
-                same(dw[n].to_local(), held(w[n], dw[n].placements, mesh)) for n in w
-            ),
+            "gradients": all(holds(to(dw[n].grad, *dw[n].placements), w[n].grad) for n in w),
+            "updated weights": all(holds(dw[n], w[n]) for n in w),
         }
         wrong = [what for what, fine in right.items() if not fine]
         return {

@@ -140,12 +140,10 @@ def test_only_the_adapter_imports_torch(path):
     if layer_of(module_name(path)) == ADAPTER:
         return
     for name, line, runs in imports(path):
-        # The command line may show what torch does, once it is asked to.
-        lazy = not runs and path.name == "cli.py"
-        assert not of_torch(name) or lazy, f"{path}:{line} imports {name}"
-        if layer_of(module_name(path)) is None and path.name not in ("cli.py", "__main__.py"):
-            # The package's face and the autoload hook run in every program: the adapter waits until
-            # it is needed.
+        assert not of_torch(name), f"{path}:{line} imports {name}"
+        if layer_of(module_name(path)) is None:
+            # The package's face and the autoload hook run in every program, and most commands need
+            # no torch: the adapter waits until it is needed.
             assert not runs or layer_of(name) != ADAPTER, f"{path}:{line} imports {name} at once"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,40 +11,21 @@ import pytest
 
 from cute_sharding.cli import main
 
-ISSUE = [
-    "explain",
-    "--shape",
-    "4,16,32",
-    "--mesh",
-    "dp=2,tp=4",
-    "--placements",
-    "S(0),S(2)",
-    "--view",
-    "4,16,8,4",
-]
-MOVE = [
-    "plan",
-    "--shape",
-    "10000000,512",
-    "--mesh",
-    "2,4",
-    "--from",
-    "S(0),S(1)",
-    "--to",
-    "S(0),S(0)",
-    "--network",
-    "flat:1e-6,3.2e-10",
-]
+ISSUE = "explain --shape 4,16,32 --mesh dp=2,tp=4 --placements S(0),S(2) --view 4,16,8,4"
+MOVE = (
+    "plan --shape 10000000,512 --mesh 2,4 --from S(0),S(1) --to S(0),S(0) "
+    "--network flat:1e-6,3.2e-10"
+)
 
 
-def run(capsys, *argv):
-    code = main(argv)
+def run(capsys, command):
+    code = main(shlex.split(command))
     out, err = capsys.readouterr()
     return code, out, err
 
 
 def test_explain_as_text(capsys):
-    code, out, err = run(capsys, *ISSUE)
+    code, out, err = run(capsys, ISSUE)
     assert (code, err) == (0, "")
     assert "before: shape (4, 16, 32), placements [S(0), S(2)]" in out
     assert "((2,4),(2,16,8)):((1024,8),(512,32,1))" in out
@@ -54,7 +36,7 @@ def test_explain_as_text(capsys):
 
 
 def test_explain_as_json(capsys):
-    code, out, _ = run(capsys, *ISSUE, "--json")
+    code, out, _ = run(capsys, f"{ISSUE} --json")
     result = json.loads(out)
     assert code == 0 and result["free"] and result["how"] == "algebra"
     assert result["output"]["placements"] == ["S(0)", "S(2)"]
@@ -67,16 +49,7 @@ def test_explain_as_json(capsys):
 
 def test_explain_what_is_not_free(capsys):
     code, out, _ = run(
-        capsys,
-        "explain",
-        "--shape",
-        "4,16,32",
-        "--mesh",
-        "4",
-        "--placements",
-        "S(2)",
-        "--view",
-        "4,16,2,16",
+        capsys, "explain --shape 4,16,32 --mesh 4 --placements S(2) --view 4,16,2,16"
     )
     assert code == 0
     assert "not free: what S(2) gives to the devices of mesh dim mesh0" in out
@@ -84,50 +57,16 @@ def test_explain_what_is_not_free(capsys):
 
 
 def test_explain_uneven_shards_and_other_views(capsys):
-    _, out, _ = run(
-        capsys, "explain", "--shape", "7,4", "--mesh", "3", "--placements", "S(1)", "--view", "28"
-    )
+    _, out, _ = run(capsys, "explain --shape 7,4 --mesh 3 --placements S(1) --view 28")
     assert "placements [_S(0,7)]" in out and "traced" in out and "is no layout" in out
     _, out, _ = run(
-        capsys,
-        "explain",
-        "--shape",
-        "2,6",
-        "--mesh",
-        "tp=2",
-        "--placements",
-        "S(1)",
-        "--permute",
-        "1,0",
-        "--json",
+        capsys, "explain --shape 2,6 --mesh tp=2 --placements S(1) --permute 1,0 --json"
     )
     assert json.loads(out)["output"]["placements"] == ["S(0)"]
-    _, out, _ = run(
-        capsys,
-        "explain",
-        "--shape",
-        "6",
-        "--mesh",
-        "tp=2",
-        "--placements",
-        "S(0)",
-        "--repeat",
-        "3",
-        "--json",
-    )
+    _, out, _ = run(capsys, "explain --shape 6 --mesh tp=2 --placements S(0) --repeat 3 --json")
     assert json.loads(out)["output"]["placements"] == ["_S(0,3)"]
     _, out, _ = run(
-        capsys,
-        "explain",
-        "--shape",
-        "1,6",
-        "--mesh",
-        "tp=2",
-        "--placements",
-        "P(sum)",
-        "--expand",
-        "5,6",
-        "--json",
+        capsys, "explain --shape 1,6 --mesh tp=2 --placements P(sum) --expand 5,6 --json"
     )
     assert json.loads(out)["output"]["placements"] == ["P(sum)"]
 
@@ -138,15 +77,7 @@ def test_explain_uneven_shards_and_other_views(capsys):
 )
 def test_explain_scalars_and_empty_tensors(capsys, shape, placements, view):
     code, out, err = run(
-        capsys,
-        "explain",
-        "--shape",
-        shape,
-        "--mesh",
-        "2",
-        "--placements",
-        placements,
-        f"--view={view}",
+        capsys, f"explain --shape '{shape}' --mesh 2 --placements {placements} --view='{view}'"
     )
     assert (code, err) == (0, ""), err
     assert "free" in out
@@ -154,8 +85,8 @@ def test_explain_scalars_and_empty_tensors(capsys, shape, placements, view):
 
 def test_explain_needs_no_torch():
     code = (
-        f"import sys; from cute_sharding.cli import main; main({ISSUE}); sys.exit('torch' in "
-        "sys.modules)"
+        f"import sys; from cute_sharding.cli import main; main({ISSUE.split()}); "
+        "sys.exit('torch' in sys.modules)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -167,27 +98,17 @@ def test_explain_needs_no_torch():
     assert result.returncode == 0, result.stderr
 
 
-def planned(capsys, shape, mesh, source, target, *options):
+def planned(capsys, shape, mesh, source, target, options=""):
     code, out, err = run(
         capsys,
-        "plan",
-        "--shape",
-        shape,
-        "--mesh",
-        mesh,
-        "--from",
-        source,
-        "--to",
-        target,
-        *options,
-        "--json",
+        f"plan --shape {shape} --mesh {mesh} --from {source} --to {target} {options} --json",
     )
     assert (code, err) == (0, ""), err
     return json.loads(out)
 
 
 def test_plan_as_text(capsys):
-    code, out, err = run(capsys, *MOVE)
+    code, out, err = run(capsys, MOVE)
     assert (code, err) == (0, "")
     assert (
         "(10,000,000, 512) on mesh (mesh0=2, mesh1=4), elements of 4 bytes: [S(0), S(1)] -> [S(0), "
@@ -209,7 +130,7 @@ def test_plan_as_text(capsys):
 
 
 def test_plan_as_json(capsys):
-    code, out, _ = run(capsys, *MOVE, "--json")
+    code, out, _ = run(capsys, f"{MOVE} --json")
     result = json.loads(out)
     assert code == 0 and result["network"] == [{"alpha": 1e-6, "beta": 3.2e-10}] * 2
     ours, torchs = result["ours"], result["torch"]
@@ -240,10 +161,7 @@ def test_plan_beside_what_torch_does(capsys):
         "dp=2,tp=4",
         "S(0),S(1)",
         "S(1),S(0)",
-        "--network",
-        "infiniband,nvlink",
-        "--itemsize",
-        "2",
+        "--network infiniband,nvlink --itemsize 2",
     )
     assert (
         result["mesh"] == {"dp": 2, "tp": 4}
@@ -265,18 +183,7 @@ def test_plan_beside_what_torch_does(capsys):
         == ours["received_elements"] / torchs["received_elements"]
         < 0.3
     )
-    _, out, _ = run(
-        capsys,
-        "plan",
-        "--shape",
-        "64,64",
-        "--mesh",
-        "dp=2,tp=4",
-        "--from",
-        "S(0),S(1)",
-        "--to",
-        "S(1),S(0)",
-    )
+    _, out, _ = run(capsys, "plan --shape 64,64 --mesh dp=2,tp=4 --from S(0),S(1) --to S(1),S(0)")
     assert (
         "on mesh (dp=2, tp=4)" in out
         and "all-gather on tp, S(1) -> R: receives 1,536 elements (6.144 kB)" in out
@@ -288,7 +195,7 @@ def test_named_links_have_so_many_bytes_a_second(capsys):
     """Elements twice as large take twice as long, but for the latency."""
     two, four = (
         planned(
-            capsys, "4096,4096", "4", "S(0)", "S(1)", "--network", "infiniband", "--itemsize", size
+            capsys, "4096,4096", "4", "S(0)", "S(1)", f"--network infiniband --itemsize {size}"
         )["ours"]["seconds"]
         for size in ("2", "4")
     )
@@ -311,16 +218,12 @@ def test_plan_of_pending_reductions_and_uneven_shards(capsys):
         and result["ours"]["steps"][0]["source_layout"] is None
     )
     assert result["torch"]["received_elements"] == 12  # with padding
-    _, out, _ = run(
-        capsys, "plan", "--shape", "7,5", "--mesh", "2,2", "--from", "_S(0,3),S(0)", "--to", "R,R"
-    )
+    _, out, _ = run(capsys, "plan --shape 7,5 --mesh 2,2 --from _S(0,3),S(0) --to R,R")
     assert "beware: torch may misread" in out
 
 
 def test_plan_where_nothing_moves(capsys):
-    _, out, _ = run(
-        capsys, "plan", "--shape", "8,8", "--mesh", "2", "--from", "S(0)", "--to", "S(0)"
-    )
+    _, out, _ = run(capsys, "plan --shape 8,8 --mesh 2 --from S(0) --to S(0)")
     assert out.count("nothing to do: 0 collectives, 0 elements (0 B) received, 0 s") == 2
     assert "ours over torch's: received -, memory 1, time -" in out
 
@@ -332,7 +235,7 @@ def test_plan_where_torch_raises(capsys, monkeypatch):
         raise AssertionError("no path\nand more")
 
     monkeypatch.setattr(compat, "stock_transforms", raises)
-    _, out, _ = run(capsys, *MOVE)
+    _, out, _ = run(capsys, MOVE)
     assert out.endswith("by torch itself:\n  raises: no path\n")
     result = planned(capsys, "8,8", "2", "S(0)", "S(1)")
     assert (
@@ -345,277 +248,73 @@ def test_plan_where_torch_raises(capsys, monkeypatch):
 def test_plan_within_a_memory_limit(capsys):
     at_once = planned(capsys, "64,64", "4", "S(0)", "S(1)")["ours"]
     within = planned(
-        capsys, "64,64", "4", "S(0)", "S(1)", "--memory-limit", str(at_once["peak_elements"] - 1)
+        capsys, "64,64", "4", "S(0)", "S(1)", f"--memory-limit {at_once['peak_elements'] - 1}"
     )["ours"]
     assert (
         within["peak_elements"] < at_once["peak_elements"]
         and within["collectives"] > at_once["collectives"]
     )
-    code, out, err = run(capsys, *MOVE, "--memory-limit", "1000")
+    code, out, err = run(capsys, f"{MOVE} --memory-limit 1000")
     assert code == 2 and out == "" and err.count("\n") == 1 and "the least that would do" in err
 
 
 @pytest.mark.parametrize(
-    "argv, message",
+    "command, message",
     [
-        ([], "give a command"),
-        (["explain", "--shape", "4"], "--mesh, --placements"),
-        (
-            ["explain", "--shape", "4,x", "--mesh", "2", "--placements", "R", "--view", "4"],
-            "--shape '4,x'",
-        ),
-        (
-            ["explain", "--shape", "4", "--mesh", "tp:2", "--placements", "R", "--view", "4"],
-            "--mesh 'tp:2'",
-        ),
-        (
-            ["explain", "--shape", "4", "--mesh", "0", "--placements", "R", "--view", "4"],
-            "--mesh '0'",
-        ),
-        (
-            ["explain", "--shape", "4", "--mesh", "2", "--placements", "Q(0)", "--view", "4"],
-            "'Q(0)'",
-        ),
-        (
-            ["explain", "--shape", "4", "--mesh", "2", "--placements", "S(1)", "--view", "4"],
-            "names dim 1",
-        ),
-        (
-            ["explain", "--shape", "4", "--mesh", "2", "--placements", "R,R", "--view", "4"],
-            "2 placements",
-        ),
-        (
-            ["explain", "--shape", "4", "--mesh", "2", "--placements", "R", "--view", "5"],
-            "5 elements",
-        ),
-        (
-            ["explain", "--shape", "4", "--mesh", "2", "--placements", "R", "--permute", "1"],
-            "out of range",
-        ),
-        (["explain", "--shape", "4", "--mesh", "2", "--placements", "R"], "--view, --permute"),
-        (
-            [
-                "explain",
-                "--shape",
-                "4",
-                "--mesh",
-                "2",
-                "--placements",
-                "R",
-                "--view",
-                "4",
-                "--json",
-                "--colour",
-            ],
-            "--colour",
-        ),
-        (["explain", "--shape", "-4", "--mesh", "2", "--placements", "R", "--view", "4"], "shape"),
-        (
-            [
-                "explain",
-                "--shape",
-                "4",
-                "--mesh",
-                "tp=2,tp=2",
-                "--placements",
-                "R,R",
-                "--view",
-                "4",
-            ],
-            "a name of its own",
-        ),
-        (["plan", "--shape", "4", "--mesh", "2", "--from", "R"], "--to"),
-        (
-            ["plan", "--shape", "4", "--mesh", "2", "--from", "R,R", "--to", "R"],
-            "--from: 2 placements",
-        ),
-        (
-            ["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "S(1)"],
-            "--to: placement S(1) names dim 1",
-        ),
-        (["plan", "--shape", "4", "--mesh", "2", "--from", "Q", "--to", "R"], "'Q'"),
-        (
-            ["plan", "--shape", "4", "--mesh", "2", "--from", "P(mean)", "--to", "R"],
-            "unknown reduction P(mean)",
-        ),
-        (["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "P"], "from R to P(sum)"),
-        (
-            ["plan", "--shape", "4", "--mesh", "2,2", "--from", "P,P(max)", "--to", "R,R"],
-            "Mixed Partial",
-        ),
-        (["plan", "--shape=-4", "--mesh", "2", "--from", "R", "--to", "R"], "negative"),
-        (
-            [
-                "plan",
-                "--shape",
-                "4",
-                "--mesh",
-                "2",
-                "--from",
-                "R",
-                "--to",
-                "R",
-                "--network",
-                "flat:1e-6",
-            ],
-            "flat:ALPHA,BETA",
-        ),
-        (
-            [
-                "plan",
-                "--shape",
-                "4",
-                "--mesh",
-                "2",
-                "--from",
-                "R",
-                "--to",
-                "R",
-                "--network",
-                "flat:1e-6,nan",
-            ],
-            "flat:ALPHA,BETA",
-        ),
-        (
-            [
-                "plan",
-                "--shape",
-                "4",
-                "--mesh",
-                "2",
-                "--from",
-                "R",
-                "--to",
-                "R",
-                "--network",
-                "flat:-1,1",
-            ],
-            "negative",
-        ),
-        (
-            [
-                "plan",
-                "--shape",
-                "4",
-                "--mesh",
-                "2",
-                "--from",
-                "R",
-                "--to",
-                "R",
-                "--network",
-                "pigeon",
-            ],
-            "'pigeon'",
-        ),
-        (
-            [
-                "plan",
-                "--shape",
-                "4",
-                "--mesh",
-                "2",
-                "--from",
-                "R",
-                "--to",
-                "R",
-                "--network",
-                "nvlink,nvlink",
-            ],
-            "2 links",
-        ),
-        (
-            ["plan", "--shape", "4", "--mesh", "2", "--from", "R", "--to", "R", "--itemsize", "0"],
-            "--itemsize 0",
-        ),
-        (
-            [
-                "plan",
-                "--shape",
-                "4",
-                "--mesh",
-                "2",
-                "--from",
-                "R",
-                "--to",
-                "R",
-                "--memory-limit",
-                "1GB",
-            ],
-            "--memory-limit",
-        ),
+        ("", "give a command"),
+        ("explain --shape 4", "--mesh, --placements"),
+        ("explain --shape 4,x --mesh 2 --placements R --view 4", "--shape '4,x'"),
+        ("explain --shape 4 --mesh tp:2 --placements R --view 4", "--mesh 'tp:2'"),
+        ("explain --shape 4 --mesh 0 --placements R --view 4", "--mesh '0'"),
+        ("explain --shape 4 --mesh 2 --placements Q(0) --view 4", "'Q(0)'"),
+        ("explain --shape 4 --mesh 2 --placements S(1) --view 4", "names dim 1"),
+        ("explain --shape 4 --mesh 2 --placements R,R --view 4", "2 placements"),
+        ("explain --shape 4 --mesh 2 --placements R --view 5", "5 elements"),
+        ("explain --shape 4 --mesh 2 --placements R --permute 1", "out of range"),
+        ("explain --shape 4 --mesh 2 --placements R", "--view, --permute"),
+        ("explain --shape 4 --mesh 2 --placements R --view 4 --json --colour", "--colour"),
+        ("explain --shape -4 --mesh 2 --placements R --view 4", "shape"),
+        ("explain --shape 4 --mesh tp=2,tp=2 --placements R,R --view 4", "a name of its own"),
+        ("plan --shape 4 --mesh 2 --from R", "--to"),
+        ("plan --shape 4 --mesh 2 --from R,R --to R", "--from: 2 placements"),
+        ("plan --shape 4 --mesh 2 --from R --to S(1)", "--to: placement S(1) names dim 1"),
+        ("plan --shape 4 --mesh 2 --from Q --to R", "'Q'"),
+        ("plan --shape 4 --mesh 2 --from P(mean) --to R", "unknown reduction P(mean)"),
+        ("plan --shape 4 --mesh 2 --from R --to P", "from R to P(sum)"),
+        ("plan --shape 4 --mesh 2,2 --from P,P(max) --to R,R", "Mixed Partial"),
+        ("plan --shape=-4 --mesh 2 --from R --to R", "negative"),
+        ("plan --shape 4 --mesh 2 --from R --to R --network flat:1e-6", "flat:ALPHA,BETA"),
+        ("plan --shape 4 --mesh 2 --from R --to R --network flat:1e-6,nan", "flat:ALPHA,BETA"),
+        ("plan --shape 4 --mesh 2 --from R --to R --network flat:-1,1", "negative"),
+        ("plan --shape 4 --mesh 2 --from R --to R --network pigeon", "'pigeon'"),
+        ("plan --shape 4 --mesh 2 --from R --to R --network nvlink,nvlink", "2 links"),
+        ("plan --shape 4 --mesh 2 --from R --to R --itemsize 0", "--itemsize 0"),
+        ("plan --shape 4 --mesh 2 --from R --to R --memory-limit 1GB", "--memory-limit"),
     ],
 )
-def test_bad_arguments_are_told_in_one_line(capsys, argv, message):
-    code, out, err = run(capsys, *argv)
+def test_bad_arguments_are_told_in_one_line(capsys, command, message):
+    code, out, err = run(capsys, command)
     assert code == 2 and out == ""
     assert err.count("\n") == 1 and message in err
 
 
 def test_explain_says_what_it_assumes_of_sizes_with_names(capsys):
-    assert (
-        main(
-            [
-                "explain",
-                "--shape",
-                "b=8,s=6,16",
-                "--mesh",
-                "4",
-                "--placements",
-                "S(0)",
-                "--view",
-                "b*s,16",
-            ]
-        )
-        == 0
+    code, out, _ = run(
+        capsys, "explain --shape b=8,s=6,16 --mesh 4 --placements S(0) --view b*s,16"
     )
-    out = capsys.readouterr().out
+    assert code == 0
     assert "for all sizes: (b, s, 16) -> (b*s, 16): [S(0)]" in out
     assert "assumed: b % 4 == 0" in out
-    assert (
-        main(
-            [
-                "explain",
-                "--shape",
-                "b=2,s=9,16",
-                "--mesh",
-                "4",
-                "--placements",
-                "S(1)",
-                "--view",
-                "b*s,16",
-                "--json",
-            ]
-        )
-        == 0
+    code, out, _ = run(
+        capsys, "explain --shape b=2,s=9,16 --mesh 4 --placements S(1) --view b*s,16 --json"
     )
-    assert json.loads(capsys.readouterr().out)["for_all"] == {
+    assert code == 0 and json.loads(out)["for_all"] == {
         "shape": ["b", "s", "16"],
         "target_shape": ["b*s", "16"],
         "output": ["_S(0,b)"],
         "assumed": [],
     }
-    assert (
-        main(
-            ["explain", "--shape", "b=8,16", "--mesh", "4", "--placements", "S(0)", "--view", "b*t"]
-        )
-        == 2
-    )
-    assert "t: give each size" in capsys.readouterr().err
-    assert (
-        main(
-            [
-                "explain",
-                "--shape",
-                "b=0,16",
-                "--mesh",
-                "4",
-                "--placements",
-                "S(0)",
-                "--view",
-                "b*16",
-            ]
-        )
-        == 2
-    )
-    assert "write 0 without a name" in capsys.readouterr().err
+    code, _, err = run(capsys, "explain --shape b=8,16 --mesh 4 --placements S(0) --view b*t")
+    assert code == 2 and "t: give each size" in err
+    code, _, err = run(capsys, "explain --shape b=0,16 --mesh 4 --placements S(0) --view b*16")
+    assert code == 2 and "write 0 without a name" in err

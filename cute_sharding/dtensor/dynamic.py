@@ -20,7 +20,8 @@ from cute_sharding.dtensor.groups import means
 from cute_sharding.dtensor.library import library
 from cute_sharding.dtensor.symbols import known, symbols_of, unknown
 from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, RedistributionPlan, plan_steps
+from cute_sharding.redistribution.plan import Held, RedistributionPlan
+from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.sharding.deal import local_size
 
 # The meshes that graphs name. Tracing comes by here, also before a graph from the disk is run.

@@ -27,14 +27,8 @@ from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import (
-    Held,
-    RedistributionPlan,
-    collectives,
-    plan_steps,
-    questions,
-    received_by,
-)
+from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, received_by
+from cute_sharding.redistribution.planner import plan_steps, questions
 from cute_sharding.redistribution.routes import Groups, admits
 from cute_sharding.redistribution.step import Step
 
@@ -238,9 +232,9 @@ def _run_on_symbols(
     program runs eagerly: else ranks that do one and ranks that do the other would take each other's
     elements for something else. A compiler can say that of collectives of whole tensor dims, and
     sees those; other steps are one op that plans and runs anew in each call. By what the steps were
-    chosen (redistribution/plan.py) becomes guards of the former, so that every call of the graph is
-    one for which they are chosen. Of the latter, that sizes divide does, where they do at hand, as
-    what follows then computes with sizes that are simpler.
+    chosen (redistribution/planner.py) becomes guards of the former, so that every call of the graph
+    is one for which they are chosen. Of the latter, that sizes divide does, where they do at hand,
+    as what follows then computes with sizes that are simpler.
     """
     if not plan.steps:
         return local

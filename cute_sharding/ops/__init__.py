@@ -1,7 +1,7 @@
 """What an op may be handed, and what comes of it, as einsum writes it. Imports no torch.
 
 - :mod:`.signature`: the dims of an op's operands and results, by name: free, contracted, whole.
-- :mod:`.table`: one row for each op.
+- :mod:`.table`: one row for each op; :mod:`.rules`: from its arguments to a signature.
 - :mod:`.assign`: which mesh dim cuts which name, where the fewest elements are received.
 """
 

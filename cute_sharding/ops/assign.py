@@ -20,7 +20,8 @@ from cute_sharding.ops.signature import ONE, Signature
 from cute_sharding.redistribution.chains import chains_of
 from cute_sharding.redistribution.cost import local_elements, received_elements
 from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, plan_steps, received_by
+from cute_sharding.redistribution.plan import Held, received_by
+from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 from cute_sharding.views import Cut
 

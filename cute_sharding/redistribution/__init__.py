@@ -5,7 +5,9 @@ they cost. Imports no torch.
   once.
 - :mod:`.exchange`, :mod:`.reduction`: the steps, and one device's part in them as strided copies
   (:mod:`.copies`).
-- :mod:`.plan`, :mod:`.network`: the steps from one sharding to another, and their time.
+- :mod:`.planner`, :mod:`.candidates`: the steps from one sharding to another, and the ways among
+  which they are chosen.
+- :mod:`.plan`, :mod:`.network`: the plan that they make, and its time.
 - :mod:`.search`, :mod:`.cost`: the cheapest placements that make a view free.
 """
 

@@ -9,7 +9,8 @@ import pytest
 from cute_sharding.redistribution import Link, Network
 from cute_sharding.redistribution.chains import chains_of
 from cute_sharding.redistribution.exchange import Exchange
-from cute_sharding.redistribution.plan import Held, plan_steps
+from cute_sharding.redistribution.plan import Held
+from cute_sharding.redistribution.planner import plan_steps
 
 OUT, IN = Link(0.0, 1.0), Link(0.0, 0.001)
 

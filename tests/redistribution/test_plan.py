@@ -10,9 +10,11 @@ import pytest
 from on_numpy import MESHES, Sharding, drawn, lacking, run_exchange, run_reduction, strangers
 
 from cute_sharding.redistribution.chains import cutting
+from cute_sharding.redistribution.cost import within
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.network import Link, Network
-from cute_sharding.redistribution.plan import Held, collectives, plan_steps, received_by, within
+from cute_sharding.redistribution.plan import Held, collectives, received_by
+from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.reduction import Reduction
 
 REDUCE = {"sum": np.sum, "avg": np.mean, "max": np.max}

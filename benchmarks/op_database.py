@@ -1,0 +1,212 @@
+"""The operator database that torch tests itself with, on DTensors: placements are drawn, all ranks
+are in one process (LocalTensorMode), and what they hold is compared with one device.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed._local_tensor import LocalTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from cute_sharding.sharding.deal import rows
+
+RIGHT, WRONG, RAISES = "right", "wrong", "raises"
+
+# Results are drawn, or are memory that nobody has written.
+DRAWN = (
+    "rand",
+    "normal",
+    "dropout",
+    "empty",
+    "bernoulli",
+    "multinomial",
+    "uniform",
+    "rrelu",
+    "exponential",
+    "cauchy",
+    "geometric",
+    "log_normal",
+    "svd_lowrank",
+    "pca_lowrank",
+    "multi_head_attention",
+)
+
+
+def database(only: list[str]) -> Iterator[Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for info in op_db:
+        if any(word in info.name for word in DRAWN) or (only and info.name not in only):
+            continue
+        yield info
+
+
+def cut_of(p: Any) -> Any:
+    return (p.dim, getattr(p, "split_factor", 1)) if isinstance(p, (Shard, _StridedShard)) else None
+
+
+def drawn(
+    rng: random.Random, shape: tuple[int, ...], sizes: tuple[int, ...], kind: str
+) -> list[Any] | None:
+    """Placements of a kind for a tensor; None where there are none."""
+    result: list[Any] = []
+    for _ in sizes:
+        fitting = [
+            d
+            for d, size in enumerate(shape)
+            if kind != "even" or (size and size % prod(sizes) == 0)
+        ]
+        if not fitting or rng.random() < 0.15:
+            result.append(Replicate())
+            continue
+        d = rng.choice(fitting)
+        result.append(
+            _StridedShard(d, split_factor=rng.choice((2, 2, 3, 5)))
+            if kind == "strided"
+            else Shard(d)
+        )
+    return result
+
+
+def local_of(
+    full: torch.Tensor, placements: Any, sizes: tuple[int, ...], rank: int
+) -> torch.Tensor:
+    """What a rank holds of a tensor, by index arrays."""
+    coordinate, rest = [], rank
+    for n in reversed(sizes):
+        coordinate.insert(0, rest % n)
+        rest //= n
+    for d in range(full.ndim):
+        chain = [
+            (cut_of(p)[1], n, k)
+            for p, n, k in zip(placements, sizes, coordinate)
+            if cut_of(p) is not None and cut_of(p)[0] == d
+        ]
+        if chain:
+            index = [
+                row for start, stop in rows(full.shape[d], chain) for row in range(start, stop)
+            ]
+            full = full.index_select(d, torch.tensor(index, dtype=torch.long))
+    return full.contiguous()
+
+
+def distributed(full: torch.Tensor, mesh: Any, placements: Any) -> Any:
+    sizes = tuple(mesh.shape)
+    with _disable_current_modes():
+        plain = full.detach()
+        parts = {
+            rank: local_of(plain, placements, sizes, rank).clone() for rank in range(prod(sizes))
+        }
+    spec = DTensorSpec(
+        mesh,
+        tuple(placements),
+        TensorMeta(full.shape, full.contiguous().stride(), full.dtype),
+        use_strided_shard_as_shard_order=False,
+    )
+    return DTensor(LocalTensor(parts), spec, requires_grad=full.requires_grad)
+
+
+def whole(tensor: DTensor) -> torch.Tensor:
+    """The tensor that a DTensor stands for, on one device, put together row by row; ranks that hold
+    the same rows must agree.
+    """
+    spec = tensor._spec
+    if any(p.is_partial() for p in spec.placements):
+        tensor = tensor.redistribute(
+            placements=[Replicate() if p.is_partial() else p for p in spec.placements]
+        )
+        spec = tensor._spec
+    sizes = tuple(spec.mesh.shape)
+    local = tensor._local_tensor
+    if hasattr(local, "wait"):
+        local = local.wait()
+    with _disable_current_modes():
+        index = torch.arange(max(prod(spec.shape), 0)).reshape(tuple(spec.shape))
+        result = (
+            torch.full((index.numel(),), -77, dtype=tensor.dtype)
+            if tensor.dtype is not torch.bool
+            else torch.zeros(index.numel(), dtype=torch.bool)
+        )
+        for rank in range(prod(sizes)):
+            part = (
+                local._local_tensors[rank].detach()
+                if hasattr(local, "_local_tensors")
+                else local.detach()
+            )
+            mine = local_of(index, spec.placements, sizes, rank)
+            if tuple(mine.shape) != tuple(part.shape):
+                raise AssertionError(
+                    f"rank {rank} holds {tuple(part.shape)} for {tuple(mine.shape)} of "
+                    f"{spec.placements}"
+                )
+            result[mine.reshape(-1)] = part.reshape(-1)
+        for rank in range(prod(sizes)):
+            part = (
+                local._local_tensors[rank].detach()
+                if hasattr(local, "_local_tensors")
+                else local.detach()
+            )
+            mine = local_of(index, spec.placements, sizes, rank)
+            if not same(result[mine.reshape(-1)], part.reshape(-1)):
+                raise AssertionError("replicas differ")
+        return result.reshape(tuple(spec.shape))
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    with _disable_current_modes():
+        if hasattr(x, "_local_tensors"):
+            return all(same(part, y) for part in x._local_tensors.values())
+        return alike(x, y)
+
+
+def alike(x: torch.Tensor, y: torch.Tensor) -> bool:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    if x.is_floating_point() or x.is_complex():
+        return torch.allclose(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
+    return torch.equal(x, y)
+
+
+def leaves_of(value: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
+
+
+def run(
+    op: Callable[..., Any], args: Any, kwargs: Any, gradients: bool
+) -> tuple[list[Any], list[Any]]:
+    """The results, and the gradients of the floating inputs."""
+    outputs = op(*args, **kwargs)
+    results = leaves_of(outputs)
+    if not gradients:
+        return results, []
+    roots = [y for y in results if y.requires_grad and y.numel()]
+    leaves = [x for x in leaves_of((args, kwargs)) if x.requires_grad]
+    if not roots or not leaves:
+        return results, []
+    return results, list(
+        torch.autograd.grad(
+            [y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots],
+            leaves,
+            allow_unused=True,
+        )
+    )
+
+
+def on_one_device(info: Any, args: Any, kwargs: Any, gradients: bool) -> Any | None:
+    """Results and gradients; None where the op raises, or gives another result each time."""
+    try:
+        expected, again = (run(info.op, args, kwargs, gradients) for _ in range(2))
+        pairs = zip((*expected[0], *expected[1]), (*again[0], *again[1]))
+        twice = [(x.detach(), y.detach()) for x, y in pairs if x is not None]
+        return expected if all(alike(x, y) for x, y in twice) else None
+    except Exception:  # also of sparse results, which cannot be compared
+        return None

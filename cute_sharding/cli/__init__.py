@@ -1,0 +1,34 @@
+"""``python -m cute_sharding``: a file for each command, and ``main``. Imports no torch.
+
+- :mod:`.explain`, and for sizes that have names :mod:`.for_all`: what a view does to a sharding, as
+  layouts.
+- :mod:`.plan`: how a redistribution goes, by plan and as torch would do it.
+- :mod:`cute_sharding.status`: what is switched on.
+- :mod:`.parser`, :mod:`.arguments`: the options, and what is read from them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from cute_sharding.cli.arguments import UsageError
+from cute_sharding.cli.explain import explain
+from cute_sharding.cli.parser import make_parser
+from cute_sharding.cli.plan import plan
+
+__all__ = ["explain", "main", "plan"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        arguments = make_parser().parse_args(argv)
+        if arguments.command is None:
+            raise UsageError("give a command: explain, plan or status (see --help)")
+        result = arguments.run(arguments)
+    except (UsageError, ValueError, IndexError, TypeError, RuntimeError, OverflowError) as error:
+        print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(json.dumps(result, indent=2) if arguments.json else arguments.show(result))
+    return 0 if arguments.is_well(result) else 1

@@ -1,0 +1,105 @@
+"""What the command line reads from the text of its arguments, and what it says to a bad one."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from math import isfinite
+
+from cute_sharding.redistribution import Network
+from cute_sharding.sharding import Partial, Sharding, parse_placements
+from cute_sharding.views import BY_OP, View
+
+REDUCTIONS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
+# The named links are timed for elements of two bytes.
+LINK_ITEMSIZE = 2
+
+
+class UsageError(Exception):
+    """A bad argument, in one line."""
+
+
+def read_sizes(text: str, what: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\s*(-?\d+\s*(,\s*-?\d+\s*)*)?,?\s*", text):
+        raise UsageError(f"{what} {text!r}: write integers separated by commas, such as 4,16,32")
+    return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+def read_mesh(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    names, sizes = [], []
+    for i, part in enumerate(text.split(",")):
+        match = re.fullmatch(r"\s*(?:([A-Za-z_]\w*)=)?(\d+)\s*", part)
+        if not match or int(match[2]) < 1:
+            raise UsageError(
+                f"--mesh {text!r}: write name=size or size, separated by commas, such as dp=2,tp=4"
+            )
+        names.append(match[1] or f"mesh{i}")
+        sizes.append(int(match[2]))
+    if len(set(names)) < len(names):
+        raise UsageError(f"--mesh {text!r}: give each mesh dim a name of its own")
+    return tuple(names), tuple(sizes)
+
+
+def read_view(arguments: argparse.Namespace, shape: tuple[int, ...]) -> tuple[str, View]:
+    chosen = {
+        name: getattr(arguments, name)
+        for name in ("view", "permute", "expand", "repeat")
+        if getattr(arguments, name) is not None
+    }
+    if len(chosen) != 1:
+        raise UsageError("give one of --view, --permute, --expand, --repeat")
+    ((name, text),) = chosen.items()
+    sizes = read_sizes(text, f"--{name}")
+    op = {
+        "view": "Tensor.view",
+        "permute": "torch.permute",
+        "expand": "Tensor.expand",
+        "repeat": "Tensor.repeat",
+    }[name]
+    return f"{name}{sizes}", BY_OP[op].view(shape, sizes)
+
+
+def read_sharding(
+    text: str, option: str, shape: tuple[int, ...], mesh: tuple[int, ...]
+) -> Sharding:
+    placements = parse_placements(text)
+    for p in placements:
+        if isinstance(p, Partial) and p.reduce_op not in REDUCTIONS:
+            raise UsageError(f"{option}: unknown reduction {p}: use one of {', '.join(REDUCTIONS)}")
+    try:
+        return Sharding(shape, mesh, placements)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def read_network(text: str | None, mesh: tuple[int, ...], itemsize: int) -> Network:
+    if text is not None and text.startswith("flat:"):
+        try:
+            alpha, beta = map(float, text.removeprefix("flat:").split(","))
+        except ValueError:
+            alpha = beta = float("nan")
+        if not (isfinite(alpha) and isfinite(beta)):
+            raise UsageError(
+                f"--network {text!r}: write flat:ALPHA,BETA, the latency and the seconds for each "
+                "element, such as flat:1e-6,3.2e-10"
+            )
+        return Network.flat(alpha=alpha, beta=beta)
+    network = (
+        Network.default(mesh)
+        if text is None
+        else Network.named([name.strip() for name in text.split(",")]).checked(mesh)
+    )
+    return network.scaled(itemsize / LINK_ITEMSIZE)
+
+
+def read_group(text: str, names: Sequence[str]) -> tuple[int, ...]:
+    """Mesh dims by name or number, joined by +."""
+    known = {**{str(m): m for m in range(len(names))}, **{name: m for m, name in enumerate(names)}}
+    unknown = [name for name in text.split("+") if name not in known]
+    if unknown:
+        raise UsageError(
+            f"--groups {text}: the mesh has no dim {', '.join(unknown)}; give sets of "
+            f"{', '.join(names)}, such as {'+'.join(names[:2])}, or none"
+        )
+    return tuple([known[name] for name in text.split("+")])

@@ -1,0 +1,132 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cute_sharding import status
+from cute_sharding.cli.arguments import UsageError
+from cute_sharding.cli.explain import run_explain, show_explain
+from cute_sharding.cli.plan import run_plan, show_plan
+
+
+def _explain_options(parser: argparse.ArgumentParser) -> None:
+    _sharding_options(parser)
+    parser.add_argument(
+        "--placements",
+        required=True,
+        help='one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"',
+    )
+    parser.add_argument(
+        "--view", help="the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)"
+    )
+    parser.add_argument("--permute", help="the new order of dims, such as 1,0,2")
+    parser.add_argument("--expand", help="the expanded shape")
+    parser.add_argument("--repeat", help="how often to repeat each dim")
+
+
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    _sharding_options(parser)
+    parser.add_argument(
+        "--from",
+        required=True,
+        metavar="PLACEMENTS",
+        help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"',
+    )
+    parser.add_argument("--to", required=True, metavar="PLACEMENTS", help='such as "S(0),S(0)"')
+    links = (
+        "flat:ALPHA,BETA (latency, and seconds for each element), or a link for each mesh dim, "
+        "such as infiniband,nvlink"
+    )
+    parser.add_argument(
+        "--network",
+        help=(
+            f"{links}; by default nvlink within hosts of eight devices and infiniband between. "
+            "Links have so many bytes a second"
+        ),
+    )
+    parser.add_argument(
+        "--groups",
+        metavar="SETS",
+        help=(
+            "the sets of mesh dims that have a process group together, such as dp+tp,cp+tp, or "
+            "none; by default all"
+        ),
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=int,
+        metavar="ELEMENTS",
+        help="the most elements that a device may hold at once in our plan",
+    )
+    parser.add_argument(
+        "--itemsize", type=int, default=4, metavar="BYTES", help="bytes of an element (default 4)"
+    )
+
+
+def _sharding_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--shape",
+        required=True,
+        help="the tensor's global shape, such as 4,16,32; explain also takes b=4,s=16,32",
+    )
+    parser.add_argument("--mesh", required=True, help="the device mesh, such as dp=2,tp=4")
+
+
+class Command(NamedTuple):
+    """A command: its options, what it finds as data, that as text, and whether all is well."""
+
+    name: str
+    text: str
+    options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], dict[str, Any]]
+    show: Callable[[dict[str, Any]], str]
+    is_well: Callable[[dict[str, Any]], bool] = lambda result: True
+
+
+COMMANDS = (
+    Command(
+        "explain",
+        "what a view does to a sharding: layouts, placements, who holds what",
+        _explain_options,
+        run_explain,
+        show_explain,
+    ),
+    Command(
+        "plan",
+        "how a redistribution goes and what it costs, by plan and as torch itself would do it",
+        _plan_options,
+        run_plan,
+        show_plan,
+    ),
+    Command(
+        "status",
+        "what is switched on and why, on which torch, what of it is replaced, and whether a view "
+        "and a redistribution come out right here",
+        lambda parser: None,
+        lambda arguments: status.status(),
+        status.show,
+        status.is_well,
+    ),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:  # one line, as for every other bad argument
+        raise UsageError(message)
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="python -m cute_sharding",
+        description="Shardings, views and redistributions as CuTe layouts.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    for command in COMMANDS:
+        added = commands.add_parser(command.name, help=command.text, description=command.text)
+        added.set_defaults(run=command.run, show=command.show, is_well=command.is_well)
+        added.add_argument("--json", action="store_true", help="print JSON instead of text")
+        command.options(added)
+    return parser

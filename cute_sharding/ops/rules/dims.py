@@ -1,0 +1,109 @@
+"""Rules of ops that do the same to any tensor: pointwise, along some dims, reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cute_sharding.ops.rules.names import Rule, Shape, named, put, text
+
+
+def pointwise(*args: Any, **kwargs: Any) -> str | None:
+    """As many operands as there are tensors, each broadcast; all results alike."""
+    given = (*args, *kwargs.values())
+    if any(
+        isinstance(arg, list) or (isinstance(arg, tuple) and any(isinstance(n, tuple) for n in arg))
+        for arg in given
+    ):
+        return None
+    return f"{', '.join(['...' for arg in given if isinstance(arg, tuple)])} -> ..."
+
+
+def along(where: int, default: Any = None, *, alike: int = 1, results: int = 1) -> Rule:
+    """``alike`` operands of one shape, of which each row along the dim that is argument ``where``
+    matters to every other; as many results of that shape.
+    """
+
+    def rule(*args: Any, **kwargs: Any) -> str | None:
+        dim = args[where] if len(args) > where else kwargs.get("dim", default)
+        if dim is None:
+            return None
+        names = text(named(args[0], [dim] if isinstance(dim, int) else dim))
+        return f"{', '.join([names] * alike)} -> {', '.join([names] * results)}"
+
+    return rule
+
+
+def picked(where: int, default: int = -1, *, results: int = 2) -> Rule:
+    """Along a dim, which the results do not have, or have with another size: argument ``where``;
+    whether they keep it is the next, if there is one.
+    """
+
+    def rule(x: Shape, *args: Any, **kwargs: Any) -> str | None:
+        given = (x, *args)
+        dim = given[where] if len(given) > where else kwargs.get("dim", default)
+        keep = given[where + 1] if len(given) > where + 1 else kwargs.get("keepdim", False)
+        if not isinstance(dim, int):
+            return None
+        names = named(x, [dim])
+        return f"{text(names)} -> {', '.join([put(names, dim, '1' if keep else '')] * results)}"
+
+    return rule
+
+
+def topk(x: Shape, k: int, dim: int = -1, *_: Any, **__: Any) -> str:
+    names = named(x, [dim])
+    out = put(names, dim, "[k]")
+    return f"{text(names)} -> {out}, {out}"
+
+
+def stable_sort(
+    x: Shape, *_: Any, stable: Any = None, dim: int = -1, descending: bool = False
+) -> str:
+    names = text(named(x, [dim]))
+    return f"{names} -> {names}, {names}"
+
+
+def turned(x: Shape) -> str:
+    names = named(x)
+    return f"{text(names)} -> {text(names[::-1])}"
+
+
+def rolled(x: Shape, shifts: Any, dims: Any = ()) -> str:
+    names = text(named(x, dims if dims else range(len(x))))
+    return f"{names} -> {names}"
+
+
+def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> str:
+    gone = [dim1 % len(x), dim2 % len(x)]
+    names = named(x, gone)
+    return (
+        f"{text(names)} -> "
+        f"{text([*(name for d, name in enumerate(names) if d not in gone), '[diagonal]'])}"
+    )
+
+
+def triangle(x: Shape, *_: Any) -> str:
+    names = text(named(x, [-2, -1]))
+    return f"{names} -> {names}"
+
+
+def reduced(where: int = 1, *, keep: int = 2) -> Rule:
+    """Some dims are reduced, argument ``where``, or all; they may be kept with size 1."""
+
+    def rule(x: Shape, *args: Any, **kwargs: Any) -> str:
+        given = (x, *args)
+        dims = given[where] if len(given) > where else kwargs.get("dim")
+        keeps = given[keep] if len(given) > keep else kwargs.get("keepdim", False)
+        if dims is None or dims == [] or dims == ():
+            dims = range(len(x))
+        gone = [d % len(x) for d in ([dims] if isinstance(dims, int) else dims)] if x else []
+        names = named(x)
+        left = "1" if keeps else ""
+        result = [left if d in gone else name for d, name in enumerate(names)]
+        return f"{text(names)} -> {text(result)}"
+
+    return rule
+
+
+def to_scalar(x: Shape, *_: Any, **__: Any) -> str:
+    return f"{text(named(x))} ->"

@@ -1,0 +1,74 @@
+"""Rules of losses: element by element, and of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cute_sharding.ops.rules.names import Shape, named, text
+
+
+def loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
+    """With a weight, if there is one; as many results as elements, or one."""
+    tensors = ["...", "...", *["..." for arg in args if isinstance(arg, tuple)]]
+    return f"{', '.join(tensors)} -> {'...' if _reduction(*args, **kwargs) == 0 else ''}"
+
+
+def _reduction(*args: Any, reduction: int | None = None, **_: Any) -> int:
+    """torch's number: 0 none, 1 mean, 2 sum."""
+    return (
+        reduction if reduction is not None else next((arg for arg in args if type(arg) is int), 1)
+    )
+
+
+def reduction_of_loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str | None:
+    return {0: None, 1: "avg", 2: "sum"}[_reduction(*args, **kwargs)]
+
+
+def loss_backward(gradient: Shape, x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
+    """Of a mean: the op divides by the number of elements that it sees, so it is to see all."""
+    reduction = _reduction(*args, **kwargs)
+    names = "[...]" if reduction == 1 else "..."
+    operands = [
+        "..." if gradient else "",
+        names,
+        names,
+        *[names for arg in args if isinstance(arg, tuple)],
+    ]
+    return f"{', '.join(operands)} -> {names}"
+
+
+def _of_classes(x: Shape) -> tuple[list[str], list[str]]:
+    """The names of scores for classes, which are dim 1, or the only one, and whole; and of what
+    there is one of for each row.
+    """
+    names = named(x, [min(len(x) - 1, 1)])
+    return names, [name for name in names if not name.startswith("[")]
+
+
+def nll_loss(x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> str:
+    """A mean is divided by the weights of all rows, so the op is to see them all; the weights' sum
+    is its second result.
+    """
+    names, rows = _of_classes(x)
+    if reduction == 1:
+        names, rows = (
+            [name if name.startswith("[") else f"[{name}]" for name in names],
+            [f"[{name}]" for name in rows],
+        )
+    operands = [text(names), text(rows), *["[c]" for given in (weight,) if given is not None]]
+    return f"{', '.join(operands)} -> {text(rows) if reduction == 0 else ''},"
+
+
+def nll_loss_backward(
+    gradient: Shape, x: Shape, target: Shape, weight: Any, reduction: int, *_: Any
+) -> str:
+    """The weights' sum is given: each row's gradient is its own."""
+    names, rows = _of_classes(x)
+    operands = [
+        text(rows) if reduction == 0 else "",
+        text(names),
+        text(rows),
+        *["[c]" for given in (weight,) if given is not None],
+        "",
+    ]
+    return f"{', '.join(operands)} -> {text(names)}"

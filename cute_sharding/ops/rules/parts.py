@@ -1,0 +1,112 @@
+"""Rules of ops that take some rows of a tensor, or put tensors together: by index, by parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from sys import maxsize
+from typing import Any
+
+from cute_sharding.ops.rules.names import Rule, Shape, named, put, text
+
+
+def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
+    if len(x) != len(index) or not x:
+        return None
+    names = named(x, [dim])
+    chosen = put(names, dim, "k")
+    return f"{text(names)}, {chosen} -> {chosen}"
+
+
+def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__: Any) -> str | None:
+    if len(x) != len(index) or not x:
+        return None
+    names = named(x, [dim])
+    operands = [text(names), put(names, dim, "[k]")]
+    if isinstance(source, tuple):
+        if len(source) != len(x) or source != index:
+            return None
+        operands.append(operands[1])
+    return f"{', '.join(operands)} -> {operands[0]}"
+
+
+def index_select(x: Shape, dim: int, index: Shape) -> str | None:
+    if not x or len(index) != 1:
+        return None
+    names = named(x, [dim])
+    return f"{text(names)}, k -> {put(names, dim, 'k')}"
+
+
+def embedding(weight: Shape, index: Shape, *_: Any, **__: Any) -> str:
+    names = text(named(index, letter="i"))
+    return f"[v] e, {names} -> {names} e"
+
+
+def embedding_backward(
+    gradient: Shape, index: Shape, rows: int, padding: int, by_frequency: bool = False
+) -> str | None:
+    names = text(named(index, letter="i"))
+    return None if by_frequency else f"{names} e, {names} -> [v] e"
+
+
+# -- together and apart ----------------------------------------------------------------------------
+
+
+def cat(tensors: Sequence[Shape], dim: int = 0) -> str | None:
+    if any(len(x) != len(tensors[0]) for x in tensors) or not tensors[0]:
+        return None
+    names = named(tensors[0], [dim])
+    return (
+        f"{', '.join(put(names, dim, f'[from{i}]') for i in range(len(tensors)))} -> "
+        f"{put(names, dim, '[to]')}"
+    )
+
+
+def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
+    names = named(tensors[0])
+    at = dim % (len(names) + 1)
+    return (
+        f"{', '.join([text(names)] * len(tensors))} -> {text([*names[:at], '[to]', *names[at:]])}"
+    )
+
+
+def apart(where: int, name: str) -> Rule:
+    """A dim is taken apart: the results have it with other sizes, or, where ``name`` is empty, do
+    not have it.
+    """
+
+    def rule(x: Shape, *args: Any, **kwargs: Any) -> str:
+        given = (x, *args)
+        dim = given[where] if len(given) > where else kwargs.get("dim", 0)
+        names = named(x, [dim])
+        return f"{text(names)} -> {put(names, dim, name)}"
+
+    return rule
+
+
+def _is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
+    """Whether a slice takes all there is, however long the dim is: what compilers write for the `:`
+    of `x[:, None]`.
+    """
+    return (
+        (start is None or (type(start) is int and start == 0))
+        and (end is None or (type(end) is int and end >= maxsize))
+        and type(step) is int
+        and step == 1
+    )
+
+
+def sliced(x: Shape, dim: int = 0, *which: Any) -> str:
+    names = named(x, [] if _is_whole(*which) else [dim])
+    return f"{text(names)} -> {text(names) if _is_whole(*which) else put(names, dim, '[part]')}"
+
+
+def select_backward(gradient: Shape, sizes: Sequence[int], dim: int, index: int) -> str:
+    names = named(tuple(sizes), [dim])
+    return f"{put(names, dim, '')} -> {text(names)}"
+
+
+def slice_backward(gradient: Shape, sizes: Sequence[int], dim: int, *which: Any) -> str:
+    if _is_whole(*which):
+        return f"{text(named(gradient))} -> {text(named(gradient))}"
+    names = named(tuple(sizes), [dim])
+    return f"{put(names, dim, '[part]')} -> {text(names)}"

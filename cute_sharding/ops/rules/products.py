@@ -1,0 +1,116 @@
+"""Rules of products that need more than a pattern: with a term, convolutions, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cute_sharding.ops.rules.names import Rule, Shape, text
+
+
+def sum_and_product(product: str) -> Rule:
+    """A term and a product, such as a bias; the term may lack leading dims, but not all: torch
+    gives a product of no rows the shape of the term.
+    """
+    result = product.partition("->")[2].split()
+
+    def rule(term: Shape, *_: Any, **__: Any) -> str | None:
+        return None if not term else f"+{text(result[len(result) - len(term) :])}, {product}"
+
+    return rule
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+def _of_convolution(
+    x: Shape, transposed: bool, groups: int
+) -> tuple[list[str], list[str], list[str]]:
+    """The names of an input, of a weight and of a result. Each place of an image matters to its
+    neighbours; with several groups so does each channel to the others of its group alone.
+    """
+    c, o = ("c", "o") if groups == 1 else ("[c]", "[o]")
+    places = range(len(x) - 2)
+    among = c if groups == 1 else "[i]"
+    weight = [c, o if groups == 1 else "[i]"] if transposed else [o, among]
+    return (
+        ["n", c, *(f"[x{i}]" for i in places)],
+        [*weight, *(f"[k{i}]" for i in places)],
+        ["n", o, *(f"[y{i}]" for i in places)],
+    )
+
+
+def convolution(
+    x: Shape,
+    weight: Shape,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> str:
+    given, kernel, result = _of_convolution(x, transposed, groups)
+    operands = [
+        text(given),
+        text(kernel),
+        *[f"+{result[1]}" for some in (bias,) if some is not None],
+    ]
+    return f"{', '.join(operands)} -> {text(result)}"
+
+
+def convolution_backward(
+    gradient: Shape,
+    x: Shape,
+    weight: Shape,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    wanted: Sequence[bool],
+) -> str:
+    """The bias has a gradient that knows no input channels, and is not a sum over them: where it is
+    wanted, these are whole. What is not wanted has all names, and takes nothing away.
+    """
+    given, kernel, result = _of_convolution(x, transposed, groups)
+    if wanted[2]:
+        given, kernel = (
+            ["[c]" if name == "c" else name for name in names] for names in (given, kernel)
+        )
+    everything = [*result, *given[1:], *kernel[2:]]
+    results = [
+        names if is_wanted else everything
+        for names, is_wanted in zip((given, kernel, [result[1]]), wanted)
+    ]
+    return f"{text(result)}, {text(given)}, {text(kernel)} -> {', '.join(map(text, results))}"
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+_QUERIES, _KEYS, _VALUES, _STATISTICS = "b h [s] [e]", "b h [t] [e]", "b h [t] [e]", "b h [s]"
+
+
+def _mask(queries: Shape, mask: Shape | None) -> list[str]:
+    """A mask may lack leading dims, and have dims of size 1."""
+    if mask is None:
+        return []
+    names = ["b", "h", "[s]", "[t]"]
+    given = zip(names[4 - len(mask) :], mask, queries[4 - len(mask) :])
+    return [text(["1" if name in "bh" and n == 1 != of else name for name, n, of in given])]
+
+
+def attention(queries: Shape, *_: Any, attn_mask: Any = None, **__: Any) -> str:
+    operands = [_QUERIES, _KEYS, _VALUES, *_mask(queries, attn_mask)]
+    return f"{', '.join(operands)} -> {_QUERIES}, {_STATISTICS}"
+
+
+def attention_backward(
+    gradient: Shape, queries: Shape, *_: Any, attn_mask: Any = None, **__: Any
+) -> str:
+    operands = [_QUERIES, _QUERIES, _KEYS, _VALUES, _QUERIES, _STATISTICS]
+    operands += _mask(queries, attn_mask)
+    return f"{', '.join(operands)} -> {_QUERIES}, {_KEYS}, {_VALUES}"

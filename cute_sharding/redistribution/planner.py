@@ -1,0 +1,265 @@
+"""The search for the steps from one sharding to another: of the ways in :mod:`.candidates` the
+cheapest, on layouts alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import lcm, prod
+from typing import Any
+
+from cute_sharding.redistribution.candidates import candidates, one_by_one
+from cute_sharding.redistribution.chains import Chains, cuts_up_to
+from cute_sharding.redistribution.cost import most_local, within
+from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.network import Network
+from cute_sharding.redistribution.plan import Held, collectives, peak_of, received_by
+from cute_sharding.redistribution.reduction import Reduction
+from cute_sharding.redistribution.routes import Groups, admits
+from cute_sharding.redistribution.step import Step
+
+
+@lru_cache(maxsize=1 << 10)
+def plan_steps(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    source: Held,
+    target: Chains,
+    network: Network | None = None,
+    memory_limit: int | None = None,
+    groups: Groups = None,
+    native: bool = False,
+) -> tuple[Step, ...]:
+    """The steps that reduce everything pending of ``source`` and lead to ``target``: the fastest on
+    ``network``, then the fewest elements received, then the fewest collectives.
+
+    ``source.pending`` are the reductions to finish; those that stay pending commute with moving
+    elements, between devices that hold the same contribution. ``network`` None counts elements
+    received instead of seconds. Every step communicates among ranks that have a process group:
+    those of one mesh dim, or of a set in ``groups``. With None, which stands for all sets, on a
+    flat network at most one collective moves elements, and at most one reduces. ``native``: the
+    backend gathers and reduce-scatters better than it exchanges.
+
+    Raises:
+        ValueError: no plan keeps every device within ``memory_limit`` elements. It names the least
+            that would do.
+    """
+
+    if memory_limit is None:
+        steps = _cheapest(
+            nominal(shape, mesh, source, target, groups),
+            mesh,
+            source,
+            target,
+            network,
+            groups,
+            native,
+        )
+        steps = tuple([replace(step, shape=shape) for step in steps])
+        if not all(map(_is_right, steps)) or not all(
+            admits(groups, step.mesh_dims) for step in steps
+        ):
+            steps = _cheapest(shape, mesh, source, target, network, groups, native)
+        return _natively(steps) if native else steps
+    start, admitted = (
+        most_local(shape, source.chains, mesh),
+        _admitted(shape, mesh, source, target, network, groups),
+    )
+    fitting = [
+        fitted for steps in admitted if (fitted := _fitted(steps, start, memory_limit)) is not None
+    ]
+    if not fitting:
+        least = min(peak_of([_most_rounds(step) for step in steps], start) for steps in admitted)
+        raise ValueError(
+            f"no plan for {shape} on mesh {mesh} holds at most {memory_limit:,} elements on every "
+            f"device: the least that would do is memory_limit={least}"
+        )
+    return min(fitting, key=lambda steps: _cost(steps, network))
+
+
+# More messages than that at once are reckoned to take longer than a few more bytes.
+MANY_PEERS = 64
+
+
+def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps for a backend that gathers better than it exchanges. Where blocks differ in size, a
+    gather from many devices over several mesh dims is better one after the other, the last to cut
+    first.
+    """
+    found: list[Step] = []
+    for step in steps:
+        alone = []
+        if (
+            isinstance(step, Exchange)
+            and prod(step.mesh[m] for m in step.dims) > MANY_PEERS
+            and len(step.dims) > 1
+            and not step.gathers
+            and all(
+                before[: len(after)] == after for before, after in zip(step.source, step.target)
+            )
+        ):
+            at = step.source
+            while at != step.target:
+                _, d = max(
+                    (chain[-1][0], d)
+                    for d, (chain, after) in enumerate(zip(at, step.target))
+                    if chain != after
+                )
+                bare = tuple([chain[:-1] if e == d else chain for e, chain in enumerate(at)])
+                alone.append(Exchange(step.shape, step.mesh, at, bare).natively())
+                at = bare
+        if alone and 2 * received_by(alone) <= 3 * step.received_elements:
+            found += alone
+        else:
+            found.append(step.natively())
+    return tuple(found)
+
+
+# Sizes that stand for all that do not divide: primes, so that nothing divides them.
+STAND_INS = (1009, 10007, 100003, 1000003)
+
+
+def nominal(
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, groups: Groups
+) -> tuple[int, ...]:
+    """A shape for which the steps are chosen in the place of ``shape``: one for all shapes that
+    answer alike to the same :func:`questions`.
+
+    So ranks that run a graph for many sizes take the steps that a rank takes which runs eagerly.
+    Steps are right for any sizes; which are the cheapest hardly depends on them, but for dims that
+    are shorter than the devices that share them: these stand for themselves, as do dims of which
+    split factors do not divide.
+    """
+    prime = next((p for p in STAND_INS if p > 8 * prod(mesh)), STAND_INS[-1])
+    sizes = []
+    for n, before, after, (least, counts) in zip(
+        shape, source.chains, target, questions(shape, mesh, source, target, groups)
+    ):
+        dividing = [count for count in counts if n % count == 0]
+        if (
+            n >= least
+            and n > 1
+            and (dividing or all(factor == 1 for _, factor in (*before, *after)))
+        ):
+            n = max(dividing, default=1) * prime
+        sizes.append(n)
+    return tuple(sizes)
+
+
+def questions(
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains, groups: Groups
+) -> list[tuple[int, tuple[int, ...]]]:
+    """What the choice of steps asks of each tensor dim: whether it is as long as the devices are
+    many, and which numbers of blocks divide it.
+
+    Those are the blocks that source and target cut it into; and where several steps go in the place
+    of one, all devices.
+    """
+    counts = [
+        lcm(*(prod(factor * mesh[m] for m, factor in chain) for chain in (before, after)))
+        for before, after in zip(source.chains, target)
+    ]
+    changed = tuple(
+        [
+            m
+            for m in range(len(mesh))
+            if mesh[m] > 1
+            and (cuts_up_to(source.chains, m) != cuts_up_to(target, m) or m in dict(source.pending))
+        ]
+    )
+    least = prod(mesh[m] for m in changed)
+    if admits(groups, changed):
+        return [(least if source.pending else 0, (count,)) for count in counts]
+    return [(least, (count, lcm(count, prod(mesh)))) for count in counts]
+
+
+def _is_right(step: Step) -> bool:
+    """Whether every device has what it is to reduce. (What it has not is exchanged, whatever it
+    is.)
+    """
+    return not isinstance(step, Reduction) or within(
+        step.shape, step.mesh, step.source, step.target
+    )
+
+
+# What an all-to-all of many messages over several mesh dims is reckoned to take longer than
+# collectives that a backend has natively, of as many elements.
+MANY_MESSAGES = 1.5
+
+
+def _cost(
+    steps: tuple[Step, ...], network: Network | None, native: bool = False
+) -> tuple[float, int, int, int]:
+    seconds = 0.0
+    if network is not None and not network.is_flat:
+        seconds = sum(
+            network.seconds(step)
+            * (
+                MANY_MESSAGES
+                if native and isinstance(step, Exchange) and len(step.dims) > 1 and not step.gathers
+                else 1
+            )
+            for step in steps
+        )
+    return seconds, received_by(steps), collectives(steps), len(steps)
+
+
+@lru_cache(maxsize=1 << 10)
+def _cheapest(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    source: Held,
+    target: Chains,
+    network: Network | None,
+    groups: Groups,
+    native: bool,
+) -> tuple[Step, ...]:
+    return min(
+        _admitted(shape, mesh, source, target, network, groups),
+        key=lambda steps: _cost(steps, network, native),
+    )
+
+
+def _admitted(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    source: Held,
+    target: Chains,
+    network: Network | None,
+    groups: Groups,
+) -> list[tuple[Step, ...]]:
+    """The ways whose steps all have a group; one at the least."""
+    found = [
+        steps
+        for steps in candidates(shape, mesh, source, target, network, groups)
+        if all(admits(groups, step.mesh_dims) for step in steps)
+    ]
+    return list(dict.fromkeys(found)) or [one_by_one(shape, mesh, source, target)]
+
+
+def _fitted(steps: tuple[Step, ...], source: int, limit: int) -> tuple[Step, ...] | None:
+    """The steps, with exchanges in as many rounds as it takes to keep within ``limit``; None where
+    nothing helps.
+    """
+    fitted: list[Step] = []
+    for i, step in enumerate(steps):
+        room = limit - (source if i else 0)
+        if step.peak_elements > room and isinstance(step, Exchange) and step.communicates:
+            rounds, most = 2, _most_rounds(step)
+            while rounds < most.rounds and replace(step, rounds=rounds).peak_elements > room:
+                rounds *= 2
+            step = replace(step, rounds=min(rounds, most.rounds))
+        if step.peak_elements > room:
+            return None
+        fitted.append(step)
+    return tuple(fitted) if peak_of(fitted, source) <= limit else None
+
+
+def _most_rounds(step: Step) -> Any:
+    """The step in its smallest buffers: a row of the longest dim at a time."""
+    return (
+        replace(step, rounds=max(step.shape))
+        if isinstance(step, Exchange) and step.communicates
+        else step
+    )
