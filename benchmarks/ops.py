@@ -114,8 +114,10 @@ def outcome(
                 whole(x) if isinstance(x, DTensor) else x.detach(), y.detach()
             ):
                 return WRONG, f"{getattr(x, 'placements', None)}"
+    except AssertionError as error:
+        return WRONG, f"AssertionError: {str(error)[:200]}"
     except Exception as error:
-        return WRONG, f"{type(error).__name__}: {str(error)[:200]}"
+        return RAISES, f"{type(error).__name__}: {str(error)[:200]}"
     return RIGHT, ""
 
 
