@@ -1,0 +1,5 @@
+"""``python -m cute_sharding.cli``, which is ``python -m cute_sharding``."""
+
+from cute_sharding.cli import main
+
+sys.exit(main())
