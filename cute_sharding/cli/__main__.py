@@ -1,5 +1,7 @@
 """``python -m cute_sharding.cli``, which is ``python -m cute_sharding``."""
 
+import sys
+
 from cute_sharding.cli import main
 
 sys.exit(main())
