@@ -1,4 +1,10 @@
-"""CuTe layout algebra in row-major order, exact, on ints or sympy expressions. Imports no torch."""
+"""CuTe layout algebra in row-major order, exact, on ints or sympy expressions. Imports no torch.
+
+- :mod:`.layout`: the value, a shape and a stride.
+- :mod:`.algebra`: the operations, a file for each family.
+- :mod:`.symbolic`: what is proved of sizes and strides that are symbols.
+- :mod:`.size`: such sizes where code expects ints; what is not proved of them is asked.
+"""
 
 from cute_sharding.layout.algebra import (
     Tiler,

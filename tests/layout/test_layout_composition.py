@@ -5,6 +5,8 @@ else.
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from layout_bruteforce import (
     composition_exists,
     composition_values,
@@ -16,6 +18,7 @@ from layout_bruteforce import (
     size_of,
     values_of,
 )
+from layout_strategies import SETTINGS, answer, layouts, tiles
 
 from cute_sharding.layout import Layout, LayoutError, composition, make_layout
 
@@ -91,6 +94,27 @@ def test_answers_exactly_where_an_answer_exists(draw, pairs, least):
     print(f"\n{draw.__name__}: {pairs} pairs, {answered} answered")
     # Both sides of the question are asked often enough to mean something.
     assert least * pairs < answered < (1 - least / 2) * pairs
+
+
+@SETTINGS
+@given(layouts(negative=True), layouts(empty=True))
+def test_composition(a, b):
+    found = answer(composition, a, b)
+    assert found.size == b.size
+    assert all(found(i) == a(b(i)) for i in range(b.size))
+
+
+@SETTINGS
+@given(layouts(negative=True), st.data())
+def test_composition_by_mode(a, data):
+    tiler = tuple(
+        data.draw(st.one_of(st.none(), tiles(), st.integers(1, 4)))
+        for _ in range(data.draw(st.integers(0, a.rank)))
+    )
+    found = answer(composition, a, tiler)
+    assert found.rank == a.rank
+    for i, mode in enumerate(a):
+        assert found[i] == (composition(mode, tiler[i]) if i < len(tiler) else mode)
 
 
 def test_every_pair_of_two_small_modes():

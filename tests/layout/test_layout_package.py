@@ -1,4 +1,4 @@
-"""The package as a whole: what it imports, and the examples in its docstrings."""
+"""The package as a whole: what it imports, the examples in its docstrings, and what it raises."""
 
 import doctest
 import importlib
@@ -7,8 +7,30 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from layout_bruteforce import leaves_of, top_modes
+from layout_strategies import SETTINGS, layouts
 
 import cute_sharding.layout as package
+from cute_sharding.layout import (
+    Layout,
+    LayoutError,
+    blocked_product,
+    coalesce,
+    complement,
+    composition,
+    flatten,
+    left_inverse,
+    logical_divide,
+    logical_product,
+    raked_product,
+    right_inverse,
+    tiled_divide,
+    tiled_product,
+    zipped_divide,
+    zipped_product,
+)
 
 MODULES = [
     "cute_sharding.layout",
@@ -57,3 +79,43 @@ def test_the_modules_with_examples_exist():
 def test_all_names_exist_and_are_documented():
     for name in package.__all__:
         assert getattr(package, name).__doc__ or name in ("IntTuple", "Tiler"), name
+
+
+@SETTINGS
+@given(
+    layouts(most=4, negative=True, empty=True),
+    layouts(negative=True, empty=True),
+    st.integers(0, 40),
+)
+def test_only_layout_errors_are_raised(a, b, bound):
+    """And every result is a Layout that its own constructor accepts."""
+    operations = [
+        (coalesce, a),
+        (flatten, a),
+        (composition, a, b),
+        (complement, a, bound),
+        (right_inverse, a),
+        (left_inverse, a),
+    ]
+    operations += [
+        (op, a, b)
+        for op in (
+            logical_divide,
+            zipped_divide,
+            tiled_divide,
+            logical_product,
+            zipped_product,
+            tiled_product,
+            blocked_product,
+            raked_product,
+        )
+    ]
+    for operation, *args in operations:
+        try:
+            found = operation(*args)
+        except LayoutError as error:
+            assert str(error)
+            continue
+        assert Layout(found.shape, found.stride) == found and Layout.parse(repr(found)) == found
+        assert list(found.leaves) == leaves_of(found)
+        assert top_modes(found) is not None

@@ -1,12 +1,11 @@
-"""Layouts in positive integer symbols: what is decidable is decided, never wrongly, and Undecided
-names a fact that helps.
+"""Layouts in positive integer symbols: what is decidable is decided, never wrongly. (What Undecided
+asks for: test_layout_facts.py.)
 
 The random tests substitute numbers that satisfy the facts into a symbolic result and judge it by
 the brute-force definitions.
 """
 
 import random
-from fractions import Fraction
 from itertools import product
 
 import pytest
@@ -14,7 +13,6 @@ import sympy
 from layout_bruteforce import (
     complement_values,
     composition_exists,
-    is_complement,
     is_composition,
     is_left_inverse,
     is_right_inverse,
@@ -24,12 +22,12 @@ from layout_bruteforce import (
     size_of,
     values_of,
 )
+from layout_symbols import NAMES, holds, right_complement, s, settle, substituted, t, u
 
 from cute_sharding.layout import (
     Layout,
     LayoutError,
     Undecided,
-    assuming,
     blocked_product,
     coalesce,
     complement,
@@ -44,59 +42,10 @@ from cute_sharding.layout import (
     zipped_divide,
 )
 
-NAMES = "stu"
-s, t, u = map(symbol, NAMES)
-
-
-def substituted(value, numbers):
-    """``value``, an expression or a layout or a tuple of them, with its symbols replaced by
-    ``numbers``.
-    """
-    if isinstance(value, Layout):
-        return Layout(substituted(value.shape, numbers), substituted(value.stride, numbers))
-    if isinstance(value, tuple):
-        return tuple(substituted(part, numbers) for part in value)
-    if isinstance(value, int):
-        return value
-    found = value.subs(dict(zip((s, t, u), numbers)), simultaneous=True)
-    assert found.is_Integer, f"{value} is {found} at {numbers}"
-    return int(found)
-
-
-def holds(fact, numbers):
-    """Whether a fact, read as Python, is true of the numbers."""
-    try:
-        return bool(
-            eval(fact, {}, {name: Fraction(number) for name, number in zip(NAMES, numbers)})
-        )
-    except ZeroDivisionError:
-        return False
-
-
-def settle(operation, args, most):
-    """The result and the facts supplied, one after the other, as each Undecided asks; None for more
-    than ``most`` facts.
-    """
-    facts = []
-    while True:
-        try:
-            with assuming(*facts):
-                return operation(*args), facts
-        except Undecided as undecided:
-            assert undecided.fact in str(undecided)
-            assert undecided.fact not in facts, (
-                f"{operation.__name__}{args}: supplying {undecided.fact!r} does not settle it"
-            )
-            if len(facts) == most:
-                return None, facts
-            facts.append(undecided.fact)
-        except LayoutError as error:
-            return error, facts
-
-
 # -- random symbolic layouts -----------------------------------------------------------------------
 
 SIZES = (1, 2, 3, 4, 6, s, s, t, 2 * s, 3 * s, s * t, s + 1)
+
 STRIDES = (0, 1, 1, 2, 3, 4, 6, s, t, 2 * s, s * t, u)
 
 
@@ -123,21 +72,6 @@ def is_product(a, b, found):
     return values_of(found) == [x + offsets[y] for x in values_of(a) for y in values_of(b)]
 
 
-def tiles_the_range(a, found, bound):
-    """The post-condition of complement but for "no smaller one": a size that turns out 1 could have
-    been left out.
-    """
-    modes = [(n, d) for n, d in leaves_of(a) if d]
-    whole = values_of(make_layout(*[Layout(n, d) for n, d in modes], found))
-    return sorted(whole) == list(range(len(whole))) and len(whole) >= bound
-
-
-def right_complement(a, bound, found):
-    return tiles_the_range(a, found, bound) and (
-        any(n == 1 for n, _ in leaves_of(a)) or is_complement(a, bound, found)
-    )
-
-
 def right_divide(a, b, found):
     if any(n == 1 for n, _ in (*leaves_of(a), *leaves_of(b))):
         return values_of(found[0]) == values_of(composition(a, b))
@@ -153,6 +87,7 @@ CHECKS = {
     right_inverse: (1, is_right_inverse),
     left_inverse: (1, is_left_inverse),
 }
+
 NUMBERS = list(product((1, 2, 3, 4, 6), (1, 2, 3, 4), (1, 2, 4, 12)))
 
 
@@ -295,178 +230,6 @@ def test_symbolic_layouts_are_values():
     assert Layout(2 * s) != Layout(s)
 
 
-# -- undecided -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("operation", "args", "facts", "want"),
-    [
-        (logical_divide, (Layout(s), 4), ["s % 4 == 0"], Layout((4, s / 4), (1, 4))),
-        (complement, (Layout(4), s), ["s % 4 == 0"], Layout(s / 4, 4)),
-        (
-            composition,
-            (Layout((2, s), (9, 1)), Layout((2, 4), (s, 1))),
-            ["s >= 4"],
-            Layout((2, 4), (9, 1)),
-        ),
-        (composition, (Layout((2, s), (9, 1)), Layout(3)), ["s >= 3"], Layout(3, 1)),
-        (composition, (Layout((2, s), (9, 1)), Layout(3)), ["s == 3"], Layout(3, 1)),
-        (composition, (Layout((2, s), (9, 1)), Layout(3)), ["s > t", "t >= 2"], Layout(3, 1)),
-        (composition, (Layout((2, u), (50, 1)), Layout(3, 2 * s)), ["u >= 6*s"], Layout(3, 2 * s)),
-        (
-            composition,
-            (Layout((2, u), (50, 1)), Layout(6, 2 * s)),
-            ["u % (2*s) == 0", "6 % (u/(2*s)) == 0"],
-            None,
-        ),
-        (left_inverse, (Layout((t, s), (u, 1)),), ["s < u", "u % s == 0"], None),
-        (
-            left_inverse,
-            (Layout((4, s), (u, 2 * t)),),
-            ["u > 2*t", "u % (2*t) == 0", "2*t*s <= u"],
-            None,
-        ),
-        (complement, (Layout((t, s), (u, 1)), 1), ["s < u", "u % s == 0"], Layout(u / s, s)),
-    ],
-)
-def test_facts_settle_it(operation, args, facts, want):
-    """Undecided at first, with a fact in the message; with the facts it is decided, and right for
-    numbers that satisfy them.
-    """
-    with pytest.raises(Undecided) as caught:
-        operation(*args)
-    assert caught.value.fact in str(caught.value) and "assuming" in str(caught.value)
-    with assuming(*facts):
-        found = operation(*args)
-    assert want is None or found == want
-    check = {
-        composition: is_composition,
-        left_inverse: is_left_inverse,
-        complement: right_complement,
-        logical_divide: lambda a, b, r: same_function(r, logical_divide(a, b)),
-    }[operation]
-    tried = 0
-    for numbers in product((1, 2, 3, 4, 6, 8), (1, 2, 3), (1, 2, 4, 6, 12, 24)):
-        if all(holds(fact, numbers) for fact in facts):
-            tried += 1
-            assert check(*substituted(args, numbers), substituted(found, numbers)), numbers
-    assert tried
-    with pytest.raises(Undecided):
-        operation(*args)  # the facts end with the block
-
-
-@pytest.mark.parametrize(
-    ("operation", "args"),
-    [
-        (
-            composition,
-            (Layout((2, u), (50, 1)), Layout(6, 2 * s)),
-        ),  # u % (2*s): a product on the right of %
-        (
-            composition,
-            (Layout((2, s + 1), (50, 1)), Layout(6, 3)),
-        ),  # (s + 1) % 3: a sum on the left of %
-        (
-            composition,
-            (Layout((s, t + 1), (4, 1)), Layout(s, 2)),
-        ),  # then s % ((t + 1)/2): a fraction
-        (complement, (Layout(3 * s, u), 6)),  # 6 % (3*s*u)
-        (complement, (Layout((3, s), (s + 1, 1)), 1)),  # (s + 1) % s
-        (complement, (Layout((4, s * t), (s, u)), 1)),
-        (logical_divide, (Layout((2 * t, 3 * s)), Layout(5 * s, 2))),
-        (logical_product, (Layout((2, s + 1), (2 * t, 1)), Layout(3))),
-        (left_inverse, (Layout((4, s), (u, 2 * t)),)),
-    ],
-)
-def test_the_fact_that_undecided_names_is_enough(operation, args):
-    """Supplying fact after fact ends, in an answer or a refusal; no fact is asked for twice."""
-    found, facts = settle(operation, args, most=8)
-    assert found is not None and facts
-
-
-def test_every_fact_can_be_read():
-    for fact in (
-        "s % 4 == 0",
-        "(s + 1) % 3 == 0",
-        "u % (2*s) == 0",
-        "3 % (u/(2*s)) == 0",
-        "(s/2 + 1/2) % 2 == 0",
-        "s*t % 6 == 0",
-        "s == 4",
-        "s < t",
-        "s >= 4",
-    ):
-        with assuming(fact):
-            pass
-
-
-def test_two_facts_about_one_symbol():
-    """A multiple of 2 and of u is a multiple of either."""
-    for facts in (
-        ("t % 2 == 0", "t % u == 0"),
-        ("t % u == 0", "t % 2 == 0"),
-        ("t % 4 == 0", "t % 6 == 0"),
-    ):
-        with assuming(*facts):
-            assert complement(Layout(2), t).size == t / 2
-    with assuming("t % u == 0", "t % 6 == 0"):
-        assert complement(Layout(6), t).size == t / 6 and complement(Layout(u), t).size == t / u
-    with assuming("t % 4 == 0", "t % 6 == 0"):
-        assert complement(Layout(12), t).size == t / 12
-        with pytest.raises(Undecided):
-            complement(Layout(24), t)
-
-
-def test_a_fact_may_define_a_symbol_by_itself():
-    """``t % (s*t) == 0`` holds where s is 1; it is no contradiction."""
-    with assuming("t % (s*t) == 0"):
-        assert substituted(complement(Layout(s * t), t), (1, 3, 1)).size == 1
-
-
-def test_facts_do_not_leak():
-    with pytest.raises(ZeroDivisionError), assuming("s % 4 == 0"):
-        raise ZeroDivisionError
-    with pytest.raises(Undecided):
-        complement(Layout(4), s)
-    with assuming("s % 2 == 0"):
-        with assuming("s % 3 == 0"):
-            assert complement(Layout(6), s) == Layout(s / 6, 6)
-        with pytest.raises(Undecided):
-            complement(Layout(6), s)
-
-
-@pytest.mark.parametrize(
-    "fact", ["", "s", "s %", "1 < s < 4", "s in t", "s % 4", "f(s) == 0", "(s, 2) < 3"]
-)
-def test_a_fact_that_is_no_comparison_is_refused(fact):
-    with pytest.raises(LayoutError, match="cannot read"), assuming(fact):
-        pass
-
-
-# -- refused ---------------------------------------------------------------------------------------
-
-
-def test_what_holds_for_no_number_is_refused():
-    for operation, args in (
-        (complement, (Layout(s, -1), 4)),
-        (composition, (Layout((s, 4), (9, 1)), Layout(6))),
-        (left_inverse, (Layout(2 * s, 0),)),
-    ):
-        with pytest.raises(LayoutError) as caught:
-            operation(*args)
-        assert not isinstance(caught.value, Undecided)
-
-
-def test_a_stride_that_may_be_negative_is_not_taken_for_a_positive_one():
-    """1 - s is negative for every s but 1, and an index may not be."""
-    with pytest.raises(LayoutError):
-        composition(Layout(8, 3), Layout(4, 1 - s))
-    with pytest.raises(LayoutError):
-        composition(Layout(8, 3), Layout(4, -s))
-    with pytest.raises(LayoutError):
-        complement(Layout(4, -s), 8)
-
-
 def test_symbolic_and_static_composition_agree():
     """A symbol that takes part in nothing, an extra outermost mode of stride 0, changes no
     decision.
@@ -493,3 +256,27 @@ def test_raked_product_of_symbols():
     for numbers in ((2, 2, 1), (3, 4, 1), (1, 1, 1)):
         whole, mixed = substituted(product_, numbers), substituted(raked, numbers)
         assert sorted(values_of(whole)) == sorted(values_of(mixed)) == list(range(whole.size))
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+def test_what_holds_for_no_number_is_refused():
+    for operation, args in (
+        (complement, (Layout(s, -1), 4)),
+        (composition, (Layout((s, 4), (9, 1)), Layout(6))),
+        (left_inverse, (Layout(2 * s, 0),)),
+    ):
+        with pytest.raises(LayoutError) as caught:
+            operation(*args)
+        assert not isinstance(caught.value, Undecided)
+
+
+def test_a_stride_that_may_be_negative_is_not_taken_for_a_positive_one():
+    """1 - s is negative for every s but 1, and an index may not be."""
+    with pytest.raises(LayoutError):
+        composition(Layout(8, 3), Layout(4, 1 - s))
+    with pytest.raises(LayoutError):
+        composition(Layout(8, 3), Layout(4, -s))
+    with pytest.raises(LayoutError):
+        complement(Layout(4, -s), 8)
