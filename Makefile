@@ -1,4 +1,6 @@
 # make demo: set up and run the main job.   make test: set up, lint, type-check and run the tests.
+# make thorough: the tests with all parameters; make test takes one in three of those that compile
+# or start processes (tests/dtensor/conftest.py).
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
 PYTHON ?= python3
 PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -11,7 +13,7 @@ PYTEST_ARGUMENTS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # The vendor's layout algebra, an oracle of the tests, may ask for CUDA packages that a newer torch cannot have beside it: the tests that need it then say so.
 EXTRAS := $(if $(filter $(PINNED),$(TORCH)),test,checks)
 
-.PHONY: demo test lint types tests releases docs bench clean
+.PHONY: demo test lint types tests thorough releases docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -27,6 +29,9 @@ types: $(VENV)/.installed-test
 
 tests: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+
+thorough: export CUTE_SHARDING_THOROUGH = 1
+thorough: tests
 
 releases:
 	$(PYTHON) docs/generate_releases.py
