@@ -320,20 +320,23 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
 
 class _Care(NamedTuple):
     """What is to be done where the arguments of an op are redistributed: by plan; of a view, the
-    specs before and after, to take note of the copy.
+    specs before and after, to take note of the copy; whether keyword arguments are, too.
     """
 
     by_plan: bool
     copied: tuple[compat.DTensorSpec, compat.DTensorSpec] | None
+    keywords: bool
 
 
 def _care(op_info: Any, schema: compat.OpSchema) -> _Care | None:
-    moves = compat.moves(op_info, schema)
+    keywords = bool(compat.keywords(schema))
+    moves = keywords or compat.moves(op_info, schema)
     found = _Care(
         moves and (compat.is_by_plan(schema) or compat.name_of(schema.op) in BY_OVERLOAD),
         compat.viewed(op_info, schema),
+        keywords,
     )
-    return found if found.by_plan or found.copied is not None or compat.writes(schema) else None
+    return found if any(found) or compat.writes(schema) else None
 
 
 def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., None]:
@@ -356,6 +359,8 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
         outer, _in_view.now = getattr(_in_view, "now", False), care.by_plan
         try:
             local_args(op_info, schema, *options)
+            if care.keywords:
+                compat.redistribute_keywords(op_info, schema)
         finally:
             _in_view.now = outer
         if settings.ops and care.copied is not None:

@@ -1858,6 +1858,43 @@ def as_on_one_device(schema: OpSchema) -> OutputSharding:
     )
 
 
+def with_keywords(found: Any, schema: OpSchema) -> Any:
+    """The answer, with a note of the keyword arguments of ``schema`` (a mask) that are to be
+    redistributed too: torch does so with positional ones alone.
+    """
+    wanted = getattr(found, "redistribute_schema", None)
+    if wanted is not None and schema.kwargs_schema:
+        outs = {argument.name for argument in schema.op._schema.arguments if argument.is_out}
+        moved = {
+            name: (spec, wanted.kwargs_schema[name])
+            for name, spec in schema.kwargs_schema.items()
+            if name not in outs
+            and isinstance(spec, DTensorSpec)
+            and isinstance(wanted.kwargs_schema.get(name), DTensorSpec)
+            and tuple(spec.placements) != tuple(wanted.kwargs_schema[name].placements)
+        }
+        if moved:
+            wanted._cute_sharding_keywords = moved
+    return found
+
+
+def keywords(schema: OpSchema) -> dict[str, tuple[DTensorSpec, DTensorSpec]]:
+    """The keyword arguments that are to be redistributed: the spec that each has, and is to
+    have.
+    """
+    return getattr(schema, "_cute_sharding_keywords", {})
+
+
+def redistribute_keywords(op_info: Any, schema: OpSchema) -> None:
+    for name, (spec, wanted) in keywords(schema).items():
+        _dispatch.ExplicitRedistributionContext.observe_redistribution(
+            spec, wanted, f"Implicit redistribution of {name} of {schema.op}"
+        )
+        op_info.local_kwargs[name] = _dispatch.redistribute_local_tensor(
+            op_info.local_kwargs[name], spec, wanted
+        )
+
+
 def writes(schema: OpSchema) -> bool:
     """Whether what the op writes to, under these specs, is to be taken back."""
     return hasattr(schema, "_cute_sharding_writes")

@@ -73,7 +73,7 @@ def assign(
     *,
     reduce: str | None = "sum",
     linear: Sequence[int] = (),
-    filled: bool = False,
+    filled: bool | frozenset[str] = False,
 ) -> Assignment:
     """The assignment under which the fewest elements are received; of several, one that leaves
     little pending, and then little on each device.
@@ -82,7 +82,7 @@ def assign(
         signature: for operands of those numbers of dims.
         reduce: the reduction that a contracted name leaves pending; None: such names are whole.
         linear: the operands, by position, of whose sum the result is the sum (or the average).
-        filled: no device may be left without rows of a name that is cut.
+        filled: the names of which no device may be left without rows; True: all of them.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -105,7 +105,7 @@ def _assigned(
     mesh: tuple[int, ...],
     reduce: str | None,
     linear: tuple[int, ...],
-    filled: bool,
+    filled: bool | frozenset[str],
 ) -> Assignment:
     sizes = signature.sizes([operand.shape for operand in operands])
     options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
@@ -116,6 +116,8 @@ def _assigned(
         if not _allowed(signature, sizes, choices, mesh, reduce, filled):
             return
         targets = tuple([_of_operand(signature, i, choices) for i in range(len(operands))])
+        if any(map(_changes_reduction, operands, targets)):
+            return
         received = sum(
             _received(operand, target, mesh) for operand, target in zip(operands, targets)
         )
@@ -181,7 +183,7 @@ def _allowed(
     choices: Sequence[_Choice],
     mesh: tuple[int, ...],
     reduce: str | None,
-    filled: bool,
+    filled: bool | frozenset[str],
 ) -> bool:
     """Whether what is left pending is right for blocks of these sizes: an average is of blocks of
     one size, and a maximum of none that is empty.
@@ -195,14 +197,25 @@ def _allowed(
         rows = _rows(name, sizes, choices, mesh)
         if len(rows) > 1 or 0 in rows:
             return False
-    if filled and any(
-        0 in _rows(choice.name, sizes, choices, mesh)
+    filled_names = {
+        choice.name
         for choice in choices
-        if choice.name is not None
-    ):
+        if choice.name is not None and (filled is True or (filled and choice.name in filled))
+    }
+    if any(0 in _rows(name, sizes, choices, mesh) for name in filled_names):
         return False
     kinds = {reduce} if names else set()
     return len(kinds | {choice.op for choice in choices if choice.pending is not None}) <= 1
+
+
+def _changes_reduction(operand: Operand, target: tuple[Part, ...]) -> bool:
+    """Whether what is pending would have to be so in another way: a maximum is no term of a sum
+    that is pending.
+    """
+    return any(
+        isinstance(part, str) and isinstance(wanted, str) and part != wanted
+        for part, wanted in zip(operand.parts, target)
+    )
 
 
 def _rows(

@@ -30,15 +30,15 @@ class Row:
             None: such dims are whole.
         linear: the operands of which the result is linear, each by itself: what is pending of one
             may stay so.
-        filled: no device may be left without rows of a name that is cut: the op refuses to compute
-            of nothing.
+        filled: the names of which no device may be left without rows, since the op refuses to
+            compute of nothing, or torch's kernel divides by their number; True: all of them.
     """
 
     overloads: tuple[str, ...]
     rule: str | Rule
     reduce: str | Rule | None = None
     linear: tuple[int, ...] = ()
-    filled: bool = False
+    filled: bool | frozenset[str] = False
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
         return self.rule if isinstance(self.rule, str) else self.rule(*args, **kwargs)
@@ -171,14 +171,30 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(("log_sigmoid_backward.default", "_prelu_kernel_backward.default"), dims.pointwise),
     # attention
-    Row(("_scaled_dot_product_flash_attention_for_cpu.default",), products.attention),
+    Row(
+        ("_scaled_dot_product_flash_attention_for_cpu.default",),
+        products.attention,
+        filled=frozenset("h"),
+    ),
     Row(
         ("_scaled_dot_product_flash_attention_for_cpu_backward.default",),
         products.attention_backward,
+        filled=frozenset("h"),
     ),
 )
 
 # Of all ops that are pointwise, of which torch has the list; those of lists of tensors are torch's.
 POINTWISE = Row((), dims.pointwise)
+
+# Those of two tensors that are linear, for operands of which something is pending.
+LINEAR: dict[str, Row] = {
+    overload: row
+    for row in (
+        Row(("add.Tensor", "sub.Tensor"), dims.terms, linear=(0, 1)),
+        Row(("mul.Tensor",), dims.pointwise, linear=(0, 1)),
+        Row(("div.Tensor",), dims.pointwise, linear=(0,)),
+    )
+    for overload in row.overloads
+}
 
 BY_OVERLOAD: dict[str, Row] = {name: row for row in TABLE for name in row.overloads}

@@ -26,7 +26,7 @@ from cute_sharding.dtensor.ops.cuts import (
 )
 from cute_sharding.dtensor.ops.gate import gated
 from cute_sharding.dtensor.ops.written import as_what_is_written
-from cute_sharding.ops.table import BY_OVERLOAD, POINTWISE, Row
+from cute_sharding.ops.table import BY_OVERLOAD, LINEAR, POINTWISE, Row
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
 # Ops of which torch's own rules are right on any cut: docs/ops.md says how that is measured. Beside
@@ -195,7 +195,8 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
     def decide(schema: OpSchema) -> Any:
         question = Question(schema, tuple(compat.specs_of(schema)), stock)
         answers = (answer(question) for holds, answer in CASES if holds(question))
-        return next(found for found in answers if found is not None)
+        found = next(found for found in answers if found is not None)
+        return compat.with_keywords(found, schema)
 
     return decide
 
@@ -323,6 +324,29 @@ def _is_derived(question: Question) -> bool:
     return question.is_sharded and all(spec.mesh.size() > 1 for spec in question.specs)
 
 
+def _is_pending_pointwise(question: Question) -> bool:
+    return (
+        question.is_strided
+        and question.is_pending
+        and question.name not in BY_OVERLOAD
+        and compat.is_pointwise(question.schema.op)
+        and not question.schema.op._schema.is_mutable
+    )
+
+
+def _pending_pointwise(question: Question) -> Any | None:
+    """torch's answer where nothing has to be moved. Else it would look for the ways from strided
+    shards to all placements it knows, which may take minutes, find none, and replicate everything.
+    """
+    if len({tuple(spec.placements) for spec in question.specs}) == 1:
+        found = question.stock(question.schema)
+        if not getattr(found, "needs_redistribute", True):
+            return found
+    of_two = len(question.specs) == 2  # x + 1 is not linear in x
+    row = LINEAR.get(question.name, POINTWISE) if of_two else POINTWISE
+    return by_signature(row, question.name, question.schema, question.specs)
+
+
 def _is_right_in_torch(question: Question) -> bool:
     """Whether torch's own answer is known to be right. (A mesh of one device is its stand-in for
     ops that it decomposes: what holds there is to hold anywhere.)
@@ -365,6 +389,7 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (_is_extreme_of_nothing, _gate(Shard, StridedShard)),
     (_is_told_sizes, _gate(Shard, StridedShard)),
     (_is_derived, _signed),
+    (_is_pending_pointwise, _pending_pointwise),
     (_is_right_in_torch, _torchs),
     (lambda question: question.row is not None, _signed),
     (lambda question: question.is_strided and question.row is not POINTWISE, _gate(StridedShard)),

@@ -18,6 +18,12 @@ def pointwise(*args: Any, **kwargs: Any) -> str | None:
     return f"{', '.join(['...' for arg in given if isinstance(arg, tuple)])} -> ..."
 
 
+def terms(*args: Any, **kwargs: Any) -> str | None:
+    """As :func:`pointwise`; the operands are terms of a sum."""
+    pattern = pointwise(*args, **kwargs)
+    return None if pattern is None else pattern.replace("...", "+...").replace("-> +", "-> ")
+
+
 def along(where: int, default: Any = None, *, alike: int = 1, results: int = 1) -> Rule:
     """``alike`` operands of one shape, of which each row along the dim that is argument ``where``
     matters to every other; as many results of that shape.
