@@ -1886,11 +1886,12 @@ def keywords(schema: OpSchema) -> dict[str, tuple[DTensorSpec, DTensorSpec]]:
 
 
 def redistribute_keywords(op_info: Any, schema: OpSchema) -> None:
+    dispatch: Any = _dispatch
     for name, (spec, wanted) in keywords(schema).items():
-        _dispatch.ExplicitRedistributionContext.observe_redistribution(
+        dispatch.ExplicitRedistributionContext.observe_redistribution(
             spec, wanted, f"Implicit redistribution of {name} of {schema.op}"
         )
-        op_info.local_kwargs[name] = _dispatch.redistribute_local_tensor(
+        op_info.local_kwargs[name] = dispatch.redistribute_local_tensor(
             op_info.local_kwargs[name], spec, wanted
         )
 
