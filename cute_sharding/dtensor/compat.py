@@ -1363,14 +1363,14 @@ def reduce_scatter(tensor: torch.Tensor, op: str, group: Any, dim: int = 0) -> t
     if dim or not _is_plain(tensor):
         return funcol.reduce_scatter_single(tensor, op, dim, group)
     return funcol.AsyncCollectiveTensor(
-        _c10d.reduce_scatter_tensor(tensor, op, group.size(), group.group_name)
+        _c10d.reduce_scatter_tensor(tensor, op.lower(), group.size(), group.group_name)
     )
 
 
 def all_reduce(tensor: torch.Tensor, op: str, group: Any) -> torch.Tensor:
     if not _is_plain(tensor):
         return funcol.all_reduce(tensor, op, group)
-    return funcol.AsyncCollectiveTensor(_c10d.all_reduce(tensor, op, group.group_name))
+    return funcol.AsyncCollectiveTensor(_c10d.all_reduce(tensor, op.lower(), group.group_name))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

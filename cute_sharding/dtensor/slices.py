@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from cute_sharding.dtensor import compat
+from cute_sharding.ops.rules.parts import is_whole
 
 # Slices that a compiler writes for the `:` of `x[:, :, None]`, which eager programs never run:
 # (overload, where its arguments dim, start, end, step begin).
@@ -22,15 +22,7 @@ def slice_strategy(
 
     def strategy(schema: compat.OpSchema) -> compat.OpStrategy:
         given: Any = schema.args_schema[0]
-        arguments: list[Any] = list(schema.args_schema[first:])
-        _, start, end, step = arguments + [0, None, None, 1][len(arguments) :]
-        whole = (
-            (start is None or (type(start) is int and start == 0))
-            and (end is None or (type(end) is int and end >= sys.maxsize))
-            and type(step) is int
-            and step == 1
-        )
-        if not whole:
+        if not is_whole(*schema.args_schema[first + 1 :]):
             return stock.strategy(schema)  # type: ignore[misc]
         result = compat.OpStrategy([])
         for option in given.strategies:

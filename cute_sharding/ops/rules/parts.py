@@ -83,7 +83,7 @@ def apart(where: int, name: str) -> Rule:
     return rule
 
 
-def _is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
+def is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
     """Whether a slice takes all there is, however long the dim is: what compilers write for the `:`
     of `x[:, None]`.
     """
@@ -96,8 +96,8 @@ def _is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
 
 
 def sliced(x: Shape, dim: int = 0, *which: Any) -> str:
-    names = named(x, [] if _is_whole(*which) else [dim])
-    return f"{text(names)} -> {text(names) if _is_whole(*which) else put(names, dim, '[part]')}"
+    names = named(x, [] if is_whole(*which) else [dim])
+    return f"{text(names)} -> {text(names) if is_whole(*which) else put(names, dim, '[part]')}"
 
 
 def select_backward(gradient: Shape, sizes: Sequence[int], dim: int, index: int) -> str:
@@ -106,7 +106,7 @@ def select_backward(gradient: Shape, sizes: Sequence[int], dim: int, index: int)
 
 
 def slice_backward(gradient: Shape, sizes: Sequence[int], dim: int, *which: Any) -> str:
-    if _is_whole(*which):
+    if is_whole(*which):
         return f"{text(named(gradient))} -> {text(named(gradient))}"
     names = named(tuple(sizes), [dim])
     return f"{put(names, dim, '[part]')} -> {text(names)}"
