@@ -1671,6 +1671,18 @@ def is_written(op: torch._ops.OpOverload, argument: Any) -> bool:
     ) or argument.name in WRITERS.get(name_of(op), ())
 
 
+def argument(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], name: str
+) -> Any:
+    """What the op is given as the argument of that name; None where it has none, or is not given
+    it.
+    """
+    for place, declared in enumerate(op._schema.arguments):
+        if declared.name == name:
+            return args[place] if place < len(args) else kwargs.get(name)
+    return None
+
+
 def arguments(schema: OpSchema) -> list[tuple[bool, list[DTensorSpec | None]]]:
     """The arguments that are tensors or lists of them, in the order of :func:`specs_of`: (the op
     writes to it, its specs; None for one of a list that is no DTensor).

@@ -154,6 +154,18 @@ def test_statistics_of_batches_are_written_to_where_they_are(training):
             assert list(mean.placements) == of_mean and list(variance.placements) == of_variance
 
 
+def test_statistics_that_are_only_read_are_not_sent_back():
+    with ranks_of((2,)), cute_sharding.enabled():
+        x, mean, variance = (
+            distribute(values(*s), (2,), [Replicate()]) for s in ((3, 6), (6,), (6,))
+        )
+        weight = distribute(values(6), (2,), [Shard(0)])
+        with CommDebugMode() as communication:
+            y = F.batch_norm(x, mean, variance.abs(), weight, training=False)
+        assert list(y.placements) == [Shard(1)]
+        assert communication.get_total_counts() == 0
+
+
 # Of these torch has no rule for the gradient, on any placements.
 UNKNOWN_TO_TORCH = {
     "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.7),

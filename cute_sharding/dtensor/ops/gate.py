@@ -144,6 +144,8 @@ def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     these arguments are moved first, what is written to the copies is taken back.
     """
     results, moved = compat.run_slowly(op, args, kwargs)
+    if compat.argument(op, args, kwargs, "training") is False:
+        return results  # a batch norm that only reads its statistics
     take_back(op, args, kwargs, moved)
     if LIVE:
         reach(op, args, kwargs)
