@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cute_sharding.ops.rules import dims, losses, normalization, parts, products
+from cute_sharding.ops.rules import dims, losses, normalization, parts, products, windows
 from cute_sharding.ops.rules.names import Rule
 
 
@@ -157,6 +157,39 @@ TABLE: tuple[Row, ...] = (
     # convolutions
     Row(("convolution.default",), products.convolution, "sum", filled=True),
     Row(("convolution_backward.default",), products.convolution_backward, "sum", filled=True),
+    # windows
+    *(
+        row
+        for n in (2, 3)
+        for row in (
+            Row((f"avg_pool{n}d.default",), windows.windowed(n), filled=True),
+            Row((f"avg_pool{n}d_backward.default",), windows.windowed(n, "yx", "x"), filled=True),
+            Row(
+                (f"max_pool{n}d_with_indices.default", f"adaptive_max_pool{n}d.default"),
+                windows.windowed(n, "x", "yy"),
+                filled=True,
+            ),
+            Row(
+                (
+                    f"max_pool{n}d_with_indices_backward.default",
+                    f"adaptive_max_pool{n}d_backward.default",
+                ),
+                windows.windowed(n, "yxy", "x"),
+                filled=True,
+            ),
+        )
+    ),
+    Row(("_adaptive_avg_pool3d.default",), windows.windowed(3), filled=True),
+    Row(("_adaptive_avg_pool3d_backward.default",), windows.windowed(3, "yx", "x"), filled=True),
+    *(
+        row
+        for n in (1, 2, 3)
+        for pad in ("reflection", "replication")
+        for row in (
+            Row((f"{pad}_pad{n}d.default",), windows.windowed(n), filled=True),
+            Row((f"{pad}_pad{n}d_backward.default",), windows.windowed(n, "yx", "x"), filled=True),
+        )
+    ),
     # gradients of pointwise ops, of which torch's own list has not all
     Row(
         (
