@@ -110,6 +110,11 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(("_batch_norm_with_update.default",), normalization.batch_norm_with_update, filled=True),
     Row(("native_batch_norm_backward.default",), normalization.batch_norm_backward, filled=True),
+    Row(
+        ("batch_norm_backward.default",),
+        normalization.batch_norm_backward_with_reserve,
+        filled=True,
+    ),
     Row(("_fused_rms_norm.default",), normalization.rms_norm),
     Row(("_fused_rms_norm_backward.default",), normalization.rms_norm_backward, "sum"),
     # by index

@@ -101,3 +101,9 @@ def batch_norm_backward(gradient: Shape, x: Shape, *given: Any) -> str | None:
         *["c" if shape == x[1:2] else "[e]" for shape in given[:5] if shape is not None],
     ]
     return f"{', '.join(operands)} -> {images}, c, c"
+
+
+def batch_norm_backward_with_reserve(gradient: Shape, x: Shape, *given: Any) -> str | None:
+    """As :func:`batch_norm_backward`, and what a backend kept, which comes last."""
+    pattern = batch_norm_backward(gradient, x, *given)
+    return None if pattern is None else pattern.replace(" ->", ", [r] ->")
