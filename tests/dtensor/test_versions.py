@@ -8,9 +8,11 @@ import warnings
 import pytest
 import torch
 from conftest import REPOSITORY
+from torch.distributed.tensor import _api, placement_types
 
 import cute_sharding
-from cute_sharding.dtensor import adapter, compat, versions
+from cute_sharding.dtensor import adapter, versions
+from cute_sharding.dtensor.torch_private import tracing
 
 
 @pytest.fixture
@@ -112,25 +114,25 @@ def test_this_torch_has_every_name_that_is_replaced():
     cute_sharding.enable()
     adapter._tracing._meet_compiler()
     assert adapter._tracing.missing == []
-    assert compat.Tracing.settles
+    assert tracing.Tracing.settles
 
 
 def test_a_name_that_a_later_torch_lacks_is_logged_and_passed_over(monkeypatch, caplog):
-    monkeypatch.delattr(compat._placement_types, "_guarded_hint_int")
+    monkeypatch.delattr(placement_types, "_guarded_hint_int")
     cute_sharding.enable()
     assert adapter._tracing.missing == [
         "torch.distributed.tensor.placement_types._guarded_hint_int"
     ]
     assert "has no torch.distributed.tensor.placement_types._guarded_hint_int" in caplog.text
     cute_sharding.disable()
-    assert not hasattr(compat._placement_types, "_guarded_hint_int")
+    assert not hasattr(placement_types, "_guarded_hint_int")
 
 
 def test_a_torch_that_redistributes_elsewhere_is_refused(monkeypatch):
-    monkeypatch.delattr(compat._api, "redistribute_local_tensor")
+    monkeypatch.delattr(_api, "redistribute_local_tensor")
     with pytest.raises(
         RuntimeError, match=r"has no torch\.distributed\.tensor\._api\.redistribute_local_tensor"
     ):
         cute_sharding.enable()
     assert not cute_sharding.is_enabled()
-    assert not hasattr(compat._api, "redistribute_local_tensor")
+    assert not hasattr(_api, "redistribute_local_tensor")

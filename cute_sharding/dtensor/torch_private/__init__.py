@@ -1,0 +1,19 @@
+"""The only room with torch's private names: a new torch release is these files to mend.
+
+Each file reaches into one part of torch, and says into which and what may be touched there. Nothing
+outside this room takes a name of torch that begins with an underscore from a module (a test holds
+it), and nothing in it decides anything: the rules, plans and answers are handed in.
+
+Supported: torch 2.13 to 2.15.
+
+- :mod:`.tensor_specs`, :mod:`.symints`, :mod:`.local_tensors`: placements and specs; sizes that are
+  symbols; what a rank holds
+- :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`: modes; meshes and their
+  groups; collectives
+- :mod:`.registry`, :mod:`.op_schemas`, :mod:`.answers`: the propagator's registries and
+  caches; what an op is given; the propagator's answers
+- :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`, :mod:`.views_in_place`: the
+  dispatcher, and what stands in for its steps
+- :mod:`.tracing`, :mod:`.compiler`: DTensors in compiled programs
+- :mod:`.state_dicts`: checkpoints, state dicts, pictures
+"""
