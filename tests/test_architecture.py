@@ -211,6 +211,8 @@ def test_private_names_of_torch_stand_in_one_room():
 # Downward within the room, as its files may import: what stands before them. Of the rest of the
 # adapter they know the log alone: rules, plans and answers are handed in.
 TORCH_PRIVATE = [
+    "patch",
+    "patches",
     "dispatch_modes",
     "process_groups",
     "collective_ops",
@@ -225,6 +227,7 @@ TORCH_PRIVATE = [
     "op_hooks",
     "redistribution_hook",
     "compiler",
+    "expansion",
     "tracing",
     "state_dicts",
 ]

@@ -32,6 +32,7 @@ from cute_sharding.dtensor.torch_private import (
     local_tensors,
     op_hooks,
     op_schemas,
+    patches,
     process_groups,
     redistribution_hook,
     registry,
@@ -40,6 +41,7 @@ from cute_sharding.dtensor.torch_private import (
     tensor_specs,
     tracing,
 )
+from cute_sharding.dtensor.torch_private.patch import Installed, require
 from cute_sharding.dtensor.view_strategy import strategy_of
 from cute_sharding.dtensor.writes import LIVE, note_copy, reach, take_back
 from cute_sharding.layout import Undecided
@@ -49,11 +51,7 @@ from cute_sharding.views import BY_OVERLOAD
 
 _lock = fork_safe_lock()
 _settings: Settings | None = None  # None: disabled
-_stock: list[registry.Registration] = []
-_stock_redistribution: redistribution_hook.Redistribution | None = None
-_stock_ops: op_hooks.OpRules | None = None
-_stock_state: state_dicts.StateRules | None = None
-_tracing: tracing.Tracing | None = None
+_installed: Installed | None = None
 # .now: this thread is redistributing the input of a view op, whose rule is ours; .moved: what the
 # op that it runs writes to instead of its arguments
 _in_view = threading.local()
@@ -133,36 +131,7 @@ def settings() -> Settings | None:
 def parts_replaced() -> list[str]:
     """What of torch is replaced now, by name."""
     with _lock:
-        if _tracing is None:
-            return []
-        redistribution = [
-            f"{module.__name__}.redistribute_local_tensor"
-            for module in redistribution_hook.REDISTRIBUTION_USERS
-        ] + ["OpDispatcher.redistribute_local_args"]
-        ops = (
-            [
-                "ShardingPropagator.propagate_op_sharding_non_cached",
-                "OpDispatcher._dispatch_fast_path_python_tail",
-                *(f"the handler of {op}" for op, _ in _stock_ops.handlers),
-            ]
-            if _stock_ops is not None
-            else []
-        )
-        held = (
-            [
-                *(f"{owner.__name__}.{name}" for owner, name, _ in _stock_state.methods),
-                *(f"{owner.__name__}.{name}" for owner, name, _ in _stock_state.functions),
-            ]
-            if _stock_state is not None
-            else []
-        )
-        return [
-            *(f"the sharding rule of aten.{registry.name_of(stock.op)}" for stock in _stock),
-            *redistribution,
-            *ops,
-            *held,
-            *_tracing.names(),
-        ]
+        return [] if _installed is None else _installed.names()
 
 
 def switch_to(settings: Settings | None) -> None:
@@ -175,6 +144,8 @@ def switch_to(settings: Settings | None) -> None:
             versions.check()
         if settings == _settings:
             return
+        if settings is not None:
+            require(patches.TABLE)
         before, _settings = _settings, settings
         try:
             _install(settings)
@@ -186,60 +157,47 @@ def switch_to(settings: Settings | None) -> None:
 
 
 def _install(settings: Settings | None) -> None:
-    """Put torch's registrations back, and then, unless ``settings`` is None, ours in their
-    place.
-    """
-    global _stock_ops, _stock_redistribution, _stock_state, _tracing
-    if _stock_ops is not None:
-        op_hooks.restore_propagation(_stock_ops)
-        _stock_ops = None
-    if _stock_state is not None:
-        state_dicts.restore_state(_stock_state)
-        _stock_state = None
-    for registration in _stock:
-        registry.restore(registration)
-    _stock.clear()
-    if _stock_redistribution is not None:
-        redistribution_hook.restore_redistribution(_stock_redistribution)
-        _stock_redistribution = None
-    if _tracing is not None:
-        _tracing.restore()
-        _tracing = None
+    """Put torch's own back, and then, unless ``settings`` is None, ours in its place."""
+    global _installed
+    if _installed is not None:
+        _installed.undo()
+        _installed = None
     if settings is not None:
-        _tracing = tracing.Tracing(_local_size, equate, as_view)
-        _stock_redistribution = redistribution_hook.redistribution()
-        redistribution_hook.install_redistribution(
-            _redistribution(_stock_redistribution),
-            _redistribution_of_arguments(_stock_redistribution),
-        )
-        for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():
-            op = registry.overload(name)
-            if op is not None:
-                stock = registry.registration(op)
-                _stock.append(stock)
-                rule = strategy_of(row, name, strict, stock, settings, _tag_traced)
-                registry.install_strategy(op, rule)
-        for name, first in WHOLE_SLICES.items() if settings.views else ():
-            op = registry.overload(name)
-            if op is not None and registry.registration(op).strategy is not None:
-                stock = registry.registration(op)
-                _stock.append(stock)
-                registry.install_strategy(op, slice_strategy(first, stock))
-        if settings.views and settings.ops:
-            _stock_ops = op_hooks.install_propagation(
-                propagation(registry.propagation()),
-                tuple(SIGNATURES),
-                gated_handler,
-                writing_handler,
-                op_hooks.Writes(reach, _take_back, LIVE),
-            )
-            _stock_state = state_dicts.install_state(
-                state.METHODS, state.distribute, state.visualization
-            )
+        _installed = Installed()  # at once: what fails half way is undone by the next call
+        _fill(_installed, settings)
     _tag_compiled_graphs(settings)
     ledger.forget()
     registry.clear_propagation_caches()
     compiler.forget_compiled_code()
+
+
+def _fill(installed: Installed, settings: Settings) -> None:
+    """Replace what these settings need of torch_private/patches.py."""
+    tracing.Tracing(installed, _local_size, equate, as_view)
+    redistribution_hook.install_redistribution(
+        installed, _redistribution, _redistribution_of_arguments
+    )
+    for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():
+        op = registry.overload(name)
+        if op is not None:
+            stock = registry.registration(op)
+            rule = strategy_of(row, name, strict, stock, settings, _tag_traced)
+            registry.install_strategy(installed, op, rule)
+    for name, first in WHOLE_SLICES.items() if settings.views else ():
+        op = registry.overload(name)
+        if op is not None and registry.registration(op).strategy is not None:
+            rule = slice_strategy(first, registry.registration(op))
+            registry.install_strategy(installed, op, rule)
+    if settings.views and settings.ops:
+        op_hooks.install_propagation(
+            installed,
+            propagation(registry.propagation()),
+            tuple(SIGNATURES),
+            gated_handler,
+            writing_handler,
+            op_hooks.Writes(reach, _take_back, LIVE),
+        )
+        state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
 
 
 def _tag_compiled_graphs(settings: Settings | None) -> None:
@@ -282,7 +240,7 @@ def _local_size(n: Any, *cuts: tuple[Any, int, int]) -> Any:
         return None
 
 
-def _redistribution(stock: redistribution_hook.Redistribution) -> Callable[..., torch.Tensor]:
+def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """What stands in for torch's redistribute_local_tensor: a plan's steps where they are wanted,
     else torch's own.
     """
@@ -329,9 +287,7 @@ def _redistribution(stock: redistribution_hook.Redistribution) -> Callable[..., 
             )
         if settings is not None and settings.redistribution:
             count_left_to_torch()
-        return stock.local_tensor(
-            local, current, target, async_op=async_op, is_explicit=is_explicit, **options
-        )
+        return stock(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
     return redistribute
 
@@ -357,12 +313,10 @@ def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
     return found if any(found) or answers.writes(schema) else None
 
 
-def _redistribution_of_arguments(stock: redistribution_hook.Redistribution) -> Callable[..., None]:
+def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..., None]:
     """The dispatcher's step that redistributes the arguments of an op, with a note of the ops whose
     rules are ours.
     """
-
-    local_args = stock.local_args
 
     def redistribute_local_args(op_info: Any, schema: op_schemas.OpSchema, *options: Any) -> None:
         try:

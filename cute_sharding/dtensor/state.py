@@ -15,16 +15,17 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.ranks import coordinate, ranks_beside
 from cute_sharding.dtensor.reading import of_source
 from cute_sharding.dtensor.torch_private import (
     collective_ops,
+    patches,
     process_groups,
     state_dicts,
     tensor_specs,
 )
+from cute_sharding.dtensor.torch_private.patch import Patch
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.sharding.blocks import Block, blocks
 
@@ -251,9 +252,9 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
     ]
 
 
-METHODS: dict[tuple[Any, str], Callable[[Any], Any]] = {
-    (DTensor, "__create_write_items__"): write_items,
-    (DTensor, "__create_chunk_list__"): chunk_list,
-    (DTensor, "__get_tensor_shard__"): tensor_shard,
-    (tensor_specs.StridedShard, "_shard_tensor"): scattered,
+METHODS: dict[Patch, Callable[[Any], Any]] = {
+    patches.SAVED: write_items,
+    patches.LOADED: chunk_list,
+    patches.PARTS: tensor_shard,
+    patches.SCATTERED: scattered,
 }

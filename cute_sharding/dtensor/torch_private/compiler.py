@@ -16,11 +16,16 @@ import torch
 import torch.compiler.config
 from torch.distributed.tensor import DTensor
 
+from cute_sharding.dtensor.torch_private.symints import settled_spec
+
 __all__ = [
+    "by_views",
     "first_wins",
     "forget_compiled_code",
     "of_two_arguments",
     "on_global_sizes",
+    "settled_metadata",
+    "settled_outputs",
     "tag_compiled_graphs",
     "with_plain_functions",
 ]
@@ -171,3 +176,56 @@ def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
             tracer.sympy_expr_tracker[expr] = known
 
     return set_proxy_slot
+
+
+def settled_outputs(after: Callable[[], None], stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What leaves a program has numbers for split factors; ``after()`` is called when it has been
+    compiled.
+    """
+
+    def compile_and_call_fx_graph(
+        graph: Any, tx: Any, outputs: Any, *args: Any, **options: Any
+    ) -> Any:
+        for output in outputs:
+            tensor = output.as_proxy().node.meta.get("example_value")
+            if isinstance(tensor, DTensor):
+                tensor._spec = settled_spec(tensor._spec)
+        try:
+            return stock(graph, tx, outputs, *args, **options)
+        finally:
+            after()
+
+    return compile_and_call_fx_graph
+
+
+def by_views(
+    as_view: Callable[..., torch.Tensor | None], stock: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """A view of a DTensor that a program returns is made again by ``as_view(base, size, stride,
+    offset)``, where it can say.
+    """
+
+    def gen_alias_from_base(
+        base: torch.Tensor, like: torch.Tensor, requires_grad: bool, *args: Any, **options: Any
+    ) -> torch.Tensor:
+        view = (
+            as_view(base, like.size(), like.stride(), like.storage_offset())
+            if isinstance(base, DTensor) and isinstance(like, DTensor)
+            else None
+        )
+        if view is None:
+            return stock(base, like, requires_grad, *args, **options)
+        if view.requires_grad and not requires_grad:
+            return view.detach()
+        return view.requires_grad_(requires_grad) if requires_grad else view
+
+    return gen_alias_from_base
+
+
+def settled_metadata(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def create_subclass_metadata(tensor: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(tensor, DTensor):
+            tensor._spec = settled_spec(tensor._spec)
+        return stock(tensor, *args, **options)
+
+    return create_subclass_metadata

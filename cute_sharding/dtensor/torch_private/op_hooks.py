@@ -10,35 +10,26 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from textwrap import dedent
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import _dispatch
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
 
 from cute_sharding.dtensor.stats import logger
+from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.answers import WrittenBack
 from cute_sharding.dtensor.torch_private.op_schemas import WRITERS
+from cute_sharding.dtensor.torch_private.patch import Installed
 from cute_sharding.dtensor.torch_private.registry import op_handlers, overload, propagator
 
 __all__ = [
     "HANDLED",
-    "OpRules",
     "Writes",
     "install_propagation",
-    "restore_propagation",
 ]
-
-
-@dataclass(frozen=True)
-class OpRules:
-    """What the propagator and the dispatcher have of ops: what to put back."""
-
-    infos: tuple[tuple[Any, tuple[Any, ...]], ...]
-    handlers: tuple[tuple[Any, Any], ...]
-    tail: Any
 
 
 # Ops that torch's dispatcher takes past the propagator; the last two since 2.15.
@@ -68,12 +59,13 @@ class Writes(NamedTuple):
 
 
 def install_propagation(
+    installed: Installed,
     propagate: Callable[[OpSchema], OutputSharding],
     names: Sequence[str],
     handler: Callable[[Callable[..., Any]], Callable[..., Any]],
     writing: Callable[..., Any],
     writes: Writes,
-) -> OpRules:
+) -> None:
     """Make ``propagate`` the propagator's way, on all arguments of the ops of those names;
     ``handler(torch's)`` the function of the ops that go past it; ``writing`` that of
     :data:`WRITERS`; and have ops that write followed by ``writes``.
@@ -81,18 +73,8 @@ def install_propagation(
     torch keeps what it found by the arguments that the op's schema info names: of ops that it
     decomposes it names none.
     """
-    p = propagator()
-    infos, handlers = [], []
+    of_one_dim = propagator().op_to_schema_info_for_single_dim_strategy
     for op in filter(None, map(overload, names)):
-        infos.append(
-            (
-                op,
-                tuple(
-                    table.get(op)
-                    for table in (p.op_to_schema_info, p.op_to_schema_info_for_single_dim_strategy)
-                ),
-            )
-        )
         lists = any(
             "Tensor[]" in str(argument.type) or "List[Tensor]" in str(argument.type)
             for argument in op._schema.arguments
@@ -105,31 +87,28 @@ def install_propagation(
             ],
             lists,
         )
-        p.op_to_schema_info[op] = info
-        if infos[-1][1][1] is not None:
-            p.op_to_schema_info_for_single_dim_strategy[op] = info
+        installed.put(patches.SCHEMA_INFOS, op, info)
+        if of_one_dim.get(op) is not None:
+            installed.put(patches.SCHEMA_INFOS_OF_ONE_DIM, op, info)
     for op in filter(None, map(overload, HANDLED)):
         stock = op_handlers().get(op)
         if stock is not None:
-            handlers.append((op, stock))
-            op_handlers()[op] = handler(stock)
+            installed.put(patches.HANDLERS, op, handler(stock))
     for op in filter(None, map(overload, WRITERS)):
-        handlers.append((op, op_handlers().get(op)))
-        op_handlers()[op] = writing
-    p.propagate_op_sharding_non_cached = propagate
-    code = _begin_with(_dispatch.OpDispatcher._dispatch_fast_path_python_tail, writes)
-    return OpRules(tuple(infos), tuple(handlers), code)
+        installed.put(patches.HANDLERS, op, writing)
+    installed.replace(patches.PROPAGATION, lambda stock: propagate)
+    for name, value in {**writes._asdict(), "WrittenBack": WrittenBack}.items():
+        installed.put(patches.TAIL_NAMES, f"_cute_sharding_{name}", value)
+    installed.replace(patches.TAIL, partial(_begins_with_writes, patches.TAIL.owner()))
 
 
-def _begin_with(function: Any, writes: Writes) -> Any:
-    """Have the function of torch's that ends ops that write begin with ``writes``; returns its
-    code, to be put back.
+def _begins_with_writes(function: Any, code: CodeType) -> CodeType:
+    """The code of the function of torch's that ends ops, beginning with what follows writes.
 
     C++ keeps the function from its first call on, so another in its place would not be met: it gets
     other code. And every write comes by here: one more call would cost a tenth of the op, so what
     is added is a statement.
     """
-    code = function.__code__
     try:
         tree = ast.parse(dedent(inspect.getsource(function)))
     except OSError:  # a torch without its sources
@@ -147,10 +126,7 @@ def _begin_with(function: Any, writes: Writes) -> Any:
         function.__globals__,
         made,
     )
-    names = {**writes._asdict(), "WrittenBack": WrittenBack}
-    function.__globals__.update({f"_cute_sharding_{name}": value for name, value in names.items()})
-    function.__code__ = made[function.__name__].__code__
-    return code
+    return made[function.__name__].__code__
 
 
 _BEGINNING = """
@@ -159,25 +135,3 @@ if output_sharding.__class__ is _cute_sharding_WrittenBack and participating:
 if _cute_sharding_copies and participating:
     _cute_sharding_reach(op_call, args, kwargs)
 """
-
-
-def restore_propagation(saved: OpRules) -> None:
-    p = propagator()
-    vars(p).pop("propagate_op_sharding_non_cached", None)
-    for op, entries in saved.infos:
-        for table, entry in zip(
-            (p.op_to_schema_info, p.op_to_schema_info_for_single_dim_strategy), entries
-        ):
-            if entry is None:
-                table.pop(op, None)
-            else:
-                table[op] = entry
-    for op, stock in saved.handlers:
-        if stock is None:
-            op_handlers().pop(op, None)
-        else:
-            op_handlers()[op] = stock
-    function: Any = _dispatch.OpDispatcher._dispatch_fast_path_python_tail
-    function.__code__ = saved.tail
-    for name in [name for name in function.__globals__ if name.startswith("_cute_sharding_")]:
-        del function.__globals__[name]

@@ -7,74 +7,47 @@ The function is replaced in every module that has taken it by name, or in none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
-from torch.distributed.tensor import _api, _dispatch, _redistribute
+from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
+from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.collective_ops import waited
+from cute_sharding.dtensor.torch_private.patch import Installed
 
 __all__ = [
-    "REDISTRIBUTION_USERS",
-    "Redistribution",
     "install_redistribution",
     "partition_value",
-    "redistribution",
     "reduce_shard_value",
     "reduce_value",
-    "restore_redistribution",
     "stock_transforms",
 ]
 
 
-@dataclass(frozen=True)
-class Redistribution:
-    """torch's own redistribution: of a local tensor, and of the arguments of an op."""
-
-    local_tensor: Callable[..., torch.Tensor]
-    local_args: Callable[..., None]
-
-
-# The modules that have taken redistribute_local_tensor by name.
-REDISTRIBUTION_USERS = (_redistribute, _dispatch, _api)
-
-
-def redistribution() -> Redistribution:
-    """torch's own, as it is now.
+def install_redistribution(
+    installed: Installed,
+    local_tensor: Callable[[Callable[..., Any]], Callable[..., torch.Tensor]],
+    local_args: Callable[[Callable[..., Any]], Callable[..., None]],
+) -> None:
+    """Have local tensors be redistributed by ``local_tensor(torch's)``, and arguments of ops by
+    ``local_args(torch's)``.
 
     Raises:
         RuntimeError: this torch redistributes elsewhere, and nothing would come by here.
     """
-    needed: list[tuple[Any, str]] = [
-        *((module, "redistribute_local_tensor") for module in REDISTRIBUTION_USERS),
-        (_dispatch.OpDispatcher, "redistribute_local_args"),
-    ]
-    for owner, name in needed:
-        if not hasattr(owner, name):
-            raise RuntimeError(
-                f"torch {torch.__version__} has no {owner.__name__}.{name}: cute_sharding cannot "
-                "redistribute there"
-            )
-    return Redistribution(
-        _redistribute.redistribute_local_tensor, _dispatch.OpDispatcher.redistribute_local_args
-    )
-
-
-def install_redistribution(
-    local_tensor: Callable[..., torch.Tensor], local_args: Callable[..., None]
-) -> None:
-    for module in REDISTRIBUTION_USERS:
-        module.redistribute_local_tensor = local_tensor  # type: ignore[attr-defined]
-    dispatcher: Any = _dispatch.OpDispatcher
-    dispatcher.redistribute_local_args = staticmethod(local_args)
-
-
-def restore_redistribution(saved: Redistribution) -> None:
-    install_redistribution(saved.local_tensor, saved.local_args)
+    once = cache(local_tensor)
+    for by_name in (
+        patches.REDISTRIBUTE,
+        patches.REDISTRIBUTE_IN_DISPATCH,
+        patches.REDISTRIBUTE_IN_API,
+    ):
+        installed.replace(by_name, once)
+    installed.replace(patches.REDISTRIBUTE_ARGUMENTS, local_args)
 
 
 def stock_transforms(source: DTensorSpec, target: DTensorSpec) -> list[Any]:

@@ -24,6 +24,8 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor.placement_types import Placement
 
+from cute_sharding.dtensor.torch_private import patches
+from cute_sharding.dtensor.torch_private.patch import Installed
 from cute_sharding.views.dim_map import DimSpec
 
 __all__ = [
@@ -38,7 +40,6 @@ __all__ = [
     "propagation",
     "propagator",
     "registration",
-    "restore",
     "stock_dim_maps",
     "stock_input_placements",
     "stock_propagate",
@@ -66,7 +67,7 @@ def tables() -> tuple[dict, ...]:
 
 @dataclass(frozen=True)
 class Registration:
-    """What the propagator's registries hold for one op: what to put back."""
+    """What the propagator's registries hold for one op."""
 
     op: torch._ops.OpOverload
     entries: tuple[Any, ...]
@@ -147,7 +148,11 @@ def registration(op: torch._ops.OpOverload) -> Registration:
     return Registration(op, tuple(table.get(op) for table in tables()))
 
 
-def install_strategy(op: torch._ops.OpOverload, strategy: Callable[[OpSchema], OpStrategy]) -> None:
+def install_strategy(
+    installed: Installed,
+    op: torch._ops.OpOverload,
+    strategy: Callable[[OpSchema], OpStrategy],
+) -> None:
     """Make ``strategy`` the one the propagator finds for ``op``.
 
     C++ caches propagations, in each thread for itself, and a thread cannot clear another's. Their
@@ -162,20 +167,17 @@ def install_strategy(op: torch._ops.OpOverload, strategy: Callable[[OpSchema], O
         or p.op_to_schema_info_for_single_dim_strategy.get(op)
         or RuntimeSchemaInfo()
     )
-    for table in tables():
-        table.pop(op, None)
-    p.op_strategy_funcs[op] = strategy
-    p.op_to_schema_info[op] = RuntimeSchemaInfo(
-        stock.static_argnum, [*(stock.static_kwargkey or ()), "cute_sharding"], stock.needs_pytree
+    installed.take(patches.STRATEGIES_OF_ONE_DIM, op)
+    installed.put(patches.STRATEGIES, op, strategy)
+    installed.put(
+        patches.SCHEMA_INFOS,
+        op,
+        RuntimeSchemaInfo(
+            stock.static_argnum,
+            [*(stock.static_kwargkey or ()), "cute_sharding"],
+            stock.needs_pytree,
+        ),
     )
-
-
-def restore(saved: Registration) -> None:
-    for table, entry in zip(tables(), saved.entries, strict=True):
-        if entry is None:
-            table.pop(saved.op, None)
-        else:
-            table[saved.op] = entry
 
 
 def clear_propagation_caches() -> None:

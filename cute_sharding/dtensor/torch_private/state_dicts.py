@@ -10,93 +10,58 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.stats import logger
+from cute_sharding.dtensor.torch_private import patches
+from cute_sharding.dtensor.torch_private.patch import Installed, Patch
 
 __all__ = [
-    "StateRules",
     "chunk",
     "has_module",
     "install_state",
-    "restore_state",
     "write_item",
 ]
 
 
-@dataclass(frozen=True)
-class StateRules:
-    """What of torch's is replaced: what to put back."""
-
-    methods: tuple[tuple[Any, str, Any], ...]
-    functions: list[tuple[Any, str, Any]]
-    waiting: tuple[Callable[[], None], ...]
-
-
 def install_state(
-    methods: dict[tuple[Any, str], Callable[[Any], Any]],
+    installed: Installed,
+    methods: dict[Patch, Callable[[Any], Any]],
     distribute: Callable[[Any], Any],
     visualization: Callable[..., Any],
-) -> StateRules:
-    """Have each method be ``methods[class, name](torch's)``, and so the functions that hand out
-    state dicts and draw pictures, once a program imports these.
+) -> None:
+    """Have each method be ``methods[row](torch's)``, and so the functions that hand out state dicts
+    and draw pictures, once a program imports these.
     """
-    found = tuple([(owner, name, vars(owner)[name]) for owner, name in methods])
-    functions: list[tuple[Any, str, Any]] = []
     when_imported: Callable[..., Callable[[], None]] = importlib.import_module(
         "cute_sharding._autoload"
     ).when_imported  # what runs before all else, and imports nothing
 
-    def replace(
-        module: str, name: str, wrap: Callable[[Any, Any], Any], also: Sequence[str] = ()
-    ) -> Callable[[], None]:
+    def later(wrap: Callable[[Any, Any], Any], row: Patch, *by_name: Patch) -> None:
         def action() -> None:
             try:
-                made = wrap(sys.modules[module], getattr(sys.modules[module], name))
-                for owner in (sys.modules[m] for m in (module, *also) if m in sys.modules):
-                    functions.append((owner, name, getattr(owner, name)))
-                    setattr(owner, name, made)
+                made = wrap(sys.modules[row.module], row.found())
+                for each in (row, *by_name):
+                    if each.module in sys.modules:
+                        installed.replace(each, lambda stock: made)
             except (
                 Exception
             ) as error:  # it runs where the program imports something, and that must not fail
-                logger.warning(
-                    "%s.%s is torch's own: %s: %s", module, name, type(error).__name__, error
-                )
+                logger.warning("%s is torch's own: %s: %s", row.name, type(error).__name__, error)
 
-        return when_imported(module, action)
+        installed.before_undo(when_imported(row.module, action))
 
-    for owner, name, stock in found:
-        setattr(owner, name, methods[owner, name](stock))
-    waiting = (
-        replace(
-            "torch.distributed._state_dict_utils",
-            "_distribute_tensors",
-            lambda module, stock: distribute(stock),
-        ),
-        replace(
-            "torch.distributed.tensor.debug._visualize_sharding",
-            "visualize_sharding",
-            lambda module, stock: visualization(
-                stock, module._create_table, module._create_rich_table
-            ),
-            ("torch.distributed.tensor.debug",),
-        ),
+    for row, wrap in methods.items():
+        installed.replace(row, wrap)
+    later(lambda module, stock: distribute(stock), patches.STATE_DICTS)
+    later(
+        lambda module, stock: visualization(stock, module._create_table, module._create_rich_table),
+        patches.PICTURES,
+        patches.PICTURES_BY_NAME,
     )
-    return StateRules(found, functions, waiting)
-
-
-def restore_state(saved: StateRules) -> None:
-    for give_up in saved.waiting:
-        give_up()
-    for owner, name, stock in saved.methods:
-        setattr(owner, name, stock)
-    for owner, name, stock in saved.functions:
-        setattr(owner, name, stock)
-    saved.functions.clear()
 
 
 def chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Any:

@@ -9,33 +9,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, _sharding_prop
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, StrategyType
-from torch.distributed.tensor._ops import single_dim_strategy as _single_dim_strategy
 from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
-from torch.utils._pytree import tree_leaves
 
-from cute_sharding.dtensor.stats import logger
-from cute_sharding.dtensor.torch_private.compiler import (
-    first_wins,
-    of_two_arguments,
-    on_global_sizes,
-    with_plain_functions,
-)
+from cute_sharding.dtensor.torch_private import compiler, patches
+from cute_sharding.dtensor.torch_private.expansion import as_they_are
+from cute_sharding.dtensor.torch_private.patch import Installed
 from cute_sharding.dtensor.torch_private.registry import op_handlers, overload
 from cute_sharding.dtensor.torch_private.symints import (
     has_shape_env,
     is_symbolic,
     number_of,
     settled,
-    settled_spec,
 )
-from cute_sharding.dtensor.torch_private.tensor_specs import split_factors
 from cute_sharding.dtensor.torch_private.views_in_place import VIEWS_IN_PLACE
 
 __all__ = [
@@ -64,177 +56,85 @@ def strided_shard(dim: int, split_factor: Any) -> Placement:
 
 
 class Tracing:
-    """What the compiler sees of DTensors, where torch stops short. Made, it is in force;
-    :meth:`restore` puts torch's own back.
+    """What the compiler sees of DTensors, where torch stops short: what stands in for the rows of
+    :mod:`.patches` about compiled programs. In force once made, until ``installed`` is undone.
 
-    2.13, 2.14 and 2.15 have each name that is replaced here, with the same arguments, and come by
-    it. Where a later torch lacks one, that is logged, and :attr:`missing` names it.
-
-    - A DTensor with _StridedShard placements that are no shard order, as views make them, cannot
-      leave a compiled program or enter one: `__tensor_unflatten__` takes them for an order.
-    - A split factor that is a SymInt is believed to be what it is now (`_guarded_hint_int` leaves
-      an assertion for later calls to trip over). Here it is a guard, and only where the number is
-      needed: in what leaves the program, in a redistribution, in what the program itself reads.
-    - The sizes of a local tensor are known to be those that the placements give it, not other
-      symbols.
-    - They are worked out by ``local_size(rows, *cuts)``, each cut (split factor, devices,
-      coordinate), which needs no guard on whether sizes divide.
-    - Global sizes that are constants of a program are guarded: torch looks at those of local
-      tensors only, which may be the same.
-    - An expression that the tracer has not met before is put together from what it has, also where
-      it has powers (2.13 has no function for them), products of three (2.13 and 2.14 call one of
-      two with them) or maxima of three (all three call functions that Inductor does not know). What
-      it knows to compute a symbol stays as it is: torch takes `max(s, 1)`, which is s again, for
-      the way to s, and then looks for s without end.
-    - An op that can run on its inputs as they are is asked about that first: torch weighs every
-      other way to shard them too, each with guards on the sizes. So it is also where nothing is
-      compiled and an input has _StridedShard placements: to weigh a way is then a search, of which
-      a mesh of three dims has a thousand (half a minute, for `detach` from 2.14 on; ten seconds for
-      arithmetic in 2.13).
-    - Where Inductor is to overlap communication with computation
-      (`reorder_for_compute_comm_overlap`) and is given no way to, as since 2.13 it is not, waits
-      sink to where they are needed.
-    - An in-place squeeze changes the shape of a DTensor whose placements stay.
-    - A compiled program that returns a view of its input makes it again by `as_strided`, which
-      torch refuses for DTensors that are not as before: ``as_view(tensor, size, stride, offset)``.
+    ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), works out sizes of
+    local tensors; ``equate(size, size, others)`` makes two known to be equal; ``as_view(tensor,
+    size, stride, offset)`` makes a view again.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
-    _in_force: Tracing | None = None
+    in_force: Tracing | None = None
 
     def __init__(
         self,
+        installed: Installed,
         local_size: Callable[..., Any],
         equate: Callable[..., None],
         as_view: Callable[..., torch.Tensor | None],
     ) -> None:
+        self._installed = installed
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
-        self._stock: list[tuple[Any, str, Any]] = []
-        self.missing: list[str] = []
         self._knows_compiler = self._reads_numbers = False
-        Tracing._in_force = self
-        try:
-            self._replace(
-                (DTensor, "__tensor_flatten__", self._flatten),
-                (DTensor, "__tensor_unflatten__", self._unflatten),
-                (_sharding_prop, "compute_local_shape_and_global_offset", self._local),
-                (_sharding_prop, "_expand_single_dim_strategy_to_mesh", self._as_they_are),
-                (_StridedShard, "local_shard_size_and_offset", self._strided),
-                (
-                    _StridedShard,
-                    "_split_factor_int",
-                    lambda stock: (
-                        lambda placement: (
-                            number_of(placement.split_factor)
-                            if isinstance(placement.split_factor, torch.SymInt)
-                            else stock(placement)
-                        )
-                    ),
-                ),
-                (_placement_types, "_guarded_hint_int", self._number),
-            )
-            for name, handler in VIEWS_IN_PLACE.items():
-                op_handlers().setdefault(overload(name), handler)
-        except BaseException:
-            self.restore()
-            raise
+        Tracing.in_force = self
+        installed.before_undo(self._end)
+        installed.replace(patches.FLATTEN, self._flatten)
+        installed.replace(patches.UNFLATTEN, self._unflatten)
+        installed.replace(patches.LOCAL_SHAPES, self._local)
+        installed.replace(patches.EXPANSION, as_they_are)
+        installed.replace(patches.STRIDED_SIZES, self._strided)
+        installed.replace(patches.SPLIT_FACTORS, _number_of_split_factor)
+        installed.replace(patches.HINTS, _number)
+        for name, handler in VIEWS_IN_PLACE.items():
+            op = overload(name)
+            if op is not None and op not in op_handlers():
+                installed.put(patches.HANDLERS, op, handler)
 
-    def _meet_compiler(self) -> None:
+    def _end(self) -> None:
+        Tracing.settles, Tracing.in_force = False, None
+
+    def meet_compiler(self) -> None:
         """Replace what belongs to the compiler, once there is one: importing it takes as long as
         the rest of torch, and most programs do without.
         """
         if self._knows_compiler or "torch._dynamo" not in sys.modules:
             return
         self._knows_compiler = True
-        import torch._inductor.config as inductor
-        from torch._dynamo import output_graph
-        from torch._functorch._aot_autograd import runtime_wrappers, subclass_utils
-        from torch.fx.experimental import proxy_tensor, symbolic_shapes
-
-        self._replace(
-            (symbolic_shapes.ShapeEnv, "produce_guards_verbose", on_global_sizes),
-            (output_graph.OutputGraph, "compile_and_call_fx_graph", self._outputs),
-            (subclass_utils, "create_subclass_metadata", self._metadata),
-            (runtime_wrappers, "gen_alias_from_base", self._alias),
-            (proxy_tensor, "_build_proxy_for_sym_expr", of_two_arguments),
-            (proxy_tensor, "set_proxy_slot", first_wins),
-            (proxy_tensor, "_sympy_handlers", with_plain_functions),
-        )
-        Tracing.settles = hasattr(subclass_utils, "create_subclass_metadata")
-        if not inductor.reorder_for_compute_comm_overlap_passes:
-            self._replace(
-                (inductor, "reorder_for_compute_comm_overlap_passes", lambda stock: ["sink_waits"])
-            )
-
-    def _replace(self, *wrappers: tuple[Any, str, Callable[[Any], Any]]) -> None:
-        for owner, name, wrap in wrappers:
-            stock = vars(owner).get(name, getattr(owner, name, None))
-            if stock is None:  # every torch that was checked has each of them
-                self.missing.append(f"{owner.__name__}.{name}")
-                logger.warning(
-                    "torch %s has no %s: what cute_sharding mends there stays as torch has it (see "
-                    "dtensor/torch_private/tracing.py)",
-                    torch.__version__,
-                    self.missing[-1],
-                )
-                continue
-            self._stock.append((owner, name, stock))
-            setattr(
-                owner,
-                name,
-                staticmethod(wrap(stock.__func__))
-                if isinstance(stock, staticmethod)
-                else wrap(stock),
-            )
-
-    def names(self) -> list[str]:
-        """What is replaced."""
-
-        def module_of(owner: Any) -> str:
-            return f"{owner.__module__}." if isinstance(owner, type) else ""
-
-        attributes = [
-            f"{module_of(owner)}{owner.__name__}.{name}" for owner, name, _ in self._stock
-        ]
-        return attributes + [
-            f"the handler of {op}"
-            for op, handler in op_handlers().items()
-            if handler in VIEWS_IN_PLACE.values()
-        ]
+        replace = self._installed.replace
+        replace(patches.GUARDS, compiler.on_global_sizes)
+        replace(patches.OUTPUTS, partial(compiler.settled_outputs, self._read_as_they_are))
+        replace(patches.METADATA, compiler.settled_metadata)
+        replace(patches.ALIASES, partial(compiler.by_views, self._as_view))
+        replace(patches.EXPRESSIONS, compiler.of_two_arguments)
+        replace(patches.SLOTS, compiler.first_wins)
+        replace(patches.KINDS, compiler.with_plain_functions)
+        Tracing.settles = patches.METADATA not in self._installed.missing
+        if not patches.WAITS.found():
+            replace(patches.WAITS, lambda stock: ["sink_waits"])
 
     @classmethod
     def read_numbers(cls) -> None:
         """From the first split factor on that is a SymInt, ``DTensor.placements`` reads as numbers.
         (Not before: programs read it at every step.)
         """
-        tracing = cls._in_force
+        tracing = cls.in_force
         if tracing is not None and not tracing._reads_numbers:
             tracing._reads_numbers = True
-            tracing._replace((DTensor, "placements", tracing._read))
+            tracing._installed.replace(patches.PLACEMENTS, tracing._read)
 
     def _read_as_they_are(self) -> None:
         """No split factor is a SymInt any more: the program has been compiled."""
         if self._reads_numbers:
             self._reads_numbers = False
-            for entry in [entry for entry in self._stock if entry[:2] == (DTensor, "placements")]:
-                self._stock.remove(entry)
-                setattr(*entry)
-
-    def restore(self) -> None:
-        Tracing.settles, Tracing._in_force = False, None
-        ours = [op for op, kept in op_handlers().items() if kept in VIEWS_IN_PLACE.values()]
-        for op in ours:
-            del op_handlers()[op]
-        while self._stock:
-            owner, name, value = self._stock.pop()
-            setattr(owner, name, value)
+            self._installed.undo(patches.PLACEMENTS)
 
     def _read(self, stock: property) -> property:
         return property(lambda tensor: settled(tensor._spec.placements), doc=stock.__doc__)
 
     def _flatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def __tensor_flatten__(tensor: DTensor) -> Any:
-            self._meet_compiler()
+            self.meet_compiler()
             return stock(tensor)
 
         return __tensor_flatten__
@@ -301,101 +201,6 @@ class Tracing:
 
         return local_shard_size_and_offset
 
-    def _as_they_are(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """torch's expansion of a strategy for one mesh dim to the mesh, which first tries the
-        placements that the inputs have where weighing the others costs much: it would choose them.
-        """
-
-        def _expand_single_dim_strategy_to_mesh(
-            mesh: Any, schema: OpSchema, info: Any, metas: Any
-        ) -> Any:
-            expanded = stock(mesh, schema, info, metas)
-            # By kind, for == would compare sizes, which unbacked ones do not take. Lists may hold
-            # some, too: those of an index_put.
-            inputs = [arg for arg in schema.args_schema if isinstance(arg, OpStrategy)]
-            everywhere = [
-                leaf
-                for leaf in tree_leaves((schema.args_schema, schema.kwargs_schema))
-                if isinstance(leaf, StrategyType)
-            ]
-            name = schema.op.name().split("::")[1].split(".")[0]
-            if (
-                len(everywhere) != len(inputs)
-                or name.endswith("_")
-                or schema.is_out_variant_op()
-                or any(len(arg.strategies) != 1 or arg.mesh != mesh for arg in inputs)
-            ):
-                return expanded
-            specs = [arg.strategies[0].output_spec for arg in inputs]
-            if not is_symbolic(*(tuple(spec.shape) for spec in specs)) and not _are_strided(specs):
-                return expanded
-
-            def expanded_strategy(op: Any, args: Any, kwargs: Any) -> Any:
-                prepared = _single_dim_strategy._PreparedSingleDimStrategy(
-                    info, schema, metas, num_inputs=len(specs)
-                )
-                found = prepared.try_propagate(
-                    mesh, tuple([spec.placements for spec in specs]), specs
-                )
-                # From 2.14 on an op may also refuse placements of the whole mesh, each dim of which
-                # it would take: a mean those of uneven rows.
-                suits = getattr(prepared, "full_mesh_strategy_filter", None)
-                if found is None or (
-                    suits is not None
-                    and not suits(
-                        mesh,
-                        schema,
-                        found.strategies[0].input_specs,
-                        found.strategies[0].output_specs,
-                    )
-                ):
-                    return expanded(op, args, kwargs)
-                return found
-
-            return expanded_strategy
-
-        return _expand_single_dim_strategy_to_mesh
-
-    def _outputs(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_and_call_fx_graph(
-            graph: Any, tx: Any, outputs: Any, *args: Any, **options: Any
-        ) -> Any:
-            for output in outputs:
-                tensor = output.as_proxy().node.meta.get("example_value")
-                if isinstance(tensor, DTensor):
-                    tensor._spec = settled_spec(tensor._spec)
-            try:
-                return stock(graph, tx, outputs, *args, **options)
-            finally:
-                self._read_as_they_are()
-
-        return compile_and_call_fx_graph
-
-    def _alias(self, stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def gen_alias_from_base(
-            base: torch.Tensor, like: torch.Tensor, requires_grad: bool, *args: Any, **options: Any
-        ) -> torch.Tensor:
-            view = (
-                self._as_view(base, like.size(), like.stride(), like.storage_offset())
-                if isinstance(base, DTensor) and isinstance(like, DTensor)
-                else None
-            )
-            if view is None:
-                return stock(base, like, requires_grad, *args, **options)
-            if view.requires_grad and not requires_grad:
-                return view.detach()
-            return view.requires_grad_(requires_grad) if requires_grad else view
-
-        return gen_alias_from_base
-
-    def _metadata(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        def create_subclass_metadata(tensor: Any, *args: Any, **options: Any) -> Any:
-            if isinstance(tensor, DTensor):
-                tensor._spec = settled_spec(tensor._spec)
-            return stock(tensor, *args, **options)
-
-        return create_subclass_metadata
-
     def _local(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def compute_local_shape_and_global_offset(
             shape: Any, mesh: Any, placements: Any, skip_offset: bool = False
@@ -408,29 +213,30 @@ class Tracing:
 
         return compute_local_shape_and_global_offset
 
-    def _number(self, stock: Callable[..., int]) -> Callable[..., int]:
-        def _guarded_hint_int(value: Any, *, reason: str) -> int:
-            return (
-                number_of(value)
-                if isinstance(value, torch.SymInt) and value.node.has_hint()
-                else stock(value, reason=reason)
-            )
-
-        return _guarded_hint_int
-
-
-def _are_strided(specs: Sequence[DTensorSpec]) -> bool:
-    """Whether some have _StridedShard placements, and no two of all are to be read in different
-    ways.
-    """
-    read = {spec.use_strided_shard_as_shard_order for spec in specs if split_factors(spec)}
-    return len(read) == 1 and all(
-        split_factors(spec) or DTensorSpec.is_default_device_order(spec.shard_order)
-        for spec in specs
-    )
-
 
 _ALL_OFFSETS = (
     getattr(_placement_types, "_StridedShardOffsetMode", None)
     and _placement_types._StridedShardOffsetMode.ALL
 )
+
+
+def _number(stock: Callable[..., int]) -> Callable[..., int]:
+    def _guarded_hint_int(value: Any, *, reason: str) -> int:
+        return (
+            number_of(value)
+            if isinstance(value, torch.SymInt) and value.node.has_hint()
+            else stock(value, reason=reason)
+        )
+
+    return _guarded_hint_int
+
+
+def _number_of_split_factor(stock: Callable[..., int]) -> Callable[..., int]:
+    def _split_factor_int(placement: Any) -> int:
+        return (
+            number_of(placement.split_factor)
+            if isinstance(placement.split_factor, torch.SymInt)
+            else stock(placement)
+        )
+
+    return _split_factor_int
