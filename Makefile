@@ -38,6 +38,7 @@ releases:
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate_rules.py
+	$(BIN)/python docs/generate_patches.py
 	$(BIN)/python -m benchmarks.compiled --write
 
 bench: $(VENV)/.installed

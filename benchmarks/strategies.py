@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 import cute_sharding
 from benchmarks.op_database import database, distributed, drawn, leaves_of, run
-from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.torch_private import op_schemas, registry, tensor_specs
 
 _LIKE = lru_cache(lambda: None)
 
@@ -70,18 +70,18 @@ def main() -> None:
     warnings.simplefilter("ignore")
     world, sizes = prod(options.mesh), tuple(options.mesh)
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
-    torchs = compat.propagation()
+    torchs = registry.propagation()
     schemas: dict[str, Any] = {}
     with LocalTensorMode(world), cute_sharding.enabled():
-        ours = compat.propagation()
+        ours = registry.propagation()
 
         def noted(schema: Any) -> Any:
             found = ours(schema)
-            if any(map(compat.split_factors, compat.specs_of(schema))):
-                schemas.setdefault(compat.name_of(schema.op), schema)
+            if any(map(tensor_specs.split_factors, op_schemas.specs_of(schema))):
+                schemas.setdefault(registry.name_of(schema.op), schema)
             return found
 
-        compat._propagator().propagate_op_sharding_non_cached = noted
+        registry.propagator().propagate_op_sharding_non_cached = noted
         mesh = DeviceMesh("cpu", torch.arange(world).reshape(options.mesh))
         for info in database(options.only):
             if torch.float64 not in info.dtypes:
@@ -113,7 +113,7 @@ def main() -> None:
             with cute_sharding.enabled():
                 theirs, own = (
                     seconds(propagate, schema, emptied, options.calls)
-                    for propagate in (torchs, compat.propagation())
+                    for propagate in (torchs, registry.propagation())
                 )
         except Exception as error:
             print(f"{name:50} {type(error).__name__}")

@@ -192,16 +192,71 @@ def private_torch_names(path):
     return found
 
 
-def test_private_names_of_torch_stand_in_one_module():
-    compat = PACKAGE / ADAPTER / "compat.py"
-    assert private_torch_names(compat), "the check finds none where there are many"
+ROOM = PACKAGE / ADAPTER / "torch_private"
+
+
+def test_private_names_of_torch_stand_in_one_room():
+    assert any(private_torch_names(path) for path in ROOM.glob("*.py")), (
+        "the check finds none where there are many"
+    )
     elsewhere = [
         f"{path}:{line} {name}"
         for path in FILES
-        if path != compat
+        if path.parent != ROOM
         for name, line in private_torch_names(path)
     ]
-    assert not elsewhere, f"move to {compat.name}: {elsewhere}"
+    assert not elsewhere, f"move to {ROOM.name}: {elsewhere}"
+
+
+# Downward within the room, as its files may import: what stands before them. Of the rest of the
+# adapter they know the log alone: rules, plans and answers are handed in.
+TORCH_PRIVATE = [
+    "patch",
+    "patches",
+    "dispatch_modes",
+    "process_groups",
+    "collective_ops",
+    "local_tensors",
+    "tensor_specs",
+    "symints",
+    "registry",
+    "op_schemas",
+    "answers",
+    "dispatch",
+    "views_in_place",
+    "op_hooks",
+    "redistribution_hook",
+    "compiler",
+    "expansion",
+    "tracing",
+    "state_dicts",
+]
+
+
+@pytest.mark.parametrize("position, name", list(enumerate(TORCH_PRIVATE)))
+def test_imports_within_the_room_run_downward(position, name):
+    room = f"cute_sharding.{ADAPTER}.{ROOM.name}"
+    allowed = [f"{room}.{below}" for below in TORCH_PRIVATE[:position]]
+    allowed += [f"cute_sharding.{layer}" for layer in LAYERS if layer != ADAPTER]
+    allowed.append(f"cute_sharding.{ADAPTER}.stats.logger")
+    for imported, line, _ in imports(ROOM / f"{name}.py"):
+        if imported.split(".")[0] == "cute_sharding":
+            assert any(f"{imported}.".startswith(f"{module}.") for module in allowed), (
+                f"{name}.py:{line} must not import {imported}"
+            )
+
+
+def test_the_room_has_no_other_files():
+    assert sorted(TORCH_PRIVATE) == sorted(
+        path.stem for path in ROOM.glob("*.py") if path.stem != "__init__"
+    )
+    for path in ROOM.glob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} says nothing of itself"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_is_long(path):
+    assert len(path.read_text().splitlines()) <= 450, f"{path}: divide it by what it does"
 
 
 @pytest.mark.parametrize(

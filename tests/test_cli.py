@@ -229,12 +229,12 @@ def test_plan_where_nothing_moves(capsys):
 
 
 def test_plan_where_torch_raises(capsys, monkeypatch):
-    from cute_sharding.dtensor import compat
+    from cute_sharding.dtensor.torch_private import redistribution_hook
 
     def raises(source, target):
         raise AssertionError("no path\nand more")
 
-    monkeypatch.setattr(compat, "stock_transforms", raises)
+    monkeypatch.setattr(redistribution_hook, "stock_transforms", raises)
     _, out, _ = run(capsys, MOVE)
     assert out.endswith("by torch itself:\n  raises: no path\n")
     result = planned(capsys, "8,8", "2", "S(0)", "S(1)")

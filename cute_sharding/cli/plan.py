@@ -94,11 +94,11 @@ def plan(
 
 
 def _of_torch(sharding: Sharding) -> list[Any]:
-    from cute_sharding.dtensor import compat
     from cute_sharding.dtensor.placements import placement_of
+    from cute_sharding.dtensor.torch_private import tensor_specs
 
     return [
-        compat.Partial(p.reduce_op) if isinstance(p, Partial) else placement_of(cut)
+        tensor_specs.Partial(p.reduce_op) if isinstance(p, Partial) else placement_of(cut)
         for p, cut in zip(sharding.placements, sharding.cuts)
     ]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor import compat, ledger, state, versions
+from cute_sharding.dtensor import ledger, state, versions
 from cute_sharding.dtensor.groups import prepared_key
 from cute_sharding.dtensor.locks import fork_safe_lock
 from cute_sharding.dtensor.ops import gated_handler, propagation, writing_handler
@@ -24,6 +24,24 @@ from cute_sharding.dtensor.stats import count_left_to_torch, logger
 from cute_sharding.dtensor.stock import is_torchs
 from cute_sharding.dtensor.strided import as_view
 from cute_sharding.dtensor.symbols import equate, has_values, known, symbols_of, unknown
+from cute_sharding.dtensor.torch_private import (
+    answers,
+    compiler,
+    dispatch,
+    dispatch_modes,
+    local_tensors,
+    op_hooks,
+    op_schemas,
+    patches,
+    process_groups,
+    redistribution_hook,
+    registry,
+    state_dicts,
+    symints,
+    tensor_specs,
+    tracing,
+)
+from cute_sharding.dtensor.torch_private.patch import Installed, require
 from cute_sharding.dtensor.view_strategy import strategy_of
 from cute_sharding.dtensor.writes import LIVE, note_copy, reach, take_back
 from cute_sharding.layout import Undecided
@@ -33,11 +51,7 @@ from cute_sharding.views import BY_OVERLOAD
 
 _lock = fork_safe_lock()
 _settings: Settings | None = None  # None: disabled
-_stock: list[compat.Registration] = []
-_stock_redistribution: compat.Redistribution | None = None
-_stock_ops: compat.OpRules | None = None
-_stock_state: compat.StateRules | None = None
-_tracing: compat.Tracing | None = None
+_installed: Installed | None = None
 # .now: this thread is redistributing the input of a view op, whose rule is ours; .moved: what the
 # op that it runs writes to instead of its arguments
 _in_view = threading.local()
@@ -117,35 +131,7 @@ def settings() -> Settings | None:
 def parts_replaced() -> list[str]:
     """What of torch is replaced now, by name."""
     with _lock:
-        if _tracing is None:
-            return []
-        redistribution = [
-            f"{module.__name__}.redistribute_local_tensor" for module in compat.REDISTRIBUTION_USERS
-        ] + ["OpDispatcher.redistribute_local_args"]
-        ops = (
-            [
-                "ShardingPropagator.propagate_op_sharding_non_cached",
-                "OpDispatcher._dispatch_fast_path_python_tail",
-                *(f"the handler of {op}" for op, _ in _stock_ops.handlers),
-            ]
-            if _stock_ops is not None
-            else []
-        )
-        held = (
-            [
-                *(f"{owner.__name__}.{name}" for owner, name, _ in _stock_state.methods),
-                *(f"{owner.__name__}.{name}" for owner, name, _ in _stock_state.functions),
-            ]
-            if _stock_state is not None
-            else []
-        )
-        return [
-            *(f"the sharding rule of aten.{compat.name_of(stock.op)}" for stock in _stock),
-            *redistribution,
-            *ops,
-            *held,
-            *_tracing.names(),
-        ]
+        return [] if _installed is None else _installed.names()
 
 
 def switch_to(settings: Settings | None) -> None:
@@ -158,6 +144,8 @@ def switch_to(settings: Settings | None) -> None:
             versions.check()
         if settings == _settings:
             return
+        if settings is not None:
+            require(patches.TABLE)
         before, _settings = _settings, settings
         try:
             _install(settings)
@@ -169,60 +157,47 @@ def switch_to(settings: Settings | None) -> None:
 
 
 def _install(settings: Settings | None) -> None:
-    """Put torch's registrations back, and then, unless ``settings`` is None, ours in their
-    place.
-    """
-    global _stock_ops, _stock_redistribution, _stock_state, _tracing
-    if _stock_ops is not None:
-        compat.restore_propagation(_stock_ops)
-        _stock_ops = None
-    if _stock_state is not None:
-        compat.restore_state(_stock_state)
-        _stock_state = None
-    for registration in _stock:
-        compat.restore(registration)
-    _stock.clear()
-    if _stock_redistribution is not None:
-        compat.restore_redistribution(_stock_redistribution)
-        _stock_redistribution = None
-    if _tracing is not None:
-        _tracing.restore()
-        _tracing = None
+    """Put torch's own back, and then, unless ``settings`` is None, ours in its place."""
+    global _installed
+    if _installed is not None:
+        _installed.undo()
+        _installed = None
     if settings is not None:
-        _tracing = compat.Tracing(_local_size, equate, as_view)
-        _stock_redistribution = compat.redistribution()
-        compat.install_redistribution(
-            _redistribution(_stock_redistribution),
-            _redistribution_of_arguments(_stock_redistribution),
-        )
-        for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():
-            op = compat.overload(name)
-            if op is not None:
-                stock = compat.registration(op)
-                _stock.append(stock)
-                rule = strategy_of(row, name, strict, stock, settings, _tag_traced)
-                compat.install_strategy(op, rule)
-        for name, first in WHOLE_SLICES.items() if settings.views else ():
-            op = compat.overload(name)
-            if op is not None and compat.registration(op).strategy is not None:
-                stock = compat.registration(op)
-                _stock.append(stock)
-                compat.install_strategy(op, slice_strategy(first, stock))
-        if settings.views and settings.ops:
-            _stock_ops = compat.install_propagation(
-                propagation(compat.propagation()),
-                tuple(SIGNATURES),
-                gated_handler,
-                writing_handler,
-                compat.Writes(reach, _take_back, LIVE),
-            )
-            _stock_state = compat.install_state(
-                state.METHODS, state.distribute, state.visualization
-            )
+        _installed = Installed()  # at once: what fails half way is undone by the next call
+        _fill(_installed, settings)
     _tag_compiled_graphs(settings)
     ledger.forget()
-    compat.clear_propagation_caches()
-    compat.forget_compiled_code()
+    registry.clear_propagation_caches()
+    compiler.forget_compiled_code()
+
+
+def _fill(installed: Installed, settings: Settings) -> None:
+    """Replace what these settings need of torch_private/patches.py."""
+    tracing.Tracing(installed, _local_size, equate, as_view)
+    redistribution_hook.install_redistribution(
+        installed, _redistribution, _redistribution_of_arguments
+    )
+    for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():
+        op = registry.overload(name)
+        if op is not None:
+            stock = registry.registration(op)
+            rule = strategy_of(row, name, strict, stock, settings, _tag_traced)
+            registry.install_strategy(installed, op, rule)
+    for name, first in WHOLE_SLICES.items() if settings.views else ():
+        op = registry.overload(name)
+        if op is not None and registry.registration(op).strategy is not None:
+            rule = slice_strategy(first, registry.registration(op))
+            registry.install_strategy(installed, op, rule)
+    if settings.views and settings.ops:
+        op_hooks.install_propagation(
+            installed,
+            propagation(registry.propagation()),
+            tuple(SIGNATURES),
+            gated_handler,
+            writing_handler,
+            op_hooks.Writes(reach, _take_back, LIVE),
+        )
+        state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
 
 
 def _tag_compiled_graphs(settings: Settings | None) -> None:
@@ -230,10 +205,10 @@ def _tag_compiled_graphs(settings: Settings | None) -> None:
     rank sends and holds stands in its graph, and torch's keys do not tell ranks apart.
     """
     if settings is None:
-        compat.tag_compiled_graphs(None)
+        compiler.tag_compiled_graphs(None)
         return
-    rank = compat.this_rank() if dist.is_initialized() else None
-    compat.tag_compiled_graphs(f"{_fingerprint()}:{settings.key}:{rank}:{prepared_key()}")
+    rank = process_groups.this_rank() if dist.is_initialized() else None
+    compiler.tag_compiled_graphs(f"{_fingerprint()}:{settings.key}:{rank}:{prepared_key()}")
 
 
 def _tag_traced() -> None:
@@ -265,42 +240,43 @@ def _local_size(n: Any, *cuts: tuple[Any, int, int]) -> Any:
         return None
 
 
-def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]:
+def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """What stands in for torch's redistribute_local_tensor: a plan's steps where they are wanted,
     else torch's own.
     """
 
     def redistribute(
         local: torch.Tensor,
-        current: compat.DTensorSpec,
-        target: compat.DTensorSpec,
+        current: tensor_specs.DTensorSpec,
+        target: tensor_specs.DTensorSpec,
         *,
         async_op: bool = False,
         is_explicit: bool = False,
         **options: Any,
     ) -> torch.Tensor:
         settings = _settings
-        if compat.is_tracing():
+        if dispatch_modes.is_tracing():
             _tag_compiled_graphs(settings)  # dynamo comes by here before a cache is asked
-            current, target = compat.settled_spec(current), compat.settled_spec(target)
+            current, target = symints.settled_spec(current), symints.settled_spec(target)
         wanted = settings is not None and (
             settings.redistribution or getattr(_in_view, "now", False)
         )
         shape = tuple(current.shape)
         if not wanted and settings is not None:
-            if not compat.is_symbolic(shape):
+            if not symints.is_symbolic(shape):
                 wanted = not is_torchs(
                     current, target
                 )  # as views make them that torch would not have
-            elif compat.is_tracing():
+            elif dispatch_modes.is_tracing():
                 wanted = bool(
-                    compat.split_factors(current) or compat.split_factors(target)
+                    tensor_specs.split_factors(current) or tensor_specs.split_factors(target)
                 )  # torch counts the rows of such shards one by one, which it cannot
         if (
             wanted
-            and not compat.is_wrapper(local)
+            and not local_tensors.is_wrapper(local)
             and (
-                not compat.is_symbolic(shape) or (compat.has_shape_env(shape) and has_values(shape))
+                not symints.is_symbolic(shape)
+                or (symints.has_shape_env(shape) and has_values(shape))
             )
         ):
             counted = (
@@ -311,9 +287,7 @@ def _redistribution(stock: compat.Redistribution) -> Callable[..., torch.Tensor]
             )
         if settings is not None and settings.redistribution:
             count_left_to_torch()
-        return stock.local_tensor(
-            local, current, target, async_op=async_op, is_explicit=is_explicit, **options
-        )
+        return stock(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
     return redistribute
 
@@ -324,29 +298,27 @@ class _Care(NamedTuple):
     """
 
     by_plan: bool
-    copied: tuple[compat.DTensorSpec, compat.DTensorSpec] | None
+    copied: tuple[tensor_specs.DTensorSpec, tensor_specs.DTensorSpec] | None
     keywords: bool
 
 
-def _care(op_info: Any, schema: compat.OpSchema) -> _Care | None:
-    keywords = bool(compat.keywords(schema))
-    moves = keywords or compat.moves(op_info, schema)
+def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
+    keywords = bool(answers.keywords(schema))
+    moves = keywords or dispatch.moves(op_info, schema)
     found = _Care(
-        moves and (compat.is_by_plan(schema) or compat.name_of(schema.op) in BY_OVERLOAD),
-        compat.viewed(op_info, schema),
+        moves and (answers.is_by_plan(schema) or registry.name_of(schema.op) in BY_OVERLOAD),
+        dispatch.viewed(op_info, schema),
         keywords,
     )
-    return found if any(found) or compat.writes(schema) else None
+    return found if any(found) or answers.writes(schema) else None
 
 
-def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., None]:
+def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..., None]:
     """The dispatcher's step that redistributes the arguments of an op, with a note of the ops whose
     rules are ours.
     """
 
-    local_args = stock.local_args
-
-    def redistribute_local_args(op_info: Any, schema: compat.OpSchema, *options: Any) -> None:
+    def redistribute_local_args(op_info: Any, schema: op_schemas.OpSchema, *options: Any) -> None:
         try:
             # Each view comes by here: what there is to care for is found once.
             care = schema._cute_sharding_care  # type: ignore[attr-defined]
@@ -360,14 +332,14 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
         try:
             local_args(op_info, schema, *options)
             if care.keywords:
-                compat.redistribute_keywords(op_info, schema)
+                dispatch.redistribute_keywords(op_info, schema)
         finally:
             _in_view.now = outer
         if settings.ops and care.copied is not None:
             spec, spec_of_moved = care.copied
             note_copy(before[0], spec, spec_of_moved, op_info.local_args[0])
-        if settings.ops and compat.writes(schema):
-            _in_view.moved = compat.moved_to(op_info, schema, before)
+        if settings.ops and answers.writes(schema):
+            _in_view.moved = dispatch.moved_to(op_info, schema, before)
 
     return redistribute_local_args
 
@@ -375,4 +347,4 @@ def _redistribution_of_arguments(stock: compat.Redistribution) -> Callable[..., 
 def _take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> Any:
     """After an op that wrote to copies of what it was given; torch's answer, for what now is so."""
     moved, _in_view.moved = _in_view.moved, None
-    return compat.with_specs(found, take_back(op, args, kwargs, moved))
+    return answers.with_specs(found, take_back(op, args, kwargs, moved))

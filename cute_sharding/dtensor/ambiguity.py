@@ -7,17 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.placements import cut_of, replaced, text
 from cute_sharding.dtensor.propagate import Decision
 from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.symbols import unknown
+from cute_sharding.dtensor.torch_private import tensor_specs
 from cute_sharding.layout import Size
 from cute_sharding.views import View, carry
 
 
 def says_what_it_means(
-    view: View, spec: compat.DTensorSpec, decision: Decision, *, sized: bool
+    view: View, spec: tensor_specs.DTensorSpec, decision: Decision, *, sized: bool
 ) -> bool:
     """Whether the decision holds however the placements are read (reading.py). torch marks the
     result, and a redistributed input, as its input was marked: to be read as a shard order, or not.
@@ -61,7 +61,7 @@ def says_what_it_means(
 
 
 def _divides(
-    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[compat.Placement]
+    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[tensor_specs.Placement]
 ) -> bool:
     """Whether the mesh dims that shard a dim divide it together, so that all readings say
     the same.
@@ -76,7 +76,7 @@ def _divides(
 
 def whole(
     view: View,
-    spec: compat.DTensorSpec,
+    spec: tensor_specs.DTensorSpec,
     mesh: tuple[int, ...],
     decision: Decision,
     name: str,
@@ -90,10 +90,10 @@ def whole(
             f"{tuple(spec.shape)} can be read left to right or as a shard order, and where sizes "
             "do not divide these "
             "differ. Redistribute it first, to placements without _StridedShard: "
-            f".redistribute(placements={[compat.Replicate()] * len(mesh)!r}), with "
+            f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r}), with "
             "cute_sharding.enable(redistribution=True)."
         )
-    source = tuple([p if cut_of(p) is None else compat.Replicate() for p in decision.source])
+    source = tuple([p if cut_of(p) is None else tensor_specs.Replicate() for p in decision.source])
     return Decision(
         source, replaced(source, carry(view, (None,) * len(mesh), mesh).cuts), "redistribution"
     )

@@ -13,7 +13,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from cute_sharding.dtensor import adapter, compat, versions
+from cute_sharding.dtensor import adapter, versions
+from cute_sharding.dtensor.torch_private import collective_ops, dispatch_modes, local_tensors
 
 
 def state() -> dict[str, Any]:
@@ -38,9 +39,9 @@ def checks() -> list[dict[str, str]]:
     try:
         # In a mode each: torch keeps the coordinates of meshes by their address in memory, and a
         # second mesh may be put where the first one was.
-        with compat.all_ranks(4):
+        with dispatch_modes.all_ranks(4):
             view = _compared(_view)
-        with compat.all_ranks(4):
+        with dispatch_modes.all_ranks(4):
             move = _compared(_move)
     except Exception as error:
         place = extract_tb(error.__traceback__)[-1]
@@ -80,22 +81,23 @@ def _compared(check: Callable[[], str]) -> dict[str, str]:
 def _from_parts(
     parts: list[torch.Tensor], mesh: DeviceMesh, placements: list[Any], shape: tuple[int, ...]
 ) -> DTensor:
-    local = compat.LocalTensor(dict(enumerate(parts)))
+    local = local_tensors.LocalTensor(dict(enumerate(parts)))
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=(shape[1], 1)
     )
 
 
 def _holds(tensor: Any, parts: list[torch.Tensor]) -> bool:
-    local = compat.waited(tensor.to_local())
-    with compat.no_modes():
+    local = collective_ops.waited(tensor.to_local())
+    with dispatch_modes.no_modes():
         return all(
-            torch.equal(compat.local_of(local, rank), part) for rank, part in enumerate(parts)
+            torch.equal(local_tensors.local_of(local, rank), part)
+            for rank, part in enumerate(parts)
         )
 
 
 def _view() -> str:
-    with compat.no_modes():
+    with dispatch_modes.no_modes():
         full = torch.arange(21.0).reshape(7, 3)
         parts = list(full.split(2))
     viewed = _from_parts(parts, DeviceMesh("cpu", torch.arange(4)), [Shard(0)], (7, 3)).view(21)
@@ -107,12 +109,12 @@ def _view() -> str:
 
 
 def _move() -> str:
-    with compat.no_modes():
+    with dispatch_modes.no_modes():
         full = torch.arange(30.0).reshape(6, 5)
         before = [part for rows in full.split(3) for part in rows.split(3, 1)]
         after = [part for j in range(2) for part in full[:, 3 * j : 3 * j + 3].split(3)]
     mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
-    calls = compat.CollectiveCounter()
+    calls = collective_ops.CollectiveCounter()
     with calls:
         moved = _from_parts(before, mesh, [Shard(0), Shard(1)], (6, 5)).redistribute(
             placements=[Shard(1), Shard(0)]

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.executor import run
 from cute_sharding.dtensor.groups import means
 from cute_sharding.dtensor.library import library
 from cute_sharding.dtensor.symbols import known, symbols_of, unknown
+from cute_sharding.dtensor.torch_private import collective_ops, process_groups
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan
 from cute_sharding.redistribution.planner import plan_steps
@@ -39,14 +39,19 @@ def run_opaque(
     how = repr((key, plan.source.chains, plan.source.pending, plan.source.kept, plan.target.chains))
     # Compilers keep what is waited for, also where a rank's result has no elements: other ranks
     # wait in the collectives behind it.
-    return compat.awaited(torch.ops.cute_sharding.redistribute(local, list(shape), how))
+    return collective_ops.awaited(torch.ops.cute_sharding.redistribute(local, list(shape), how))
 
 
 @lru_cache(maxsize=1 << 8)
 def _name(mesh: Any) -> str:
     return sha1(
         repr(
-            (mesh.device_type, tuple(mesh.shape), mesh.mesh_dim_names, compat.rank_lists(mesh))
+            (
+                mesh.device_type,
+                tuple(mesh.shape),
+                mesh.mesh_dim_names,
+                process_groups.rank_lists(mesh),
+            )
         ).encode(),
         usedforsecurity=False,
     ).hexdigest()[:16]

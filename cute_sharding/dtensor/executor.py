@@ -9,8 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import waited
 from cute_sharding.dtensor.groups import group_of
 from cute_sharding.dtensor.library import after
 from cute_sharding.dtensor.packing import (
@@ -34,6 +32,8 @@ from cute_sharding.dtensor.ranks import (
     on_each_rank,
     true_on_each_rank,
 )
+from cute_sharding.dtensor.torch_private import collective_ops, dispatch_modes, process_groups
+from cute_sharding.dtensor.torch_private.collective_ops import waited
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.native import Along
 from cute_sharding.redistribution.reduction import Reduction
@@ -92,7 +92,7 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
         if not how.even:
             return _gather_padded(step, how, local, mesh, group)
         whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank)[0], x), local)
-        return compat.all_gather(whole, group, how.gathered or 0)
+        return collective_ops.all_gather(whole, group, how.gathered or 0)
     target: torch.Tensor | None = None
     for turn in range(step.rounds):
         target = _exchange_once(step, turn, local, mesh, group, target)
@@ -117,7 +117,7 @@ def _gather_padded(
         ),
         local,
     )
-    gathered = waited(compat.all_gather(equal, group))
+    gathered = waited(collective_ops.all_gather(equal, group))
     return on_each_rank(lambda rank, x: joined(x, dim, parts, shape(rank)), gathered)
 
 
@@ -145,7 +145,7 @@ def _exchange_once(
 
     buffer = on_each_rank(lambda rank, x: to_wire(pack(part(rank), x)), local)
     received = (
-        compat.all_gather(buffer, group)
+        collective_ops.all_gather(buffer, group)
         if gathers
         else _all_to_all(part, buffer, local, group, mesh)
     )
@@ -159,7 +159,7 @@ def _exchange_once(
         local,
         *into,
     )
-    if compat.is_tracing() and not any(part(compat.this_rank()).receives):
+    if dispatch_modes.is_tracing() and not any(part(process_groups.this_rank()).receives):
         result = after(result, received)  # a rank that only sends
     return result
 
@@ -175,8 +175,8 @@ def _all_to_all(
     receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
     sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
     if (
-        compat.backend_name(group, mesh.device_type) == "fake"
-        and compat.local_tensor_mode() is None
+        process_groups.backend_name(group, mesh.device_type) == "fake"
+        and dispatch_modes.local_tensor_mode() is None
         and not any(sends)
         and any(receives)
     ):
@@ -184,9 +184,9 @@ def _all_to_all(
         # nothing anyway.
         at = dist.get_rank(group)
         sends[at], receives[at] = width, receives[at] + width
-        got = waited(compat.all_to_all(buffer.new_zeros(width), receives, sends, group))
+        got = waited(collective_ops.all_to_all(buffer.new_zeros(width), receives, sends, group))
         return got[width:]
-    return compat.all_to_all(buffer, receives, sends, group)
+    return collective_ops.all_to_all(buffer, receives, sends, group)
 
 
 def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
@@ -212,7 +212,7 @@ def _scaled(
             local,
             lambda result: torch.div(waited(result), step.divisor, rounding_mode="trunc"),
         )
-    if step.divisor == step.parts and compat.averages(group, mesh.device_type):
+    if step.divisor == step.parts and process_groups.averages(group, mesh.device_type):
         return "avg", local, lambda result: result
     return step.op, waited(local) / step.divisor, lambda result: result
 
@@ -222,7 +222,7 @@ def _all_reduce(
 ) -> torch.Tensor:
     # Of what its source has, a device keeps its target; all of the group keep the same.
     kept = on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=True), local)
-    return compat.all_reduce(kept, op, group)
+    return collective_ops.all_reduce(kept, op, group)
 
 
 def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
@@ -237,14 +237,14 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
         dim = how.scattered or 0
         whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank)[0], x), local)
         if how.even:
-            return compat.reduce_scatter(whole, op, group, dim)
+            return collective_ops.reduce_scatter(whole, op, group, dim)
         blocks = on_each_rank(lambda rank, x: in_blocks(x, dim, step.parts), whole)
-        scattered = waited(compat.reduce_scatter(blocks, op, group))
+        scattered = waited(collective_ops.reduce_scatter(blocks, op, group))
         return on_each_rank(
             lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered
         )
     if step.even and copies_natively(group, mesh):
-        scattered = compat.reduce_scatter(
+        scattered = collective_ops.reduce_scatter(
             on_each_rank(lambda rank, x: pack(part(rank), x), local), op, group
         )
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary, ref
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.ranks import coordinate, is_native, spans
+from cute_sharding.dtensor.torch_private import compiler, process_groups
 
 
 def prepare_groups(
@@ -66,11 +66,11 @@ def prepare_groups(
         there = (
             len(among) < 2
             or key in groups
-            or compat.flattened_mesh(mesh, among) is not None
+            or process_groups.flattened_mesh(mesh, among) is not None
             or _is_world(mesh, among)
         )
         if not there:
-            groups[key] = compat.new_groups(
+            groups[key] = process_groups.new_groups(
                 slices(mesh, among),
                 mesh,
                 f"mesh_{'_'.join(names[m] for m in among)}",
@@ -78,7 +78,7 @@ def prepare_groups(
                 pg_options,
             )
     if len(groups) > before:
-        compat.forget_compiled_code()
+        compiler.forget_compiled_code()
 
 
 def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
@@ -106,16 +106,16 @@ def means(mesh: Any) -> tuple[frozenset[tuple[int, ...]], bool]:
     """By what a plan for ``mesh`` is chosen: :func:`groups_at_hand`, and whether the backend
     gathers and reduce-scatters better than it exchanges. None and no, on a mesh for slicing alone.
     """
-    if not compat.has_groups(mesh):
+    if not process_groups.has_groups(mesh):
         return frozenset(), False
     backend = _backend(mesh)
     return _at_hand(
-        mesh, compat.flattenings(mesh), backend, len(_prepared()), ref(dist.group.WORLD)
+        mesh, process_groups.flattenings(mesh), backend, len(_prepared()), ref(dist.group.WORLD)
     ), is_native(backend)
 
 
 def _backend(mesh: Any) -> str | None:
-    return compat.backend_name(compat.group_of_dim(mesh, 0), mesh.device_type)
+    return process_groups.backend_name(process_groups.group_of_dim(mesh, 0), mesh.device_type)
 
 
 def groups_at_hand(mesh: Any) -> frozenset[tuple[int, ...]]:
@@ -125,7 +125,11 @@ def groups_at_hand(mesh: Any) -> frozenset[tuple[int, ...]]:
     rank, eager and compiled, in every thread.
     """
     return _at_hand(
-        mesh, compat.flattenings(mesh), _backend(mesh), len(_prepared()), ref(dist.group.WORLD)
+        mesh,
+        process_groups.flattenings(mesh),
+        _backend(mesh),
+        len(_prepared()),
+        ref(dist.group.WORLD),
     )
 
 
@@ -148,7 +152,7 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
         RuntimeError: there is none.
     """
     if len(dims) == 1:
-        return compat.group_of_dim(mesh, dims[0])
+        return process_groups.group_of_dim(mesh, dims[0])
     group = _group_of_several(mesh, tuple(sorted(dims)))
     if group is None:
         raise RuntimeError(
@@ -161,8 +165,8 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
 def _group_of_several(mesh: Any, dims: tuple[int, ...]) -> Any | None:
     group = _prepared().get(_key(mesh, dims))
     if group is None:
-        flattened = compat.flattened_mesh(mesh, dims)
-        group = None if flattened is None else compat.group_of_flattened(flattened)
+        flattened = process_groups.flattened_mesh(mesh, dims)
+        group = None if flattened is None else process_groups.group_of_flattened(flattened)
     return dist.group.WORLD if group is None and _is_world(mesh, dims) else group
 
 
@@ -174,8 +178,8 @@ def _is_world(mesh: Any, dims: tuple[int, ...]) -> bool:
     if mesh.size() != dist.get_world_size() or not spans(world, mesh, dims):
         return False
     one, other = (
-        compat.backend_name(group, mesh.device_type)
-        for group in (world, compat.group_of_dim(mesh, dims[0]))
+        process_groups.backend_name(group, mesh.device_type)
+        for group in (world, process_groups.group_of_dim(mesh, dims[0]))
     )
     return one == other
 
@@ -191,7 +195,7 @@ def _prepared() -> dict[tuple[Any, ...], Any]:
 
 
 def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
-    return mesh.device_type, *compat.layout_of(mesh, dims)
+    return mesh.device_type, *process_groups.layout_of(mesh, dims)
 
 
 def prepared_key() -> str:
@@ -210,7 +214,7 @@ def slices(mesh: Any, dims: Sequence[int]) -> list[list[int]]:
     where the mesh is one of a larger mesh.
     """
     found: dict[tuple[Any, ...], list[int]] = {}
-    for i, ranks in enumerate(compat.rank_lists(mesh)):
+    for i, ranks in enumerate(process_groups.rank_lists(mesh)):
         for at, rank in enumerate(ranks):
             place = coordinate(at, tuple(mesh.shape))
             found.setdefault((i, *(c for m, c in enumerate(place) if m not in dims)), []).append(

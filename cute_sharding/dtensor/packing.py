@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.ranks import peers, place
+from cute_sharding.dtensor.torch_private import dispatch_modes, symints
 from cute_sharding.redistribution.copies import Copy, fills, flat
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.step import Step, Transfer
@@ -54,7 +54,7 @@ def checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
     if local.is_conj() or local.is_neg():
         local = local.resolve_conj().resolve_neg()
     if (
-        compat.is_symbolic(tuple(local.shape))
+        symints.is_symbolic(tuple(local.shape))
         or tuple(local.shape[: len(part.source_shape)]) == part.source_shape
     ):
         return local
@@ -154,7 +154,7 @@ def _of(x: torch.Tensor, copy: Copy) -> torch.Tensor:
     """What is copied, a view of ``x``."""
     return (
         _taken(x, copy.sizes, copy.x, copy.dx)
-        if compat.is_tracing()
+        if dispatch_modes.is_tracing()
         else _strided(x, copy.sizes, copy.x, copy.dx)
     )
 
@@ -167,7 +167,7 @@ def _strided(
 ) -> torch.Tensor:
     strides, rest = tensor.stride(), len(start)
     lying = (
-        _lying.__wrapped__ if compat.is_symbolic(strides) else _lying
+        _lying.__wrapped__ if symints.is_symbolic(strides) else _lying
     )  # symbols cannot be looked up
     stride, offset = lying(strides, start, steps)
     return tensor.as_strided(

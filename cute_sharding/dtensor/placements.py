@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from cute_sharding.dtensor.compat import (
+from cute_sharding.dtensor.symbols import known, unknown
+from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,
     Placement,
     Replicate,
     Shard,
     StridedShard,
-    strided_shard,
 )
-from cute_sharding.dtensor.symbols import known, unknown
+from cute_sharding.dtensor.torch_private.tracing import strided_shard
 from cute_sharding.views import Cut
 
 Cuts: TypeAlias = tuple[Cut, ...]

@@ -8,11 +8,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import Partial, Placement, Shard, StridedShard
 from cute_sharding.dtensor.groups import groups_at_hand
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.redistribute import prepare
+from cute_sharding.dtensor.torch_private import process_groups
+from cute_sharding.dtensor.torch_private.tensor_specs import Partial, Placement, Shard, StridedShard
 from cute_sharding.redistribution import Network, RedistributionPlan
 
 
@@ -66,7 +66,7 @@ def plan_redistribution(
             groups is None
             and dist.is_initialized()
             and mesh._is_current_rank_part_of_mesh()
-            and compat.has_groups(mesh)
+            and process_groups.has_groups(mesh)
         ):
             at_hand = groups_at_hand(mesh)
         names, mesh = mesh.mesh_dim_names, tuple(mesh.shape)

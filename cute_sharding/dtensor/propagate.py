@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.compat import (
+from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
+from cute_sharding.dtensor.settings import Implicit
+from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.symbols import hinted
+from cute_sharding.dtensor.torch_private.registry import stock_propagate, torch_rule
+from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,
     Placement,
     Replicate,
     Shard,
     StridedShard,
-    stock_propagate,
-    torch_rule,
 )
-from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
-from cute_sharding.dtensor.settings import Implicit
-from cute_sharding.dtensor.stats import count, logger
-from cute_sharding.dtensor.symbols import hinted
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.redistribution import Target, free_targets
 from cute_sharding.views import Row, View, carry, view_of

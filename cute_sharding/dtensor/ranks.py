@@ -13,7 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.torch_private import (
+    collective_ops,
+    dispatch_modes,
+    local_tensors,
+    process_groups,
+)
 from cute_sharding.redistribution.chains import Device
 
 
@@ -21,28 +26,30 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     """``function(rank, *local tensors)``: of this process's rank, or under LocalTensorMode of every
     rank.
     """
-    mode = compat.local_tensor_mode()
+    mode = dispatch_modes.local_tensor_mode()
     if mode is None:
-        return function(compat.this_rank(), *tensors)
-    tensors = tuple(map(compat.waited, tensors))
-    return mode.rank_map(lambda rank: function(rank, *(compat.local_of(t, rank) for t in tensors)))
+        return function(process_groups.this_rank(), *tensors)
+    tensors = tuple(map(collective_ops.waited, tensors))
+    return mode.rank_map(
+        lambda rank: function(rank, *(local_tensors.local_of(t, rank) for t in tensors))
+    )
 
 
 def ints_on_each_rank(function: Callable[[int], Sequence[int]]) -> list[Any]:
     """A list of ints that may differ from rank to rank."""
-    mode = compat.local_tensor_mode()
+    mode = dispatch_modes.local_tensor_mode()
     if mode is None:
-        return list(function(compat.this_rank()))
+        return list(function(process_groups.this_rank()))
     lists = {rank: function(rank) for rank in mode.ranks}
     return [
-        compat.local_int({rank: ints[i] for rank, ints in lists.items()})
+        local_tensors.local_int({rank: ints[i] for rank, ints in lists.items()})
         for i in range(len(next(iter(lists.values()))))
     ]
 
 
 def true_on_each_rank(function: Callable[[int], bool]) -> bool:
-    mode = compat.local_tensor_mode()
-    return function(compat.this_rank()) if mode is None else all(map(function, mode.ranks))
+    mode = dispatch_modes.local_tensor_mode()
+    return function(process_groups.this_rank()) if mode is None else all(map(function, mode.ranks))
 
 
 @lru_cache(maxsize=1 << 10)
@@ -56,7 +63,7 @@ def ranks_beside(mesh: Any, rank: int) -> list[int]:
     one.
     """
     found: list[int] | None = next(
-        (ranks for ranks in compat.rank_lists(mesh) if rank in ranks), None
+        (ranks for ranks in process_groups.rank_lists(mesh) if rank in ranks), None
     )
     if found is None:
         raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")
@@ -92,7 +99,7 @@ def in_order(mesh: Any, dims: tuple[int, ...]) -> bool:
     dims in this order, the last the fastest.
     """
     sizes = tuple(mesh.shape)
-    lists = compat.rank_lists(mesh)
+    lists = process_groups.rank_lists(mesh)
     if list(dims) == sorted(dims) and all(a < b for ranks in lists for a, b in pairwise(ranks)):
         return True
     for ranks in lists:
@@ -121,7 +128,7 @@ def copies_natively(group: Any, mesh: Any) -> bool:
     """Whether the backend gathers and reduce-scatters better than an all-to-all does it. gloo does
     not, where copies follow: its own go by lists of tensors that it copies once more.
     """
-    return is_native(compat.backend_name(group, mesh.device_type))
+    return is_native(process_groups.backend_name(group, mesh.device_type))
 
 
 def is_native(backend: str | None) -> bool:

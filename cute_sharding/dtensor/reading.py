@@ -19,11 +19,16 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import DTensorSpec, Placement
 from cute_sharding.dtensor.groups import group_of
 from cute_sharding.dtensor.placements import cut_of
 from cute_sharding.dtensor.ranks import on_each_rank, place, true_on_each_rank
+from cute_sharding.dtensor.torch_private import (
+    collective_ops,
+    dispatch_modes,
+    local_tensors,
+    tensor_specs,
+)
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
 from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.cost import coordinates, within
 from cute_sharding.redistribution.meeting import held, size
@@ -49,7 +54,7 @@ def readings(spec: DTensorSpec) -> tuple[Chains, Chains | None]:
     """
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     plain = left_to_right(shape, mesh, tuple(spec.placements))
-    order = compat.shard_order(spec)
+    order = tensor_specs.shard_order(spec)
     if order is None:
         return plain, None
     ordered = _ordered(order, len(shape), mesh)
@@ -60,7 +65,7 @@ def readings(spec: DTensorSpec) -> tuple[Chains, Chains | None]:
 
 def agree(shape: Sequence[int], spec: DTensorSpec, placements: Sequence[Placement]) -> bool:
     """Whether a tensor of those placements on the mesh of ``spec`` is the same in both readings."""
-    order = compat.decoded_order(tuple(placements), spec.mesh)
+    order = tensor_specs.decoded_order(tuple(placements), spec.mesh)
     if order is None:
         return True
     mesh = tuple(spec.mesh.shape)
@@ -97,7 +102,7 @@ def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
             "sizes: nothing tells which. Make it with Shard or Replicate placements, and "
             "redistribute it from there"
         )
-    if compat.is_tracing() or compat.is_imagined(local):
+    if dispatch_modes.is_tracing() or local_tensors.is_imagined(local):
         return ordered
     if _fits(spec, ordered, local):
         chosen = ordered
@@ -123,7 +128,7 @@ def of_target(spec: DTensorSpec, *, is_explicit: bool) -> Chains:
     chosen = getattr(spec, _KEPT, None)
     if is_explicit or chosen not in (plain, ordered):
         chosen = plain if not is_explicit and _key(spec) in _plain else ordered
-        if not compat.is_tracing():
+        if not dispatch_modes.is_tracing():
             object.__setattr__(spec, _KEPT, chosen)
     return chosen
 
@@ -172,9 +177,12 @@ def _fits(spec: DTensorSpec, chains: Chains, local: torch.Tensor) -> bool:
             ]
         )
 
-    if compat.local_tensor_mode() is not None:
+    if dispatch_modes.local_tensor_mode() is not None:
         return true_on_each_rank(
-            lambda rank: tuple(compat.local_of(compat.waited(local), rank).shape) == expected(rank)
+            lambda rank: (
+                tuple(local_tensors.local_of(collective_ops.waited(local), rank).shape)
+                == expected(rank)
+            )
         )
     mine = on_each_rank(
         lambda rank, x: torch.tensor(
@@ -184,5 +192,7 @@ def _fits(spec: DTensorSpec, chains: Chains, local: torch.Tensor) -> bool:
     )
     for m, n in enumerate(sizes):
         if n > 1:
-            mine = compat.waited(compat.all_reduce(mine, "min", group_of(mesh, (m,))))
+            mine = collective_ops.waited(
+                collective_ops.all_reduce(mine, "min", group_of(mesh, (m,)))
+            )
     return bool(mine.item())

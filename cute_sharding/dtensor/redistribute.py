@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import DTensorSpec, MaskPartial, Partial, Placement, Shard
 from cute_sharding.dtensor.dynamic import run_opaque
 from cute_sharding.dtensor.executor import looks_at_sizes, run
 from cute_sharding.dtensor.groups import groups_at_hand, means
@@ -23,6 +21,19 @@ from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
 from cute_sharding.dtensor.stats import Moved, count_moves, logger
 from cute_sharding.dtensor.stock import stock_plan
 from cute_sharding.dtensor.symbols import known, sizes_at_hand, symbols_of, unknown
+from cute_sharding.dtensor.torch_private import (
+    dispatch_modes,
+    redistribution_hook,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.torch_private.tensor_specs import (
+    DTensorSpec,
+    MaskPartial,
+    Partial,
+    Placement,
+    Shard,
+)
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
 from cute_sharding.redistribution.chains import Chains
@@ -116,8 +127,8 @@ def redistribute_local_tensor(
     before, after = tuple(current.placements), tuple(target.placements)
     shape = sizes_at_hand(current.shape)
     at_hand = (
-        [compat.with_shape(spec, shape) for spec in (current, target)]
-        if compat.is_symbolic(tuple(current.shape))
+        [tensor_specs.with_shape(spec, shape) for spec in (current, target)]
+        if symints.is_symbolic(tuple(current.shape))
         else [current, target]
     )
     source, wanted = of_source(at_hand[0], local), of_target(at_hand[1], is_explicit=is_explicit)
@@ -125,7 +136,7 @@ def redistribute_local_tensor(
     steps = plan.steps
     if steps and counted:
         count_moves(traffic)
-    debug = compat.active_debug_mode()
+    debug = dispatch_modes.active_debug_mode()
     record = (
         nullcontext()
         if debug is None
@@ -136,15 +147,15 @@ def redistribute_local_tensor(
     with record:
         for m in foreign:
             if m == handed_out:
-                local = compat.reduce_shard_value(before[m], local, mesh, m, after[m])
+                local = redistribution_hook.reduce_shard_value(before[m], local, mesh, m, after[m])
             else:
-                local = compat.reduce_value(before[m], local, mesh, m)
+                local = redistribution_hook.reduce_value(before[m], local, mesh, m)
         if at_hand[0] is current:
             local = run(steps, local, mesh, async_op=async_op and not made)
         else:
             local = _run_on_symbols(plan, local, current)
         for m in made:
-            local = compat.partition_value(after[m], local, mesh, m)
+            local = redistribution_hook.partition_value(after[m], local, mesh, m)
     return local
 
 
@@ -325,8 +336,8 @@ def prepare(
     """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
     where that is not left to right; ``groups`` which sets of mesh dims have a process group.
     """
-    compat.check_no_mixed_partials(before)
-    compat.check_no_mixed_partials(after)
+    tensor_specs.check_no_mixed_partials(before)
+    tensor_specs.check_no_mixed_partials(after)
     changing = [m for m in range(len(mesh)) if mesh[m] > 1 and before[m] != after[m]]
     pending = [m for m in changing if isinstance(before[m], Partial)]
     made = tuple([m for m in changing if isinstance(after[m], Partial)])

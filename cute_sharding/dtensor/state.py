@@ -15,11 +15,17 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.ranks import coordinate, ranks_beside
 from cute_sharding.dtensor.reading import of_source
+from cute_sharding.dtensor.torch_private import (
+    collective_ops,
+    patches,
+    process_groups,
+    state_dicts,
+    tensor_specs,
+)
+from cute_sharding.dtensor.torch_private.patch import Patch
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.sharding.blocks import Block, blocks
 
@@ -59,7 +65,7 @@ def _part(local: torch.Tensor, block: Block) -> torch.Tensor:
 
 
 def _is_torchs(tensor: Any) -> bool:
-    return not compat.split_factors(tensor._spec) or hasattr(
+    return not tensor_specs.split_factors(tensor._spec) or hasattr(
         tensor._local_tensor, "__create_chunk_list__"
     )
 
@@ -72,7 +78,8 @@ def write_items(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(self, fqn, object)
         self._raise_if_contains_partial_placements()
         return [
-            compat.write_item(fqn, self, block.offsets, block.sizes) for block in blocks_of(self)
+            state_dicts.write_item(fqn, self, block.offsets, block.sizes)
+            for block in blocks_of(self)
         ]
 
     return __create_write_items__
@@ -85,7 +92,7 @@ def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
         if _is_torchs(self):
             return stock(self)
         self._raise_if_contains_partial_placements()
-        return [compat.chunk(block.offsets, block.sizes) for block in blocks_of(self)]
+        return [state_dicts.chunk(block.offsets, block.sizes) for block in blocks_of(self)]
 
     return __create_chunk_list__
 
@@ -140,7 +147,7 @@ def _filled(tensor: Any, whole: torch.Tensor) -> Any:
     held = blocks_of(tensor)
     if tensor.is_meta:
         local = torch.empty(tensor._local_tensor.shape, dtype=whole.dtype, device=whole.device)
-        tensor = compat.like(tensor, local)
+        tensor = tensor_specs.like(tensor, local)
     with torch.no_grad():
         for block in held:
             _part(tensor.to_local(), block).copy_(
@@ -170,7 +177,7 @@ def scattered(stock: Callable[..., Any]) -> Callable[..., Any]:
         ):
             return stock(self, tensor, mesh, mesh_dim, src_data_rank)
         parts, _ = self._split_tensor(tensor, n, with_padding=False, contiguous=True)
-        return compat.scattered(parts, self.dim, mesh, mesh_dim, src_data_rank)
+        return collective_ops.scattered(parts, self.dim, mesh, mesh_dim, src_data_rank)
 
     return _shard_tensor
 
@@ -193,9 +200,9 @@ def visualization(
         shards = shards_of(dtensor)
         if any(dtensor.device_mesh.get_coordinate()):
             return None
-        if use_rich and compat.has_module("rich") and compat.has_module("matplotlib"):
+        if use_rich and state_dicts.has_module("rich") and state_dicts.has_module("matplotlib"):
             return rich_table(dtensor.shape, shards, device_kind=dtensor.device_mesh.device_type)
-        if not compat.has_module("tabulate"):
+        if not state_dicts.has_module("tabulate"):
             raise ValueError("`visualize_sharding` requires either `rich` or `tabulate`.")
         print(table(shards, device_kind=dtensor.device_mesh.device_type))
         return None
@@ -212,7 +219,7 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
     chains = of_source(spec, dtensor._local_tensor)
     held = [
         (rank, _blocks(shape, mesh, chains, coordinate(i, mesh)))
-        for i, rank in enumerate(ranks_beside(spec.mesh, compat.this_rank()))
+        for i, rank in enumerate(ranks_beside(spec.mesh, process_groups.this_rank()))
     ]
     edges = [
         sorted(
@@ -245,9 +252,9 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
     ]
 
 
-METHODS: dict[tuple[Any, str], Callable[[Any], Any]] = {
-    (DTensor, "__create_write_items__"): write_items,
-    (DTensor, "__create_chunk_list__"): chunk_list,
-    (DTensor, "__get_tensor_shard__"): tensor_shard,
-    (compat.StridedShard, "_shard_tensor"): scattered,
+METHODS: dict[Patch, Callable[[Any], Any]] = {
+    patches.SAVED: write_items,
+    patches.LOADED: chunk_list,
+    patches.PARTS: tensor_shard,
+    patches.SCATTERED: scattered,
 }

@@ -10,9 +10,15 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import Partial, Placement, Replicate, Shard, StridedShard
 from cute_sharding.dtensor.placements import Cuts, cut_of
+from cute_sharding.dtensor.torch_private import redistribution_hook, tensor_specs
+from cute_sharding.dtensor.torch_private.tensor_specs import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+)
 from cute_sharding.redistribution.network import Network
 from cute_sharding.sharding.deal import local_size
 
@@ -20,12 +26,12 @@ from cute_sharding.sharding.deal import local_size
 MOST_DEVICES = 1 << 20
 
 
-def moves_rightly(spec: compat.DTensorSpec, target: Cuts) -> bool:
+def moves_rightly(spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:
     """Whether torch takes ``spec`` to ``target`` rightly, into local tensors that a view can follow
     on.
 
     - A spec that a user makes with _StridedShard placements is read as a shard order; split factors
-      that no order has give wrong data (:func:`compat.decodes_to_shard_order`).
+      that no order has give wrong data (:func:`tensor_specs.decodes_to_shard_order`).
     - On a mesh of several dims torch plans each rank by the rank's own sizes. With _StridedShard
       placements, sizes that do not divide and mesh dims that share a tensor dim, ranks take
       different paths, and raise or wait for one another.
@@ -35,7 +41,7 @@ def moves_rightly(spec: compat.DTensorSpec, target: Cuts) -> bool:
     mesh = tuple(spec.mesh.shape)
     if source == target:
         return True
-    if len(mesh) > 1 and not compat.decodes_to_shard_order(spec):
+    if len(mesh) > 1 and not tensor_specs.decodes_to_shard_order(spec):
         return False
     strided = any(cut is not None and cut[1] > 1 for cut in (*source, *target))
     wary = strided and (len(mesh) > 2 or (len(mesh) == 2 and (_nested(source) or _nested(target))))
@@ -44,16 +50,16 @@ def moves_rightly(spec: compat.DTensorSpec, target: Cuts) -> bool:
     )
 
 
-def is_torchs(spec: compat.DTensorSpec, target: compat.DTensorSpec) -> bool:
+def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) -> bool:
     """Whether torch is to move ``spec`` to ``target``, by itself: all that a program without our
     views may come to, but for what torch is known to get wrong; and what it gets right of the rest.
     """
-    if not (compat.split_factors(spec) or compat.split_factors(target)):
+    if not (tensor_specs.split_factors(spec) or tensor_specs.split_factors(target)):
         return True  # by far the most redistributions
     return _is_torchs(spec.mesh, tuple(spec.shape), *(_key(s) for s in (spec, target)))
 
 
-def _key(spec: compat.DTensorSpec) -> tuple[Any, ...]:
+def _key(spec: tensor_specs.DTensorSpec) -> tuple[Any, ...]:
     return (
         spec.mesh,
         tuple(spec.placements),
@@ -71,19 +77,22 @@ def _is_torchs(
         if on != mesh or (
             order is not None
             and not as_order
-            and not compat.DTensorSpec.is_default_device_order(order)
+            and not tensor_specs.DTensorSpec.is_default_device_order(order)
         ):
             return True
         specs.append(
-            compat.with_shape(
-                compat.DTensorSpec(mesh, placements, use_strided_shard_as_shard_order=as_order),
+            tensor_specs.with_shape(
+                tensor_specs.DTensorSpec(
+                    mesh, placements, use_strided_shard_as_shard_order=as_order
+                ),
                 shape,
             )
         )
     made_here = any(
-        compat.split_factors(spec) and not spec.use_strided_shard_as_shard_order for spec in specs
+        tensor_specs.split_factors(spec) and not spec.use_strided_shard_as_shard_order
+        for spec in specs
     )
-    if made_here or (len(mesh.shape) > 1 and not compat.decodes_to_shard_order(specs[0])):
+    if made_here or (len(mesh.shape) > 1 and not tensor_specs.decodes_to_shard_order(specs[0])):
         return moves_rightly(specs[0], tuple([cut_of(p) for p in specs[1].placements]))
     return True
 
@@ -264,9 +273,9 @@ def stock_plan(
                 local[cut[0]] = local_size(local[cut[0]], cut[1], parts, 0)
         held, steps = prod(local), []
         source, target = (
-            compat.unbound_spec(shape, mesh, placements) for placements in (before, after)
+            tensor_specs.unbound_spec(shape, mesh, placements) for placements in (before, after)
         )
-        for info in compat.stock_transforms(source, target):
+        for info in redistribution_hook.stock_transforms(source, target):
             if mesh[info.mesh_dim] > 1:
                 step, local = _step(info, mesh[info.mesh_dim], local)
                 steps.append(step)
@@ -274,7 +283,7 @@ def stock_plan(
         return StockPlan(
             shape, mesh, error=next(iter(str(error).splitlines()), "") or type(error).__name__
         )
-    misread = len(mesh) > 1 and not all(map(compat.decodes_to_shard_order, (source, target)))
+    misread = len(mesh) > 1 and not all(map(tensor_specs.decodes_to_shard_order, (source, target)))
     return StockPlan(shape, mesh, tuple(steps), held, misread=misread)
 
 
@@ -290,7 +299,7 @@ def _checked(
         raise ValueError(
             f"torch lists the ranks of a mesh one by one: not asked about {prod(mesh):,} devices"
         )
-    compat.check_no_mixed_partials(placements)
+    tensor_specs.check_no_mixed_partials(placements)
     result = []
     for placement in placements:
         cut = cut_of(placement)

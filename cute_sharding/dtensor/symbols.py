@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from cute_sharding.dtensor.compat import assert_at_run_time
 from cute_sharding.dtensor.stats import logger
+from cute_sharding.dtensor.torch_private.symints import assert_at_run_time
 from cute_sharding.layout.size import Size, asking, expression, size
 from cute_sharding.layout.symbolic import (
     Fact,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cute_sharding.dtensor import compat, ledger
+from cute_sharding.dtensor import ledger
 from cute_sharding.dtensor.ambiguity import says_what_it_means, whole
 from cute_sharding.dtensor.placements import Cuts, cut_of
 from cute_sharding.dtensor.propagate import ask, decide, refusals_counted
@@ -14,16 +14,24 @@ from cute_sharding.dtensor.settings import Settings
 from cute_sharding.dtensor.stats import count, logger
 from cute_sharding.dtensor.stock import moves_rightly
 from cute_sharding.dtensor.symbols import hinted, known, symbols_of
+from cute_sharding.dtensor.torch_private import (
+    answers,
+    dispatch_modes,
+    op_schemas,
+    registry,
+    symints,
+    tensor_specs,
+)
 from cute_sharding.views import Row
 
 
-def _reachable(settings: Settings, spec: compat.DTensorSpec, target: Cuts) -> bool:
+def _reachable(settings: Settings, spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:
     """Whether an explicit redistribution, as it runs under ``settings``, can be trusted to take
     ``spec`` to ``target``.
     """
     with symbols_of(tuple(spec.shape)):
         return settings.redistribution or moves_rightly(
-            compat.with_shape(spec, hinted(known(tuple(spec.shape)))), hinted(target)
+            tensor_specs.with_shape(spec, hinted(known(tuple(spec.shape)))), hinted(target)
         )
 
 
@@ -31,14 +39,14 @@ def strategy_of(
     row: Row,
     name: str,
     strict: bool,
-    stock: compat.Registration,
+    stock: registry.Registration,
     settings: Settings,
     traced: Callable[[], None],
-) -> Callable[[compat.OpSchema], compat.OpStrategy]:
+) -> Callable[[op_schemas.OpSchema], answers.OpStrategy]:
     """The sharding strategy of one aten overload; ``traced`` is called where a graph is made."""
 
-    def strategy(schema: compat.OpSchema) -> compat.OpStrategy:
-        if compat.is_tracing():
+    def strategy(schema: op_schemas.OpSchema) -> answers.OpStrategy:
+        if dispatch_modes.is_tracing():
             traced()
         given: Any = schema.args_schema[0]
         shape, arguments = tuple(given.shape), schema.args_schema[1:]
@@ -46,11 +54,11 @@ def strategy_of(
             shape,
             arguments,
             tuple(schema.kwargs_schema.values()),
-            *(compat.split_factors(option.output_spec) for option in given.strategies),
+            *(tensor_specs.split_factors(option.output_spec) for option in given.strategies),
         )
-        if not compat.is_symbolic(*sized):
+        if not symints.is_symbolic(*sized):
             return decided(schema, given, shape, arguments, schema.kwargs_schema)
-        if stock.strategy is not None and not compat.has_shape_env(*sized):
+        if stock.strategy is not None and not symints.has_shape_env(*sized):
             count(name, "stock")
             logger.debug(
                 "%s: shape %s has sizes of another kind than a compiler's: left to torch's own "
@@ -69,12 +77,12 @@ def strategy_of(
             )
 
     def decided(
-        schema: compat.OpSchema,
+        schema: op_schemas.OpSchema,
         given: Any,
         shape: Sequence[int],
         arguments: Sequence[Any],
         options: dict[str, Any],
-    ) -> compat.OpStrategy:
+    ) -> answers.OpStrategy:
         mesh = schema.get_mesh_from_args(validate=False)
         sizes = tuple(mesh.shape)
         if sizes == (1,):
@@ -87,11 +95,11 @@ def strategy_of(
                 return stock.strategy(schema)
             sizes = (2,)
         view = row.view(shape, *arguments, **options)
-        result = compat.OpStrategy([])
+        result = answers.OpStrategy([])
         for option in given.strategies:
             spec = option.output_spec
             with refusals_counted(name):
-                compat.check_shard_order(spec, name)
+                tensor_specs.check_shard_order(spec, name)
                 decision = decide(
                     view,
                     spec.placements,
@@ -106,9 +114,9 @@ def strategy_of(
                     reachable=partial(_reachable, settings, spec),
                 )
                 if spec.use_strided_shard_as_shard_order:
-                    decision = decision._replace(output=compat.settled(decision.output))
+                    decision = decision._replace(output=symints.settled(decision.output))
                 if not says_what_it_means(
-                    view, spec, decision, sized=compat.takes_local_sizes(schema.op)
+                    view, spec, decision, sized=registry.takes_local_sizes(schema.op)
                 ):
                     decision = whole(
                         view,
@@ -124,39 +132,39 @@ def strategy_of(
                 ledger.note(mesh, partial(stock_moves, schema, spec, sizes))
             count(name, decision.outcome)
             result.strategies.append(
-                compat.op_spec(given, spec, mesh, decision.source, decision.output)
+                answers.op_spec(given, spec, mesh, decision.source, decision.output)
             )
         return result
 
     def stock_source(
-        schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]
-    ) -> tuple[compat.Placement, ...]:
+        schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
+    ) -> tuple[tensor_specs.Placement, ...]:
         """The placements that torch's own rule wants of the input. Raises what the rule raises.
         (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three
         dims.)
         """
         if stock.strategy is None or row.pairs:
-            return compat.stock_input_placements(stock, schema)
-        rule = compat.torch_rule(
+            return registry.stock_input_placements(stock, schema)
+        rule = registry.torch_rule(
             row.rule(tuple(spec.shape), *schema.args_schema[1:], **schema.kwargs_schema)
         )
         return tuple(
-            compat.stock_propagate(spec.placements, tuple(spec.shape), rule, mesh, strict)[0]
+            registry.stock_propagate(spec.placements, tuple(spec.shape), rule, mesh, strict)[0]
         )
 
     def stock_moves(
-        schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]
+        schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
     ) -> bool:
         """Whether torch would have redistributed the input. (Where it raises, no program that runs
         on torch's rules comes by here.) Of symbols it is not asked, for each answer would be a
         guard.
         """
-        return compat.is_symbolic(tuple(spec.shape), schema.args_schema[1:]) or ask(
+        return symints.is_symbolic(tuple(spec.shape), schema.args_schema[1:]) or ask(
             partial(stock_source, schema, spec, mesh)
         )[0] not in (None, tuple(spec.placements))
 
     def may_redistribute(
-        schema: compat.OpSchema, spec: compat.DTensorSpec, mesh: tuple[int, ...]
+        schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
     ) -> bool:
         """Whether an input that can be read in two ways may be replicated: where views may
         communicate, or torch runs the view.

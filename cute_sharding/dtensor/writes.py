@@ -22,12 +22,20 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.groups import group_of
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.reading import agree
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.torch_private import (
+    collective_ops,
+    dispatch,
+    dispatch_modes,
+    local_tensors,
+    op_schemas,
+    registry,
+    tensor_specs,
+)
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial, Replicate
 
 # The copies that there are. Where there are none, no write asks: to ask costs a fortieth of the op.
 LIVE: set[int] = set()
@@ -62,7 +70,7 @@ class Copy:
                 part.size(),
                 part.stride(),
             )
-            for rank, part in compat.parts_of(moved).items()
+            for rank, part in local_tensors.parts_of(moved).items()
         }
         self._count = _count(source)
         self.is_stale = False
@@ -76,18 +84,18 @@ class Copy:
             storage = memory()
             if storage is None:
                 return None
-            with compat.no_modes():
+            with dispatch_modes.no_modes():
                 found[rank] = torch.empty(0, dtype=dtype, device=storage.device).set_(
                     storage, offset, size, stride
                 )
-        return compat.local_tensor(found)
+        return local_tensors.local_tensor(found)
 
     def is_like(self, other: Copy) -> bool:
         """Whether the same was moved to the same placements."""
         lie = [
             [
                 (part.storage_offset(), part.size(), part.stride())
-                for part in compat.parts_of(copy.source).values()
+                for part in local_tensors.parts_of(copy.source).values()
             ]
             for copy in (self, other)
         ]
@@ -113,10 +121,9 @@ class Copy:
         """
         spec = self.spec
         is_what = (
-            f"{compat.name_of(op)} writes to a view of shape {tuple(tensor.shape)} and placements "
-            f"{text(tensor.placements)} that is a copy of what it views, a DTensor of shape "
-            f"{tuple(spec.shape)} "
-            f"and placements {text(spec.placements)}"
+            f"{registry.name_of(op)} writes to a view of shape {tuple(tensor.shape)} and "
+            f"placements {text(tensor.placements)} that is a copy of what it views, a DTensor "
+            f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
         if self._count != _count(self.source):
             raise RuntimeError(
@@ -136,16 +143,16 @@ def note_copy(
     """Take note of a view that moves data: of the local tensor ``source`` it has become
     ``moved``.
     """
-    source, moved = compat.in_flight(source), compat.in_flight(moved)
+    source, moved = collective_ops.in_flight(source), collective_ops.in_flight(moved)
     if (
-        compat.is_tracing()
+        dispatch_modes.is_tracing()
         or not (_has_memory(source) and _has_memory(moved))
-        or compat.share_memory(source, moved)
+        or local_tensors.share_memory(source, moved)
     ):
         return
     copy = Copy(source, spec, spec_of_moved, moved)
-    setattr(compat.storage_of(moved), _COPY, copy)
-    memory = compat.storage_of(source)
+    setattr(local_tensors.storage_of(moved), _COPY, copy)
+    memory = local_tensors.storage_of(source)
     if not hasattr(memory, _COPIES):
         setattr(memory, _COPIES, weakref.WeakSet())
     getattr(memory, _COPIES).add(copy)
@@ -161,7 +168,7 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         RuntimeError: what was written cannot be taken there; or is drawn at random, and cannot be
             drawn again.
     """
-    if compat.is_tracing():
+    if dispatch_modes.is_tracing():
         return
     written = [
         tensor for tensor in _written_by(op, args, kwargs) if _has_memory(tensor._local_tensor)
@@ -184,7 +191,7 @@ def _are_out_of_step(memories: Sequence[Any]) -> bool:
     ways = {
         id(memory): [
             id(memory),
-            *(id(compat.storage_of(copy.source)) for copy in _way_back(memory)),
+            *(id(local_tensors.storage_of(copy.source)) for copy in _way_back(memory)),
         ]
         for memory in memories
     }
@@ -209,13 +216,13 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         or (several is not None and outputs)
     ):
         raise RuntimeError(
-            f"{compat.name_of(op)} writes to views that are copies of what they view, and were "
+            f"{registry.name_of(op)} writes to views that are copies of what they view, and were "
             "taken before that was written to, or are several of one tensor. Take them again, "
             "after that write, and write to "
             "one at a time."
         )
-    for leaf in compat.leaves(args, kwargs):
-        if compat.is_dtensor(leaf) and _has_memory(leaf._local_tensor):
+    for leaf in local_tensors.leaves(args, kwargs):
+        if tensor_specs.is_dtensor(leaf) and _has_memory(leaf._local_tensor):
             for copy in reversed(_way_back(_memory(leaf))):
                 copy.refresh()
     if several is None:
@@ -235,7 +242,7 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
 
 
 def take_back(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: compat.Moved
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: dispatch.Moved
 ) -> list[DTensorSpec]:
     """What an op wrote to copies of DTensors, in these; the specs of what it writes to.
 
@@ -278,12 +285,14 @@ def _is_shared(tensor: Any) -> bool:
     """Whether others see what is written to the tensor: what it is a view of, or was moved from, or
     what is a view of it.
     """
-    local = compat.in_flight(tensor._local_tensor)
+    local = collective_ops.in_flight(tensor._local_tensor)
     if getattr(tensor, "_base", None) is not None or not _has_memory(local):
         return getattr(tensor, "_base", None) is not None
-    memory = compat.storage_of(local)
+    memory = local_tensors.storage_of(local)
     return (
-        hasattr(memory, _COPY) or len(getattr(memory, _COPIES, ())) > 0 or compat.is_shared(local)
+        hasattr(memory, _COPY)
+        or len(getattr(memory, _COPIES, ())) > 0
+        or local_tensors.is_shared(local)
     )
 
 
@@ -292,12 +301,14 @@ def _on_any_rank(tensor: Any, is_so: bool) -> bool:
     do not know of one another, and placements must be the same on all.
     """
     local = tensor._local_tensor
-    if compat.is_imagined(local) or compat.local_tensor_mode() is not None:
+    if local_tensors.is_imagined(local) or dispatch_modes.local_tensor_mode() is not None:
         return is_so
     flag = torch.tensor([is_so], dtype=torch.int32, device=local.device)
     for m, n in enumerate(tensor.device_mesh.shape):
         if n > 1:
-            flag = compat.waited(compat.all_reduce(flag, "max", group_of(tensor.device_mesh, (m,))))
+            flag = collective_ops.waited(
+                collective_ops.all_reduce(flag, "max", group_of(tensor.device_mesh, (m,)))
+            )
     return bool(flag.item())
 
 
@@ -306,16 +317,20 @@ def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     found = [
         kwargs.get(argument.name, args[i] if i < len(args) else None)
         for i, argument in enumerate(op._schema.arguments)
-        if compat.is_written(op, argument)
+        if op_schemas.is_written(op, argument)
     ]
-    return [leaf for leaf in compat.leaves(found) if compat.is_dtensor(leaf)]
+    return [leaf for leaf in local_tensors.leaves(found) if tensor_specs.is_dtensor(leaf)]
 
 
 def _count(local: torch.Tensor) -> int | None:
     """How often a plain tensor was written to, or its views; None where torch does not count.
     (DTensor's own writes it does not count there.)
     """
-    return None if isinstance(local, compat.LocalTensor) or local.is_inference() else local._version
+    return (
+        None
+        if isinstance(local, local_tensors.LocalTensor) or local.is_inference()
+        else local._version
+    )
 
 
 def _has_memory(local: torch.Tensor) -> bool:
@@ -323,14 +338,14 @@ def _has_memory(local: torch.Tensor) -> bool:
     another.
     """
     return (
-        not compat.is_imagined(local)
-        and not compat.is_wrapper(local)
+        not local_tensors.is_imagined(local)
+        and not local_tensors.is_wrapper(local)
         and local.layout is torch.strided
     )
 
 
 def _memory(tensor: Any) -> Any:
-    return compat.storage_of(compat.in_flight(tensor._local_tensor))
+    return local_tensors.storage_of(collective_ops.in_flight(tensor._local_tensor))
 
 
 def _way_back(memory: Any) -> list[Copy]:
@@ -338,7 +353,7 @@ def _way_back(memory: Any) -> list[Copy]:
     found = []
     while (copy := getattr(memory, _COPY, None)) is not None:
         found.append(copy)
-        memory = compat.storage_of(copy.source)
+        memory = local_tensors.storage_of(copy.source)
     return found
 
 
@@ -357,7 +372,7 @@ def _written(memory: Any, by: Copy | None = None) -> None:
         copy.source.copy_(
             redistribute_local_tensor(moved, copy.spec_of_moved, copy.spec, counted=False)
         )
-        _written(compat.storage_of(copy.source), copy)
+        _written(local_tensors.storage_of(copy.source), copy)
 
 
 def _outdate(memory: Any, by: Copy | None = None) -> None:
@@ -373,4 +388,4 @@ def _outdate(memory: Any, by: Copy | None = None) -> None:
             moved.copy_(told)
         else:
             copy.is_stale = True
-        _outdate(compat.storage_of(moved))
+        _outdate(local_tensors.storage_of(moved))

@@ -180,7 +180,10 @@ def natively(ranks, count):
     """The same draws with the collectives that other backends than gloo have, padded where that is
     little; on the groups at hand, then with those of all mesh dims together.
     """
-    with patch("cute_sharding.dtensor.compat.backend_name", lambda group, device_type: "nccl"):
+    with patch(
+        "cute_sharding.dtensor.torch_private.process_groups.backend_name",
+        lambda group, device_type: "nccl",
+    ):
         redistributions(ranks, count)
         cute_sharding.prepare_groups(mesh_of_ranks(ranks))
         redistributions(ranks, count)

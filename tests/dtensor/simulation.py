@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
 import cute_sharding
-from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.torch_private import collective_ops
 
 
 def ranks_of(mesh):
@@ -152,7 +152,7 @@ def watched_wire(monkeypatch):
     """For each exchange, the dtype on the wire and the elements of it that every rank is sent by
     others.
     """
-    wire, all_to_all, all_gather = [], compat.all_to_all, compat.all_gather
+    wire, all_to_all, all_gather = [], collective_ops.all_to_all, collective_ops.all_gather
 
     def from_others(ints, rank, group):
         """Of one int for each rank of the group, those of the others. The group at hand is that of
@@ -185,8 +185,8 @@ def watched_wire(monkeypatch):
         return all_gather(buffer, group, dim)
 
     with monkeypatch.context() as patch:
-        patch.setattr(compat, "all_to_all", watched_all_to_all)
-        patch.setattr(compat, "all_gather", watched_all_gather)
+        patch.setattr(collective_ops, "all_to_all", watched_all_to_all)
+        patch.setattr(collective_ops, "all_gather", watched_all_gather)
         yield wire
 
 

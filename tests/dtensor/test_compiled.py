@@ -16,8 +16,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from benchmarks.compiled import PATTERNS, make, measure
-from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.strided import steps
+from cute_sharding.dtensor.torch_private import process_groups
 
 MESH = (4,)
 
@@ -408,11 +408,15 @@ def test_a_mesh_of_a_process_group_that_is_gone_has_the_group_of_its_name():
             return gone
 
     gone = Gone(0, 4)
-    assert compat.group_of_dim(Mesh(), 0) is compat.group_of_flattened(Mesh()) is living
+    assert (
+        process_groups.group_of_dim(Mesh(), 0)
+        is process_groups.group_of_flattened(Mesh())
+        is living
+    )
     Gone.group_name = "no group has this name"
-    assert compat.group_of_flattened(Mesh()) is None
+    assert process_groups.group_of_flattened(Mesh()) is None
     with pytest.raises(RuntimeError, match="is gone"):
-        compat.group_of_dim(Mesh(), 0)
+        process_groups.group_of_dim(Mesh(), 0)
 
 
 def test_guards_are_logged_by_name(caplog):

@@ -23,8 +23,9 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import compat, ledger, propagate_shape_and_sharding
+from cute_sharding.dtensor import ledger, propagate_shape_and_sharding
 from cute_sharding.dtensor.stock import is_torchs
+from cute_sharding.dtensor.torch_private import tensor_specs
 
 FLAGS = ({}, {"redistribution": True}, {"redistribution": True, "views": False})
 R, S = Replicate(), Shard
@@ -309,8 +310,10 @@ def test_what_is_left_to_torch():
     mesh = mesh_of((2, 2))
 
     def spec(*placements, order=False, shape=(12, 8)):
-        return compat.with_shape(
-            compat.DTensorSpec(mesh, tuple(placements), use_strided_shard_as_shard_order=order),
+        return tensor_specs.with_shape(
+            tensor_specs.DTensorSpec(
+                mesh, tuple(placements), use_strided_shard_as_shard_order=order
+            ),
             shape,
         )
 

@@ -15,8 +15,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.ops import CARRIED
+from cute_sharding.dtensor.torch_private import registry
 from cute_sharding.ops import TABLE
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
@@ -277,7 +277,7 @@ def test_what_is_answered_is_counted():
 def test_rows_are_of_ops_that_torch_has():
     for row in TABLE:
         for name in row.overloads:
-            assert compat.overload(name) is not None, name
+            assert registry.overload(name) is not None, name
             assert name not in VIEWS and name not in CARRIED
 
 

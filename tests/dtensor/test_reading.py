@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import compat, reading
+from cute_sharding.dtensor import reading
+from cute_sharding.dtensor.torch_private import tensor_specs
 from cute_sharding.redistribution.meeting import held, size
 from cute_sharding.sharding.deal import rows
 
@@ -85,7 +86,7 @@ def test_a_result_is_laid_out_in_the_order(seen_before):
 def test_there_are_two_readings():
     with ranks_of(MESH):
         uneven, even = (laid(torch.zeros(n, 3), by_order=False)._spec for n in (9, 16))
-        assert uneven.use_strided_shard_as_shard_order and compat.shard_order(uneven) == (
+        assert uneven.use_strided_shard_as_shard_order and tensor_specs.shard_order(uneven) == (
             (0, (1, 0)),
         )
         assert reading.readings(uneven)[1] is not None and reading.readings(even)[1] is None

@@ -36,7 +36,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.torch_private import tensor_specs
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 
@@ -409,7 +409,7 @@ def test_errors_come_before_anything_is_sent(monkeypatch):
 
 
 def with_placements(tensor, placements):
-    return compat.DTensorSpec(
+    return tensor_specs.DTensorSpec(
         tensor.device_mesh, tuple(placements), tensor_meta=tensor._spec.tensor_meta
     )
 

@@ -29,8 +29,9 @@ from torch.distributed.tensor import (
 )
 
 import cute_sharding
-from cute_sharding.dtensor import adapter, compat
+from cute_sharding.dtensor import adapter
 from cute_sharding.dtensor.groups import group_of
+from cute_sharding.dtensor.torch_private import registry
 
 # -- the inputs of other ops -----------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ def test_torchs_own_functions_are_back_afterwards():
 
 
 def test_enable_that_fails_leaves_torchs_own_functions(monkeypatch):
-    monkeypatch.setattr(compat, "install_strategy", lambda *_: 1 / 0)
+    monkeypatch.setattr(registry, "install_strategy", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cute_sharding.enable(redistribution=True)
     assert_torchs()

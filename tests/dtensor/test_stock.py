@@ -23,8 +23,8 @@ from simulation import (
 from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.stock import StockPlan, stock_plan
+from cute_sharding.dtensor.torch_private import local_tensors
 from cute_sharding.redistribution import Network
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ class Wire(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.name().split("::")[1].split(".")[0]
         if func.namespace in ("_c10d_functional", "_dtensor") and name not in self.IGNORED:
-            given, got = (compat.local_of(tensor, 0).numel() for tensor in (args[0], result))
+            given, got = (local_tensors.local_of(tensor, 0).numel() for tensor in (args[0], result))
             group = (
                 args[-1]
                 if not isinstance(args[-1], str)

@@ -12,7 +12,7 @@ from torch.distributed.tensor._ops import single_dim_strategy, utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import compat
+from cute_sharding.dtensor.torch_private import registry
 
 aten = torch.ops.aten
 
@@ -74,7 +74,7 @@ OPS = {
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_ops_choose_the_placements_that_torch_chooses(tensor, op):
     x = TENSORS[tensor]()
-    compat.clear_propagation_caches()
+    registry.clear_propagation_caches()
 
     def outcome():
         try:

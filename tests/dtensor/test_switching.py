@@ -12,8 +12,8 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
-from cute_sharding.dtensor import compat
 from cute_sharding.dtensor.adapter import WHOLE_SLICES
+from cute_sharding.dtensor.torch_private import registry
 from cute_sharding.views import BY_OVERLOAD
 
 
@@ -191,7 +191,7 @@ def test_enable_that_fails_half_way_leaves_everything_as_it_was(monkeypatch, was
     if was_on:
         cute_sharding.enable()
     before = registries()
-    install, calls = compat.install_strategy, []
+    install, calls = registry.install_strategy, []
 
     def fails_third(*args):
         calls.append(args)
@@ -199,7 +199,7 @@ def test_enable_that_fails_half_way_leaves_everything_as_it_was(monkeypatch, was
             raise MemoryError("in the middle of it")
         install(*args)
 
-    monkeypatch.setattr(compat, "install_strategy", fails_third)
+    monkeypatch.setattr(registry, "install_strategy", fails_third)
     with pytest.raises(MemoryError):
         cute_sharding.enable(implicit_redistribution=True)
     monkeypatch.undo()
@@ -216,7 +216,7 @@ def test_enable_that_fails_half_way_leaves_everything_as_it_was(monkeypatch, was
 
 def test_a_context_that_cannot_be_entered_changes_nothing(monkeypatch):
     before = registries()
-    monkeypatch.setattr(compat, "overload", lambda name: 1 / 0)
+    monkeypatch.setattr(registry, "overload", lambda name: 1 / 0)
     with pytest.raises(ZeroDivisionError), cute_sharding.enabled():
         raise AssertionError("not reached")
     monkeypatch.undo()

@@ -1,6 +1,5 @@
 """What enable says to torches other than those that were checked."""
 
-import importlib
 import subprocess
 import sys
 import warnings
@@ -10,7 +9,7 @@ import torch
 from conftest import REPOSITORY
 
 import cute_sharding
-from cute_sharding.dtensor import adapter, compat, versions
+from cute_sharding.dtensor import versions
 
 
 @pytest.fixture
@@ -101,36 +100,3 @@ cute_sharding.enable()
     assert found.returncode and found.stderr.strip().splitlines()[-1].startswith(
         "RuntimeError: cute_sharding works with torch 2.13 to 2.15, and this is torch 2.9.1"
     ), found.stderr
-
-
-# -- private names of torch ------------------------------------------------------------------------
-
-
-def test_this_torch_has_every_name_that_is_replaced():
-    importlib.import_module("torch._dynamo")  # the compiler's are replaced once it is there
-
-    cute_sharding.enable()
-    adapter._tracing._meet_compiler()
-    assert adapter._tracing.missing == []
-    assert compat.Tracing.settles
-
-
-def test_a_name_that_a_later_torch_lacks_is_logged_and_passed_over(monkeypatch, caplog):
-    monkeypatch.delattr(compat._placement_types, "_guarded_hint_int")
-    cute_sharding.enable()
-    assert adapter._tracing.missing == [
-        "torch.distributed.tensor.placement_types._guarded_hint_int"
-    ]
-    assert "has no torch.distributed.tensor.placement_types._guarded_hint_int" in caplog.text
-    cute_sharding.disable()
-    assert not hasattr(compat._placement_types, "_guarded_hint_int")
-
-
-def test_a_torch_that_redistributes_elsewhere_is_refused(monkeypatch):
-    monkeypatch.delattr(compat._api, "redistribute_local_tensor")
-    with pytest.raises(
-        RuntimeError, match=r"has no torch\.distributed\.tensor\._api\.redistribute_local_tensor"
-    ):
-        cute_sharding.enable()
-    assert not cute_sharding.is_enabled()
-    assert not hasattr(compat._api, "redistribute_local_tensor")

@@ -6,11 +6,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import (
-    DTensorSpec,
-    OpSchema,
-)
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
     parts_of,
@@ -19,6 +14,15 @@ from cute_sharding.dtensor.ops.cuts import (
 )
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.torch_private import (
+    answers,
+    op_schemas,
+    registry,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
 from cute_sharding.ops.assign import Operand, assign
 from cute_sharding.ops.signature import Signature, parse
 from cute_sharding.ops.table import Row
@@ -33,24 +37,28 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
         any(spec.mesh != mesh for spec in specs)
         or not all(map(can_be_carried, specs))
         or len(
-            {spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec)}
+            {
+                spec.use_strided_shard_as_shard_order
+                for spec in specs
+                if tensor_specs.split_factors(spec)
+            }
         )
         > 1
     ):
         return None
-    shapes, factors = compat.shapes_at_hand(specs), compat.factors_at_hand(specs)
+    shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
     if shapes is None or factors is None:
         return None
-    args, kwargs = compat.with_shapes(schema, shapes)
+    args, kwargs = op_schemas.with_shapes(schema, shapes)
     pattern = row.pattern(*args, **kwargs)
     if pattern is None:
         return None
-    metas = compat.output_metas(schema)
+    metas = registry.output_metas(schema)
     if metas is None:
         return None
-    symbolic = compat.is_symbolic(*(tuple(spec.shape) for spec in specs))
+    symbolic = symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
     reduce = row.reduction(*args, **kwargs)
-    results = compat.shapes_of_results(metas)
+    results = answers.shapes_of_results(metas)
     try:
         signature = parse(pattern, tuple([len(spec.shape) for spec in specs]), len(results))
         if symbolic and not _known_to_fit(signature, specs):
@@ -75,7 +83,7 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
     wanted = [placed(parts, factors) for parts in found.operands]
     given = [placed(parts, factors) for parts in found.results]
     flag = any(
-        spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec)
+        spec.use_strided_shard_as_shard_order for spec in specs if tensor_specs.split_factors(spec)
     )
     if flag and not says_what_it_means(specs, wanted):
         return None
@@ -89,7 +97,7 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             ", ".join(map(text, given)),
             found.received,
         )
-    return compat.op_sharding(schema, specs, wanted, given, metas, as_order=flag)
+    return answers.op_sharding(schema, specs, wanted, given, metas, as_order=flag)
 
 
 def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
@@ -99,8 +107,8 @@ def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
     sizes: dict[str, set[str]] = {}
     for spec, names in zip(specs, signature.operands):
         for n, name in zip(spec.shape, names):
-            if compat.size_text(n) != "1" or not name.startswith(
+            if symints.size_text(n) != "1" or not name.startswith(
                 "..."
             ):  # a 1 is one in every call, and broadcast
-                sizes.setdefault(name, set()).add(compat.size_text(n))
+                sizes.setdefault(name, set()).add(symints.size_text(n))
     return all(len(found) == 1 for found in sizes.values())

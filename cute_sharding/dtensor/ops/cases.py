@@ -8,15 +8,7 @@ from functools import partial
 from math import isinf
 from typing import Any
 
-from cute_sharding.dtensor import compat, ledger
-from cute_sharding.dtensor.compat import (
-    DTensorSpec,
-    OpSchema,
-    Partial,
-    Replicate,
-    Shard,
-    StridedShard,
-)
+from cute_sharding.dtensor import ledger
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (
     is_sharded,
@@ -26,6 +18,21 @@ from cute_sharding.dtensor.ops.cuts import (
 )
 from cute_sharding.dtensor.ops.gate import gated
 from cute_sharding.dtensor.ops.written import as_what_is_written
+from cute_sharding.dtensor.torch_private import (
+    answers,
+    dispatch_modes,
+    op_schemas,
+    registry,
+    tensor_specs,
+)
+from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
+from cute_sharding.dtensor.torch_private.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Replicate,
+    Shard,
+    StridedShard,
+)
 from cute_sharding.ops.table import BY_OVERLOAD, LINEAR, POINTWISE, Row
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
@@ -128,11 +135,11 @@ class Question:
 
     @property
     def name(self) -> str:
-        return compat.name_of(self.schema.op)
+        return registry.name_of(self.schema.op)
 
     @property
     def is_strided(self) -> bool:
-        return any(compat.split_factors(spec) for spec in self.specs)
+        return any(tensor_specs.split_factors(spec) for spec in self.specs)
 
     @property
     def is_sharded(self) -> bool:
@@ -150,7 +157,7 @@ class Question:
             POINTWISE
             if row is None
             and self.is_strided
-            and compat.is_pointwise(self.schema.op)
+            and op_schemas.is_pointwise(self.schema.op)
             and not self.is_pending
             else row
         )
@@ -175,28 +182,28 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
             first = schema.args_schema[0] if schema.args_schema else None
             if (
                 "require placement changes" not in str(error)
-                or compat.is_pointwise(schema.op)
+                or op_schemas.is_pointwise(schema.op)
                 or not isinstance(first, DTensorSpec)
                 or not is_sharded(first)
             ):
                 raise
-            plain = compat.replaced_specs(
+            plain = op_schemas.replaced_specs(
                 schema, lambda spec: without((Shard, StridedShard), spec.placements)
             )
-            return compat.written_back(torchs(plain), plain, schema, first)
+            return answers.written_back(torchs(plain), plain, schema, first)
         if (
-            compat.is_in_place(schema.op)
+            op_schemas.is_in_place(schema.op)
             and schema.op._schema.is_mutable
-            and compat.moves_first(found, schema)
+            and answers.moves_first(found, schema)
         ):
-            return compat.written_back(found, schema, schema, schema.args_schema[0])
+            return answers.written_back(found, schema, schema, schema.args_schema[0])
         return found
 
     def decide(schema: OpSchema) -> Any:
-        question = Question(schema, tuple(compat.specs_of(schema)), stock)
-        answers = (answer(question) for holds, answer in CASES if holds(question))
-        found = next(found for found in answers if found is not None)
-        return compat.with_keywords(found, schema)
+        question = Question(schema, tuple(op_schemas.specs_of(schema)), stock)
+        replies = (answer(question) for holds, answer in CASES if holds(question))
+        found = next(found for found in replies if found is not None)
+        return answers.with_keywords(found, schema)
 
     return decide
 
@@ -236,7 +243,7 @@ def _gate(*kinds: type) -> Answer:
 
 
 def _is_written_pointwise(question: Question) -> bool:
-    return question.schema.op._schema.is_mutable and compat.is_pointwise(question.schema.op)
+    return question.schema.op._schema.is_mutable and op_schemas.is_pointwise(question.schema.op)
 
 
 def _written_pointwise(question: Question) -> Any:
@@ -247,15 +254,17 @@ def _written_pointwise(question: Question) -> Any:
     try:
         return as_what_is_written(question.name, schema, question.specs) or stock(schema)
     except Exception:
-        if compat.is_tracing() or not any(
-            isinstance(p, Partial) for _, spec in compat.written(schema) for p in spec.placements
+        if dispatch_modes.is_tracing() or not any(
+            isinstance(p, Partial)
+            for _, spec in op_schemas.written(schema)
+            for p in spec.placements
         ):
             raise
-    finished = compat.replaced_specs(schema, lambda spec: without((Partial,), spec.placements))
-    found = as_what_is_written(question.name, finished, compat.specs_of(finished)) or stock(
+    finished = op_schemas.replaced_specs(schema, lambda spec: without((Partial,), spec.placements))
+    found = as_what_is_written(question.name, finished, op_schemas.specs_of(finished)) or stock(
         finished
     )
-    return compat.written_back(found, finished, schema, found.output_spec)
+    return answers.written_back(found, finished, schema, found.output_spec)
 
 
 def _is_made_anew(question: Question) -> bool:
@@ -268,10 +277,14 @@ def _is_made_anew(question: Question) -> bool:
 def _made_anew(question: Question) -> Any:
     schema = question.schema
     if schema.op._schema.is_mutable:  # others may see it, for whom it is pending
-        finished = compat.replaced_specs(schema, lambda spec: without((Partial,), spec.placements))
+        finished = op_schemas.replaced_specs(
+            schema, lambda spec: without((Partial,), spec.placements)
+        )
         found = question.stock(finished)
-        return compat.written_back(found, finished, schema, found.output_spec)
-    return compat.with_outputs(_torchs(question), lambda spec: without((Partial,), spec.placements))
+        return answers.written_back(found, finished, schema, found.output_spec)
+    return answers.with_outputs(
+        _torchs(question), lambda spec: without((Partial,), spec.placements)
+    )
 
 
 def _is_one_value(question: Question) -> bool:
@@ -287,8 +300,8 @@ def _is_drawn_by_ranks(question: Question) -> bool:
     """
     if (
         not question.is_sharded
-        or not compat.draws(question.schema.op)
-        or compat.draws_apart(question.specs[0].mesh)
+        or not op_schemas.draws(question.schema.op)
+        or op_schemas.draws_apart(question.specs[0].mesh)
     ):
         return False
     return question.is_strided or ledger.diverged(question.specs[0].mesh)
@@ -318,7 +331,7 @@ def _is_derived(question: Question) -> bool:
     if (
         question.row is None
         or question.row is POINTWISE
-        or not compat.is_derived(question.schema.op)
+        or not registry.is_derived(question.schema.op)
     ):
         return False
     return question.is_sharded and all(spec.mesh.size() > 1 for spec in question.specs)
@@ -329,7 +342,7 @@ def _is_pending_pointwise(question: Question) -> bool:
         question.is_strided
         and question.is_pending
         and question.name not in BY_OVERLOAD
-        and compat.is_pointwise(question.schema.op)
+        and op_schemas.is_pointwise(question.schema.op)
         and not question.schema.op._schema.is_mutable
     )
 
@@ -358,7 +371,7 @@ def _is_right_in_torch(question: Question) -> bool:
     if question.row is None and (
         question.name in VIEWS
         or question.name in CARRIED
-        or compat.keeps_any_cut(question.schema.op)
+        or op_schemas.keeps_any_cut(question.schema.op)
     ):
         return True
     return all(spec.mesh.size() == 1 for spec in question.specs)
@@ -370,7 +383,7 @@ def _signed(question: Question) -> Any | None:
     found = by_signature(row, question.name, question.schema, question.specs)
     if found is None:
         return None
-    if compat.is_derived(question.schema.op):  # to ask torch would take long
+    if registry.is_derived(question.schema.op):  # to ask torch would take long
         if question.is_strided:
             ledger.note(question.specs[0].mesh, lambda: True)
     else:
@@ -403,7 +416,7 @@ def _gives_other(stock: Callable[[OpSchema], Any], schema: OpSchema, found: Any)
         theirs = stock(schema)
     except Exception:
         return True
-    return compat.placements_of_outputs(theirs) != compat.placements_of_outputs(found)
+    return answers.placements_of_outputs(theirs) != answers.placements_of_outputs(found)
 
 
 def _plain_shards_go_wrong(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
@@ -425,7 +438,7 @@ def _weighs_rows(schema: OpSchema) -> bool:
     """
     weights = schema.args_schema[2]
     return schema.args_schema[3] == 1 and (
-        isinstance(weights, DTensorSpec) or ledger.diverged(compat.specs_of(schema)[0].mesh)
+        isinstance(weights, DTensorSpec) or ledger.diverged(op_schemas.specs_of(schema)[0].mesh)
     )
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import (
+from cute_sharding.dtensor.reading import agree
+from cute_sharding.dtensor.torch_private import symints
+from cute_sharding.dtensor.torch_private.tensor_specs import (
     DTensorSpec,
     Partial,
     Placement,
     Replicate,
     Shard,
     StridedShard,
-    strided_shard,
 )
-from cute_sharding.dtensor.reading import agree
+from cute_sharding.dtensor.torch_private.tracing import strided_shard
 from cute_sharding.ops.assign import Part
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
@@ -28,7 +28,7 @@ def is_uneven(spec: DTensorSpec) -> bool:
     sizes: list[Any] = list(spec.shape)
     for placement, n in zip(spec.placements, spec.mesh.shape):
         if isinstance(placement, (Shard, StridedShard)):
-            if compat.is_truly(sizes[placement.dim] % n != 0):
+            if symints.is_truly(sizes[placement.dim] % n != 0):
                 return True
             sizes[placement.dim] //= n
     return False
@@ -36,7 +36,7 @@ def is_uneven(spec: DTensorSpec) -> bool:
 
 def some_device_is_empty(spec: DTensorSpec) -> bool:
     """For the sizes of this call, where they are symbols."""
-    shapes, factors = compat.shapes_at_hand([spec]), compat.factors_at_hand([spec])
+    shapes, factors = symints.shapes_at_hand([spec]), symints.factors_at_hand([spec])
     if shapes is None or factors is None:
         return False
     counts = [{n} for n in shapes[0]]
@@ -70,7 +70,7 @@ def says_what_it_means(
     """Whether the assignment holds however the placements are read (reading.py): both readings are
     the same, or one operand alone is cut, as before.
     """
-    if not compat.is_symbolic(*(tuple(spec.shape) for spec in specs)) and all(
+    if not symints.is_symbolic(*(tuple(spec.shape) for spec in specs)) and all(
         agree(spec.shape, spec, some)
         for spec, placements in zip(specs, wanted)
         for some in (tuple(spec.placements), placements)
@@ -101,7 +101,7 @@ def parts_of(placements: Sequence[Placement], factors: dict[int, Any]) -> tuple[
                     next(
                         n
                         for n, factor in factors.items()
-                        if compat.size_text(factor) == compat.size_text(p.split_factor)
+                        if symints.size_text(factor) == symints.size_text(p.split_factor)
                     ),
                 )
             )

@@ -9,13 +9,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor import compat, ledger
-from cute_sharding.dtensor.compat import (
-    OpSchema,
-    Replicate,
-    Shard,
-    StridedShard,
-)
+from cute_sharding.dtensor import ledger
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (
     some_device_is_empty,
@@ -24,6 +18,18 @@ from cute_sharding.dtensor.ops.cuts import (
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.torch_private import (
+    answers,
+    dispatch,
+    dispatch_modes,
+    op_schemas,
+    process_groups,
+    registry,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
+from cute_sharding.dtensor.torch_private.tensor_specs import Replicate, Shard, StridedShard
 from cute_sharding.dtensor.writes import LIVE, reach, take_back
 from cute_sharding.ops.table import BY_OVERLOAD
 
@@ -41,20 +47,20 @@ def gated(
         RuntimeError: the op writes to such a tensor in another way than ``add_``, ``out=`` and
             batch norms do: what is replicated is another tensor, and the write would be lost.
     """
-    written = compat.written(schema)
-    is_out = any(compat.is_out(schema.op, argument) for argument, _ in written)
+    written = op_schemas.written(schema)
+    is_out = any(op_schemas.is_out(schema.op, argument) for argument, _ in written)
     if (
-        (is_out or name not in compat.WRITERS)
-        and any(compat.split_factors(spec) for _, spec in written)
-        and not (len(written) == 1 and compat.is_in_place(schema.op))
+        (is_out or name not in op_schemas.WRITERS)
+        and any(tensor_specs.split_factors(spec) for _, spec in written)
+        and not (len(written) == 1 and op_schemas.is_in_place(schema.op))
     ):
-        if not compat.is_tracing() and all(
-            compat.is_out(schema.op, argument) for argument, _ in written
+        if not dispatch_modes.is_tracing() and all(
+            op_schemas.is_out(schema.op, argument) for argument, _ in written
         ):
             count(name, "gate")
-            return compat.as_on_one_device(schema)
+            return answers.as_on_one_device(schema)
         argument, spec = next(
-            (argument, spec) for argument, spec in written if compat.split_factors(spec)
+            (argument, spec) for argument, spec in written if tensor_specs.split_factors(spec)
         )
         raise RuntimeError(
             f"{name} writes to a DTensor of shape {tuple(spec.shape)} with placements "
@@ -64,7 +70,7 @@ def gated(
             f".redistribute(placements={list(without(kinds, spec.placements))!r}), and write to "
             "the result; or take the op that gives a new tensor."
         )
-    plain = compat.replaced_specs(schema, lambda spec: without(kinds, spec.placements))
+    plain = op_schemas.replaced_specs(schema, lambda spec: without(kinds, spec.placements))
     found = stock(plain)
     count(name, "gate")
     logger.debug(
@@ -72,11 +78,11 @@ def gated(
     )
     if (
         written
-        and name not in compat.WRITERS
-        and tuple(compat.written(plain)[0][1].placements) != tuple(written[0][1].placements)
+        and name not in op_schemas.WRITERS
+        and tuple(op_schemas.written(plain)[0][1].placements) != tuple(written[0][1].placements)
     ):
-        return compat.written_back(found, plain, schema, written[0][1])
-    return compat.from_other_specs(found, plain)
+        return answers.written_back(found, plain, schema, written[0][1])
+    return answers.from_other_specs(found, plain)
 
 
 def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,11 +95,12 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = compat.name_of(op)
-        tensors = [leaf for leaf in (*args, *kwargs.values()) if compat.is_dtensor(leaf)]
+        name = registry.name_of(op)
+        tensors = [leaf for leaf in (*args, *kwargs.values()) if tensor_specs.is_dtensor(leaf)]
         if name.startswith("convolution"):
             strays = any(
-                isinstance(leaf, torch.Tensor) and not compat.is_dtensor(leaf) for leaf in args
+                isinstance(leaf, torch.Tensor) and not tensor_specs.is_dtensor(leaf)
+                for leaf in args
             )  # torch takes these for replicas
             if all(tensor.device_mesh.size() == 1 for tensor in tensors) or (
                 not strays and _is_right_on(tensors, args)
@@ -102,32 +109,34 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
             if strays:
                 args = tuple(
                     [
-                        compat.as_replica(leaf, tensors[0].device_mesh)
-                        if isinstance(leaf, torch.Tensor) and not compat.is_dtensor(leaf)
+                        tensor_specs.as_replica(leaf, tensors[0].device_mesh)
+                        if isinstance(leaf, torch.Tensor) and not tensor_specs.is_dtensor(leaf)
                         else leaf
                         for leaf in args
                     ]
                 )
                 return (
-                    handler(op, args, kwargs) if compat.takes_strays() else stock(op, args, kwargs)
+                    handler(op, args, kwargs)
+                    if tensor_specs.takes_strays()
+                    else stock(op, args, kwargs)
                 )
-            schema = compat.schema_of(op, args, kwargs)
-            found = by_signature(BY_OVERLOAD[name], name, schema, compat.specs_of(schema))
+            schema = dispatch.schema_of(op, args, kwargs)
+            found = by_signature(BY_OVERLOAD[name], name, schema, op_schemas.specs_of(schema))
             if found is not None:
                 ledger.note(tensors[0].device_mesh, lambda: True)
-                return compat.run_as(op, args, found, redistribute_local_tensor)
+                return dispatch.run_as(op, args, found, redistribute_local_tensor)
         elif not any(
-            compat.split_factors(tensor._spec) or some_device_is_empty(tensor._spec)
+            tensor_specs.split_factors(tensor._spec) or some_device_is_empty(tensor._spec)
             for tensor in tensors
         ):
             return stock(op, args, kwargs)
 
         def plain(leaf: Any) -> Any:
             return (
-                compat.with_placements(
+                dispatch.with_placements(
                     leaf, [Replicate()] * leaf.device_mesh.ndim, redistribute_local_tensor
                 )
-                if compat.is_dtensor(leaf)
+                if tensor_specs.is_dtensor(leaf)
                 else leaf
             )
 
@@ -143,8 +152,8 @@ def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """What takes an op that writes to some of its arguments and gives back other tensors: where
     these arguments are moved first, what is written to the copies is taken back.
     """
-    results, moved = compat.run_slowly(op, args, kwargs)
-    if compat.argument(op, args, kwargs, "training") is False:
+    results, moved = dispatch.run_slowly(op, args, kwargs)
+    if op_schemas.argument(op, args, kwargs, "training") is False:
         return results  # a batch norm that only reads its statistics
     take_back(op, args, kwargs, moved)
     if LIVE:
@@ -168,7 +177,7 @@ def _is_right_on(tensors: Sequence[Any], args: Sequence[Any]) -> bool:
         isinstance(p, Shard)
         and any(tensor is image for image in tensors[:images])
         and mesh.ndim == 1
-        and compat.is_truly(tensor.shape[p.dim] % mesh.size() == 0)
+        and symints.is_truly(tensor.shape[p.dim] % mesh.size() == 0)
         and (
             p.dim == 0
             or (
@@ -191,7 +200,7 @@ def _halo_is_right(
     """Whether what torch's neighbours in the world tell one another is what they need: of an image
     that keeps its width, or of tiles that need nothing (torch/distributed/tensor/_tp_conv.py).
     """
-    if dilation != 1 or mesh.size() != compat.world_size():
+    if dilation != 1 or mesh.size() != process_groups.world_size():
         return False
     return (padding == 0 and stride == kernel and width % stride == 0) or (
         stride == 1 and kernel % 2 == 1 and padding == kernel // 2 != 0 and width >= padding

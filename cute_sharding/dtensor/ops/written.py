@@ -5,17 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cute_sharding.dtensor import compat
-from cute_sharding.dtensor.compat import (
-    DTensorSpec,
-    OpSchema,
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    StridedShard,
-    strided_shard,
-)
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
     is_uneven,
@@ -23,6 +12,23 @@ from cute_sharding.dtensor.ops.cuts import (
 )
 from cute_sharding.dtensor.placements import text
 from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.torch_private import (
+    answers,
+    op_schemas,
+    registry,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
+from cute_sharding.dtensor.torch_private.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from cute_sharding.dtensor.torch_private.tracing import strided_shard
 
 
 def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
@@ -36,10 +42,10 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
     wanted, differ = [], False
     targets = [
         [spec for spec in found if spec is not None]
-        for is_written, found in compat.arguments(schema)
+        for is_written, found in op_schemas.arguments(schema)
         if is_written
     ]
-    for is_written, found in compat.arguments(schema):
+    for is_written, found in op_schemas.arguments(schema):
         for i, spec in enumerate(found):
             of = next(
                 (
@@ -64,23 +70,25 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
         return None
     written = [spec for some in targets for spec in some]
     if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(
-        compat.split_factors(spec)
+        tensor_specs.split_factors(spec)
         or is_uneven(spec)
-        or any(compat.is_truly(n == 0) for n in spec.shape)
+        or any(symints.is_truly(n == 0) for n in spec.shape)
         for spec in written
     ):
         return None
-    flags = {spec.use_strided_shard_as_shard_order for spec in specs if compat.split_factors(spec)}
+    flags = {
+        spec.use_strided_shard_as_shard_order for spec in specs if tensor_specs.split_factors(spec)
+    }
     if len(flags) > 1 or (True in flags and not says_what_it_means(specs, wanted)):
         return None
     count(name, "signature")
     logger.debug("%s: operands as what is written: %s", name, ", ".join(map(text, wanted)))
-    return compat.op_sharding(
+    return answers.op_sharding(
         schema,
         specs,
         wanted,
         [tuple(spec.placements) for spec in written],
-        compat.output_metas(schema),
+        registry.output_metas(schema),
         as_order=True in flags,
     )
 
@@ -96,8 +104,8 @@ def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, .
             not isinstance(p, (Shard, StridedShard))
             or p.dim < before
             or (
-                compat.is_truly(operand.shape[p.dim - before] == 1)
-                and not compat.is_truly(written.shape[p.dim] == 1)
+                symints.is_truly(operand.shape[p.dim - before] == 1)
+                and not symints.is_truly(written.shape[p.dim] == 1)
             )
         ):
             return Replicate()

@@ -1,0 +1,143 @@
+"""Functional collectives (torch/distributed/_functional_collectives.py): what a redistribution
+sends, and how its result is waited for.
+
+Called here; nothing of them is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as funcol
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._collective_utils import mesh_scatter
+from torch.distributed.tensor.placement_types import Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cute_sharding.dtensor.torch_private.dispatch_modes import is_tracing, local_tensor_mode
+
+__all__ = [
+    "CollectiveCounter",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "awaited",
+    "in_flight",
+    "reduce_scatter",
+    "scattered",
+    "waited",
+]
+
+# torch's functional ones. What they give may not have ended: it is to be :func:`waited` for.
+# Eagerly it is wrapped without the custom op that torch wraps with for autograd's sake, which costs
+# the host as much as the collective itself; redistribution is an autograd function of its own.
+
+_c10d: Any = torch.ops._c10d_functional
+
+
+def all_to_all(
+    buffer: torch.Tensor, receives: list[Any], sends: list[Any], group: Any
+) -> torch.Tensor:
+    if not _is_plain(buffer):
+        return funcol.all_to_all_single(buffer, receives, sends, group)
+    return funcol.AsyncCollectiveTensor(
+        _c10d.all_to_all_single(buffer, receives, sends, group.group_name)
+    )
+
+
+def all_gather(tensor: torch.Tensor, group: Any, dim: int = 0) -> torch.Tensor:
+    if not _is_plain(tensor):
+        return funcol.all_gather_single(tensor, dim, group)
+    parts, outer = group.size(), tensor.shape[:dim]
+    blocks: torch.Tensor = _c10d.all_gather_into_tensor(tensor, parts, group.group_name)
+    if prod(outer) == 1:
+        return funcol.AsyncCollectiveTensor(
+            blocks.view(*outer, parts * tensor.shape[dim], *tensor.shape[dim + 1 :])
+            if dim
+            else blocks
+        )
+    return torch.cat(awaited(blocks).chunk(parts), dim)
+
+
+def reduce_scatter(tensor: torch.Tensor, op: str, group: Any, dim: int = 0) -> torch.Tensor:
+    if dim or not _is_plain(tensor):
+        return funcol.reduce_scatter_single(tensor, op, dim, group)
+    return funcol.AsyncCollectiveTensor(
+        _c10d.reduce_scatter_tensor(tensor, op.lower(), group.size(), group.group_name)
+    )
+
+
+def all_reduce(tensor: torch.Tensor, op: str, group: Any) -> torch.Tensor:
+    if not _is_plain(tensor):
+        return funcol.all_reduce(tensor, op, group)
+    return funcol.AsyncCollectiveTensor(_c10d.all_reduce(tensor, op.lower(), group.group_name))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the program runs as it is: neither traced nor as all ranks in one process; and
+    autograd does not look.
+    """
+    return not (
+        is_tracing()
+        or local_tensor_mode() is not None
+        or (tensor.requires_grad and torch.is_grad_enabled())
+    )
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts the collectives that run inside the ``with`` block. (torch's CommDebugMode needs
+    numpy, which comes with no torch.)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its own ops come by here as well
+        if func.namespace in ("_c10d_functional", "_dtensor") and func._opname not in (
+            "wait_tensor",
+            "_wrap_tensor_autograd",
+        ):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def awaited(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, as a graph has what comes of a collective: no compiler leaves that out."""
+    result: torch.Tensor = _c10d.wait_tensor(tensor)
+    return result
+
+
+def in_flight(tensor: torch.Tensor) -> torch.Tensor:
+    """What a collective writes to, which may not have ended."""
+    return tensor.elem if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
+
+
+def waited(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.wait() if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
+
+
+def scattered(
+    parts: Sequence[torch.Tensor], dim: int, mesh: Any, mesh_dim: int, source: int
+) -> torch.Tensor:
+    """This rank's of the parts that the rank ``source`` of its slice has; the parts, of which all
+    ranks know the shapes, differ along ``dim`` alone.
+    """
+    longest = max(part.shape[dim] for part in parts)
+    missing = [longest - part.shape[dim] for part in parts]
+    padded = [
+        torch.nn.functional.pad(part, [0, 0] * (part.ndim - 1 - dim) + [0, n]).contiguous()
+        if n
+        else part.contiguous()
+        for part, n in zip(parts, missing)
+    ]
+    output = torch.empty_like(padded[0])
+    mesh_scatter(output, padded, mesh, mesh_dim=mesh_dim, group_src=source)
+    return Shard._maybe_unpad_tensor_with_sizes(
+        dim, output, missing, mesh.get_coordinate()[mesh_dim], True
+    )

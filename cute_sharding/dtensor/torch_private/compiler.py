@@ -1,0 +1,231 @@
+"""The compiler: dynamo's guards, AOTAutograd's subclasses, proxies of symbolic expressions
+(torch/_dynamo, torch/_functorch/_aot_autograd, torch/fx/experimental) and compiled code.
+
+Nothing of it is imported before the program has. Caches may be reset and tagged; what
+:class:`.tracing.Tracing` replaces is made here.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.compiler.config
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.torch_private.symints import settled_spec
+
+__all__ = [
+    "by_views",
+    "first_wins",
+    "forget_compiled_code",
+    "of_two_arguments",
+    "on_global_sizes",
+    "settled_metadata",
+    "settled_outputs",
+    "tag_compiled_graphs",
+    "with_plain_functions",
+]
+
+
+def tag_compiled_graphs(tag: str | None) -> None:
+    """Keep what torch.compile caches on disk under this tag apart from what it caches without, or
+    with another: the graphs differ, and ranks must not mix them.
+
+    None takes the tag away again.
+    """
+    kept = [
+        part
+        for part in torch.compiler.config.cache_key_tag.split(" ")
+        if part and not part.startswith("cute_sharding:")
+    ]
+    torch.compiler.config.cache_key_tag = " ".join(
+        kept + ([f"cute_sharding:{tag}"] if tag is not None else [])
+    )
+
+
+def forget_compiled_code() -> None:
+    """Have torch.compile's programs compiled anew at their next call: what they hold of placements
+    is no longer so.
+    """
+    reset = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
+    if reset is not None:  # half imported, it has compiled nothing yet
+        reset()
+
+
+def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that finds how to compute an expression, with powers, long products and long
+    maxima as ones of two.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    def _build_proxy_for_sym_expr(tracer: Any, expr: Any, out: Any = None) -> Any:
+        if expr in tracer.sympy_expr_tracker:
+            return stock(tracer, expr, out)
+        if getattr(expr, "is_Pow", False) and expr.exp.is_Integer and expr.exp > 1:
+            parts = expr.base ** (expr.exp - 1), expr.base
+        elif type(expr).__name__ in ("Mul", "Max", "Min") and len(expr.args) > 2:
+            parts = expr.func(*expr.args[:-1]), expr.args[-1]
+        else:
+            return stock(tracer, expr, out)
+        args = [_build_proxy_for_sym_expr(tracer, part) for part in parts]
+        if any(arg is None for arg in args):
+            return None
+        function: Any = {"Max": torch.sym_max, "Min": torch.sym_min}.get(
+            type(expr).__name__, operator.mul
+        )
+        if out is None:
+            return function(*args)
+        proxy_tensor._sym_register(tracer, function, tuple(args), out)
+        return out
+
+    return _build_proxy_for_sym_expr
+
+
+def on_global_sizes(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's guards on the inputs of a program, and beside them those on global sizes of DTensors
+    that are constants of it.
+
+    torch leaves all guards on constants to its checks of plain tensors, which see local sizes. To
+    have it write all of them out would be too much: also offsets of local tensors, and sizes of
+    what they are views of, would then be guarded, and programs compiled again for nothing.
+    """
+
+    def produce_guards_verbose(
+        shape_env: Any,
+        placeholders: Any,
+        sources: Any,
+        source_ref: Any = lambda source: source.name,
+        *,
+        ignore_static: bool = True,
+        **options: Any,
+    ) -> Any:
+        found = stock(
+            shape_env, placeholders, sources, source_ref, ignore_static=ignore_static, **options
+        )
+        if not ignore_static or options.get("_simplified"):
+            return found  # all are there, or only those of interest are wanted
+        for source, n in _constant_sizes(placeholders, sources).items():
+            for guards in found:
+                guards.exprs.append(f"{_in_language_of(guards, source, source_ref)} == {n}")
+        return found
+
+    return produce_guards_verbose
+
+
+def _constant_sizes(placeholders: Sequence[Any], sources: Sequence[Any]) -> dict[Any, int]:
+    """The global sizes of DTensors among the inputs that are numbers, by their source."""
+    from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
+
+    found = {}
+    for value, source in zip(placeholders, sources):
+        if isinstance(value, DTensor):
+            sizes: tuple[Any, ...] = tuple(value.size())
+            for dim, n in enumerate(sizes):
+                number = n.node.maybe_as_int() if isinstance(n, torch.SymInt) else n
+                if number is not None:
+                    found[
+                        TensorPropertySource(
+                            LocalSource(source) if isinstance(source, str) else source,
+                            TensorProperty.SIZE,
+                            dim,
+                        )
+                    ] = number
+    return found
+
+
+def _in_language_of(guards: Any, source: Any, source_ref: Callable[[Any], str]) -> str:
+    """A source as guards name it: Python by an expression, C++ by a variable."""
+    symbols = getattr(guards, "source_to_symbol", None)
+    if symbols is None:
+        return source_ref(source)
+    if source not in symbols:
+        import sympy
+
+        symbols[source] = sympy.Symbol(f"global_size_{len(symbols)}")
+    return str(symbols[source])
+
+
+def with_plain_functions(stock: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
+    """torch's functions for kinds of expressions. Where it has its own for Max and Min, that
+    Inductor does not know, torch.sym_max and torch.sym_min: see :func:`of_two_arguments`.
+    """
+
+    from torch.fx.experimental import proxy_tensor
+
+    plain = {
+        getattr(proxy_tensor, "_nary_sym_max", None): torch.sym_max,
+        getattr(proxy_tensor, "_nary_sym_min", None): torch.sym_min,
+    }
+
+    def _sympy_handlers() -> dict[Any, Any]:
+        return {kind: plain.get(function, function) for kind, function in stock().items()}
+
+    return _sympy_handlers
+
+
+def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
+    def set_proxy_slot(value: Any, tracer: Any, proxy: Any) -> None:
+        expr = value.node.expr if isinstance(value, torch.SymInt) else None
+        known = tracer.sympy_expr_tracker.get(expr) if expr is not None else None
+        stock(value, tracer, proxy)
+        if known is not None:
+            tracer.sympy_expr_tracker[expr] = known
+
+    return set_proxy_slot
+
+
+def settled_outputs(after: Callable[[], None], stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What leaves a program has numbers for split factors; ``after()`` is called when it has been
+    compiled.
+    """
+
+    def compile_and_call_fx_graph(
+        graph: Any, tx: Any, outputs: Any, *args: Any, **options: Any
+    ) -> Any:
+        for output in outputs:
+            tensor = output.as_proxy().node.meta.get("example_value")
+            if isinstance(tensor, DTensor):
+                tensor._spec = settled_spec(tensor._spec)
+        try:
+            return stock(graph, tx, outputs, *args, **options)
+        finally:
+            after()
+
+    return compile_and_call_fx_graph
+
+
+def by_views(
+    as_view: Callable[..., torch.Tensor | None], stock: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """A view of a DTensor that a program returns is made again by ``as_view(base, size, stride,
+    offset)``, where it can say.
+    """
+
+    def gen_alias_from_base(
+        base: torch.Tensor, like: torch.Tensor, requires_grad: bool, *args: Any, **options: Any
+    ) -> torch.Tensor:
+        view = (
+            as_view(base, like.size(), like.stride(), like.storage_offset())
+            if isinstance(base, DTensor) and isinstance(like, DTensor)
+            else None
+        )
+        if view is None:
+            return stock(base, like, requires_grad, *args, **options)
+        if view.requires_grad and not requires_grad:
+            return view.detach()
+        return view.requires_grad_(requires_grad) if requires_grad else view
+
+    return gen_alias_from_base
+
+
+def settled_metadata(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def create_subclass_metadata(tensor: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(tensor, DTensor):
+            tensor._spec = settled_spec(tensor._spec)
+        return stock(tensor, *args, **options)
+
+    return create_subclass_metadata

@@ -1,0 +1,58 @@
+"""Modes (torch/utils/_python_dispatch.py, _debug_mode; torch/distributed/_local_tensor): whether
+what runs is traced, or runs as all ranks in this process.
+
+Asked and entered here; no mode that the program is in is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed._functional_collectives import _are_we_tracing
+from torch.distributed._local_tensor import LocalTensorMode, enabled_local_tensor_mode
+from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = [
+    "active_debug_mode",
+    "all_ranks",
+    "is_tracing",
+    "local_tensor_mode",
+    "no_modes",
+]
+
+
+def is_tracing() -> bool:
+    """Whether what runs now becomes part of a graph."""
+    return bool(_are_we_tracing())
+
+
+def no_modes() -> Any:
+    """Outside of tracing, for what is not to become part of the graph."""
+    return _disable_current_modes()
+
+
+def local_tensor_mode() -> Any | None:
+    """The mode that runs every rank in this process, if it is on."""
+    return enabled_local_tensor_mode()
+
+
+@contextmanager
+def all_ranks(world: int) -> Iterator[None]:
+    """Every rank of a world runs in this process inside the ``with`` block, each op on the tensors
+    of all. Makes a process group that communicates with nobody, where there is none.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    made = not dist.is_initialized()
+    if made:
+        dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    try:
+        with LocalTensorMode(world):
+            yield
+    finally:
+        if made:
+            dist.destroy_process_group()

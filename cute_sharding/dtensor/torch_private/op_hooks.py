@@ -1,0 +1,137 @@
+"""Ops beside views, in propagator and dispatcher (torch/distributed/tensor/_sharding_prop.py,
+_dispatch.py): what is asked before torch's rules, and what follows ops that write.
+
+The propagator's way from specs to placements, schema infos, functions of single ops and the code of
+the dispatcher's last step may be replaced here, and are put back.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from textwrap import dedent
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
+
+from cute_sharding.dtensor.stats import logger
+from cute_sharding.dtensor.torch_private import patches
+from cute_sharding.dtensor.torch_private.answers import WrittenBack
+from cute_sharding.dtensor.torch_private.op_schemas import WRITERS
+from cute_sharding.dtensor.torch_private.patch import Installed
+from cute_sharding.dtensor.torch_private.registry import op_handlers, overload, propagator
+
+__all__ = [
+    "HANDLED",
+    "Writes",
+    "install_propagation",
+]
+
+
+# Ops that torch's dispatcher takes past the propagator; the last two since 2.15.
+HANDLED = (
+    "convolution.default",
+    "convolution_backward.default",
+    "argmin.default",
+    "argmax.default",
+    "max.dim",
+    "min.dim",
+)
+
+
+class Writes(NamedTuple):
+    """What is to be done about ops that write.
+
+    Attributes:
+        reach: called with (op, args, kwargs) after each, while there are ``copies``.
+        take_back: called with the same and torch's answer after one that wrote to copies (see
+            :class:`WrittenBack`), before ``reach``; the answer to go on with.
+        copies: empty, as long as no view is a copy.
+    """
+
+    reach: Callable[..., None]
+    take_back: Callable[..., OutputSharding]
+    copies: set[int]
+
+
+def install_propagation(
+    installed: Installed,
+    propagate: Callable[[OpSchema], OutputSharding],
+    names: Sequence[str],
+    handler: Callable[[Callable[..., Any]], Callable[..., Any]],
+    writing: Callable[..., Any],
+    writes: Writes,
+) -> None:
+    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names;
+    ``handler(torch's)`` the function of the ops that go past it; ``writing`` that of
+    :data:`WRITERS`; and have ops that write followed by ``writes``.
+
+    torch keeps what it found by the arguments that the op's schema info names: of ops that it
+    decomposes it names none.
+    """
+    of_one_dim = propagator().op_to_schema_info_for_single_dim_strategy
+    for op in filter(None, map(overload, names)):
+        lists = any(
+            "Tensor[]" in str(argument.type) or "List[Tensor]" in str(argument.type)
+            for argument in op._schema.arguments
+        )
+        info = RuntimeSchemaInfo(
+            0,
+            [
+                *(argument.name for argument in op._schema.arguments if argument.kwarg_only),
+                "cute_sharding",
+            ],
+            lists,
+        )
+        installed.put(patches.SCHEMA_INFOS, op, info)
+        if of_one_dim.get(op) is not None:
+            installed.put(patches.SCHEMA_INFOS_OF_ONE_DIM, op, info)
+    for op in filter(None, map(overload, HANDLED)):
+        stock = op_handlers().get(op)
+        if stock is not None:
+            installed.put(patches.HANDLERS, op, handler(stock))
+    for op in filter(None, map(overload, WRITERS)):
+        installed.put(patches.HANDLERS, op, writing)
+    installed.replace(patches.PROPAGATION, lambda stock: propagate)
+    for name, value in {**writes._asdict(), "WrittenBack": WrittenBack}.items():
+        installed.put(patches.TAIL_NAMES, f"_cute_sharding_{name}", value)
+    installed.replace(patches.TAIL, partial(_begins_with_writes, patches.TAIL.owner()))
+
+
+def _begins_with_writes(function: Any, code: CodeType) -> CodeType:
+    """The code of the function of torch's that ends ops, beginning with what follows writes.
+
+    C++ keeps the function from its first call on, so another in its place would not be met: it gets
+    other code. And every write comes by here: one more call would cost a tenth of the op, so what
+    is added is a statement.
+    """
+    try:
+        tree = ast.parse(dedent(inspect.getsource(function)))
+    except OSError:  # a torch without its sources
+        logger.warning(
+            "torch %s comes without its sources: writes to slices of sharded dims are lost, as "
+            "torch has it (see dtensor/writes.py)",
+            torch.__version__,
+        )
+        return code
+    body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
+    body[1:1] = ast.parse(_BEGINNING).body  # after the docstring
+    made: dict[str, Any] = {}
+    exec(
+        compile(ast.fix_missing_locations(tree), code.co_filename, "exec"),
+        function.__globals__,
+        made,
+    )
+    return made[function.__name__].__code__
+
+
+_BEGINNING = """
+if output_sharding.__class__ is _cute_sharding_WrittenBack and participating:
+    output_sharding = _cute_sharding_take_back(op_call, args, kwargs, output_sharding)
+if _cute_sharding_copies and participating:
+    _cute_sharding_reach(op_call, args, kwargs)
+"""

@@ -1,0 +1,395 @@
+"""The table of what is replaced in torch: every attribute, and every dict of which entries are.
+
+Nothing is replaced that is no row here (a test compares all of torch before, while and after); what
+stands in for it is made where the row is used. docs/patches.md is written from this table.
+
+Caches are emptied beside it (:func:`.registry.clear_propagation_caches`), and a plan of torch's is
+asked of a fresh planner (:func:`.redistribution_hook.stock_transforms`): that is over when the call
+is.
+"""
+
+from __future__ import annotations
+
+from cute_sharding.dtensor.torch_private.patch import Patch
+
+_TENSOR = "torch.distributed.tensor"
+_PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
+_AOT = "torch._functorch._aot_autograd"
+_PROXIES = "torch.fx.experimental.proxy_tensor"
+
+# -- placements of views: the propagator's registries ----------------------------------------------
+
+_NO_RULES = "rules are looked up there, and ours would not be found"
+_RULES = {
+    "module": _TENSOR,
+    "file": "torch/distributed/tensor/_sharding_prop.py",
+    "until": "it is what the package is for, unless torch's rules become exact",
+    "lacking": _NO_RULES,
+}
+
+STRATEGIES = Patch(
+    **_RULES,
+    attribute=f"{_PROPAGATOR}.op_strategy_funcs",
+    why="Rules of views that refuse, redistribute or are wrong where the view is free: ours stand "
+    "here, also for slices of whole dims.",
+    test="tests/dtensor/test_switching.py::test_the_example_is_one",
+    entries="the sharding rule of {}",
+)
+STRATEGIES_OF_ONE_DIM = Patch(
+    **_RULES,
+    attribute=f"{_PROPAGATOR}.op_single_dim_strategy_funcs",
+    why="It is asked before op_strategy_funcs, so what it has of an op with a rule of ours is "
+    "taken out.",
+    test="tests/dtensor/test_strategies.py::test_slices_of_whole_dims_leave_placements_alone",
+    entries="the sharding rule of one mesh dim of {}",
+)
+SCHEMA_INFOS = Patch(
+    **_RULES,
+    attribute=f"{_PROPAGATOR}.op_to_schema_info",
+    why="It names the arguments by which propagations are cached, in C++ for each thread by "
+    "itself. A keyword that no call passes keeps ours apart from torch's in every thread; and of "
+    "ops that torch decomposes it names none.",
+    test="tests/dtensor/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
+    entries="schema infos of ops",
+)
+SCHEMA_INFOS_OF_ONE_DIM = Patch(
+    **_RULES,
+    attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
+    why="The same for ops whose rule is of one mesh dim.",
+    test="tests/dtensor/test_ops.py::test_torchs_own_is_back_afterwards",
+    entries="schema infos of ops with a rule of one mesh dim",
+)
+
+# -- ops beside views: propagator and dispatcher ---------------------------------------------------
+
+PROPAGATION = Patch(
+    module=_TENSOR,
+    attribute=f"{_PROPAGATOR}.propagate_op_sharding_non_cached",
+    file="torch/distributed/tensor/_sharding_prop.py",
+    why="torch's rules for other ops are wrong on some _StridedShard placements, and on averages "
+    "of blocks of different sizes. Ours answers first, and hands on what torch gets right.",
+    until="tests/dtensor/test_ops.py passes with ops=False",
+    test="tests/dtensor/test_ops.py::test_free_dims_carry_any_cut",
+    lacking="ops could not be kept from placements on which torch's rules are wrong",
+)
+HANDLERS = Patch(
+    module=_TENSOR,
+    attribute="DTensor._op_dispatcher._custom_op_handlers",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="Functions of single ops that go past the propagator: convolutions, argmin and argmax are "
+    "asked about as other ops are; batch norms and max(dim, out=) write to arguments of which the "
+    "dispatcher does not see that they do; an in-place squeeze changes the shape of a DTensor "
+    "whose placements stay; t_, transpose_ and unsqueeze_ have no rule at all.",
+    until="each op has a rule in the propagator, and its schema says what it writes to",
+    test="tests/dtensor/test_local_results.py::test_turns_in_place",
+    lacking="ops would go past the rules",
+    entries="the handler of {}",
+)
+TAIL_NAMES = Patch(
+    module=_TENSOR + "._dispatch",
+    attribute="OpDispatcher._dispatch_fast_path_python_tail.__globals__",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="The names that the next row's code looks up.",
+    until="with the next row",
+    test="tests/dtensor/test_writes.py::test_writes_reach_what_is_viewed",
+    lacking="writes could not be followed",
+    entries="names that the last step of OpDispatcher looks up",
+)
+TAIL = Patch(
+    module=_TENSOR + "._dispatch",
+    attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="Writes to slices of sharded dims are lost: torch replicates the input of the slice, and "
+    "the write goes to the copy. The step that ends ops begins with two tests that follow such "
+    "writes. C++ keeps the function from its first call on, so it gets other code. A torch without "
+    "its sources keeps its own code, with one warning.",
+    until="torch writes through views of redistributed inputs, or refuses to",
+    test="tests/dtensor/test_writes.py::test_writes_reach_what_is_viewed",
+    lacking="writes could not be followed",
+)
+
+# -- redistribution --------------------------------------------------------------------------------
+
+_MOVES = {
+    "until": "redistribute moves each missing element once, and is right for every placement",
+    "lacking": "nothing that redistributes there would come by here",
+}
+_BY_NAME = "What redistributes is replaced in each module that has taken it by name: "
+
+REDISTRIBUTE = Patch(
+    **_MOVES,
+    module=_TENSOR + "._redistribute",
+    attribute="redistribute_local_tensor",
+    file="torch/distributed/tensor/_redistribute.py",
+    why=_BY_NAME + "here for autograd's function behind DTensor.redistribute.",
+    test="tests/dtensor/test_redistribute.py::test_every_missing_element_moves_once",
+)
+REDISTRIBUTE_IN_DISPATCH = Patch(
+    **_MOVES,
+    module=_TENSOR + "._dispatch",
+    attribute="redistribute_local_tensor",
+    file="torch/distributed/tensor/_dispatch.py",
+    why=_BY_NAME + "here for the arguments of ops.",
+    test="tests/dtensor/test_redistribute_in_programs.py::test_inputs_of_other_ops",
+)
+REDISTRIBUTE_IN_API = Patch(
+    **_MOVES,
+    module=_TENSOR + "._api",
+    attribute="redistribute_local_tensor",
+    file="torch/distributed/tensor/_api.py",
+    why=_BY_NAME + "here for full_tensor and from_local.",
+    test="tests/dtensor/test_redistribute_in_programs.py::test_torchs_own_functions_are_back_after"
+    "wards",
+)
+REDISTRIBUTE_ARGUMENTS = Patch(
+    **_MOVES,
+    module=_TENSOR + "._dispatch",
+    attribute="OpDispatcher.redistribute_local_args",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="The dispatcher's step that redistributes the arguments of an op: with a note of the ops "
+    "whose rules are ours, which go by plan; and it leaves keyword arguments (masks) where they "
+    "are.",
+    test="tests/dtensor/test_attention.py::test_a_mask_is_brought_where_it_is_needed",
+)
+
+# -- DTensors in compiled programs -----------------------------------------------------------------
+
+FLATTEN = Patch(
+    module=_TENSOR,
+    attribute="DTensor.__tensor_flatten__",
+    file="torch/distributed/tensor/_api.py",
+    why="The compiler's first question to a DTensor: from here on what belongs to the compiler is "
+    "replaced. (To import it takes as long as the rest of torch, and most programs do without.)",
+    until="with the last row about the compiler",
+    test="tests/dtensor/test_compiled.py::test_a_split_factor_costs_a_graph_only_where_it_leaves_"
+    "the_program",
+)
+UNFLATTEN = Patch(
+    module=_TENSOR,
+    attribute="DTensor.__tensor_unflatten__",
+    file="torch/distributed/tensor/_api.py",
+    why="A DTensor with _StridedShard placements that are no shard order, as views make them, "
+    "cannot leave a compiled program or enter one: torch takes them for an order. And sizes of "
+    "local tensors are symbols of their own; here they are known to be those that the placements "
+    "give.",
+    until="the context of __tensor_flatten__ tells how _StridedShard placements are to be read",
+    test="tests/dtensor/test_compiled.py::test_what_a_view_made_goes_into_a_compiled_program",
+)
+LOCAL_SHAPES = Patch(
+    module=_TENSOR + "._sharding_prop",
+    attribute="compute_local_shape_and_global_offset",
+    file="torch/distributed/tensor/_utils.py",
+    why="Local sizes of symbolic global ones are worked out with guards on whether they divide; "
+    "here without.",
+    until="torch computes local shapes of SymInts without guards",
+    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+STRIDED_SIZES = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="_StridedShard.local_shard_size_and_offset",
+    file="torch/distributed/tensor/placement_types.py",
+    why="torch counts the rows of strided shards one by one, which it cannot where there are "
+    "SymInts.",
+    until="torch computes sizes of strided shards in closed form",
+    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+SPLIT_FACTORS = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="_StridedShard._split_factor_int",
+    file="torch/distributed/tensor/placement_types.py",
+    why="A split factor that is a SymInt is believed to be what it is now. Here its number comes "
+    "with a guard.",
+    until="_split_factor_int guards on SymInts",
+    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+HINTS = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="_guarded_hint_int",
+    file="torch/distributed/tensor/placement_types.py",
+    why="torch leaves an assertion that a split factor is what it is now, for later calls to trip "
+    "over. Here it is a guard.",
+    until="_guarded_hint_int adds a guard",
+    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+PLACEMENTS = Patch(
+    module=_TENSOR,
+    attribute="DTensor.placements",
+    file="torch/distributed/tensor/_api.py",
+    why="A program that reads a split factor reads a number, with a guard. Replaced from the first "
+    "split factor on that is a SymInt until the program has been compiled: programs read "
+    "placements at every step.",
+    until="with the row of _split_factor_int",
+    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+EXPANSION = Patch(
+    module=_TENSOR + "._sharding_prop",
+    attribute="_expand_single_dim_strategy_to_mesh",
+    file="torch/distributed/tensor/_ops/single_dim_strategy.py",
+    why="torch weighs every way to shard an op's inputs, also where they can stay as they are: "
+    "each with guards on symbolic sizes, and on _StridedShard placements by a search, of which a "
+    "mesh of three dims has a thousand (half a minute for detach from 2.14 on, ten seconds for "
+    "arithmetic in 2.13). Here the placements that the inputs have are tried first.",
+    until="torch tries the placements at hand first, or plans for _StridedShard without a search",
+    test="tests/dtensor/test_strategies.py::test_an_op_on_what_a_view_made_is_not_weighed_against_"
+    "every_other_placement",
+)
+
+# -- the compiler, once it is there ----------------------------------------------------------------
+
+GUARDS = Patch(
+    module="torch.fx.experimental.symbolic_shapes",
+    attribute="ShapeEnv.produce_guards_verbose",
+    file="torch/fx/experimental/symbolic_shapes.py",
+    why="Global sizes that are constants of a program are not guarded: torch looks at those of "
+    "local tensors only, which may be the same.",
+    until="dynamo guards the sizes of tensor subclasses, and not of their inner tensors alone",
+    test="tests/dtensor/test_compiled.py::test_global_sizes_that_a_graph_takes_for_constants_are_"
+    "guarded",
+)
+OUTPUTS = Patch(
+    module="torch._dynamo.output_graph",
+    attribute="OutputGraph.compile_and_call_fx_graph",
+    file="torch/_dynamo/output_graph.py",
+    why="What leaves a program has numbers for split factors: they are settled before it is "
+    "compiled.",
+    until="with the row of _split_factor_int",
+    test="tests/dtensor/test_compiled.py::test_a_split_factor_costs_a_graph_only_where_it_leaves_"
+    "the_program",
+)
+METADATA = Patch(
+    module=_AOT + ".subclass_utils",
+    attribute="create_subclass_metadata",
+    file="torch/_functorch/_aot_autograd/subclass_utils.py",
+    why="What AOTAutograd keeps of a DTensor, to make it again at run time, has numbers for split "
+    "factors.",
+    until="with the row of _split_factor_int",
+    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+ALIASES = Patch(
+    module=_AOT + ".runtime_wrappers",
+    attribute="gen_alias_from_base",
+    file="torch/_functorch/_aot_autograd/functional_utils.py",
+    why="A compiled program that returns a view of its input makes it again by as_strided, which "
+    "torch refuses for DTensors that are not as before.",
+    until="as_strided of a DTensor that views it is not refused",
+    test="tests/dtensor/test_compiled.py::test_views_of_inputs_are_returned_with_their_gradients",
+)
+EXPRESSIONS = Patch(
+    module=_PROXIES,
+    attribute="_build_proxy_for_sym_expr",
+    file="torch/fx/experimental/proxy_tensor.py",
+    why="An expression that the tracer has not met before is put together from what it has. 2.13 "
+    "has no function for powers; 2.13 and 2.14 call one of two arguments with products of three; "
+    "all three call functions that Inductor does not know for maxima of three.",
+    until="each of the three is traced to functions of two arguments",
+    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+SLOTS = Patch(
+    module=_PROXIES,
+    attribute="set_proxy_slot",
+    file="torch/fx/experimental/proxy_tensor.py",
+    why="What the tracer knows to compute a symbol stays as it is: torch takes max(s, 1), which is "
+    "s again, for the way to s, and then looks for s without end.",
+    until="set_proxy_slot keeps the first proxy of an expression",
+    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+KINDS = Patch(
+    module=_PROXIES,
+    attribute="_sympy_handlers",
+    file="torch/fx/experimental/proxy_tensor.py",
+    why="For maxima and minima torch has functions of its own that Inductor does not know; here "
+    "they are torch.sym_max and torch.sym_min.",
+    until="Inductor knows them, or the tracer uses torch.sym_max",
+    test="tests/dtensor/test_compiled.py::test_patterns_under_inductor",
+)
+WAITS = Patch(
+    module="torch._inductor.config",
+    attribute="reorder_for_compute_comm_overlap_passes",
+    file="torch/_inductor/config.py",
+    why="Where Inductor is to overlap communication with computation and is given no way to, as "
+    "since 2.13 it is not, waits sink to where they are needed. A program's own choice stays.",
+    until="the list is not empty by default",
+    test="tests/dtensor/test_compiled.py::test_a_wait_is_scheduled_after_compute_that_needs_nothing"
+    "_of_it",
+)
+CACHE_KEYS = Patch(
+    module="torch.compiler.config",
+    attribute="cache_key_tag",
+    file="torch/compiler/config.py",
+    why="What a rank sends and holds stands in its graph, and torch's keys of compiled graphs on "
+    "disk do not tell ranks apart, nor our settings: a word is added to the tag that is there.",
+    until="torch keeps the graphs of ranks apart, and knows which rules were in force",
+    test="tests/dtensor/test_redistribute_in_programs.py::test_compiled_graphs_of_other_settings_"
+    "are_kept_apart",
+    lacking="graphs that are compiled under other rules would be taken for one another",
+)
+
+# -- checkpoints, state dicts, pictures ------------------------------------------------------------
+
+_BOXES = {
+    "until": "torch describes a strided shard by its runs of rows",
+    "lacking": "checkpoints of _StridedShard tensors would be wrong without a word",
+}
+
+SAVED = Patch(
+    **_BOXES,
+    module=_TENSOR,
+    attribute="DTensor.__create_write_items__",
+    file="torch/distributed/tensor/_api.py",
+    why="What of a DTensor a rank saves: torch describes it as one box, which a strided shard is "
+    "not. Here it is as many as it has runs of rows.",
+    test="tests/dtensor/test_state.py::test_checkpoints",
+)
+LOADED = Patch(
+    **_BOXES,
+    module=_TENSOR,
+    attribute="DTensor.__create_chunk_list__",
+    file="torch/distributed/tensor/_api.py",
+    why="What of a DTensor a rank loads: likewise.",
+    test="tests/dtensor/test_state.py::test_checkpoints",
+)
+PARTS = Patch(
+    **_BOXES,
+    module=_TENSOR,
+    attribute="DTensor.__get_tensor_shard__",
+    file="torch/distributed/tensor/_api.py",
+    why="The part of the local tensor that is one of those boxes.",
+    test="tests/dtensor/test_state.py::test_checkpoints",
+)
+SCATTERED = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="_StridedShard._shard_tensor",
+    file="torch/distributed/tensor/placement_types.py",
+    why="distribute_tensor refuses where strided shards are of different sizes.",
+    until="_StridedShard._shard_tensor pads",
+    test="tests/dtensor/test_state.py::test_state_dicts",
+    lacking="tensors could not be distributed to uneven strided shards",
+)
+STATE_DICTS = Patch(
+    module="torch.distributed._state_dict_utils",
+    attribute="_distribute_tensors",
+    file="torch/distributed/_state_dict_utils.py",
+    why="What a state dict that all ranks were sent whole leaves with each of them: torch narrows "
+    "to one box. Replaced once the program imports it.",
+    until="torch narrows to the runs of rows of a strided shard",
+    test="tests/dtensor/test_state.py::test_state_dicts",
+)
+PICTURES = Patch(
+    module=_TENSOR + ".debug._visualize_sharding",
+    attribute="visualize_sharding",
+    file="torch/distributed/tensor/debug/_visualize_sharding.py",
+    why="Pictures of strided shards show one box for each device. Replaced once the program "
+    "imports it.",
+    until="visualize_sharding draws several boxes for a device",
+    test="tests/dtensor/test_state.py::test_pictures",
+)
+PICTURES_BY_NAME = Patch(
+    module=_TENSOR + ".debug",
+    attribute="visualize_sharding",
+    file="torch/distributed/tensor/debug/__init__.py",
+    why="The same function, which this module has taken by name.",
+    until="with the row before",
+    test="tests/dtensor/test_state.py::test_pictures",
+)
+
+TABLE = tuple([row for row in list(globals().values()) if isinstance(row, Patch)])

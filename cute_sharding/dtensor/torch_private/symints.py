@@ -1,0 +1,158 @@
+"""Sizes that are SymInts and the ShapeEnv that knows them
+(torch/fx/experimental/symbolic_shapes.py, torch/utils/_sympy).
+
+Nodes, hints and expressions are read; guards are added by asking a SymInt for its value, and in no
+other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from cute_sharding.dtensor.torch_private.tensor_specs import split_factors
+
+__all__ = [
+    "assert_at_run_time",
+    "factors_at_hand",
+    "has_shape_env",
+    "is_symbolic",
+    "is_truly",
+    "number_of",
+    "settled",
+    "settled_spec",
+    "shapes_at_hand",
+    "size_text",
+]
+
+assert_at_run_time = torch._check
+
+
+def is_symbolic(*values: Any) -> bool:
+    """Whether a SymInt stands among the values (tracing with dynamic shapes)."""
+    for value in values:  # every redistribution asks, several times
+        if type(value) is not int and (
+            is_symbolic(*value)
+            if isinstance(value, (tuple, list))
+            else isinstance(value, torch.SymInt)
+        ):
+            return True
+    return False
+
+
+def number_of(size: Any) -> int:
+    """The value of a SymInt, with a guard that it has it. Of a symbol's exact part, or of a
+    product, it is a guard on the symbols, of which torch then knows all.
+
+    (A product alone would leave sizes half known, which turn out to be constants when the backward
+    pass is traced: too late for what is to be made of its results.)
+    """
+    expr = size.node.expr
+    if len(expr.free_symbols) > 1 and size.node.has_hint():
+        for symbol in sorted(expr.free_symbols, key=str):
+            int(size.node.shape_env.create_symintnode(symbol, hint=None))
+    if type(expr).__name__ == "FloorDiv" and expr.args[0].is_Symbol and expr.args[1].is_Integer:
+        from torch.utils._sympy.functions import Mod
+
+        base, divisor = expr.args
+        shape_env = size.node.shape_env
+        if Mod(base, divisor) in shape_env.divisible:
+            return int(shape_env.create_symintnode(base, hint=None)) // int(divisor)
+    return int(size)
+
+
+def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """The placements with numbers for split factors: where one is a SymInt, a guard says that it
+    has the value that it has now.
+    """
+    if not any(
+        isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt)
+        for p in placements
+    ):
+        return tuple(placements)  # itself: every read of DTensor.placements comes by here
+    return tuple(
+        [
+            _StridedShard(p.dim, split_factor=number_of(p.split_factor))
+            if isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt)
+            else p
+            for p in placements
+        ]
+    )
+
+
+def settled_spec(spec: DTensorSpec) -> DTensorSpec:
+    if not is_symbolic(*split_factors(spec)):
+        return spec
+    return DTensorSpec(
+        spec.mesh,
+        settled(spec.placements),
+        spec.tensor_meta,
+        spec.shard_order,
+        spec.use_strided_shard_as_shard_order,
+    )
+
+
+def has_shape_env(*values: Any) -> bool:
+    """Whether every SymInt among the values belongs to a trace (in LocalTensorMode there are
+    others, which stand for a number on each rank).
+    """
+    return all(
+        has_shape_env(*v)
+        if isinstance(v, (tuple, list))
+        else not isinstance(v, torch.SymInt) or hasattr(v.node, "shape_env")
+        for v in values
+    )
+
+
+def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None:
+    """The global shapes as numbers, those of the call that is being compiled; None where some size
+    has no value yet, or is none of a compiler's.
+    """
+    found = []
+    for spec in specs:
+        sizes: list[Any] = list(spec.shape)
+        if any(
+            isinstance(n, torch.SymInt) and not (hasattr(n.node, "shape_env") and n.node.has_hint())
+            for n in sizes
+        ):
+            return None
+        found.append(
+            tuple([int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes])
+        )
+    return found
+
+
+def factors_at_hand(specs: Sequence[DTensorSpec]) -> dict[int, Any] | None:
+    """The split factors, by the numbers that they are now; None where some has none, or two are the
+    same number that need not be so in a later call.
+    """
+    found: dict[int, Any] = {}
+    for factor in (factor for spec in specs for factor in split_factors(spec)):
+        number = (
+            factor.node.hint
+            if isinstance(factor, torch.SymInt) and factor.node.has_hint()
+            else factor
+        )
+        if isinstance(number, torch.SymInt) or size_text(
+            found.setdefault(int(number), factor)
+        ) != size_text(factor):
+            return None
+    return found
+
+
+def is_truly(condition: Any) -> bool:
+    """Whether a condition on sizes holds, with a guard that it does or does not; False where sizes
+    have no value yet.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
+
+
+def size_text(n: Any) -> str:
+    """A size as text, the same for sizes that are known to be equal."""
+    return str(n.node.expr) if isinstance(n, torch.SymInt) else str(n)

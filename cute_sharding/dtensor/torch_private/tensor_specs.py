@@ -1,0 +1,177 @@
+"""Placements and specs (torch/distributed/tensor/placement_types.py, _dtensor_spec.py): the
+classes, and in what order a spec's placements cut.
+
+Read and made here, never changed: torch shares specs between tensors and caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
+from torch.distributed.tensor.placement_types import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _MaskPartial,
+    _StridedShard,
+)
+
+from cute_sharding.dtensor.torch_private.dispatch_modes import no_modes
+from cute_sharding.layout.layout import row_major
+
+__all__ = [
+    "DTensorSpec",
+    "MaskPartial",
+    "Partial",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "StridedShard",
+    "TensorMeta",
+    "as_replica",
+    "check_no_mixed_partials",
+    "check_shard_order",
+    "decoded_order",
+    "decodes_to_shard_order",
+    "is_dtensor",
+    "like",
+    "shard_order",
+    "split_factors",
+    "takes_strays",
+    "unbound_spec",
+    "with_shape",
+]
+
+StridedShard = _StridedShard
+
+
+MaskPartial = _MaskPartial
+
+
+def split_factors(spec: DTensorSpec) -> list[Any]:
+    return [p.split_factor for p in spec.placements if isinstance(p, StridedShard)]
+
+
+def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:
+    """The spec of a tensor of another shape."""
+    meta = TensorMeta(
+        torch.Size(shape),
+        row_major(tuple(shape)),
+        spec.tensor_meta.dtype if spec.tensor_meta is not None else torch.float32,
+    )
+    order: Any = None if spec.use_strided_shard_as_shard_order else spec.shard_order
+    return DTensorSpec(
+        spec.mesh, spec.placements, meta, order, spec.use_strided_shard_as_shard_order
+    )
+
+
+def check_shard_order(spec: DTensorSpec, op: str) -> None:
+    """Refuse a spec whose placements do not apply left to right: propagation reads them so, as
+    torch's rules do.
+    """
+    order = spec.shard_order
+    if (
+        order is not None
+        and not spec.use_strided_shard_as_shard_order
+        and not DTensorSpec.is_default_device_order(order)
+    ):
+        raise RuntimeError(
+            f"{op}: the input's placements {spec.placements} apply in the shard order {order}, not "
+            "left to right. "
+            "Redistribute it to the default order, or say the order with _StridedShard placements, "
+            "first."
+        )
+
+
+def decodes_to_shard_order(spec: DTensorSpec) -> bool:
+    """Whether torch reads the _StridedShard placements of ``spec`` as what they are.
+
+    It takes those of a spec that a user makes for a shard order. On a mesh of several dims, split
+    factors that no order has make its redistribution silently wrong, or raise half way (2.13 and
+    2.15 alike). Specs that propagation makes are not read so, and are moved rightly.
+    """
+    if not spec.use_strided_shard_as_shard_order:
+        return True
+    return (
+        DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh)
+        is not None
+    )
+
+
+def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+    """The (tensor dim, mesh dims in the order in which they cut) that ``spec`` says or that torch
+    decodes from it; None where it is left to right, or no order.
+    """
+    if spec.use_strided_shard_as_shard_order:
+        return decoded_order(tuple(spec.placements), spec.mesh)
+    order = spec.shard_order
+    if order is None or DTensorSpec.is_default_device_order(order):
+        return None
+    if any(isinstance(p, StridedShard) for p in spec.placements):
+        raise NotImplementedError(
+            f"placements {spec.placements} in the shard order {order}: say the order by "
+            "_StridedShard alone, or by Shard placements and an order"
+        )
+    return tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
+
+
+def decoded_order(
+    placements: tuple[Placement, ...], mesh: Any
+) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+    """The shard order for which torch takes the _StridedShard placements of a spec that a program
+    made; None without any, or where no order has these split factors.
+    """
+    if not any(isinstance(p, StridedShard) for p in placements):
+        return None
+    order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
+    return (
+        None
+        if order is None
+        else tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
+    )
+
+
+def unbound_spec(
+    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]
+) -> DTensorSpec:
+    """The spec of a tensor that a user makes, on a mesh of those sizes as its first rank sees it.
+    No process group is needed, and none is made.
+    """
+    with no_modes():
+        devices = DeviceMesh(
+            "cpu", torch.arange(prod(mesh)).reshape(tuple(mesh)), _init_backend=False, _rank=0
+        )
+    return DTensorSpec(
+        devices,
+        tuple(placements),
+        TensorMeta(torch.Size(shape), row_major(tuple(shape)), torch.float32),
+    )
+
+
+def is_dtensor(value: Any) -> bool:
+    return isinstance(value, DTensor)
+
+
+def takes_strays() -> bool:
+    """Whether plain tensors among DTensors are taken for replicas
+    (torch.distributed.tensor.experimental.implicit_replication).
+    """
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+def as_replica(tensor: torch.Tensor, mesh: Any) -> DTensor:
+    meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return DTensor(tensor, DTensorSpec(mesh, (Replicate(),) * mesh.ndim, meta), requires_grad=False)
+
+
+def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """A DTensor as ``tensor``, of another local tensor."""
+    return DTensor(local, tensor._spec, requires_grad=False)
