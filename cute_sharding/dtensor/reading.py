@@ -26,7 +26,8 @@ from cute_sharding.dtensor.placements import cut_of
 from cute_sharding.dtensor.ranks import on_each_rank, place, true_on_each_rank
 from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.cost import coordinates, within
-from cute_sharding.redistribution.meeting import held, size
+from cute_sharding.redistribution.meeting import count_rows as size
+from cute_sharding.redistribution.meeting import rows_held as held
 
 # Where a spec keeps the reading that was found for it: torch hands the spec of a tensor on, to its
 # gradient and to its next use.

@@ -23,7 +23,7 @@ from cute_sharding.redistribution.chains import Device, cutting, up_to
 from cute_sharding.redistribution.copies import Copy, folded, from_runs, in_place, packed
 from cute_sharding.redistribution.cost import DEVICES, most_local, received
 from cute_sharding.redistribution.digits import Digits, digits
-from cute_sharding.redistribution.meeting import Runs, meet, part, size
+from cute_sharding.redistribution.meeting import Runs, count_rows, meet, part
 from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
 
@@ -41,7 +41,7 @@ class Message(NamedTuple):
 
     @property
     def size(self) -> int:
-        return prod(map(size, self.runs))
+        return prod(map(count_rows, self.runs))
 
     @property
     def boxes(self) -> list[Copy]:
@@ -224,7 +224,7 @@ class Exchange(Step):
             [(turn, self.rounds)] if self.rounds > 1 else []
         )
         for k, parts in shares:
-            sizes = [size(found) for found in runs]
+            sizes = [count_rows(found) for found in runs]
             d = max(range(len(runs)), key=lambda d: (sizes[d] % parts == 0, sizes[d]))
             runs[d] = part(runs[d], k, parts)
             if not runs[d]:

@@ -10,7 +10,14 @@ from math import prod
 
 from cute_sharding.layout import Layout, LayoutError, coalesce, composition, make_layout
 from cute_sharding.layout.layout import from_leaves, row_major
-from cute_sharding.sharding.deal import dim_of, local_size, row_at, rows, split_factor_of
+from cute_sharding.sharding.deal import (
+    dim_of,
+    local_size,
+    pieces_of,
+    row_at,
+    rows,
+    split_factor_of,
+)
 from cute_sharding.sharding.placement import Partial, Placement, Replicate, Shard, format_placements
 
 
@@ -85,10 +92,8 @@ class Sharding:
                 continue
             dim, pieces = cut
             mode = local[dim]
-            if (
-                mode.size
-            ):  # a split factor that does not divide may make the pieces of one that does
-                pieces = -(-mode.size // -(-mode.size // pieces))
+            if mode.size:
+                pieces = pieces_of(mode.size, pieces)
             if mode.size % (pieces * parts):
                 raise LayoutError(
                     f"mesh dim {mesh_dim} deals the {mode.size} rows that are left of dim {dim} "

@@ -17,6 +17,7 @@ from cute_sharding.redistribution.plan import Held, collectives, received_by
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.reduction import Reduction
 
+FLAT = Network.flat(alpha=0, beta=1)
 REDUCE = {"sum": np.sum, "avg": np.mean, "max": np.max}
 
 
@@ -87,7 +88,7 @@ def test_values_are_right_everywhere(seed, flat):
     meshes = MESHES if flat else [(2, 3), (4, 2), (2, 4), (2, 2, 2), (3, 2, 2)]
     for source, target, hold in programs(seed, 300, meshes=meshes, most=600):
         network = (
-            None
+            FLAT
             if flat
             else Network(
                 tuple(rng.choice([Link(1e-6, 1e-11), Link(1e-5, 1e-9)]) for _ in source.mesh)
@@ -151,7 +152,7 @@ def test_at_most_two_collectives_and_no_more_than_the_naive_plan():
     """The naive plan: all-reduce every pending mesh dim, one after another, then move."""
     fewer = 0
     for source, target, hold in programs(10, 600, most=600):
-        steps = plan_steps(source.shape, source.mesh, hold, target.chains)
+        steps = plan_steps(source.shape, source.mesh, hold, target.chains, FLAT)
         assert (
             collectives(steps)
             == sum(isinstance(step, Reduction) or bool(step.dims) for step in steps)
@@ -173,7 +174,7 @@ def test_at_most_two_collectives_and_no_more_than_the_naive_plan():
 
 def test_nothing_pending_is_one_exchange_or_nothing():
     for source, target, _ in programs(11, 100):
-        steps = plan_steps(source.shape, source.mesh, Held(source.chains), target.chains)
+        steps = plan_steps(source.shape, source.mesh, Held(source.chains), target.chains, FLAT)
         assert steps == (
             ()
             if source.chains == target.chains
@@ -185,7 +186,7 @@ def planned(shape, mesh, source, target, *pending):
     source, target = (
         Sharding(shape, mesh, cuts, tuple(range(len(mesh)))) for cuts in (source, target)
     )
-    return plan_steps(shape, mesh, Held(source.chains, pending), target.chains)
+    return plan_steps(shape, mesh, Held(source.chains, pending), target.chains, FLAT)
 
 
 R, S0, S1 = None, (0, 1), (1, 1)
@@ -263,7 +264,7 @@ def test_a_reduction_keeps_to_what_each_device_has():
     mesh dim that is pending is reduced once.
     """
     for source, target, hold in programs(12, 300, most=600):
-        steps = plan_steps(source.shape, source.mesh, hold, target.chains)
+        steps = plan_steps(source.shape, source.mesh, hold, target.chains, FLAT)
         reductions = [step for step in steps if isinstance(step, Reduction)]
         for step in reductions:
             assert {*step.dims} <= cutting(step.target) or cutting(step.target).isdisjoint(
