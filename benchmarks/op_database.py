@@ -50,6 +50,31 @@ def database(only: list[str]) -> Iterator[Any]:
         yield info
 
 
+def dtype_of(info: Any) -> torch.dtype:
+    """The first of those that the op has, floating ones first."""
+    dtypes = (torch.float64, torch.float32, torch.int64, torch.bool)
+    return next(dtype for dtype in dtypes if dtype in info.dtypes or dtype is torch.bool)
+
+
+def samples_of(
+    info: Any,
+    gradients: bool,
+    rng: random.Random,
+    fits: Callable[[list[torch.Tensor]], bool],
+    most: int,
+) -> list[Any]:
+    """About ``most`` of the op's own inputs whose tensors fit, in a drawn order."""
+    torch.manual_seed(0)
+    found = []
+    for i, sample in enumerate(info.sample_inputs("cpu", dtype_of(info), requires_grad=gradients)):
+        if fits(leaves_of((sample.input, sample.args, sample.kwargs))):
+            found.append(sample)
+        if len(found) > most or i > 10 * most:
+            break
+    rng.shuffle(found)
+    return found
+
+
 def cut_of(p: Any) -> Any:
     return (p.dim, getattr(p, "split_factor", 1)) if isinstance(p, (Shard, _StridedShard)) else None
 
@@ -184,21 +209,47 @@ def run(
     op: Callable[..., Any], args: Any, kwargs: Any, gradients: bool
 ) -> tuple[list[Any], list[Any]]:
     """The results, and the gradients of the floating inputs."""
-    outputs = op(*args, **kwargs)
-    results = leaves_of(outputs)
+    results = leaves_of(op(*args, **kwargs))
     if not gradients:
         return results, []
+    return results, gradients_of(results, leaves_of((args, kwargs)))
+
+
+def gradients_of(results: list[Any], inputs: list[Any]) -> list[Any]:
+    """Of the sum of all results, for each of ``inputs`` that wants one; none where nothing does."""
     roots = [y for y in results if y.requires_grad and y.numel()]
-    leaves = [x for x in leaves_of((args, kwargs)) if x.requires_grad]
+    leaves = [x for x in inputs if x.requires_grad]
     if not roots or not leaves:
-        return results, []
-    return results, list(
-        torch.autograd.grad(
-            [y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots],
-            leaves,
-            allow_unused=True,
-        )
-    )
+        return []
+    sums = [y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots]
+    return list(torch.autograd.grad(sums, leaves, allow_unused=True))
+
+
+class TooLong(BaseException):
+    """Not an Exception: torch goes on after those."""
+
+
+def outcome(program: Callable[[], tuple[list[Any], list[Any]]], expected: Any) -> tuple[str, str]:
+    """What becomes of a program, and why: it gives results and gradients, and ``expected`` are
+    those of :func:`on_one_device`.
+    """
+    try:
+        results, grads = program()
+    except (Exception, TooLong) as error:
+        return RAISES, f"{type(error).__name__}: {str(error)[:400]}"
+    try:
+        for x, y in zip((*results, *grads), (*expected[0], *expected[1]), strict=True):
+            if (x is None) != (y is None):
+                return WRONG, "a gradient is missing"
+            if x is not None and not same(
+                whole(x) if isinstance(x, DTensor) else x.detach(), y.detach()
+            ):
+                return WRONG, f"{getattr(x, 'placements', None)}"
+    except AssertionError as error:
+        return WRONG, f"AssertionError: {str(error)[:200]}"
+    except Exception as error:
+        return RAISES, f"{type(error).__name__}: {str(error)[:200]}"
+    return RIGHT, ""
 
 
 def on_one_device(info: Any, args: Any, kwargs: Any, gradients: bool) -> Any | None:

@@ -30,6 +30,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -49,15 +50,17 @@ from benchmarks.op_database import (
     RAISES,
     RIGHT,
     WRONG,
+    TooLong,
     cut_of,
     database,
     distributed,
     drawn,
+    dtype_of,
     leaves_of,
     on_one_device,
+    outcome,
     run,
-    same,
-    whole,
+    samples_of,
 )
 from cute_sharding.dtensor import ledger
 
@@ -65,10 +68,6 @@ KINDS = ("even", "uneven", "strided")
 
 # Of attention torch derives a rule from what it decomposes to: with a mask that takes an hour.
 SECONDS = 60
-
-
-class TooLong(BaseException):
-    """Not an Exception: torch goes on after those."""
 
 
 @contextmanager
@@ -85,40 +84,18 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def outcome(
-    op: Any,
-    args: Any,
-    kwargs: Any,
-    placements: list[Any],
-    mesh: Any,
-    expected: Any,
-    gradients: bool,
-) -> tuple[str, str]:
+def on_mesh(
+    op: Any, args: Any, kwargs: Any, placements: list[Any], mesh: Any, gradients: bool
+) -> tuple[list[Any], list[Any]]:
+    """Results and gradients of the op on tensors of those placements."""
     flat, tree = tree_flatten((args, kwargs))
     remaining = iter(placements)
-    try:
-        given = [
-            distributed(x, mesh, next(remaining)) if isinstance(x, torch.Tensor) else x
-            for x in flat
-        ]
-        new_args, new_kwargs = tree_unflatten(given, tree)
-        with limited(SECONDS):
-            results, grads = run(op, new_args, new_kwargs, gradients)
-    except (Exception, TooLong) as error:
-        return RAISES, f"{type(error).__name__}: {str(error)[:400]}"
-    try:
-        for x, y in zip((*results, *grads), (*expected[0], *expected[1]), strict=True):
-            if (x is None) != (y is None):
-                return WRONG, "a gradient is missing"
-            if x is not None and not same(
-                whole(x) if isinstance(x, DTensor) else x.detach(), y.detach()
-            ):
-                return WRONG, f"{getattr(x, 'placements', None)}"
-    except AssertionError as error:
-        return WRONG, f"AssertionError: {str(error)[:200]}"
-    except Exception as error:
-        return RAISES, f"{type(error).__name__}: {str(error)[:200]}"
-    return RIGHT, ""
+    given = [
+        distributed(x, mesh, next(remaining)) if isinstance(x, torch.Tensor) else x for x in flat
+    ]
+    new_args, new_kwargs = tree_unflatten(given, tree)
+    with limited(SECONDS):
+        return run(op, new_args, new_kwargs, gradients)
 
 
 def answered() -> str:
@@ -129,26 +106,6 @@ def answered() -> str:
     return next(
         (who for who in ("gate", "signature") if any(count[who] for count in counts)), "torch"
     )
-
-
-def samples_of(
-    info: Any, dtype: torch.dtype, gradients: bool, sizes: tuple[int, ...], rng: random.Random
-) -> list[Any]:
-    """The op's own inputs that are small and can be cut, in a drawn order."""
-    torch.manual_seed(0)
-    found = []
-    for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=gradients)):
-        tensors = leaves_of((sample.input, sample.args, sample.kwargs))
-        if (
-            tensors
-            and all(x.numel() < 5000 for x in tensors)
-            and any(drawn(rng, tuple(x.shape), sizes, "uneven") for x in tensors)
-        ):
-            found.append(sample)
-        if len(found) > 40 or i > 400:
-            break
-    rng.shuffle(found)
-    return found
 
 
 def would_have_had(placements: list[Any], kind: str) -> list[Any]:
@@ -172,12 +129,17 @@ def measured(
     found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     notes: dict[str, str] = {}
     rng = random.Random(f"ops {seed} {info.name} {info.variant_test_name}")
-    dtypes = (torch.float64, torch.float32, torch.int64, torch.bool)
-    dtype = next(dtype for dtype in dtypes if dtype in info.dtypes or dtype is torch.bool)
-    gradients = bool(info.supports_autograd and dtype.is_floating_point)
+    gradients = bool(info.supports_autograd and dtype_of(info).is_floating_point)
     sizes = tuple(mesh.shape)
+
+    def fits(tensors: list[torch.Tensor]) -> bool:
+        """Whether they are small and can be cut."""
+        return all(x.numel() < 5000 for x in tensors) and any(
+            drawn(rng, tuple(x.shape), sizes, "uneven") for x in tensors
+        )
+
     with _disable_current_modes():
-        given = samples_of(info, dtype, gradients, sizes, rng)
+        given = samples_of(info, gradients, rng, fits, 40)
     for kind in kinds:
         done = 0
         for sample in given:
@@ -201,7 +163,9 @@ def measured(
                         cute_sharding.reset_stats()
                         # As after a view that torch would have redistributed for.
                         ledger.note(mesh, lambda: True)
-                    said, why = outcome(info.op, args, kwargs, some, mesh, expected, gradients)
+                    said, why = outcome(
+                        partial(on_mesh, info.op, args, kwargs, some, mesh, gradients), expected
+                    )
                 found[kind][way][said] += 1
                 if way == "ours":
                     found[kind]["by"][answered()] += 1

@@ -14,6 +14,8 @@ import argparse
 import random
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
 from math import prod
 from statistics import geometric_mean
 from typing import Any
@@ -29,17 +31,17 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import cute_sharding
 from benchmarks.op_database import (
-    RAISES,
     RIGHT,
     WRONG,
     database,
     distributed,
     drawn,
+    gradients_of,
     leaves_of,
     on_one_device,
+    outcome,
     run,
-    same,
-    whole,
+    samples_of,
 )
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -114,77 +116,53 @@ class Received(TorchDispatchMode):
         return int((x._local_tensors[0] if hasattr(x, "_local_tensors") else x).nbytes)
 
 
-def outcome(
-    op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool
-) -> tuple[str, str, int]:
+def on_mesh(
+    op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, gradients: bool
+) -> tuple[list[Any], list[Any]]:
+    """Results and gradients of the op on views of tensors of those shapes and placements; the
+    gradients are of these tensors.
+    """
+    flat, tree = tree_flatten((args, kwargs))
+    remaining = iter(plan)
+    leaves, given = [], []
+    for x in flat:
+        if not isinstance(x, torch.Tensor):
+            given.append(x)
+            continue
+        shape, placements = next(remaining)
+        leaf = distributed(
+            x.detach().reshape(shape).requires_grad_(x.requires_grad), mesh, placements
+        )
+        leaves.append(leaf)
+        given.append(leaf.view(x.shape) if tuple(x.shape) != tuple(shape) else leaf)
+    new_args, new_kwargs = tree_unflatten(given, tree)
+    results, _ = run(op, new_args, new_kwargs, False)
+    return results, gradients_of(results, leaves) if gradients else []
+
+
+def expected_of(info: Any, args: Any, kwargs: Any, plan: list[Any], gradients: bool) -> Any | None:
+    """What one device gives, with the gradients in the shapes of ``plan``."""
+    expected = on_one_device(info, args, kwargs, gradients)
+    if expected is None:
+        return None
+    shapes = [shape for x, (shape, _) in zip(leaves_of((args, kwargs)), plan) if x.requires_grad]
+    results, grads = expected
+    return results, [
+        None if grad is None else grad.reshape(shape) for grad, shape in zip(grads, shapes)
+    ]
+
+
+def fits(tensors: list[torch.Tensor]) -> bool:
+    """Whether they are neither empty nor large."""
+    return all(0 < x.numel() < 3000 for x in tensors) and any(x.ndim for x in tensors)
+
+
+def outcome_and_bytes(program: Callable[[], Any], expected: Any) -> tuple[str, str, int]:
     """What became of the program, why, and how many bytes rank 0 received."""
     received = Received()
     with received:
-        said, why = _outcome(op, args, kwargs, plan, mesh, expected, gradients)
+        said, why = outcome(program, expected)
     return said, why, received.bytes
-
-
-def _outcome(
-    op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, expected: Any, gradients: bool
-) -> tuple[str, str]:
-    flat, tree = tree_flatten((args, kwargs))
-    remaining = iter(plan)
-    try:
-        leaves, given = [], []
-        for x in flat:
-            if not isinstance(x, torch.Tensor):
-                given.append(x)
-                continue
-            shape, placements = next(remaining)
-            leaf = distributed(
-                x.detach().reshape(shape).requires_grad_(x.requires_grad), mesh, placements
-            )
-            if x.requires_grad:
-                leaves.append(leaf)
-            given.append(leaf.view(x.shape) if tuple(x.shape) != tuple(shape) else leaf)
-        new_args, new_kwargs = tree_unflatten(given, tree)
-        results, _ = run(op, new_args, new_kwargs, False)
-        roots = [y for y in results if y.requires_grad and y.numel()]
-        grads = []
-        if gradients and roots and leaves:
-            grads = list(
-                torch.autograd.grad(
-                    [y.sum() if not y.is_complex() else torch.view_as_real(y).sum() for y in roots],
-                    leaves,
-                    allow_unused=True,
-                )
-            )
-    except Exception as error:
-        return RAISES, f"{type(error).__name__}: {str(error)[:300]}"
-    try:
-        for x, y in zip((*results, *grads), (*expected[0], *expected[1]), strict=True):
-            if (x is None) != (y is None):
-                return WRONG, "a gradient is missing"
-            if x is not None:
-                got = whole(x) if isinstance(x, DTensor) else x.detach()
-                if not same(got, y.detach().reshape(got.shape)):
-                    return WRONG, f"{getattr(x, 'placements', None)}"
-    except AssertionError as error:
-        return WRONG, f"AssertionError: {str(error)[:200]}"
-    except Exception as error:
-        return RAISES, f"{type(error).__name__}: {str(error)[:200]}"
-    return RIGHT, ""
-
-
-def samples_of(info: Any, gradients: bool, rng: random.Random) -> list[Any]:
-    """The op's own inputs that are neither empty nor large, in a drawn order."""
-    found: list[Any] = []
-    torch.manual_seed(0)
-    dtypes = (torch.float64, torch.float32, torch.int64, torch.bool)
-    dtype = next(dtype for dtype in dtypes if dtype in info.dtypes or dtype is torch.bool)
-    for i, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=gradients)):
-        tensors = leaves_of((sample.input, sample.args, sample.kwargs))
-        if all(0 < x.numel() < 3000 for x in tensors) and any(x.ndim for x in tensors):
-            found.append(sample)
-        if len(found) > 30 or i > 300:
-            break
-    rng.shuffle(found)
-    return found
 
 
 class Tally:
@@ -224,7 +202,7 @@ def measure(info: Any, mesh: DeviceMesh, options: argparse.Namespace, tally: Tal
     rng = random.Random(f"programs {options.seed} {info.name} {info.variant_test_name}")
     gradients = bool(info.supports_autograd and info.dtypes & {torch.float64, torch.float32})
     with _disable_current_modes():
-        samples = samples_of(info, gradients, rng)
+        samples = samples_of(info, gradients, rng, fits, 30)
     done = 0
     for sample in samples:
         args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
@@ -234,16 +212,17 @@ def measure(info: Any, mesh: DeviceMesh, options: argparse.Namespace, tally: Tal
             kind = rng.choice(("even", "uneven"))
             plan.append((shape, drawn(rng, shape, tuple(options.mesh), kind)))
         with _disable_current_modes():
-            expected = on_one_device(info, args, kwargs, gradients)
+            expected = expected_of(info, args, kwargs, plan, gradients)
         if expected is None:
             continue
         shapes = [tuple(x.shape) for x in leaves_of((args, kwargs))]
         program = f"{info.name}.{info.variant_test_name}: {shapes} from {plan}"
-        stock = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
+        run_on_mesh = partial(on_mesh, info.op, args, kwargs, plan, mesh, gradients)
+        stock = outcome_and_bytes(run_on_mesh, expected)
         tally.counts[f"stock {stock[0]}"] += 1
         for name in options.settings:
             with cute_sharding.enabled(**SETTINGS[name]):
-                ours = outcome(info.op, args, kwargs, plan, mesh, expected, gradients)
+                ours = outcome_and_bytes(run_on_mesh, expected)
             tally.add(program, name, stock, ours)
         done += 1
         if done == options.samples:

@@ -14,7 +14,9 @@ import random
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
+from itertools import islice
 from math import prod
 from statistics import geometric_mean, median
 from typing import Any
@@ -58,6 +60,70 @@ def strided(rng: random.Random, mesh: DeviceMesh, sizes: tuple[int, ...], x: tor
     return distributed(x, mesh, drawn(rng, tuple(x.shape), sizes, "strided"))
 
 
+def samples_of(info: Any, count: int) -> list[Any]:
+    """The op's first inputs that are neither empty nor large."""
+    found = []
+    given = info.sample_inputs("cpu", torch.float64, requires_grad=info.supports_autograd)
+    for sample in islice(given, 20):
+        tensors = leaves_of((sample.input, sample.args, sample.kwargs))
+        if all(0 < x.numel() < 3000 for x in tensors):
+            found.append(sample)
+    return found[:count]
+
+
+def schemas_met(shape: tuple[int, ...], only: list[str], samples: int) -> dict[str, Any]:
+    """The first schema of each op that comes to our propagator with a _StridedShard tensor, while
+    the database's ops run on a mesh of that shape.
+    """
+    found: dict[str, Any] = {}
+    world = prod(shape)
+    with LocalTensorMode(world), cute_sharding.enabled():
+        ours = registry.propagation()
+
+        def noted(schema: Any) -> Any:
+            result = ours(schema)
+            if any(map(compat.split_factors, compat.specs_of(schema))):
+                found.setdefault(compat.name_of(schema.op), schema)
+            return result
+
+        compat._propagator().propagate_op_sharding_non_cached = noted
+        mesh = DeviceMesh("cpu", torch.arange(world).reshape(shape))
+        for info in database(only):
+            if torch.float64 not in info.dtypes:
+                continue
+            cut = partial(strided, random.Random(info.name), mesh, shape)
+            with _disable_current_modes():
+                given = samples_of(info, samples)
+            for sample in given:
+                args, kwargs = tree_map_only(
+                    torch.Tensor, cut, ((sample.input, *sample.args), dict(sample.kwargs))
+                )
+                with suppress(Exception):
+                    run(info.op, args, kwargs, bool(info.supports_autograd))
+    return found
+
+
+def compared(torchs: Callable[[Any], Any], schemas: dict[str, Any], calls: int) -> dict[str, float]:
+    """Our time over torch's for each op; what cannot be asked again is said and left out."""
+    ratios: dict[str, float] = {}
+    emptied = caches()
+    for name, schema in sorted(schemas.items()):
+        try:
+            with cute_sharding.enabled():
+                theirs, own = (
+                    seconds(propagate, schema, emptied, calls)
+                    for propagate in (torchs, registry.propagation())
+                )
+        except Exception as error:
+            print(f"{name:50} {type(error).__name__}")
+            continue
+        ratios[name] = own / theirs
+        print(
+            f"{name:50}{theirs * 1e3:10.3f} ms{own * 1e3:10.3f} ms{ratios[name]:8.2f}", flush=True
+        )
+    return ratios
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -68,60 +134,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=5)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    world, sizes = prod(options.mesh), tuple(options.mesh)
-    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+    shape = tuple(options.mesh)
+    dist.init_process_group("fake", rank=0, world_size=prod(shape), store=FakeStore())
     torchs = registry.propagation()
-    schemas: dict[str, Any] = {}
-    with LocalTensorMode(world), cute_sharding.enabled():
-        ours = registry.propagation()
-
-        def noted(schema: Any) -> Any:
-            found = ours(schema)
-            if any(map(tensor_specs.split_factors, op_schemas.specs_of(schema))):
-                schemas.setdefault(registry.name_of(schema.op), schema)
-            return found
-
-        registry.propagator().propagate_op_sharding_non_cached = noted
-        mesh = DeviceMesh("cpu", torch.arange(world).reshape(options.mesh))
-        for info in database(options.only):
-            if torch.float64 not in info.dtypes:
-                continue
-            rng = random.Random(info.name)
-            with _disable_current_modes():
-                samples = []
-                for i, sample in enumerate(
-                    info.sample_inputs("cpu", torch.float64, requires_grad=info.supports_autograd)
-                ):
-                    if i < 20 and all(
-                        0 < x.numel() < 3000
-                        for x in leaves_of((sample.input, sample.args, sample.kwargs))
-                    ):
-                        samples.append(sample)
-            for sample in samples[: options.samples]:
-                cut = partial(strided, rng, mesh, sizes)
-                args, kwargs = tree_map_only(
-                    torch.Tensor, cut, ((sample.input, *sample.args), dict(sample.kwargs))
-                )
-                try:
-                    run(info.op, args, kwargs, bool(info.supports_autograd))
-                except Exception:
-                    continue
-    ratios: dict[str, float] = {}
-    emptied = caches()
-    for name, schema in sorted(schemas.items()):
-        try:
-            with cute_sharding.enabled():
-                theirs, own = (
-                    seconds(propagate, schema, emptied, options.calls)
-                    for propagate in (torchs, registry.propagation())
-                )
-        except Exception as error:
-            print(f"{name:50} {type(error).__name__}")
-            continue
-        ratios[name] = own / theirs
-        print(
-            f"{name:50}{theirs * 1e3:10.3f} ms{own * 1e3:10.3f} ms{ratios[name]:8.2f}", flush=True
-        )
+    ratios = compared(torchs, schemas_met(shape, options.only, options.samples), options.calls)
     print(
         f"{len(ratios)} ops, ours over torch's, cold: geometric mean "
         f"{geometric_mean(ratios.values()):.2f}, most {max(ratios.values()):.2f}"

@@ -1,21 +1,25 @@
 """Time of rules, propagation and the algebra beside torch's, on real model shapes; and how many
 free views each answers.
 
-python -m benchmarks.views            # ratios of time: ours / torch's python -m benchmarks.views
---answers  # drawn cases: how many of those that can be free are answered free, ours and torch's
+    python -m benchmarks.views            # ratios of time: ours / torch's
+    python -m benchmarks.views --answers  # drawn cases: how many of those that can be free are
+                                          # answered free, ours and torch's
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+from collections import Counter
+from collections.abc import Iterator
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 import torch.distributed._pycute as pycute
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._ops import _view_ops as torch_views
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 import cute_sharding.layout as algebra
 from benchmarks.timing import geometric_mean, ratio
@@ -167,86 +171,99 @@ def held(shape, mesh, placements):  # type: ignore[no-untyped-def]
     return tuple(result)
 
 
+KINDS = ("Shard, even", "Shard, uneven", "_StridedShard, even", "_StridedShard, uneven")
+MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (2, 4), (2, 2, 2)]
+
+# name -> (propagation, whether strict, rules), as the table's columns.
+PROPAGATIONS = {
+    "ours": (propagate_shape_and_sharding, True, dim_map.reshape),
+    "strict": (torch_views.propagate_shape_and_sharding, True, torch_views.view_groups),
+    "non-strict": (torch_views.propagate_shape_and_sharding, False, torch_views.view_groups),
+}
+
+
+class Case(NamedTuple):
+    """A drawn view."""
+
+    shape: tuple[int, ...]
+    target: tuple[int, ...]
+    mesh: tuple[int, ...]
+    placements: tuple[Placement, ...]
+
+    @property
+    def cuts(self) -> list[tuple[int, int, int]]:
+        """(dim, split factor, devices) of each mesh dim that cuts."""
+        return [
+            (p.dim, getattr(p, "split_factor", 1), parts)
+            for p, parts in zip(self.placements, self.mesh)
+            if isinstance(p, (Shard, _StridedShard))
+        ]
+
+    @property
+    def kind(self) -> str:
+        local, even = list(self.shape), True
+        for dim, factor, parts in self.cuts:
+            even = even and local[dim] % (factor * parts) == 0
+            local[dim] = local_size(local[dim], factor, parts, 0)
+        strided = any(isinstance(p, _StridedShard) for p in self.placements)
+        return f"{'_StridedShard' if strided else 'Shard'}, {'even' if even else 'uneven'}"
+
+
+def drawn_case(draw: random.Random) -> Case | None:
+    """None where what was drawn is no view, or cuts nothing."""
+    n = draw.choice([12, 16, 18, 20, 24, 30, 32, 36, 48, 60, 64])
+    shapes = [s for rank in range(1, 5) for s in factorizations(n, rank)]
+    shape, target, mesh = draw.choice(shapes), draw.choice(shapes), draw.choice(MESHES)
+    if shape == target:
+        return None
+    strided = draw.random() < 0.5
+    placements = tuple([_drawn_placement(draw, shape, strided) for _ in mesh])
+    case = Case(shape, target, mesh, placements)
+    return case if case.cuts else None
+
+
+def _drawn_placement(draw: random.Random, shape: tuple[int, ...], strided: bool) -> Placement:
+    d = draw.randrange(len(shape))
+    factor = 1
+    if strided and draw.random() < 0.8:
+        factors = range(2, shape[d] + 1)
+        factor = draw.choice(
+            [f for f in factors if draw.random() < 0.3 or shape[d] % f == 0] or [1]
+        )
+    return R if draw.random() < 0.2 else SS(d, factor) if factor > 1 else S(d)
+
+
+def said_of(case: Case) -> Iterator[str]:
+    """The columns in which the case counts."""
+    yield "cases"
+    truth = held(case.shape, case.mesh, case.placements)
+    options = [R] + [
+        SS(d, f) if f > 1 else S(d) for d, m in enumerate(case.target) for f in range(1, m + 1)
+    ]
+    if _possible(case.target, case.mesh, options, truth):
+        yield "possible"
+    for name, (propagate, strict, rules) in PROPAGATIONS.items():
+        try:
+            rule = rules(case.shape, case.target)
+            source, output = propagate(case.placements, case.shape, rule, case.mesh, strict)
+        except Exception:  # raises, or crashes: not answered
+            continue
+        if tuple(source) == case.placements:
+            right = held(case.target, case.mesh, output) == truth
+            yield name if right else f"{name} wrong"
+
+
 def answers(cases: int, seed: int) -> None:
     """Draw views of small shapes; count, of those that some placements can answer free, how many
     ours and torch's do.
     """
     draw = random.Random(seed)
-    meshes = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (2, 4), (2, 2, 2)]
-    kinds = ("Shard, even", "Shard, uneven", "_StridedShard, even", "_StridedShard, uneven")
-    zero = {
-        "cases": 0,
-        "possible": 0,
-        "ours": 0,
-        "ours wrong": 0,
-        "strict": 0,
-        "strict wrong": 0,
-        "non-strict": 0,
-        "non-strict wrong": 0,
-    }
-    table = {kind: dict(zero) for kind in kinds}
-    while sum(row["cases"] for row in table.values()) < cases // 4 * 4:
-        n = draw.choice([12, 16, 18, 20, 24, 30, 32, 36, 48, 60, 64])
-        shapes = [s for rank in range(1, 5) for s in factorizations(n, rank)]
-        shape, target, mesh = draw.choice(shapes), draw.choice(shapes), draw.choice(meshes)
-        if shape == target:
-            continue
-        strided = draw.random() < 0.5
-        placements = []
-        for _ in mesh:
-            d = draw.randrange(len(shape))
-            factor = (
-                draw.choice(
-                    [f for f in range(2, shape[d] + 1) if draw.random() < 0.3 or shape[d] % f == 0]
-                    or [1]
-                )
-                if strided and draw.random() < 0.8
-                else 1
-            )
-            placements.append(R if draw.random() < 0.2 else SS(d, factor) if factor > 1 else S(d))
-        if not any(isinstance(p, (Shard, _StridedShard)) for p in placements):
-            continue
-        local, even = list(shape), True
-        for p, parts in zip(placements, mesh):
-            if isinstance(p, (Shard, _StridedShard)):
-                factor = getattr(p, "split_factor", 1)
-                even = even and local[p.dim] % (factor * parts) == 0
-                local[p.dim] = local_size(local[p.dim], factor, parts, 0)
-        kind = (
-            "_StridedShard" if any(isinstance(p, _StridedShard) for p in placements) else "Shard"
-        ) + (", even" if even else ", uneven")
-        row = table[kind]
-        if row["cases"] >= cases // 4:  # as many of each kind
-            continue
-        row["cases"] += 1
-        truth = held(shape, mesh, placements)
-        options = [R] + [
-            SS(d, f) if f > 1 else S(d) for d, m in enumerate(target) for f in range(1, m + 1)
-        ]
-        possible = _possible(target, mesh, options, truth)
-        row["possible"] += possible
-        for name, function, strict, rules in (
-            ("ours", propagate_shape_and_sharding, True, dim_map.reshape),
-            ("strict", torch_views.propagate_shape_and_sharding, True, torch_views.view_groups),
-            (
-                "non-strict",
-                torch_views.propagate_shape_and_sharding,
-                False,
-                torch_views.view_groups,
-            ),
-        ):
-            try:
-                source, output = function(
-                    tuple(placements), shape, rules(shape, target), mesh, strict
-                )
-            except Exception:  # raises, or crashes: not answered
-                continue
-            if tuple(source) != tuple(placements):
-                continue
-            if held(target, mesh, output) == truth:
-                row[name] += 1
-            else:
-                row[f"{name} wrong"] += 1
+    table: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    each = cases // len(KINDS)  # as many of each kind
+    while any(row["cases"] < each for row in table.values()):
+        case = drawn_case(draw)
+        if case is not None and table[case.kind]["cases"] < each:
+            table[case.kind].update(said_of(case))
     print(
         f"{'':24}{'cases':>8}{'can be free':>13}{'ours':>9}{'wrong':>7}"
         f"{'torch strict':>14}{'wrong':>7}{'non-strict':>12}{'wrong':>7}"

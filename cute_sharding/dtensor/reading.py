@@ -31,7 +31,8 @@ from cute_sharding.dtensor.torch_private import (
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
 from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.cost import coordinates, within
-from cute_sharding.redistribution.meeting import held, size
+from cute_sharding.redistribution.meeting import count_rows as size
+from cute_sharding.redistribution.meeting import rows_held as held
 
 # Where a spec keeps the reading that was found for it: torch hands the spec of a tensor on, to its
 # gradient and to its next use.

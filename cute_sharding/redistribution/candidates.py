@@ -29,7 +29,7 @@ def candidates(
     mesh: tuple[int, ...],
     source: Held,
     target: Chains,
-    network: Network | None,
+    network: Network,
     groups: Groups,
 ) -> Iterator[tuple[Step, ...]]:
     def moved(before: Chains) -> Iterator[tuple[Step, ...]]:
@@ -46,7 +46,7 @@ def _moves(
     mesh: tuple[int, ...],
     source: Chains,
     target: Chains,
-    network: Network | None,
+    network: Network,
     kept: tuple[int, ...],
     groups: Groups,
 ) -> Iterator[tuple[Step, ...]]:
@@ -61,19 +61,17 @@ def _moves(
         return
     direct = Exchange(shape, mesh, source, target)
     yield (direct,)
-    flat = network is None or network.is_flat
+    flat = network.is_flat
     if not admits(groups, direct.mesh_dims) or (not flat and len(direct.mesh_dims) > 1):
         weights = (
-            (1.0,) * len(mesh)
-            if network is None or flat
-            else tuple([network.link(m).beta for m in range(len(mesh))])
+            (1.0,) * len(mesh) if flat else tuple([network.link(m).beta for m in range(len(mesh))])
         )
         way = route(shape, mesh, source, target, kept, groups or frozenset(), weights)
         if way is not None:
             yield tuple(
                 [Exchange(shape, mesh, before, after) for before, after in pairwise((source, *way))]
             )
-    if network is None or flat:
+    if flat:
         return
     slow = max(network.link(m).beta for m in range(len(mesh)))
     fast = [

@@ -13,18 +13,22 @@ Chains: TypeAlias = "tuple[tuple[tuple[int, int], ...], ...]"
 Device: TypeAlias = "tuple[int, ...]"
 
 
-def chains_of(
-    cuts: Sequence[Cut], ndim: int, mesh: Sequence[int], order: Sequence[int] | None = None
-) -> Chains:
-    """Cuts, one for each mesh dim, as chains: applied left to right, or in the ``order`` of mesh
-    dims given.
-    """
+def chains_of(cuts: Sequence[Cut], ndim: int, mesh: Sequence[int]) -> Chains:
+    """Cuts, one for each mesh dim, as chains: applied left to right."""
     chains: list[list[tuple[int, int]]] = [[] for _ in range(ndim)]
-    for m in range(len(mesh)) if order is None else order:
-        cut = cuts[m]
-        if cut is not None and mesh[m] > 1:
+    for m, (cut, n) in enumerate(zip(cuts, mesh)):
+        if cut is not None and n > 1:
             chains[cut[0]].append((m, cut[1]))
     return tuple(map(tuple, chains))
+
+
+def chain_of(
+    chain: tuple[tuple[int, int], ...], mesh: Sequence[int], device: Sequence[int]
+) -> tuple[tuple[int, int, int], ...]:
+    """The cuts of one tensor dim as one device sees them: (split factor, devices, its coordinate)
+    of each.
+    """
+    return tuple([(split_factor, mesh[m], device[m]) for m, split_factor in chain])
 
 
 def cutting(chains: Chains) -> frozenset[int]:

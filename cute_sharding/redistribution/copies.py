@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding.redistribution.meeting import Run
+from cute_sharding.redistribution.meeting import Run, turns_of_loops
 
 # A position in a tensor, or a step: rows of each dim. A flat buffer is a tensor of one dim.
 Vector: TypeAlias = "tuple[int, ...]"
@@ -81,18 +81,7 @@ def _fold_once(copies: Sequence[Copy]) -> list[Copy]:
 
 
 def _loops(alike: Sequence[Copy]) -> Iterator[Copy]:
-    i = 0
-    while i < len(alike):
-        first, count = alike[i], 1
-        step: tuple[Vector, Vector] | None = None
-        while i + count < len(alike):
-            last, following = alike[i + count - 1], alike[i + count]
-            delta = (_minus(following.x, last.x), _minus(following.y, last.y))
-            if (step is not None and delta != step) or any(
-                rows < 0 for vector in delta for rows in vector
-            ):
-                break  # torch has no negative strides
-            step, count = delta, count + 1
+    for first, count, step in turns_of_loops(alike, _step_between):
         yield (
             first
             if step is None
@@ -100,7 +89,12 @@ def _loops(alike: Sequence[Copy]) -> Iterator[Copy]:
                 (count, *first.sizes), first.x, (step[0], *first.dx), first.y, (step[1], *first.dy)
             )
         )
-        i += count
+
+
+def _step_between(last: Copy, following: Copy) -> tuple[Vector, Vector] | None:
+    delta = (_minus(following.x, last.x), _minus(following.y, last.y))
+    # torch has no negative strides.
+    return None if any(rows < 0 for vector in delta for rows in vector) else delta
 
 
 def _minus(a: Vector, b: Vector) -> Vector:

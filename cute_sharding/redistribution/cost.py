@@ -7,9 +7,9 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from cute_sharding.redistribution.chains import Chains, chains_of
+from cute_sharding.redistribution.chains import Chains, chain_of, chains_of
 from cute_sharding.redistribution.digits import common, digits
-from cute_sharding.redistribution.meeting import Chain, held, meet, size
+from cute_sharding.redistribution.meeting import Chain, count_rows, meet, rows_held
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 from cute_sharding.views import Cut
 
@@ -110,10 +110,7 @@ def _devices(
     ):
         need = have = whole
         for d in dims:
-            before, after = (
-                tuple([(f, mesh[m], device[m]) for m, f in chains[d]])
-                for chains in (source, target)
-            )
+            before, after = (chain_of(chains[d], mesh, device) for chains in (source, target))
             wanted, kept = _counts(shape[d], before, after)
             need *= wanted
             have *= kept
@@ -129,4 +126,4 @@ def coordinates(n: int, devices: int) -> Sequence[int]:
 @lru_cache(maxsize=1 << 14)
 def _counts(n: int, before: Chain, after: Chain) -> tuple[int, int]:
     """(rows wanted after, rows of them held before) of a dim of ``n`` rows."""
-    return size(held(n, after)), size(meet(n, before, after))
+    return count_rows(rows_held(n, after)), count_rows(meet(n, before, after))

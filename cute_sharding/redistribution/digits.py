@@ -15,6 +15,9 @@ from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
+from cute_sharding.layout.algebra.modes import merge_neighbours
+from cute_sharding.sharding.deal import pieces_of
+
 Mode: TypeAlias = "tuple[int, int]"  # (size, stride), strides in rows
 
 
@@ -35,7 +38,7 @@ def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> D
     devices: dict[int, tuple[Mode, ...]] = {}
     for m, split_factor in chain:
         rows, parts = prod(size for size, _ in local), mesh[m]
-        pieces = -(-rows // -(-rows // split_factor))
+        pieces = pieces_of(rows, split_factor)
         if rows % (pieces * parts):
             return None
         # Block, device and pieces, from the inside out: logical_divide twice.
@@ -44,7 +47,7 @@ def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> D
         if inner is None or middle is None:
             return None
         devices[m] = tuple(middle[1])
-        local = _coalesced([*middle[0], *inner[1]])
+        local = merge_neighbours([*middle[0], *inner[1]])
     return Digits(devices, tuple(local))
 
 
@@ -117,13 +120,3 @@ def _take(modes: Sequence[Mode], count: int) -> tuple[list[Mode], list[Mode]] | 
         else:
             return None
     return rest, taken
-
-
-def _coalesced(modes: Sequence[Mode]) -> list[Mode]:
-    result: list[Mode] = []
-    for size, stride in modes:
-        if result and result[-1][1] == stride * size:
-            result[-1] = (result[-1][0] * size, stride)
-        else:
-            result.append((size, stride))
-    return result

@@ -1,10 +1,14 @@
 """One all-to-all that takes a tensor from one sharding to another: every missing element moves
 once, and no other.
 
-Each device keeps of its own what it needs. The rest it asks of those that have it: with a source
-that is partitioned there is one for each element; with one that is replicated, the device with its
-own coordinate on the replicated mesh dims, or, where that would have some devices asked more than
-others, all of them for an even share. The message from one device to another is, dim by dim, the
+Each device keeps of its own what it needs. The rest it asks of those that have it:
+
+1. where the source is partitioned, there is one for each element;
+2. where it is replicated on some mesh dims, the device with its own coordinate on them;
+3. where that would have some of the replicas asked more than others, all of them, each for an even
+   share (:attr:`Exchange.spread`).
+
+The message from one device to another is, dim by dim, the
 rows that the one holds and the other needs (:mod:`meeting`): the pieces of the layout
 ``composition(right_inverse(target), source)`` that belong to the two, sizes dividing or not.
 """
@@ -23,7 +27,7 @@ from cute_sharding.redistribution.chains import Device, cutting, up_to
 from cute_sharding.redistribution.copies import Copy, folded, from_runs, in_place, packed
 from cute_sharding.redistribution.cost import DEVICES, most_local, received
 from cute_sharding.redistribution.digits import Digits, digits
-from cute_sharding.redistribution.meeting import Runs, meet, part, size
+from cute_sharding.redistribution.meeting import Runs, count_rows, meet, part
 from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
 
@@ -41,7 +45,7 @@ class Message(NamedTuple):
 
     @property
     def size(self) -> int:
-        return prod(map(size, self.runs))
+        return prod(map(count_rows, self.runs))
 
     @property
     def boxes(self) -> list[Copy]:
@@ -199,13 +203,13 @@ class Exchange(Step):
         """Whether ``receiver`` gets from ``sender`` what it lacks of its rows, if there are any: it
         has not the same itself, and of those that have it ``sender`` is the one to give.
         """
-        own = True
+        has_it_itself = True
         for m, (a, b) in enumerate(zip(sender, receiver)):
             if m in self._cutting:
-                own &= a == b
+                has_it_itself &= a == b
             elif a != b and m not in self.spread:
                 return False
-        return not own
+        return not has_it_itself
 
     def message(self, sender: Device, receiver: Device, turn: int = 0) -> Message | None:
         """What ``sender`` sends to ``receiver`` in that round, or None."""
@@ -224,7 +228,7 @@ class Exchange(Step):
             [(turn, self.rounds)] if self.rounds > 1 else []
         )
         for k, parts in shares:
-            sizes = [size(found) for found in runs]
+            sizes = [count_rows(found) for found in runs]
             d = max(range(len(runs)), key=lambda d: (sizes[d] % parts == 0, sizes[d]))
             runs[d] = part(runs[d], k, parts)
             if not runs[d]:
@@ -314,53 +318,38 @@ class Exchange(Step):
             self.local_shape(self.target, device),
         )
 
+        own = self.own(device)
+
         def between(sender: Device | None, receiver: Device | None) -> Message | None:
             if sender is None or receiver is None:
                 return None
             return own if sender == receiver else self.message(sender, receiver, turn)
 
-        own = self.own(device)
         out = [between(device, peer) for peer in peers]
         into = [between(peer, device) for peer in peers]
-        out_copies, into_copies = (
-            [[] if m is None else m.boxes for m in messages] for messages in (out, into)
-        )
-        me = list(peers).index(device)
-        packs = _packs(out_copies)
-        unpacks = _packs([[copy.flipped for copy in copies] for copies in into_copies])
+        sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
         # A buffer that is the tensor as it lies needs no copy, but its own part then travels along:
         # worth it where less is its own than would be copied, and within memory.
-        sent, got, kept = sum(_sizes(out)), sum(_sizes(into)), own.size
-        alone = len(peers) == 1
-        pack_free = (
-            (alone or 2 * kept < sent)
-            and self.rounds == 1
-            and sent == prod(source_shape)
-            and in_place(packs, row_major(source_shape))
-        )
-        unpack_free = (
-            (alone or 2 * kept < got)
-            and self.rounds == 1
-            and got == prod(target_shape)
-            and in_place(unpacks, row_major(target_shape))
-        )
+        sent, got, kept = sum(sending.sizes), sum(receiving.sizes), own.size
+        alone, whole = len(peers) == 1, self.rounds == 1
+        pack_free = whole and (alone or 2 * kept < sent) and sending.lies_as(source_shape)
+        unpack_free = whole and (alone or 2 * kept < got) and receiving.lies_as(target_shape)
         if unpack_free and not pack_free and sent > max(prod(source_shape), got):
             unpack_free = alone
-        if pack_free or unpack_free:
-            own_copies: list[Copy] = []
-        else:
-            own_copies = into_copies[me] if turn == 0 else []
-            out_copies[me], into_copies[me], out[me], into[me] = [], [], None, None
-            packs = _packs(out_copies)
-            unpacks = _packs([[copy.flipped for copy in copies] for copies in into_copies])
+        own_copies: list[Copy] = []
+        if not (pack_free or unpack_free):
+            own_copies = own.boxes if turn == 0 else []
+            me = list(peers).index(device)
+            out[me] = into[me] = None
+            sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
         return Transfer(
             source_shape,
             target_shape,
-            _sizes(out),
-            _sizes(into),
-            None if pack_free else tuple(folded(packs)),
+            sending.sizes,
+            receiving.sizes,
+            None if pack_free else tuple(folded(sending.copies)),
             tuple(folded(own_copies)),
-            None if unpack_free else tuple([copy.flipped for copy in folded(unpacks)]),
+            None if unpack_free else tuple([c.flipped for c in folded(receiving.copies)]),
         )
 
     def gathering(self, device: Device, peers: Sequence[Device]) -> Transfer:
@@ -394,15 +383,33 @@ class Exchange(Step):
         )
 
 
-def _sizes(messages: Sequence[Message | None]) -> tuple[int, ...]:
-    return tuple([0 if m is None else m.size for m in messages])
+class _Buffer(NamedTuple):
+    """Messages one after the other in a flat buffer: their sizes, and the copies from a tensor (x)
+    to the buffer (y), or, flipped, the other way.
+    """
 
+    sizes: tuple[int, ...]
+    copies: list[Copy]
 
-def _packs(boxes: Sequence[Sequence[Copy]]) -> list[Copy]:
-    """The boxes one after the other in a flat buffer."""
-    result, at = [], 0
-    for copies in boxes:
-        for copy in copies:
-            result.append(packed(copy, at))
-            at += prod(copy.sizes)
-    return result
+    @classmethod
+    def of_source(cls, messages: Sequence[Message | None]) -> _Buffer:
+        return cls._of([[] if m is None else m.boxes for m in messages])
+
+    @classmethod
+    def of_target(cls, messages: Sequence[Message | None]) -> _Buffer:
+        return cls._of([[] if m is None else [c.flipped for c in m.boxes] for m in messages])
+
+    @classmethod
+    def _of(cls, boxes: Sequence[Sequence[Copy]]) -> _Buffer:
+        sizes, copies, at = [], [], 0
+        for message in boxes:
+            begin = at
+            for copy in message:
+                copies.append(packed(copy, at))
+                at += prod(copy.sizes)
+            sizes.append(at - begin)
+        return cls(tuple(sizes), copies)
+
+    def lies_as(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of that shape, as it lies, is the buffer."""
+        return sum(self.sizes) == prod(shape) and in_place(self.copies, row_major(shape))

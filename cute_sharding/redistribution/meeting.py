@@ -12,12 +12,15 @@ the square root of the number of rows, never more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import lcm, prod
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from cute_sharding.sharding.deal import runs
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 Loop: TypeAlias = "tuple[int, int, int]"
 # (split factor, devices, the device's coordinate) of each mesh dim that cuts a tensor dim, in the
@@ -76,7 +79,7 @@ Runs: TypeAlias = "tuple[Run, ...]"
 
 
 @lru_cache(maxsize=1 << 14)
-def held(n: int, chain: Chain) -> Runs:
+def rows_held(n: int, chain: Chain) -> Runs:
     """The rows of ``n`` that a device holds: x in the tensor, y on the device, where they lie in
     ascending order.
     """
@@ -94,17 +97,17 @@ def held(n: int, chain: Chain) -> Runs:
 @lru_cache(maxsize=1 << 14)
 def meet(n: int, one: Chain, other: Chain) -> Runs:
     """The rows of ``n`` that two devices both hold: x on the one, y on the other."""
-    return tuple(_joined(_meet(held(n, one), held(n, other))))
+    return tuple(_joined(_meet(rows_held(n, one), rows_held(n, other))))
 
 
-def size(found: Sequence[Run]) -> int:
-    """How many rows."""
+def count_rows(found: Sequence[Run]) -> int:
+    """How many rows they are."""
     return sum(run.size for run in found)
 
 
 def part(found: Runs, k: int, parts: int) -> Runs:
     """The k-th of ``parts`` shares of the rows, as even as can be, in the order of the list."""
-    total = size(found)
+    total = count_rows(found)
     first, stop = k * total // parts, (k + 1) * total // parts
     result: list[Run] = []
     for run in found:
@@ -215,27 +218,39 @@ def _joined(found: list[Run]) -> list[Run]:
 
 
 def _folded(found: list[Run]) -> list[Run]:
-    result, i = [], 0
-    while i < len(found):
-        first, count = found[i], 1
-        step: tuple[int, int] | None = None
-        while i + count < len(found):
-            last, run = found[i + count - 1], found[i + count]
-            delta = run.x - last.x, run.y - last.y
-            if (
-                (run.loops, run.length) != (first.loops, first.length)
-                or step not in (None, delta)
-                or run.x < last.reach
-            ):
+    return [
+        first
+        if step is None
+        else _coalesced(Run(first.x, first.y, ((count, *step), *first.loops), first.length))
+        for first, count, step in turns_of_loops(found, _step_between)
+    ]
+
+
+def _step_between(last: Run, following: Run) -> tuple[int, int] | None:
+    """From one run to another of the same form that begins after it; else None."""
+    if (following.loops, following.length) != (last.loops, last.length):
+        return None
+    if following.x < last.reach:
+        return None
+    return following.x - last.x, following.y - last.y
+
+
+def turns_of_loops(
+    items: Sequence[T], step_between: Callable[[T, T], S | None]
+) -> Iterator[tuple[T, int, S | None]]:
+    """Neighbours that are one step apart, as turns of a loop: the first of them, how many they are,
+    and the step; None of one that is alone.
+    """
+    i = 0
+    while i < len(items):
+        count, step = 1, None
+        while i + count < len(items):
+            found = step_between(items[i + count - 1], items[i + count])
+            if found is None or (step is not None and found != step):
                 break
-            step, count = delta, count + 1
-        result.append(
-            first
-            if step is None
-            else _coalesced(Run(first.x, first.y, ((count, *step), *first.loops), first.length))
-        )
+            step, count = found, count + 1
+        yield items[i], count, step
         i += count
-    return result
 
 
 def _coalesced(run: Run) -> Run:

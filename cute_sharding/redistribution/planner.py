@@ -26,20 +26,20 @@ def plan_steps(
     mesh: tuple[int, ...],
     source: Held,
     target: Chains,
-    network: Network | None = None,
+    network: Network,
     memory_limit: int | None = None,
     groups: Groups = None,
     native: bool = False,
 ) -> tuple[Step, ...]:
-    """The steps that reduce everything pending of ``source`` and lead to ``target``: the fastest on
-    ``network``, then the fewest elements received, then the fewest collectives.
+    """The steps that reduce everything pending of ``source`` and lead to ``target``: where the
+    links of ``network`` differ, the fastest; of several, and where all links are alike, those by
+    which the fewest elements are received, and of these the fewest collectives.
 
     ``source.pending`` are the reductions to finish; those that stay pending commute with moving
-    elements, between devices that hold the same contribution. ``network`` None counts elements
-    received instead of seconds. Every step communicates among ranks that have a process group:
-    those of one mesh dim, or of a set in ``groups``. With None, which stands for all sets, on a
-    flat network at most one collective moves elements, and at most one reduces. ``native``: the
-    backend gathers and reduce-scatters better than it exchanges.
+    elements, between devices that hold the same contribution. Every step communicates among ranks
+    that have a process group: those of one mesh dim, or of a set in ``groups``. With None, which
+    stands for all sets, on a flat network at most one collective moves elements, and at most one
+    reduces. ``native``: the backend gathers and reduce-scatters better than it exchanges.
 
     Raises:
         ValueError: no plan keeps every device within ``memory_limit`` elements. It names the least
@@ -189,10 +189,10 @@ MANY_MESSAGES = 1.5
 
 
 def _cost(
-    steps: tuple[Step, ...], network: Network | None, native: bool = False
+    steps: tuple[Step, ...], network: Network, native: bool = False
 ) -> tuple[float, int, int, int]:
     seconds = 0.0
-    if network is not None and not network.is_flat:
+    if not network.is_flat:
         seconds = sum(
             network.seconds(step)
             * (
@@ -211,7 +211,7 @@ def _cheapest(
     mesh: tuple[int, ...],
     source: Held,
     target: Chains,
-    network: Network | None,
+    network: Network,
     groups: Groups,
     native: bool,
 ) -> tuple[Step, ...]:
@@ -226,7 +226,7 @@ def _admitted(
     mesh: tuple[int, ...],
     source: Held,
     target: Chains,
-    network: Network | None,
+    network: Network,
     groups: Groups,
 ) -> list[tuple[Step, ...]]:
     """The ways whose steps all have a group; one at the least."""

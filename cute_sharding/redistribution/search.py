@@ -56,60 +56,78 @@ def free_targets(
     meshes of two dims. Beyond it, changes of one mesh dim come first, then of two, and so on, so
     that what is cut off is far from the source; replicating everything is always among the answers.
     """
-    cuts, mesh = tuple(cuts), tuple(mesh)
-    everything: tuple[Cut, ...] = tuple([cut if m in fixed else None for m, cut in enumerate(cuts)])
-    found: dict[tuple[Cut, ...], Target] = {}
-
-    def add(source: tuple[Cut, ...], output: tuple[Cut, ...]) -> None:
-        strides = sum(cut is not None and cut[1] > 1 for cut in (*source, *output))
-        changed = sum(a != b for a, b in zip(cuts, source, strict=True))
-        local = local_elements(view.input_shape, source, mesh) + local_elements(
-            view.output_shape, output, mesh
-        )
-        found[source] = Target(
-            received_elements(view.input_shape, cuts, source, mesh),
-            local,
-            changed,
-            strides,
-            source,
-            output,
-        )
-
-    budget = BUDGET
-
-    def descend(
-        kinds: Kinds, source: tuple[Cut, ...], output: tuple[Cut, ...], changing: tuple[int, ...]
-    ) -> None:
-        """Try all cuts of the mesh dims ``changing``, the others keeping theirs; what cannot be
-        carried is given up at once.
-        """
-        nonlocal budget
-        m = len(source)
-        if m == len(cuts):
-            budget -= min(prod(mesh), DEVICES)
-            if allowed(source) and not any(
-                cut is not None and cut[0] in unsharded and n > 1
-                for cut, n in zip(source, mesh, strict=True)
-            ):
-                add(source, output)
-            return
-        options = _options(view, kinds, cuts[m], unsharded) if m in changing else [cuts[m]]
-        for cut in options:
-            if budget <= 0:
-                return
-            budget -= 1
-            step = carry_one(view, kinds, cut, mesh[m])
-            if step is not None:
-                descend(step[1], (*source, cut), (*output, step[0]), changing)
-
+    search = _Search(view, tuple(cuts), tuple(mesh), tuple(unsharded), allowed)
+    everything: tuple[Cut, ...] = tuple(
+        [cut if m in fixed else None for m, cut in enumerate(search.cuts)]
+    )
     if prod(view.target):
         free = [m for m in range(len(cuts)) if m not in fixed and mesh[m] > 1]
         for changes in range(len(free) + 1):
             for changing in combinations(free, changes):
-                descend(kinds_of(view), (), (), changing)
-    if everything not in found:
-        add(everything, carry(view, everything, mesh).cuts)
-    return sorted(found.values())[:most]
+                search.descend(kinds_of(view), (), (), changing)
+    if everything not in search.found:
+        search.add(everything, carry(view, everything, search.mesh).cuts)
+    return sorted(search.found.values())[:most]
+
+
+@dataclass
+class _Search:
+    """One call of :func:`free_targets`: its arguments, what is left of the budget, and the answers
+    so far, by the cuts of the input.
+    """
+
+    view: View
+    cuts: tuple[Cut, ...]
+    mesh: tuple[int, ...]
+    unsharded: tuple[int, ...]
+    allowed: Callable[[tuple[Cut, ...]], bool]
+    budget: int = BUDGET
+    found: dict[tuple[Cut, ...], Target] = field(default_factory=dict)
+
+    def descend(
+        self,
+        kinds: Kinds,
+        source: tuple[Cut, ...],
+        output: tuple[Cut, ...],
+        changing: tuple[int, ...],
+    ) -> None:
+        """Try all cuts of the mesh dims ``changing``, the others keeping theirs; what cannot be
+        carried is given up at once. ``source`` and ``output`` are the cuts of the mesh dims so far.
+        """
+        m = len(source)
+        if m == len(self.cuts):
+            self.budget -= min(prod(self.mesh), DEVICES)
+            if self.allowed(source) and not self._shards_what_it_must_not(source):
+                self.add(source, output)
+            return
+        cut = self.cuts[m]
+        options = _options(self.view, kinds, cut, self.unsharded) if m in changing else [cut]
+        for option in options:
+            if self.budget <= 0:
+                return
+            self.budget -= 1
+            step = carry_one(self.view, kinds, option, self.mesh[m])
+            if step is not None:
+                self.descend(step[1], (*source, option), (*output, step[0]), changing)
+
+    def _shards_what_it_must_not(self, source: tuple[Cut, ...]) -> bool:
+        return any(
+            cut is not None and cut[0] in self.unsharded and n > 1
+            for cut, n in zip(source, self.mesh, strict=True)
+        )
+
+    def add(self, source: tuple[Cut, ...], output: tuple[Cut, ...]) -> None:
+        """Take note of an answer, with what it costs."""
+        view, mesh = self.view, self.mesh
+        self.found[source] = Target(
+            received_elements(view.input_shape, self.cuts, source, mesh),
+            local_elements(view.input_shape, source, mesh)
+            + local_elements(view.output_shape, output, mesh),
+            sum(a != b for a, b in zip(self.cuts, source, strict=True)),
+            sum(cut is not None and cut[1] > 1 for cut in (*source, *output)),
+            source,
+            output,
+        )
 
 
 def _options(view: View, kinds: Kinds, cut: Cut, unsharded: Sequence[int]) -> list[Cut]:

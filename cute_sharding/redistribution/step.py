@@ -10,10 +10,10 @@ from math import prod
 
 from cute_sharding.layout import Layout, make_layout
 from cute_sharding.layout.layout import from_leaves, row_major
-from cute_sharding.redistribution.chains import Chains, Device
+from cute_sharding.redistribution.chains import Chains, Device, chain_of
 from cute_sharding.redistribution.copies import Copy
 from cute_sharding.redistribution.digits import digits
-from cute_sharding.redistribution.meeting import Chain, held, size
+from cute_sharding.redistribution.meeting import Chain, count_rows, rows_held
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,14 @@ class Step(ABC):
 
     def chain(self, chains: Chains, dim: int, device: Device) -> Chain:
         """The cuts of tensor dim ``dim``, with the coordinates of ``device``."""
-        return tuple([(f, self.mesh[m], device[m]) for m, f in chains[dim]])
+        return chain_of(chains[dim], self.mesh, device)
 
     def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
         return tuple(
-            [size(held(n, self.chain(chains, d, device))) for d, n in enumerate(self.shape)]
+            [
+                count_rows(rows_held(n, self.chain(chains, d, device)))
+                for d, n in enumerate(self.shape)
+            ]
         )
 
     def slice_of(self, device: Device, dims: Sequence[int]) -> list[Device]:

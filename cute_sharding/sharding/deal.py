@@ -50,6 +50,13 @@ def deal(n: int, inner: int, split_factor: int, parts: int) -> Deal:
     return piece * inner, block * inner
 
 
+def pieces_of(n: int, split_factor: int) -> int:
+    """How many pieces ``n`` rows, one at the least, are cut into: fewer than the split factor where
+    that does not divide, and pieces of one row more are enough.
+    """
+    return -(-n // -(-n // split_factor))
+
+
 def dim_of(dealt: tuple[int, ...], shape: list[int]) -> int:
     """The only dim of ``shape`` that can be dealt so: the one whose rows are fewer, and whose whole
     is no fewer, than a piece.

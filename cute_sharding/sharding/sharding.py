@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from math import prod
 
 from cute_sharding.layout import Layout, LayoutError, coalesce, composition, make_layout
 from cute_sharding.layout.layout import from_leaves, row_major
-from cute_sharding.sharding.deal import dim_of, local_size, row_at, rows, split_factor_of
+from cute_sharding.sharding.deal import (
+    dim_of,
+    local_size,
+    pieces_of,
+    row_at,
+    rows,
+    split_factor_of,
+)
 from cute_sharding.sharding.placement import Partial, Placement, Replicate, Shard, format_placements
 
 
@@ -85,10 +92,8 @@ class Sharding:
                 continue
             dim, pieces = cut
             mode = local[dim]
-            if (
-                mode.size
-            ):  # a split factor that does not divide may make the pieces of one that does
-                pieces = -(-mode.size // -(-mode.size // pieces))
+            if mode.size:
+                pieces = pieces_of(mode.size, pieces)
             if mode.size % (pieces * parts):
                 raise LayoutError(
                     f"mesh dim {mesh_dim} deals the {mode.size} rows that are left of dim {dim} "
@@ -125,63 +130,26 @@ class Sharding:
         shape = tuple(shape)
         if layout.rank != 2:
             raise LayoutError(f"{layout!r} has {layout.rank} modes; expected two, (devices, local)")
-        mesh = (
-            tuple(mode.size for mode in layout[0])
-            if isinstance(layout[0].shape, tuple)
-            else (layout[0].size,)
-        )
-        device_modes = [coalesce(mode) for mode in layout[0]]
-        held = [(n, d) for n, d in layout[1].leaves if n != 1]
-        owned = held + [
-            leaf for mode in device_modes for leaf in mode.leaves if leaf[0] != 1 and leaf[1] != 0
+        devices = layout[0] if isinstance(layout[0].shape, tuple) else (layout[0],)
+        mesh = tuple(mode.size for mode in devices)
+        modes = [coalesce(mode) for mode in devices]
+        local = [leaf for leaf in layout[1].leaves if leaf[0] != 1]
+        cutting = [
+            [leaf for leaf in mode.leaves if leaf[0] != 1 and leaf[1] != 0] for mode in modes
         ]
-        if prod(shape) == 0:
-            raise LayoutError(
-                f"shape {shape} has no elements, so a layout cannot tell how it is sharded"
-            )
-        everything = from_leaves(sorted(owned, key=lambda leaf: -leaf[1]))
-        if coalesce(everything) != (Layout(prod(shape), 1) if prod(shape) > 1 else Layout(1, 0)):
-            raise LayoutError(
-                f"{layout!r} does not hold each of the {prod(shape)} elements of shape {shape} "
-                "once, replicas aside"
-            )
+        _check_each_element_once(layout, [*local, *chain.from_iterable(cutting)], shape)
         placements: list[Placement] = []
         local_shape = list(shape)
-        for mesh_dim, (parts, mode) in enumerate(zip(mesh, device_modes, strict=True)):
+        for mesh_dim, (parts, mode) in enumerate(zip(mesh, modes, strict=True)):
             if parts == 1 or all(d == 0 for _, d in mode.leaves):
                 placements.append(Replicate())
                 continue
-            where = f"mesh dim {mesh_dim}, device mode {mode!r}"
             # What this mesh dim divides: the local modes and those of later mesh dims.
-            rest = held + [
-                leaf
-                for later in device_modes[mesh_dim + 1 :]
-                for leaf in later.leaves
-                if leaf[1] != 0 and leaf[0] != 1
-            ]
-            # Sub-modes that nothing else lies between are one mode of what the earlier mesh dims
-            # left.
-            strides = [d for _, d in mode.leaves]
-            if strides != sorted(strides, reverse=True) or any(
-                strides[-1] < d < strides[0] for _, d in rest
-            ):
-                raise LayoutError(
-                    f"{where}: {mode.rank} sub-modes with others between them, and a placement has "
-                    "one; use a mesh with a dim for each"
-                )
-            inside = prod(n for n, d in rest if d < strides[-1])
-            dealt = (parts * inside, inside)
-            dim = dim_of(dealt, local_shape)
-            below = prod(local_shape[dim + 1 :])
-            factor = split_factor_of(dealt, local_shape[dim], below, parts)
-            if factor is None:
-                raise LayoutError(
-                    f"{where}: its blocks of {inside} elements, {parts} to a piece, fall across "
-                    f"dims of the local shape {tuple(local_shape)}: "
-                    f"dim {dim} has {local_shape[dim]} rows of {below}"
-                )
-            placements.append(Shard(dim, factor))
-            local_shape[dim] //= parts
+            rest = [*local, *chain.from_iterable(cutting[mesh_dim + 1 :])]
+            where = f"mesh dim {mesh_dim}, device mode {mode!r}"
+            placement = _shard_of(mode, parts, rest, local_shape, where)
+            placements.append(placement)
+            local_shape[placement.dim] //= parts
         return cls(shape, mesh, tuple(placements))
 
     # -- on one device -----------------------------------------------------------------------------
@@ -249,3 +217,54 @@ class Sharding:
 
     def __str__(self) -> str:
         return f"{self.shape} on mesh {self.mesh} as {format_placements(self.placements)}"
+
+
+def _check_each_element_once(
+    layout: Layout, leaves: list[tuple[int, int]], shape: tuple[int, ...]
+) -> None:
+    """Raise unless the ``leaves`` of ``layout`` that are no replicas reach each element of
+    ``shape`` once.
+    """
+    elements = prod(shape)
+    if elements == 0:
+        raise LayoutError(
+            f"shape {shape} has no elements, so a layout cannot tell how it is sharded"
+        )
+    everything = from_leaves(sorted(leaves, key=lambda leaf: -leaf[1]))
+    if coalesce(everything) != (Layout(elements, 1) if elements > 1 else Layout(1, 0)):
+        raise LayoutError(
+            f"{layout!r} does not hold each of the {elements} elements of shape {shape} once, "
+            "replicas aside"
+        )
+
+
+def _shard_of(
+    mode: Layout, parts: int, rest: list[tuple[int, int]], local_shape: list[int], where: str
+) -> Shard:
+    """The placement that a device mode of ``parts`` devices is, where ``rest`` are the leaves of
+    what each of them keeps of ``local_shape``; ``where`` is for messages.
+
+    Raises:
+        LayoutError: no placement is that mode.
+    """
+    # Sub-modes that nothing else lies between are one mode of what the earlier mesh dims left.
+    strides = [d for _, d in mode.leaves]
+    if strides != sorted(strides, reverse=True) or any(
+        strides[-1] < d < strides[0] for _, d in rest
+    ):
+        raise LayoutError(
+            f"{where}: {mode.rank} sub-modes with others between them, and a placement has one; "
+            "use a mesh with a dim for each"
+        )
+    inside = prod(n for n, d in rest if d < strides[-1])
+    dealt = (parts * inside, inside)
+    dim = dim_of(dealt, local_shape)
+    below = prod(local_shape[dim + 1 :])
+    factor = split_factor_of(dealt, local_shape[dim], below, parts)
+    if factor is None:
+        raise LayoutError(
+            f"{where}: its blocks of {inside} elements, {parts} to a piece, fall across dims of "
+            f"the local shape {tuple(local_shape)}: "
+            f"dim {dim} has {local_shape[dim]} rows of {below}"
+        )
+    return Shard(dim, factor)

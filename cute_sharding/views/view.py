@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from cute_sharding.layout import Layout, make_layout
 from cute_sharding.layout.layout import row_major
@@ -86,63 +86,11 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     sizes: list[int] = []
     target: list[int] = []
     kept: dict[int, int] = {}
-    home: dict[int, int] = {}
-
-    def settle(spec: Any) -> None:
-        if type(spec).__name__ == "InputDim":
-            home[spec.input_dim] = len(target)
-
-    def read(spec: Any) -> int:
-        """Append the source dims of ``spec``; return its size."""
-        kind = type(spec).__name__
-        if kind == "InputDim":
-            dim = spec.input_dim
-            n = input_shape[dim]
-            source.append(dim)
-            sizes.append(n)
-            return n
-        if kind == "Split":
-            size = spec.group_shape[spec.split_id]
-            if spec.split_id == 0:  # the group's first dim stands for the whole group
-                n, group = read(spec.input_dim), prod(spec.group_shape)
-                if (
-                    n and group != n and group % n == 0
-                ):  # view_as_real: each element becomes several
-                    settle(spec.input_dim)
-                    source.append(None)
-                    sizes.append(group // n)
-            return size
-        if kind == "Flatten":
-            n = 1
-            for part in spec.input_dims:
-                n *= read(part)
-            return n
-        if kind == "Singleton":
-            return 1
-        if kind == "Repeat":
-            settle(spec.input_dim)
-            source.append(None)
-            sizes.append(spec.times)
-            return spec.times * read(spec.input_dim)
-        if kind == "Broadcast":
-            settle(spec.dim)
-            read(spec.dim)
-            source.append(None)
-            sizes.append(spec.dim_size)
-            return spec.dim_size
-        if kind == "NewDim":
-            source.append(None)
-            sizes.append(spec.size)
-            return spec.size
-        raise TypeError(
-            f"unknown DimSpec {spec!r} in the rule; known: InputDim, Flatten, Split, Singleton, "
-            "Broadcast, NewDim, Repeat"
-        )
-
+    reading = _Reading(input_shape, source, sizes, target, {})
     for spec in dim_map:
         if type(spec).__name__ == "InputDim":
             kept[spec.input_dim] = len(target)
-        target.append(read(spec))
+        target.append(reading.size_of(spec))
     if len(kept) < len(input_shape):
         gone = [dim for dim in range(len(input_shape)) if dim not in source]
         if gone:
@@ -154,4 +102,88 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
         source, sizes = list(range(len(input_shape))), list(input_shape)
         if prod(sizes):
             source, sizes = [*source, None], [*sizes, 0]
-    return View(input_shape, source, sizes, target, kept, home)
+    return View(input_shape, source, sizes, target, kept, reading.home)
+
+
+class _Reading(NamedTuple):
+    """A DimMap that is being read: the source dims and output dims so far, as :class:`View` has
+    them. Each method reads one kind of spec: it appends the spec's source dims, and returns the
+    spec's size.
+    """
+
+    input_shape: Sequence[int]
+    source: list[int | None]
+    sizes: list[int]
+    target: list[int]
+    home: dict[int, int]
+
+    def size_of(self, spec: Any) -> int:
+        read = _READERS.get(type(spec).__name__)
+        if read is None:
+            raise TypeError(
+                f"unknown DimSpec {spec!r} in the rule; known: {', '.join(sorted(_READERS))}"
+            )
+        return read(self, spec)
+
+    def _settle(self, spec: Any) -> None:
+        """The output dim that comes next is made of that input dim alone, in place."""
+        if type(spec).__name__ == "InputDim":
+            self.home[spec.input_dim] = len(self.target)
+
+    def _fresh(self, size: int) -> None:
+        self.source.append(None)
+        self.sizes.append(size)
+
+    def input_dim(self, spec: Any) -> int:
+        dim = spec.input_dim
+        n = self.input_shape[dim]
+        self.source.append(dim)
+        self.sizes.append(n)
+        return n
+
+    def split(self, spec: Any) -> int:
+        if spec.split_id == 0:  # the group's first dim stands for the whole group
+            n, group = self.size_of(spec.input_dim), prod(spec.group_shape)
+            if n and group != n and group % n == 0:  # view_as_real: each element becomes several
+                self._settle(spec.input_dim)
+                self._fresh(group // n)
+        size: int = spec.group_shape[spec.split_id]
+        return size
+
+    def flatten(self, spec: Any) -> int:
+        n = 1
+        for part in spec.input_dims:
+            n *= self.size_of(part)
+        return n
+
+    def singleton(self, spec: Any) -> int:
+        return 1
+
+    def repeat(self, spec: Any) -> int:
+        self._settle(spec.input_dim)
+        self._fresh(spec.times)
+        times: int = spec.times
+        return times * self.size_of(spec.input_dim)
+
+    def broadcast(self, spec: Any) -> int:
+        self._settle(spec.dim)
+        self.size_of(spec.dim)
+        self._fresh(spec.dim_size)
+        size: int = spec.dim_size
+        return size
+
+    def new_dim(self, spec: Any) -> int:
+        self._fresh(spec.size)
+        size: int = spec.size
+        return size
+
+
+_READERS: dict[str, Callable[[_Reading, Any], int]] = {
+    "InputDim": _Reading.input_dim,
+    "Split": _Reading.split,
+    "Flatten": _Reading.flatten,
+    "Singleton": _Reading.singleton,
+    "Repeat": _Reading.repeat,
+    "Broadcast": _Reading.broadcast,
+    "NewDim": _Reading.new_dim,
+}

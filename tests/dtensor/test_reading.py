@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import cute_sharding
 from cute_sharding.dtensor import reading
 from cute_sharding.dtensor.torch_private import tensor_specs
-from cute_sharding.redistribution.meeting import held, size
+from cute_sharding.redistribution.meeting import count_rows, rows_held
 from cute_sharding.sharding.deal import rows
 
 MESH = (4, 2)
@@ -198,7 +198,7 @@ def test_where_there_is_no_data_nobody_is_asked(imagined, monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     monkeypatch.setattr(reading, "_fits", None)
-    rows_of_rank_0 = size(held(50001, ((1, 2, 0), (1, 4, 0))))
+    rows_of_rank_0 = count_rows(rows_held(50001, ((1, 2, 0), (1, 4, 0))))
     with (
         cute_sharding.enabled(redistribution=True),
         FakeTensorMode() if imagined == "fake" else nullcontext(),

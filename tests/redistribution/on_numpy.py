@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from enumeration import devices, held
 
-from cute_sharding.redistribution.chains import chains_of
-
 MESHES = [
     (1,),
     (2,),
@@ -41,7 +39,12 @@ class Sharding(NamedTuple):
 
     @property
     def chains(self):
-        return chains_of(self.cuts, len(self.shape), self.mesh, self.order)
+        chains = [[] for _ in self.shape]
+        for m in self.order:
+            if self.cuts[m] is not None and self.mesh[m] > 1:
+                dim, split_factor = self.cuts[m]
+                chains[dim].append((m, split_factor))
+        return tuple(map(tuple, chains))
 
     @property
     def indices(self):

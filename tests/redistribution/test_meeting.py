@@ -9,7 +9,7 @@ import pytest
 from enumeration import rows_after
 
 from cute_sharding.redistribution import meeting
-from cute_sharding.redistribution.meeting import held, meet, part, size
+from cute_sharding.redistribution.meeting import count_rows, meet, part, rows_held
 
 SIZES = (0, 1, 2, 3, 5, 7, 8, 12, 24, 31, 36, 60, 64, 97, 120, 210)
 
@@ -59,7 +59,7 @@ def cases(seed, count):
 
 def test_held_rows_and_where_they_lie():
     for n, chain, _ in cases(0, 1500):
-        assert sorted(all_pairs(held(n, chain))) == [
+        assert sorted(all_pairs(rows_held(n, chain))) == [
             (row, at) for at, row in enumerate(rows_after(n, chain))
         ], (n, chain)
 
@@ -70,7 +70,7 @@ def test_rows_in_common_and_where_they_lie():
         expected = in_common(n, one, other)
         found = meet(n, one, other)
         assert sorted(all_pairs(found)) == expected, (n, one, other)
-        assert size(found) == len(expected)
+        assert count_rows(found) == len(expected)
         met += bool(expected)
     assert met > 400
 
@@ -126,7 +126,7 @@ def steps(monkeypatch):
 
     def run(n, one, other):
         nonlocal looked
-        held.cache_clear()
+        rows_held.cache_clear()
         meet.cache_clear()
         looked = 0
         found = meet(n, one, other)
@@ -175,7 +175,7 @@ def test_few_runs_of_a_huge_tensor(steps, n, one, other, most):
 def test_more_windows_are_no_more_work(steps, p, q):
     def of(n):
         looked, found = steps(n, ((n // p, 2, 1),), ((n // q, 3, 1),))
-        return looked, len(found), size(found) / n
+        return looked, len(found), count_rows(found) / n
 
     assert of(p * q * 10**2) == of(p * q * 10**12)
 

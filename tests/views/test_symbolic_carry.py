@@ -41,13 +41,7 @@ def at(value, numbers):
 
 
 def is_true(fact, numbers):
-    left, right = at((fact.left, fact.right), numbers)
-    answer = {
-        "divides": lambda: left % right == 0,
-        "equal": lambda: left == right,
-        "at most": lambda: left <= right,
-    }[fact.relation]()
-    return answer is fact.holds
+    return fact.is_true_of(*at((fact.left, fact.right), numbers))
 
 
 class Hints:

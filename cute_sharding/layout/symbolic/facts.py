@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from cute_sharding.layout.errors import LayoutError
 from cute_sharding.layout.symbolic.expressions import Int, fraction, parse_expr
+
+_RELATIONS: dict[str, Callable[[int, int], bool]] = {
+    "divides": lambda left, right: left % right == 0,
+    "equal": lambda left, right: left == right,
+    "at most": lambda left, right: left <= right,
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,11 @@ class Fact:
     left: Int
     right: Int
     holds: bool = True
+
+    def is_true_of(self, left: int, right: int) -> bool:
+        """Whether it holds where its two sides are these numbers."""
+        answer = _RELATIONS[self.relation](left, right)
+        return answer is self.holds
 
     def __str__(self) -> str:
         left, right = _text(self.left), _text(self.right)
@@ -89,6 +102,11 @@ def _text(value: Int) -> str:
     """``value`` with quotients rounded down as Python writes them."""
     if type(value) is int:
         return str(value)
+    return str(_printer().doprint(value))
+
+
+@cache
+def _printer() -> Any:
     import sympy
     from sympy.printing.str import StrPrinter
 
@@ -105,4 +123,4 @@ def _text(value: Int) -> str:
         def _print_ceiling(self, expr: Any) -> str:
             return f"-{self._print_floor(sympy.floor(-expr.args[0], evaluate=False))}"
 
-    return str(Printer().doprint(value))
+    return Printer()
