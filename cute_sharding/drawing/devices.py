@@ -38,21 +38,21 @@ def devices_text(mesh: Sequence[int], fixed: Mapping[int, int], joint: str = ","
     >>> devices_text((2, 4), {0: 1, 1: 2}), devices_text((2, 4), {1: 2}), devices_text((2, 4), {})
     ('6', '2,6', '0-7')
     >>> devices_text((8, 4), {1: 2})
-    '2…'
+    '2..'
     """
     count = prod(n for m, n in enumerate(mesh) if m not in fixed)
     first = first_of(mesh, fixed)
     if count <= LISTED:
         return joint.join(map(str, _some(mesh, fixed, count)))
     last = number(mesh, [fixed.get(m, n - 1) for m, n in enumerate(mesh)])
-    return f"{first}-{last}" if last - first + 1 == count else f"{first}…"
+    return f"{first}-{last}" if last - first + 1 == count else f"{first}.."
 
 
 def devices_named(mesh: Sequence[int], fixed: Mapping[int, int], word: str = "device") -> str:
     """The devices in words.
 
     >>> devices_named((8, 4), {1: 2}), devices_named((2, 4), {0: 1, 1: 1})
-    ('devices 2, 6, 10, …, 30', 'device 5')
+    ('devices 2, 6, 10, .., 30', 'device 5')
     """
     count = prod(n for m, n in enumerate(mesh) if m not in fixed)
     if count == 1:
@@ -63,7 +63,7 @@ def devices_named(mesh: Sequence[int], fixed: Mapping[int, int], word: str = "de
         return f"{word}s {first} to {last}"
     listed = [str(device) for device in _some(mesh, fixed, min(count, LISTED))]
     if count > LISTED:
-        listed += [*(["…"] if count > LISTED + 1 else []), str(last)]
+        listed += [*([".."] if count > LISTED + 1 else []), str(last)]
     return f"{word}s {', '.join(listed)}"
 
 

@@ -32,7 +32,8 @@ def panels_of(holding: Holding) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
     shown: list[list[Run]] = []
     for dim, n in enumerate(holding.shape):
         if dim < ndim - 2:
-            shown.append(runs_shown(n, holding.cuts_of(dim), LEADING, singly=False))
+            most = PANELS if ndim == 3 else LEADING
+            shown.append(runs_shown(n, holding.cuts_of(dim), most, singly=False))
             continue
         most = (
             (SMALL_COLUMNS if small else COLUMNS)

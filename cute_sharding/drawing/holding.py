@@ -104,7 +104,7 @@ class Holding:
         if not self.pending:
             return devices_text(self.mesh, fixed)
         text = devices_text(self.mesh, fixed, "," if self.replicated else "+")
-        return text if "+" in text else f"Σ{text}"
+        return text if "+" in text else f"+{text}"
 
     def device(self, fixed: Mapping[int, int]) -> int:
         """The number that colours them: of their first device, or, where devices are many, among

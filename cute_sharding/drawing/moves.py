@@ -77,7 +77,7 @@ def _step_section(title: str, step: Step, names: tuple[str, ...]) -> Section:
         [
             Cell(f"({amount_text(n)})" if n else "")
             if i == j
-            else Cell(amount_text(n) if n else "·", share=n / most if n and most else None)
+            else Cell(amount_text(n) if n else ".", share=n / most if n and most else None)
             for j, n in enumerate(line)
         ]
         for i, line in enumerate(amounts)
@@ -172,4 +172,4 @@ def amount_text(n: int) -> str:
         if n_in_unit < 999.5:
             return f"{n_in_unit:.3g}{unit}"
         n = n_in_unit  # type: ignore[assignment]
-    return f"{n:.3g}E"
+    return f"{n / 1000:.3g}E"

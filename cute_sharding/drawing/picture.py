@@ -9,7 +9,7 @@ from typing import Any
 from cute_sharding.drawing.palette import BLANK, of_device, of_share
 
 # What stands where something is left out.
-GAP = "…"
+GAP = ".."
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from cute_sharding.sharding import (
 )
 from cute_sharding.views import View, carry
 
-MOVED = "◆"
+MOVED = "*"
 # Of the placements that would make a view free, so many are named.
 SUGGESTIONS = 3
 
