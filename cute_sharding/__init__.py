@@ -5,9 +5,10 @@
 - :mod:`cute_sharding.views`: view ops as layouts, and placements carried through them.
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
+- :mod:`cute_sharding.drawing`: pictures of all that.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
-``plan_redistribution(...)``, ``prepare_groups(mesh)``. Or no code at all:
+``plan_redistribution(...)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1`` and ``USE_CUTE_REDISTRIBUTION=1``.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cute_sharding.drawing import draw
     from cute_sharding.dtensor import (
         disable,
         enable,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "disable",
+    "draw",
     "enable",
     "enabled",
     "is_enabled",
@@ -44,7 +47,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # The adapter imports torch; the algebra must not. So the names of the adapter are looked up
-    # when they are first used.
+    # when they are first used. Pictures need no torch.
+    if name == "draw":
+        from cute_sharding.drawing import draw
+
+        return draw
     if name in __all__:
         from cute_sharding import dtensor
 

@@ -17,8 +17,10 @@ PACKAGE = Path(__file__).parent.parent / "cute_sharding"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Downward, as the files of a folder may import: itself and what stands below it.
-LAYERS = ["layout", "sharding", "views", "redistribution", "ops", "dtensor"]
+LAYERS = ["layout", "sharding", "views", "redistribution", "ops", "dtensor", "drawing"]
 ADAPTER = "dtensor"
+# Optional, so imported when a picture is rendered, and by one function alone.
+RENDERERS = ("rich", "matplotlib")
 
 
 def module_name(path):
@@ -141,10 +143,20 @@ def test_only_the_adapter_imports_torch(path):
         return
     for name, line, runs in imports(path):
         assert not of_torch(name), f"{path}:{line} imports {name}"
-        if layer_of(module_name(path)) is None:
-            # The package's face and the autoload hook run in every program, and most commands need
-            # no torch: the adapter waits until it is needed.
+        if layer_of(module_name(path)) in (None, "drawing"):
+            # The package's face and the autoload hook run in every program, and most commands and
+            # pictures need no torch: the adapter waits until it is needed.
             assert not runs or layer_of(name) != ADAPTER, f"{path}:{line} imports {name} at once"
+
+
+def test_libraries_that_render_are_not_imported_by_name():
+    found = [
+        f"{path}:{line} {name}"
+        for path in FILES
+        for name, line, _ in imports(path)
+        if name.split(".")[0] in RENDERERS
+    ]
+    assert not found, f"use drawing.libraries.library: {found}"
 
 
 def private_torch_names(path):

@@ -2,6 +2,7 @@
 
 - :mod:`.explain`, and for sizes that have names :mod:`.for_all`: what a view does to a sharding, as
   layouts.
+- :mod:`.draw`: pictures of shardings, views, redistributions and layouts.
 - :mod:`.plan`: how a redistribution goes, by plan and as torch would do it.
 - :mod:`cute_sharding.status`: what is switched on.
 - :mod:`.parser`, :mod:`.arguments`: the options, and what is read from them.
@@ -21,13 +22,20 @@ from cute_sharding.cli.plan import plan
 __all__ = ["explain", "main", "plan"]
 
 
+# What a bad argument may come to; and a library that is missing.
+CAUGHT = (
+    *(UsageError, ValueError, IndexError, TypeError, RuntimeError, OverflowError),
+    ImportError,
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = make_parser().parse_args(argv)
         if arguments.command is None:
-            raise UsageError("give a command: explain, plan or status (see --help)")
+            raise UsageError("give a command: explain, plan, draw or status (see --help)")
         result = arguments.run(arguments)
-    except (UsageError, ValueError, IndexError, TypeError, RuntimeError, OverflowError) as error:
+    except CAUGHT as error:
         print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     print(json.dumps(result, indent=2) if arguments.json else arguments.show(result))

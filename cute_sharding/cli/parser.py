@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 from cute_sharding import status
 from cute_sharding.cli.arguments import UsageError
+from cute_sharding.cli.draw import run_draw, show_draw
 from cute_sharding.cli.explain import run_explain, show_explain
 from cute_sharding.cli.plan import run_plan, show_plan
+
+PLACEMENTS = 'one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"'
 
 
 def _explain_options(parser: argparse.ArgumentParser) -> None:
@@ -17,14 +20,37 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--placements",
         required=True,
-        help='one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"',
+        help=PLACEMENTS,
     )
+    _view_options(parser)
+
+
+def _view_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--view", help="the new shape, such as 4,16,8,4; one dim may be -1 (write --view=-1,4)"
     )
     parser.add_argument("--permute", help="the new order of dims, such as 1,0,2")
     parser.add_argument("--expand", help="the expanded shape")
     parser.add_argument("--repeat", help="how often to repeat each dim")
+
+
+def _draw_options(parser: argparse.ArgumentParser) -> None:
+    _sharding_options(parser, required=False)
+    parser.add_argument("--placements", help=PLACEMENTS)
+    _view_options(parser)
+    parser.add_argument(
+        "--to", metavar="PLACEMENTS", help="draw the redistribution to these placements"
+    )
+    parser.add_argument(
+        "--layout",
+        help="draw a layout, such as (4,6):(1,4); with --shape the sharding that it says",
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="write a .svg, .png or .txt instead of to the terminal"
+    )
+    parser.add_argument(
+        "--width", type=int, metavar="COLUMNS", help="by default as wide as the terminal"
+    )
 
 
 def _plan_options(parser: argparse.ArgumentParser) -> None:
@@ -66,13 +92,13 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _sharding_options(parser: argparse.ArgumentParser) -> None:
+def _sharding_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
     parser.add_argument(
         "--shape",
-        required=True,
+        required=required,
         help="the tensor's global shape, such as 4,16,32; explain also takes b=4,s=16,32",
     )
-    parser.add_argument("--mesh", required=True, help="the device mesh, such as dp=2,tp=4")
+    parser.add_argument("--mesh", required=required, help="the device mesh, such as dp=2,tp=4")
 
 
 class Command(NamedTuple):
@@ -100,6 +126,14 @@ COMMANDS = (
         _plan_options,
         run_plan,
         show_plan,
+    ),
+    Command(
+        "draw",
+        "who holds what as a picture; of a view, before and after; of a redistribution, who sends "
+        "how much to whom",
+        _draw_options,
+        run_draw,
+        show_draw,
     ),
     Command(
         "status",

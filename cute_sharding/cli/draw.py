@@ -1,0 +1,78 @@
+"""``draw``: a sharding, a view, a redistribution or a layout as a picture, on the terminal or as a
+file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cute_sharding.cli.arguments import (
+    UsageError,
+    read_mesh,
+    read_sharding,
+    read_sizes,
+    read_view,
+)
+from cute_sharding.drawing import Picture, draw
+from cute_sharding.drawing.views import view_picture
+from cute_sharding.layout import Layout
+
+VIEWS = ("view", "permute", "expand", "repeat")
+# The narrowest that a picture can be.
+NARROWEST = 20
+
+
+def run_draw(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The picture as data; as text, where that is wanted; and written to ``--output``."""
+    if arguments.width is not None and arguments.width < NARROWEST:
+        raise UsageError(f"--width {arguments.width}: a picture takes {NARROWEST} columns or more")
+    picture = _picture(arguments)
+    result: dict[str, Any] = {"picture": picture.to_dict(), "saved": None}
+    if arguments.output is not None:
+        try:
+            result["saved"] = str(picture.save(arguments.output))
+        except OSError as error:
+            raise UsageError(f"--output {arguments.output}: {error}") from None
+    elif not arguments.json:
+        result["text"] = _on_terminal(picture, arguments.width)
+    return result
+
+
+def _picture(arguments: argparse.Namespace) -> Picture:
+    shape = None if arguments.shape is None else read_sizes(arguments.shape, "--shape")
+    views = [name for name in VIEWS if getattr(arguments, name) is not None]
+    if len(views) + (arguments.to is not None) > 1:
+        raise UsageError(
+            "give one of --view, --permute, --expand, --repeat, --to: a picture shows one change"
+        )
+    if arguments.layout is not None:
+        if views or arguments.to is not None or arguments.placements is not None:
+            raise UsageError("--layout goes with --shape, or with nothing else")
+        return draw(Layout.parse(arguments.layout), shape=shape)
+    missing = [name for name in ("shape", "mesh", "placements") if not _given(arguments, name)]
+    if shape is None or missing:
+        raise UsageError(f"give --{', --'.join(missing)}; or a --layout")
+    names, mesh = read_mesh(arguments.mesh)
+    sharding = read_sharding(arguments.placements, "--placements", shape, mesh)
+    if views:
+        what, view = read_view(arguments, shape)
+        return view_picture(sharding, view, names, what)
+    to = None if arguments.to is None else read_sharding(arguments.to, "--to", shape, mesh)
+    return draw(sharding, to=to, names=names)
+
+
+def _given(arguments: argparse.Namespace, name: str) -> bool:
+    return getattr(arguments, name) is not None
+
+
+def _on_terminal(picture: Picture, width: int | None) -> str:
+    """The picture as the terminal takes it: as wide, and with colour if it has any."""
+    from cute_sharding.drawing.terminal import for_output
+
+    return for_output(picture, width)
+
+
+def show_draw(result: dict[str, Any]) -> str:
+    saved = result["saved"]
+    return f"wrote {saved}" if saved is not None else result["text"]

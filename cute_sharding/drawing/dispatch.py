@@ -1,0 +1,166 @@
+"""``draw``: from what it is given to a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cute_sharding.drawing.grids import legend_of, panels_of
+from cute_sharding.drawing.holding import Holding, title_of
+from cute_sharding.drawing.inputs import (
+    holding_of_dtensor,
+    is_dtensor,
+    names_of,
+    placements_of,
+    sharding_of_dtensor,
+    view_of,
+)
+from cute_sharding.drawing.layouts import layout_picture
+from cute_sharding.drawing.moves import plan_picture
+from cute_sharding.drawing.picture import Picture, Section
+from cute_sharding.drawing.views import view_picture
+from cute_sharding.layout import Layout
+from cute_sharding.redistribution import Network, RedistributionPlan
+from cute_sharding.redistribution.chains import chains_of
+from cute_sharding.redistribution.plan import Held
+from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.sharding import Partial, Sharding
+
+
+def draw(
+    x: Any,
+    *,
+    view: Any = None,
+    to: Any = None,
+    shape: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+) -> Picture:
+    """A picture of who holds what; of a view, before and after it; of a redistribution, of who
+    sends how much to whom.
+
+    However large tensor and mesh are, the picture is small, and takes as long: of a dim that is
+    long it shows the first runs of rows of the same devices and the last one, and names what is
+    left out. Nothing is communicated, and a tensor's data are not looked at.
+
+    Args:
+        x: a DTensor, a :class:`~cute_sharding.sharding.Sharding`, a
+            :class:`~cute_sharding.layout.Layout` or a
+            :class:`~cute_sharding.redistribution.RedistributionPlan`.
+        view: of a tensor, the shape that ``Tensor.view`` is given, or a
+            :class:`~cute_sharding.views.View`.
+        to: of a tensor, the placements to redistribute it to, as text (``"S(1), R"``) or as
+            objects, torch's or ours. The plan is the one for a mesh that has all process groups.
+        shape: of a layout ((devices), (local)), the tensor's shape: then it is drawn as the
+            sharding that it says. Without it the picture shows a layout's values.
+        names: names for the mesh dims; by default those of the DTensor or of the plan.
+
+    Returns:
+        A :class:`~cute_sharding.drawing.Picture`: shown by a notebook, ``print`` or ``.show()``,
+            written by ``.save(path)``.
+
+    Raises:
+        TypeError: something else is to be drawn.
+        ValueError: the arguments do not fit together.
+        LayoutError: the layout says no sharding of ``shape``, or has symbols.
+
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> picture = draw(Sharding((4, 6), (2,), (Shard(1),)), view=(24,), names=("tp",))
+    >>> picture
+    <Picture of view(24,) of (4, 6) on mesh (tp=2) as [S(1)]: 2 panels>
+    >>> after = picture.sections[1]
+    >>> after.title
+    'after: (24,) as [_S(0,4)]'
+    >>> "".join(cell.label for cell in after.panels[0].cells[0])
+    '000111000111000111000111'
+    """
+    if view is not None and to is not None:
+        raise ValueError("draw takes view= or to=, not both: a picture shows one change")
+    if isinstance(x, (Layout, RedistributionPlan)) and (view is not None or to is not None):
+        raise ValueError(
+            f"view= and to= go with a tensor, a DTensor or a Sharding, and not with a "
+            f"{type(x).__name__}"
+        )
+    if isinstance(x, Layout):
+        if shape is None:
+            return layout_picture(x)
+        return draw(Sharding.read(x, shape), names=names)
+    if shape is not None:
+        raise ValueError(f"shape= goes with a Layout; a {type(x).__name__} has a shape of its own")
+    if isinstance(x, RedistributionPlan):
+        return plan_picture(x, names_of(names or x.mesh_names, x.mesh))
+    if is_dtensor(x):
+        return _dtensor_picture(x, view, to, names)
+    if not isinstance(x, Sharding):
+        raise TypeError(
+            f"draw takes a DTensor, a Sharding, a Layout or a RedistributionPlan, and not a "
+            f"{type(x).__name__}"
+        )
+    named = names_of(names, x.mesh)
+    if view is not None:
+        what, found = view_of(view, x.shape)
+        return view_picture(x, found, named, what)
+    if to is not None:
+        target = to if isinstance(to, Sharding) else Sharding(x.shape, x.mesh, placements_of(to))
+        return plan_picture(planned(x, target), named)
+    holding = Holding.of(x, named)
+    return holding_picture(holding, title_of(x, holding))
+
+
+def _dtensor_picture(x: Any, view: Any, to: Any, names: Sequence[str] | None) -> Picture:
+    sharding = sharding_of_dtensor(x)
+    named = names_of(names or x.device_mesh.mesh_dim_names, sharding.mesh)
+    holding, said = holding_of_dtensor(x, named)
+    if view is None and to is None:
+        picture = holding_picture(holding, title_of(sharding, holding))
+        return replace(picture, captions=(*picture.captions, *said))
+    if holding != Holding.of(sharding, named):
+        raise ValueError(
+            f"{sharding} is cut in a shard order of its own, and view= and to= read placements "
+            "left to right: draw the tensor by itself"
+        )
+    picture = draw(sharding, view=view, to=to, names=named)
+    return replace(picture, captions=(*picture.captions, *said))
+
+
+def holding_picture(holding: Holding, title: str) -> Picture:
+    """Who holds what of one tensor."""
+    panels, captions = panels_of(holding)
+    keys, left_out = legend_of(holding)
+    return Picture(title, (Section("", panels, captions=captions),), keys, left_out)
+
+
+def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
+    """The plan between two shardings, on layouts alone, for a mesh that has all process groups.
+
+    Raises:
+        ValueError: they are not of one tensor, or a reduction would have to be made pending.
+    """
+    if (source.shape, source.mesh) != (target.shape, target.mesh):
+        raise ValueError(f"{source} and {target} are not of one tensor on one mesh")
+    mesh, ndim = source.mesh, len(source.shape)
+    pairs = list(zip(source.placements, target.placements))
+    for m, (before, after) in enumerate(pairs):
+        if before != after and isinstance(after, Partial):
+            raise ValueError(
+                f"no plan from {before} to {after} on mesh dim {m}: nothing but itself is made "
+                "pending"
+            )
+    ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
+    if len(ops) > 1:
+        raise ValueError(f"{source} has pending reductions that do not commute: {sorted(ops)}")
+    open_ = [m for m, (before, _) in enumerate(pairs) if isinstance(before, Partial)]
+    kept = tuple(m for m in open_ if pairs[m][0] == pairs[m][1])
+    held = Held(
+        chains_of(source.cuts, ndim, mesh),
+        tuple(
+            (m, before.reduce_op)
+            for m, (before, _) in enumerate(pairs)
+            if isinstance(before, Partial) and m not in kept and mesh[m] > 1
+        ),
+        kept,
+    )
+    chains = chains_of(target.cuts, ndim, mesh)
+    network = Network.default(mesh).checked(mesh)
+    steps = plan_steps(source.shape, mesh, held, chains, network.without_latency)
+    return RedistributionPlan(source.shape, mesh, held, Held(chains), steps, network)

@@ -1,0 +1,119 @@
+"""What is drawn, from what a caller has: DTensors, placements of torch or as text, views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from cute_sharding.drawing.holding import Holding
+from cute_sharding.sharding import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Sharding,
+    parse_placements,
+)
+from cute_sharding.views import BY_OP, View
+
+
+def is_dtensor(x: Any) -> bool:
+    """Whether ``x`` is a DTensor, told by what it has: torch is not imported to find out."""
+    return all(hasattr(x, name) for name in ("device_mesh", "placements", "shape", "to_local"))
+
+
+def names_of(names: Sequence[str] | None, mesh: Sequence[int]) -> tuple[str, ...]:
+    """A name for each mesh dim."""
+    if names is None:
+        return tuple(f"mesh{m}" for m in range(len(mesh)))
+    if len(names) != len(mesh) or len(set(names)) < len(mesh):
+        raise ValueError(
+            f"names {tuple(names)} for a mesh of {len(mesh)} dims {tuple(mesh)}: give each mesh "
+            "dim a name of its own"
+        )
+    return tuple(names)
+
+
+def placements_of(placements: Any) -> tuple[Placement, ...]:
+    """Placements from text, from torch's objects or from ours."""
+    if isinstance(placements, str):
+        return parse_placements(placements)
+    return tuple(_placement_of(p) for p in placements)
+
+
+def _placement_of(p: Any) -> Placement:
+    if isinstance(p, (Shard, Replicate, Partial)):
+        return p
+    kinds = {base.__name__ for base in type(p).__mro__}
+    # In torch a _StridedShard is no Shard in some releases, and one in others.
+    if "_StridedShard" in kinds:
+        return Shard(p.dim, int(p.split_factor))
+    if "Shard" in kinds:
+        return Shard(p.dim)
+    if "Replicate" in kinds:
+        return Replicate()
+    if "Partial" in kinds:
+        return Partial(str(p.reduce_op))
+    raise TypeError(
+        f"{p!r} is no placement that can be drawn: use Shard, _StridedShard, Replicate or Partial"
+    )
+
+
+def sharding_of_dtensor(tensor: Any) -> Sharding:
+    """What a DTensor's placements say, read left to right."""
+    return Sharding(
+        tuple(map(int, tensor.shape)),
+        tuple(map(int, tensor.device_mesh.shape)),
+        placements_of(tensor.placements),
+    )
+
+
+def holding_of_dtensor(tensor: Any, names: tuple[str, ...]) -> tuple[Holding, tuple[str, ...]]:
+    """Who holds what of a DTensor, by the order of cuts that its spec gives it, and what is to be
+    said of that.
+
+    Placements that a program made may be read in two ways where sizes do not divide: then the local
+    tensor at hand decides, if it can (:mod:`cute_sharding.dtensor.reading`).
+    """
+    from cute_sharding.dtensor.reading import readings
+
+    plain = Holding.of(sharding_of_dtensor(tensor), names)
+    found = [
+        Holding(plain.shape, plain.mesh, names, chains, plain.pending)
+        for chains in readings(tensor._spec)
+        if chains is not None
+    ]
+    said: list[str] = []
+    if len(found) > 1:
+        at = tensor.device_mesh.get_coordinate()
+        local = tuple(tensor.to_local().shape)
+        fitting = [
+            holding
+            for holding in found
+            if at is not None and holding.local_shape({m: at[m] for m in holding.cutting}) == local
+        ]
+        if len(fitting) == 1:
+            found = fitting
+        else:
+            said.append(
+                "its placements can be read left to right, as here, or as a shard order, which is "
+                "something else where sizes do not divide"
+            )
+    ranks = tensor.device_mesh.mesh.flatten()
+    first, last = int(ranks[0]), int(ranks[-1])
+    if (first, last) != (0, prod(plain.mesh) - 1):
+        said.append(
+            f"devices are numbered by their place in the mesh: device 0 is rank {first}, device "
+            f"{prod(plain.mesh) - 1} rank {last}"
+        )
+    return found[0], tuple(said)
+
+
+def view_of(view: Any, shape: Sequence[int]) -> tuple[str, View]:
+    """A view, and what to call it: a View, or the shape that Tensor.view is given."""
+    if isinstance(view, View):
+        return f"a view to {view.output_shape}", view
+    sizes = (view,) if isinstance(view, int) else tuple(view)
+    made = BY_OP["Tensor.view"].view(tuple(shape), sizes)
+    return f"view{made.output_shape}", made
