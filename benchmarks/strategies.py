@@ -82,11 +82,11 @@ def schemas_met(shape: tuple[int, ...], only: list[str], samples: int) -> dict[s
 
         def noted(schema: Any) -> Any:
             result = ours(schema)
-            if any(map(compat.split_factors, compat.specs_of(schema))):
-                found.setdefault(compat.name_of(schema.op), schema)
+            if any(map(tensor_specs.split_factors, op_schemas.specs_of(schema))):
+                found.setdefault(registry.name_of(schema.op), schema)
             return result
 
-        compat._propagator().propagate_op_sharding_non_cached = noted
+        registry.propagator().propagate_op_sharding_non_cached = noted
         mesh = DeviceMesh("cpu", torch.arange(world).reshape(shape))
         for info in database(only):
             if torch.float64 not in info.dtypes:

@@ -46,7 +46,8 @@ def page() -> str:
             f"While the package is enabled it stands in for torch in {len(TABLE)} places, and in "
             "no other (a test compares all of torch before, while and after). `enable` replaces",
             "all that the settings need, or, where it fails, nothing; `disable` puts the very "
-            "objects back. What belongs to the compiler, to state dicts and to pictures is replaced",
+            "objects back. What belongs to the compiler, to state dicts and to pictures is "
+            "replaced",
             "once the program has imported it.",
             "",
             *(line for row in TABLE for line in section(row)),
