@@ -21,7 +21,11 @@ def section(row: Patch) -> list[str]:
         "",
         row.why,
         "",
-        *([f"- what is replaced: entries of this dict, {row.entries!r}"] if row.entries else []),
+        *(
+            [f"- what is replaced: entries of this dict: {row.entries.format('an op')}"]
+            if row.entries
+            else []
+        ),
         f"- in torch: `{row.file}`, {row.versions}",
         f"- no longer needed when: {row.until}",
         f"- the test that needs it: `{row.test}`",
@@ -44,11 +48,12 @@ def page() -> str:
             "test fails when it is out of date.",
             "",
             f"While the package is enabled it stands in for torch in {len(TABLE)} places, and in "
-            "no other (a test compares all of torch before, while and after). `enable` replaces",
-            "all that the settings need, or, where it fails, nothing; `disable` puts the very "
-            "objects back. What belongs to the compiler, to state dicts and to pictures is "
-            "replaced",
-            "once the program has imported it.",
+            "no other (a test compares all of",
+            "torch before, while and after). `enable` replaces all that the settings need, or, "
+            "where it fails, nothing; `disable`",
+            "puts the very objects back. What belongs to the compiler, to state dicts and to "
+            "pictures is replaced once the program",
+            "has imported it.",
             "",
             *(line for row in TABLE for line in section(row)),
         ]
