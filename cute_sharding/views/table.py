@@ -32,6 +32,10 @@ class Row:
         pairs: the output's elements are pairs of the input's (view_as_complex), and only linear
             reductions may be pending.
         note: what a reader of the table should know.
+
+    >>> row = BY_OP["torch.squeeze"]
+    >>> isinstance(row, Row), row.strict[:2], row.wants_whole_dims
+    (True, ('squeeze.default', 'squeeze.dim'), True)
     """
 
     op: str
@@ -43,7 +47,14 @@ class Row:
     note: str = field(default="", compare=False)
 
     def view(self, shape: Sequence[int], *args: Any, **kwargs: Any) -> View:
-        """The op on a tensor of that shape, as a view."""
+        """The op on a tensor of that shape, as a view; ``args`` as the op has them after it.
+
+        Raises:
+            ValueError, TypeError, IndexError: the op has no such arguments on such a tensor.
+
+        >>> BY_OP["torch.permute"].view((2, 3, 4), (2, 0, 1)).output_shape
+        (4, 2, 3)
+        """
         if self.pairs:
             return _view_of_pairs(shape)
         return view_of(shape, self.rule(shape, *args, **kwargs))
@@ -116,9 +127,26 @@ TABLE: tuple[Row, ...] = (
         pairs=True,
     ),
 )
+"""The rows, one for each view op.
+
+>>> sum(row.op == "torch.permute" for row in TABLE)
+1
+"""
 
 BY_OP: dict[str, Row] = {row.op: row for row in TABLE}
+"""The rows by the name that the op has in torch.
+
+>>> BY_OP["torch.unsqueeze"].view((2, 3), 1).output_shape
+(2, 1, 3)
+"""
+
 BY_OVERLOAD: dict[str, tuple[Row, bool]] = {
     **{name: (row, True) for row in TABLE for name in row.strict},
     **{name: (row, False) for row in TABLE for name in row.lenient},
 }
+"""For each aten overload its row, and whether it is strict.
+
+>>> row, strict = BY_OVERLOAD["view.default"]
+>>> row.op, strict
+('Tensor.view', True)
+"""
