@@ -324,12 +324,12 @@ def decide(fact: Fact) -> bool:
     answer = oracle.holds(fact)
     if answer is None:
         raise Undecided(str(_settling(fact)))
-    settled = fact if answer else Fact(fact.relation, fact.left, fact.right, not fact.holds)
-    oracle.assume(settled)
-    learn(settled)
+    asked = fact if answer else Fact(fact.relation, fact.left, fact.right, not fact.holds)
+    oracle.assume(asked)
+    learn(asked)
     if prove(fact) is not answer:
         raise LayoutError(
-            f"the fact {settled} was asked and is not used; please report this"
+            f"the fact {asked} was asked and is not used; please report this"
         )  # else it would be asked again and again
     return answer
 

@@ -45,10 +45,12 @@ class Message(NamedTuple):
 
     @property
     def size(self) -> int:
+        """In elements."""
         return prod(map(count_rows, self.runs))
 
     @property
     def boxes(self) -> list[Copy]:
+        """As copies, one for each choice of one run of each dim."""
         return [from_runs(runs) for runs in product(*self.runs)]
 
 

@@ -147,10 +147,12 @@ def _text(layout: Any) -> str | None:
 
 
 def received_by(steps: Sequence[Step]) -> int:
+    """The elements that the busiest device receives, step by step."""
     return sum(step.received_elements for step in steps)
 
 
 def collectives(steps: Sequence[Step]) -> int:
+    """How many collectives the steps are."""
     return sum(step.collectives for step in steps)
 
 

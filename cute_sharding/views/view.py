@@ -142,8 +142,8 @@ class _Reading(NamedTuple):
             )
         return read(self, spec)
 
-    def _settle(self, spec: Any) -> None:
-        """The output dim that comes next is made of that input dim alone, in place."""
+    def _made_in_place(self, spec: Any) -> None:
+        """The output dim that comes next is made of that input dim alone."""
         if type(spec).__name__ == "InputDim":
             self.home[spec.input_dim] = len(self.target)
 
@@ -162,7 +162,7 @@ class _Reading(NamedTuple):
         if spec.split_id == 0:  # the group's first dim stands for the whole group
             n, group = self.size_of(spec.input_dim), prod(spec.group_shape)
             if n and group != n and group % n == 0:  # view_as_real: each element becomes several
-                self._settle(spec.input_dim)
+                self._made_in_place(spec.input_dim)
                 self._fresh(group // n)
         size: int = spec.group_shape[spec.split_id]
         return size
@@ -177,13 +177,13 @@ class _Reading(NamedTuple):
         return 1
 
     def repeat(self, spec: Any) -> int:
-        self._settle(spec.input_dim)
+        self._made_in_place(spec.input_dim)
         self._fresh(spec.times)
         times: int = spec.times
         return times * self.size_of(spec.input_dim)
 
     def broadcast(self, spec: Any) -> int:
-        self._settle(spec.dim)
+        self._made_in_place(spec.dim)
         self.size_of(spec.dim)
         self._fresh(spec.dim_size)
         size: int = spec.dim_size
