@@ -7,16 +7,20 @@
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
 
+The public names are those in the ``__all__`` of this package and of the five above, and of
+:mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing
+else is promised: modules inside these packages, and names that are in no ``__all__``, may change
+with any release. Versions are semantic from 0.2.0 on (https://semver.org): public names change
+their meaning, or go, with a new major version, or before 1.0 a new minor one.
+
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``plan_redistribution(...)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1`` and ``USE_CUTE_REDISTRIBUTION=1``.
 """
 
-from __future__ import annotations
+import typing
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from cute_sharding.drawing import draw
     from cute_sharding.dtensor import (
         disable,
@@ -45,7 +49,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     # The adapter imports torch; the algebra must not. So the names of the adapter are looked up
     # when they are first used. Pictures need no torch.
     if name == "draw":

@@ -2,9 +2,8 @@
 imports torch.
 """
 
-from cute_sharding.dtensor import (
-    versions,
-)  # first: a torch that is too old is refused by name, and not by what it lacks
+# First: a torch that is too old is refused by name, and not by what it lacks.
+from cute_sharding.dtensor import versions  # noqa: F401
 from cute_sharding.dtensor.adapter import disable, enable, enabled, is_enabled, settings
 from cute_sharding.dtensor.groups import prepare_groups
 from cute_sharding.dtensor.plan import plan_redistribution
@@ -22,5 +21,4 @@ __all__ = [
     "reset_stats",
     "settings",
     "stats",
-    "versions",
 ]

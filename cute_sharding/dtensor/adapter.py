@@ -91,12 +91,32 @@ def enable(
     cannot take from another: after a change from ``implicit_redistribution=True`` to False, other
     threads may go on redistributing (rightly) for calls they have cached, where they would now be
     refused.
+
+    >>> import torch
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import DTensor, Shard
+    >>> from torch.testing._internal.distributed.fake_pg import FakeStore
+    >>> store = FakeStore()  # this process is rank 0 of two, of which the other is made up
+    >>> torch.distributed.init_process_group("fake", rank=0, world_size=2, store=store)
+    >>> mesh = init_device_mesh("cpu", (2,))
+    >>> columns = DTensor.from_local(torch.ones(4, 3), mesh, [Shard(1)])  # of (4, 6)
+    >>> enable()
+    >>> columns.view(24).placements
+    (_StridedShard(dim=0, sf=4),)
+    >>> disable()
+    >>> torch.distributed.destroy_process_group()
     """
     switch_to(Settings.of(views, implicit_redistribution, redistribution, ops))
 
 
 def disable() -> None:
-    """Go back to torch's own rules, from the next op on. Does nothing where they are in force."""
+    """Go back to torch's own rules, from the next op on. Does nothing where they are in force.
+
+    >>> enable()
+    >>> disable()
+    >>> is_enabled()
+    False
+    """
     switch_to(None)
 
 
@@ -108,7 +128,17 @@ def enabled(
     views: bool = True,
     ops: bool = True,
 ) -> Iterator[None]:
-    """:func:`enable` inside the ``with`` block, and what was before after it."""
+    """:func:`enable` inside the ``with`` block, and what was before after it.
+
+    Raises:
+        ValueError, RuntimeError: as :func:`enable`.
+
+    >>> with enabled(redistribution=True):
+    ...     settings().redistribution
+    True
+    >>> is_enabled()
+    False
+    """
     with _lock:
         before = _settings
         switch_to(Settings.of(views, implicit_redistribution, redistribution, ops))
@@ -119,12 +149,24 @@ def enabled(
 
 
 def is_enabled() -> bool:
-    """Whether anything is switched on; :func:`settings` says what."""
+    """Whether anything is switched on; :func:`settings` says what.
+
+    >>> with enabled(views=False, redistribution=True):
+    ...     is_enabled()
+    True
+    """
     return _settings is not None
 
 
 def settings() -> Settings | None:
-    """What is switched on, as the arguments of :func:`enable`; None where nothing is."""
+    """What is switched on, as the arguments of :func:`enable`; None where nothing is.
+
+    >>> with enabled(implicit_redistribution=True):
+    ...     settings().implicit_redistribution, settings().redistribution
+    ('cheapest', False)
+    >>> settings() is None
+    True
+    """
     return _settings
 
 

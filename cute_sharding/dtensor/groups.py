@@ -52,6 +52,21 @@ def prepare_groups(
 
     Raises:
         ValueError: the mesh has no such dim, or a set has fewer than two.
+
+    >>> import torch
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> from torch.testing._internal.distributed.fake_pg import FakeStore
+    >>> store = FakeStore()  # this process is rank 0 of eight, of which the others are made up
+    >>> torch.distributed.init_process_group("fake", rank=0, world_size=8, store=store)
+    >>> mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
+    >>> turned = [Replicate(), Shard(0), Shard(1)], [Replicate(), Shard(1), Shard(0)]
+    >>> plan_redistribution((64, 64), mesh, *turned).received_elements
+    1536
+    >>> prepare_groups(mesh, ("cp", "tp"))
+    >>> plan_redistribution((64, 64), mesh, *turned).received_elements
+    1024
+    >>> torch.distributed.destroy_process_group()
     """
     sets = [_numbers(mesh, among) for among in dims]
     wide = [m for m in range(mesh.ndim) if mesh.size(m) > 1]

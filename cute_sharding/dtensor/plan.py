@@ -54,6 +54,13 @@ def plan_redistribution(
         ValueError: the arguments do not fit together, or no plan keeps within ``memory_limit``; the
             message names the least that would do.
         NotImplementedError, RuntimeError: a pending reduction that cannot be done so.
+
+    The method is in docs/redistribution.md.
+
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> plan = plan_redistribution((1024, 64), (2, 4), [Shard(0), Shard(1)], [Shard(0), Shard(0)])
+    >>> plan.collectives, plan.received_elements == plan.lower_bound
+    (1, True)
     """
     names, at_hand = (
         None,

@@ -53,6 +53,12 @@ def propagate_shape_and_sharding(
         RuntimeError: ``strict_view``, and no placements of the output hold what the devices hold.
             It names placements of the input that would do.
         ValueError: the arguments do not fit together.
+
+    >>> from torch.distributed.tensor import Shard
+    >>> from torch.distributed.tensor._ops._view_ops import view_groups
+    >>> rule = view_groups((4, 6), (24,))
+    >>> propagate_shape_and_sharding([Shard(1)], (4, 6), rule, (2,), strict_view=True)[1]
+    [_StridedShard(dim=0, sf=4)]
     """
     if len(input_src_placements) != len(mesh_sizes):
         raise ValueError(

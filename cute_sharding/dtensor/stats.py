@@ -117,6 +117,17 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     device that receives the most; and ``stock_received_elements``, what it would have received by
     torch's own steps, as rank 0 counts them, in the place of those ``compared`` (not: what torch
     cannot do, and the oldest of more than a thousand kinds of redistribution).
+
+    Args:
+        reset: set every count to 0 afterwards.
+
+    >>> from torch.distributed.tensor import Shard
+    >>> from torch.distributed.tensor._ops._view_ops import view_groups
+    >>> from cute_sharding.dtensor import propagate_shape_and_sharding
+    >>> reset_stats()
+    >>> _ = propagate_shape_and_sharding([Shard(0)], (4, 6), view_groups((4, 6), (24,)), (2,))
+    >>> stats()["view"]["algebra"]
+    1
     """
     global _moved
     with _lock:
@@ -139,5 +150,10 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
 
 
 def reset_stats() -> None:
-    """Set every count of :func:`stats` to 0."""
+    """Set every count of :func:`stats` to 0.
+
+    >>> reset_stats()
+    >>> stats()
+    {}
+    """
     stats(reset=True)

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 
 class LayoutError(ValueError):
-    """No layout satisfies the operation's post-condition, or an argument is not a layout."""
+    """No layout satisfies the operation's post-condition, or an argument is not a layout.
+
+    >>> try:
+    ...     composition(Layout((4, 6), (7, 1)), Layout(3, 4))
+    ... except LayoutError as error:
+    ...     print(str(error).rpartition(", ")[2])
+    and 2 does not divide 3
+    """
 
 
 class Undecided(LayoutError):
     """The answer depends on a symbol, and nothing in hand settles it.
 
-    ``fact`` is the missing fact, in the syntax that :func:`cute_sharding.layout.assuming` takes.
+    Attributes:
+        fact: the missing fact, in the syntax that :func:`cute_sharding.layout.assuming` takes.
+
+    >>> try:
+    ...     logical_divide(Layout(symbol("s")), Layout(4))
+    ... except Undecided as error:
+    ...     print(error.fact)
+    s % 4 == 0
     """
 
     def __init__(self, fact: str, context: str = "") -> None:

@@ -13,7 +13,14 @@ from typing import Any, TypeAlias
 from cute_sharding.layout.errors import LayoutError
 from cute_sharding.layout.symbolic import Int, as_int, parse_expr
 
-IntTuple: TypeAlias = Any  # an Int, or a tuple of IntTuples
+IntTuple: TypeAlias = Any
+"""A shape, a stride or a coordinate: an int (or a sympy expression that is one), or a tuple of
+IntTuples.
+
+>>> shape: IntTuple = (4, (2, 3))
+>>> Layout(shape).stride
+(6, (3, 1))
+"""
 Leaves: TypeAlias = tuple[tuple[Int, Int], ...]
 
 
@@ -29,7 +36,11 @@ class Layout:
     an index to the value at its lexicographic coordinate. An index at or beyond ``size`` runs on
     along the outermost leaf, as in CuTe: this is what makes a tile that does not divide a layout
     well defined. Equality is equality of shape and stride; :func:`coalesce` gives the normal form
-    of the function.
+    of the function. The source is CuTe (see :mod:`cute_sharding.layout.algebra`).
+
+    Raises:
+        LayoutError: shape and stride are nested differently, a size is negative, or one of them is
+            no integer.
 
     >>> layout = Layout((4, (2, 3)), (6, (3, 1)))
     >>> layout
@@ -66,6 +77,9 @@ class Layout:
     @classmethod
     def parse(cls, text: str) -> Layout:
         """The layout that ``repr`` wrote as ``text``; names become positive integer symbols.
+
+        Raises:
+            LayoutError: the text is no layout.
 
         >>> Layout.parse("(4,(2,3)):(6,(3,1))") == Layout((4, (2, 3)), (6, (3, 1)))
         True
@@ -213,6 +227,9 @@ def make(shape: IntTuple, stride: IntTuple, leaves: Leaves | None = None) -> Lay
 
 def make_layout(*layouts: Layout) -> Layout:
     """The layout whose modes are ``layouts``, in order.
+
+    Raises:
+        LayoutError: an argument is no layout.
 
     >>> make_layout(Layout(4, 2), Layout((2, 3)))
     (4,(2,3)):(2,(3,1))

@@ -41,7 +41,27 @@ from cute_sharding.layout.symbolic import (
 
 
 class Oracle(Protocol):
-    """One who knows the sizes of the case at hand."""
+    """One who knows the sizes of the case at hand.
+
+    >>> class Sizes(Oracle):
+    ...     def __init__(self, **sizes):
+    ...         self.sizes = {symbol(name): n for name, n in sizes.items()}
+    ...         self.asked = []
+    ...
+    ...     def holds(self, fact):
+    ...         sides = (fact.left, fact.right)
+    ...         numbers = [n if isinstance(n, int) else int(n.subs(self.sizes)) for n in sides]
+    ...         return fact.is_true_of(*numbers)
+    ...
+    ...     def assume(self, fact):
+    ...         self.asked.append(str(fact))
+    >>> oracle = Sizes(s=12)
+    >>> with asking(oracle):
+    ...     Size(symbol("s")) % 4 == 0
+    True
+    >>> oracle.asked
+    ['s % 4 == 0']
+    """
 
     def holds(self, fact: Fact) -> bool | None:
         """Whether ``fact`` holds in this case; None where that is not known. Nothing is promised by
@@ -59,6 +79,19 @@ _oracle: ContextVar[Oracle | None] = ContextVar("cute_sharding_oracle", default=
 def asking(oracle: Oracle) -> Iterator[None]:
     """Inside the ``with`` block, what cannot be proved is asked of ``oracle``; what it is asked is
     a fact until the block ends.
+
+    >>> class Eight(Oracle):  # every symbol is 8 now
+    ...     def holds(self, fact):
+    ...         return fact.is_true_of(*(n if isinstance(n, int) else 8 for n in fact_sides(fact)))
+    ...
+    ...     def assume(self, fact):
+    ...         print("asked:", fact)
+    >>> def fact_sides(fact):
+    ...     return fact.left, fact.right
+    >>> with asking(Eight()):
+    ...     Size(symbol("s")) <= 4, Size(symbol("s")) >= 5
+    asked: s > 4
+    (False, True)
     """
     token = _oracle.set(oracle)
     try:
@@ -69,7 +102,25 @@ def asking(oracle: Oracle) -> Iterator[None]:
 
 
 class Size:
-    """An integer known as a sympy expression: see the module."""
+    """An integer that is known as a sympy expression in positive integer symbols, and computes like
+    an int; dims of a shape may be such.
+
+    Its comparisons are proved, or asked of the oracle that :func:`asking` names.
+
+    Attributes:
+        expr: the expression.
+
+    Raises:
+        Undecided: of a comparison: it is not proved, and there is nobody to ask who knows.
+
+    >>> s = Size(symbol("s"))
+    >>> (4 * s) % 4, 4 * s // 4, s + 1 > s
+    (0, s, True)
+    >>> s == 3
+    Traceback (most recent call last):
+    cute_sharding.layout.errors.Undecided: undecided without the fact `s == 3`; if it holds, \
+supply it: with assuming('s == 3'): ...
+    """
 
     __slots__ = ("expr",)
 
@@ -273,12 +324,12 @@ def decide(fact: Fact) -> bool:
     answer = oracle.holds(fact)
     if answer is None:
         raise Undecided(str(_settling(fact)))
-    settled = fact if answer else Fact(fact.relation, fact.left, fact.right, not fact.holds)
-    oracle.assume(settled)
-    learn(settled)
+    asked = fact if answer else Fact(fact.relation, fact.left, fact.right, not fact.holds)
+    oracle.assume(asked)
+    learn(asked)
     if prove(fact) is not answer:
         raise LayoutError(
-            f"the fact {settled} was asked and is not used; please report this"
+            f"the fact {asked} was asked and is not used; please report this"
         )  # else it would be asked again and again
     return answer
 

@@ -37,7 +37,16 @@ LINEAR = ("sum", "avg")
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an op is given: its global shape, and what each mesh dim does to it."""
+    """A tensor that an op is given: its global shape, and what each mesh dim does to it.
+
+    Attributes:
+        shape: in elements.
+        parts: for each mesh dim a cut, (dim, split factor); the op of a reduction that is pending,
+            such as "sum"; or None, where all devices have the same.
+
+    >>> Operand((8, 8), ((0, 1), "sum")).parts  # Shard(0) on one mesh dim, Partial on the other
+    ((0, 1), 'sum')
+    """
 
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
@@ -47,6 +56,17 @@ class Operand:
 class Assignment:
     """What each mesh dim is to do to each operand, and does to each result; and the elements that
     the busiest device receives on the way.
+
+    Attributes:
+        operands: for each operand, one part for each mesh dim, as :class:`Operand` has them.
+        results: the same of each result.
+        received: in elements.
+
+    >>> matmul = parse("m k, k n -> m n", (2, 2))
+    >>> rows = Operand((8, 8), ((0, 1),))  # Shard(0) on a mesh of four
+    >>> found: Assignment = assign(matmul, [rows, Operand((8, 8), (None,))], (4,))
+    >>> found
+    Assignment(operands=(((0, 1),), (None,)), results=(((0, 1),),), received=0)
     """
 
     operands: tuple[tuple[Part, ...], ...]
@@ -80,12 +100,19 @@ def assign(
 
     Args:
         signature: for operands of those numbers of dims.
+        operands: the tensors, as they are.
+        mesh: the mesh's sizes.
         reduce: the reduction that a contracted name leaves pending; None: such names are whole.
         linear: the operands, by position, of whose sum the result is the sum (or the average).
         filled: the names of which no device may be left without rows; True: all of them.
 
     Raises:
         ValueError: the operands do not fit the signature.
+
+    >>> matmul = parse("m k, k n -> m n", (2, 2))
+    >>> found = assign(matmul, [Operand((8, 8), ((1, 1),)), Operand((8, 8), ((0, 1),))], (4,))
+    >>> found.results, found.received  # both are cut along k: a sum is pending
+    ((('sum',),), 0)
     """
     operands, mesh = tuple(operands), tuple(mesh)
     return _assigned(

@@ -42,6 +42,10 @@ class Signature:
         results: the same of the tensors that come out.
         whole: the names that no mesh dim may cut.
         added: the operands, by position, that are terms of a sum.
+
+    >>> softmax = Signature((("b", "x"),), (("b", "x"),), whole=frozenset("x"))
+    >>> print(softmax)
+    b [x] -> b [x]
     """
 
     operands: tuple[tuple[str, ...], ...]

@@ -32,6 +32,10 @@ class Row:
             may stay so.
         filled: the names of which no device may be left without rows, since the op refuses to
             compute of nothing, or torch's kernel divides by their number; True: all of them.
+
+    >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
+    >>> row.pattern(), row.reduction()
+    ('m k, k n -> m n', 'sum')
     """
 
     overloads: tuple[str, ...]
@@ -41,9 +45,13 @@ class Row:
     filled: bool | frozenset[str] = False
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
+        """The op's signature for those arguments, as :func:`parse` reads it; None: none is known.
+        Tensors among the arguments are given as their shapes.
+        """
         return self.rule if isinstance(self.rule, str) else self.rule(*args, **kwargs)
 
     def reduction(self, *args: Any, **kwargs: Any) -> str | None:
+        """What a contracted dim leaves pending for those arguments; None: such dims are whole."""
         return self.reduce(*args, **kwargs) if callable(self.reduce) else self.reduce
 
 
@@ -220,6 +228,11 @@ TABLE: tuple[Row, ...] = (
         filled=frozenset("h"),
     ),
 )
+"""The rows, one for each op or family of ops.
+
+>>> [row.pattern() for row in TABLE if "bmm.default" in row.overloads]
+['b m k, b k n -> b m n']
+"""
 
 # Of all ops that are pointwise, of which torch has the list; those of lists of tensors are torch's.
 POINTWISE = Row((), dims.pointwise)

@@ -32,6 +32,8 @@ def candidates(
     network: Network,
     groups: Groups,
 ) -> Iterator[tuple[Step, ...]]:
+    """The ways that are weighed, each a tuple of steps; some may take steps that have no group."""
+
     def moved(before: Chains) -> Iterator[tuple[Step, ...]]:
         return _moves(shape, mesh, before, target, network, source.kept, groups)
 

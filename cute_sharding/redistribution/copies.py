@@ -26,6 +26,7 @@ class Copy(NamedTuple):
 
     @property
     def flipped(self) -> Copy:
+        """The copy from y to x."""
         return Copy(self.sizes, self.y, self.dy, self.x, self.dx)
 
 

@@ -19,7 +19,12 @@ DEVICES = 64
 
 
 def local_elements(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int]) -> int:
-    """The most elements a device holds."""
+    """The most elements that a device holds of a tensor of global ``shape`` under ``cuts``, one for
+    each mesh dim.
+
+    >>> local_elements((10, 4), [(0, 1)], (4,))  # 3 of 10 rows
+    12
+    """
     shape, mesh = tuple(shape), tuple(mesh)
     return most_local(shape, chains_of(cuts, len(shape), mesh), mesh)
 
@@ -33,6 +38,9 @@ def received_elements(
     Where sizes divide, from the digits that each mesh dim fixes, on meshes of any size. Elsewhere
     device by device from the rows each holds: exact on meshes of up to 64 devices; on larger ones
     the first, a middle and the last coordinates of each mesh dim stand for the rest.
+
+    >>> received_elements((8, 8), [(0, 1)], [(1, 1)], (4,))  # Shard(0) to Shard(1): 3/4 of 16
+    12
     """
     shape, mesh = tuple(shape), tuple(mesh)
     return received(

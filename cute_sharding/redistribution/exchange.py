@@ -45,10 +45,12 @@ class Message(NamedTuple):
 
     @property
     def size(self) -> int:
+        """In elements."""
         return prod(map(count_rows, self.runs))
 
     @property
     def boxes(self) -> list[Copy]:
+        """As copies, one for each choice of one run of each dim."""
         return [from_runs(runs) for runs in product(*self.runs)]
 
 
@@ -56,12 +58,18 @@ class Message(NamedTuple):
 class Exchange(Step):
     """From the chains ``source`` to the chains ``target``, in one all-to-all or all-gather, or as
     many as ``rounds`` says: smaller buffers, each for a share of every message.
+
+    Attributes:
+        rounds: 1 or more.
+        padded: blocks of rows that differ by a row or so are made equal, for an all-gather.
+
+    >>> gather = Exchange((8, 8), (4,), source=(((0, 1),), ()), target=((), ()))
+    >>> gather.kind, gather.received_elements
+    ('all-gather', 48)
     """
 
     rounds: int = 1
-    padded: bool = (
-        False  # blocks of rows that differ by a row or so are made equal, for an all-gather
-    )
+    padded: bool = False
 
     # -- which mesh dims take part -----------------------------------------------------------------
 
@@ -166,6 +174,7 @@ class Exchange(Step):
 
     @property
     def collectives(self) -> int:
+        """How many collectives it is: one a round."""
         return self.rounds if self.communicates else 0
 
     # -- how much ----------------------------------------------------------------------------------

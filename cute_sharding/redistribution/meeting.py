@@ -43,6 +43,7 @@ class Run(NamedTuple):
 
     @property
     def size(self) -> int:
+        """How many pairs there are."""
         return self.length * prod(count for count, _, _ in self.loops)
 
     @property
@@ -70,6 +71,7 @@ class Run(NamedTuple):
         ]
 
     def flipped(self) -> Run:
+        """The pairs as (y, x)."""
         return Run(
             self.y, self.x, tuple([(count, dy, dx) for count, dx, dy in self.loops]), self.length
         )

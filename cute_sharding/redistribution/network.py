@@ -26,7 +26,18 @@ from cute_sharding.redistribution.step import Step
 
 @dataclass(frozen=True)
 class Link:
-    """alpha: seconds before the first element arrives; beta: seconds for each element."""
+    """One kind of link between devices.
+
+    Attributes:
+        alpha: seconds before the first element arrives.
+        beta: seconds for each element.
+
+    Raises:
+        ValueError: one of them is negative.
+
+    >>> Network((Link(1e-5, 4e-11), Link(3e-6, 4.4e-12))).link(1).alpha
+    3e-06
+    """
 
     alpha: float
     beta: float
@@ -52,6 +63,11 @@ class Network:
         within: for each mesh dim, how many of its neighbours share a host; 1 where all that they
             send goes by the mesh dim's link. None: 1 for all.
         inner: the link between those.
+
+    Raises:
+        ValueError: ``within`` has a number below 1.
+
+    The model's source is in the module's docstring (Chan et al. 2007).
 
     >>> Network.flat(alpha=1e-6, beta=3.2e-10).link(0)
     Link(alpha=1e-06, beta=3.2e-10)
@@ -82,6 +98,9 @@ class Network:
     ) -> Network:
         """A link for each mesh dim, by name (``nvlink``, ``infiniband``) or as a :class:`Link`; or
         by the name of the mesh dim, given ``mesh_dim_names``.
+
+        Raises:
+            ValueError: a name is unknown, or a mesh dim has no link.
         """
         if isinstance(names, Mapping):
             missing = [name for name in mesh_dim_names or () if name not in names]
@@ -116,10 +135,15 @@ class Network:
         return cls(cls.named(tuple(reversed(names))).links, tuple(reversed(within)))
 
     def link(self, mesh_dim: int) -> Link:
+        """The link of a mesh dim."""
         return self.links[mesh_dim if len(self.links) > 1 else 0]
 
     def checked(self, mesh: Sequence[int]) -> Network:
-        """Itself, if it fits the mesh."""
+        """Itself, if it fits the mesh.
+
+        Raises:
+            ValueError: it does not.
+        """
         if len(self.links) not in (1, len(mesh)):
             raise ValueError(
                 f"a network of {len(self.links)} links for a mesh of {len(mesh)} dims "
@@ -167,6 +191,7 @@ class Network:
 
     @property
     def is_flat(self) -> bool:
+        """Whether all links are alike: then plans are chosen by elements alone."""
         return len(set(self.links)) <= 1
 
     def seconds(self, step: Step) -> float:

@@ -29,7 +29,21 @@ class Held:
 @dataclass(frozen=True)
 class RedistributionPlan:
     """Steps that take a tensor of ``shape`` on ``mesh`` from one sharding to another, and what they
-    cost on ``network``.
+    cost on ``network``. :func:`cute_sharding.plan_redistribution` makes it.
+
+    Attributes:
+        shape: the global shape, in elements.
+        mesh: the number of devices of each mesh dim.
+        source, target: what the devices hold before and after.
+        steps: the collectives, and what each device does by itself, in order.
+        network: by which the seconds are reckoned.
+        mesh_names: of the mesh dims, to be shown; None: they are shown by number.
+
+    >>> from torch.distributed.tensor import Shard
+    >>> from cute_sharding import plan_redistribution
+    >>> plan = plan_redistribution((8, 8), (4,), [Shard(0)], [Shard(1)])
+    >>> isinstance(plan, RedistributionPlan), plan.received_elements, plan.peak_elements
+    (True, 12, 48)
     """
 
     shape: tuple[int, ...]
@@ -70,6 +84,7 @@ class RedistributionPlan:
 
     @property
     def collectives(self) -> int:
+        """How many collectives the steps are."""
         return collectives(self.steps)
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,10 +147,12 @@ def _text(layout: Any) -> str | None:
 
 
 def received_by(steps: Sequence[Step]) -> int:
+    """The elements that the busiest device receives, step by step."""
     return sum(step.received_elements for step in steps)
 
 
 def collectives(steps: Sequence[Step]) -> int:
+    """How many collectives the steps are."""
     return sum(step.collectives for step in steps)
 
 

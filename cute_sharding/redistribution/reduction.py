@@ -27,13 +27,17 @@ class Reduction(Step):
 
     Either none of ``dims`` cuts the target (an all-reduce, of what the target keeps), or all do (a
     reduce-scatter). ``op`` is the name of torch's reduction, and ``divisor`` what the result is
-    divided by: the number of contributions to an average.
+    divided by: the number of contributions to an average. ``padded``: blocks of rows that differ by
+    a row or so are made equal, for a native reduce-scatter.
+
+    >>> step = Reduction((8, 8), (4,), source=((), ()), target=(((0, 1),), ()), dims=(0,))
+    >>> step.kind, step.received_elements  # three contributions to 16 elements
+    ('reduce-scatter (sum)', 48)
     """
 
     dims: tuple[int, ...] = ()
     op: str = "sum"
     divisor: int = 1
-    # blocks of rows that differ by a row or so are made equal, for a native reduce-scatter
     padded: bool = False
 
     @cached_property
@@ -60,10 +64,12 @@ class Reduction(Step):
 
     @property
     def scatters(self) -> bool:
+        """Whether it is a reduce-scatter."""
         return not cutting(self.target).isdisjoint(self.dims)
 
     @property
     def parts(self) -> int:
+        """How many contributions there are to each element."""
         return prod(self.mesh[m] for m in self.dims)
 
     @cached_property

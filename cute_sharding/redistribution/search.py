@@ -23,14 +23,26 @@ ALL_FACTORS = 64
 class Target:
     """Cuts of the input under which the view is free, with what getting there costs; ordered by
     cost.
+
+    Attributes:
+        received: elements, by the busiest device.
+        local: elements held of input and output together, by the device with the most.
+        changed: how many mesh dims change.
+        strides: split factors above 1, of input and output: Shard reads better than _StridedShard.
+        source: the cuts of the input.
+        output: the cuts of the output.
+
+    >>> from cute_sharding.views import BY_OP
+    >>> view = BY_OP["Tensor.view"].view((6, 4), (3, 2, 4))
+    >>> target = free_targets(view, [(1, 1)], (2,))[0]
+    >>> isinstance(target, Target), target.received, target.source, target.output
+    (True, 0, ((1, 1),), ((2, 1),))
     """
 
-    received: int  # elements, by the busiest device
-    local: int  # elements held of input and output together
-    changed: int  # mesh dims that change
-    strides: (
-        int  # split factors above 1, of input and output: Shard reads better than _StridedShard
-    )
+    received: int
+    local: int
+    changed: int
+    strides: int
     source: tuple[Cut, ...] = field(compare=False)
     output: tuple[Cut, ...] = field(compare=False)
 
@@ -55,6 +67,16 @@ def free_targets(
     The search is over all of that while it fits the budget, which it does for small tensors on
     meshes of two dims. Beyond it, changes of one mesh dim come first, then of two, and so on, so
     that what is cut off is far from the source; replicating everything is always among the answers.
+
+    Args:
+        view: the view.
+        cuts: those that the input has, one for each mesh dim.
+        mesh: the mesh's sizes.
+
+    >>> from cute_sharding.views import BY_OP
+    >>> view = BY_OP["Tensor.view"].view((7, 4), (28,))  # 7 rows on 3 devices: blocked
+    >>> [(target.source, target.received) for target in free_targets(view, [(0, 1)], (3,))]
+    [(((1, 1),), 8), (((1, 2),), 8), (((1, 4),), 16)]
     """
     search = _Search(view, tuple(cuts), tuple(mesh), tuple(unsharded), allowed)
     everything: tuple[Cut, ...] = tuple(

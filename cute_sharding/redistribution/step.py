@@ -46,7 +46,18 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Step(ABC):
-    """From the chains ``source`` to the chains ``target`` of a tensor of ``shape`` on ``mesh``."""
+    """From the chains ``source`` to the chains ``target`` of a tensor of ``shape`` on ``mesh``: an
+    :class:`Exchange` or a :class:`Reduction`.
+
+    Attributes:
+        shape: the global shape, in elements.
+        mesh: the number of devices of each mesh dim.
+        source, target: for each tensor dim the (mesh dim, split factor) that cut it, in order.
+
+    >>> step: Step = Exchange((8, 8), (4,), source=(((0, 1),), ()), target=((), ((0, 1),)))
+    >>> step.kind, step.mesh_dims, step.received_elements, step.target_layout
+    ('all-to-all', (0,), 12, ((4,),(8,2)):((2,),(8,1)))
+    """
 
     shape: tuple[int, ...]
     mesh: tuple[int, ...]
@@ -91,10 +102,12 @@ class Step(ABC):
 
     @property
     def communicates(self) -> bool:
+        """Whether devices send anything to one another."""
         return bool(self.mesh_dims)
 
     @property
     def collectives(self) -> int:
+        """How many collectives it is."""
         return int(self.communicates)
 
     def chain(self, chains: Chains, dim: int, device: Device) -> Chain:
@@ -102,6 +115,7 @@ class Step(ABC):
         return chain_of(chains[dim], self.mesh, device)
 
     def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
+        """The shape of what the device holds under ``chains``."""
         return tuple(
             [
                 count_rows(rows_held(n, self.chain(chains, d, device)))

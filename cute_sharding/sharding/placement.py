@@ -18,6 +18,18 @@ class Shard:
     shorter, or absent), and each piece into one block for each device (again, trailing blocks may
     be shorter or empty). A split factor of 1 is DTensor's ``Shard``, another its ``_StridedShard``
     (torch/distributed/tensor/placement_types.py).
+
+    Attributes:
+        dim: the tensor dim, counted from 0.
+        split_factor: in how many pieces the local part is cut, 1 or more.
+
+    Raises:
+        ValueError: a dim below 0, or a split factor below 1.
+
+    >>> Sharding((12,), (2,), (Shard(0),)).rows(0, (1,))
+    [(6, 12)]
+    >>> Sharding((12,), (2,), (Shard(0, split_factor=3),)).rows(0, (1,))
+    [(2, 4), (6, 8), (10, 12)]
     """
 
     dim: int
@@ -35,7 +47,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every device of the mesh dim holds the same: a device mode of stride 0."""
+    """Every device of the mesh dim holds the same: a device mode of stride 0.
+
+    >>> Sharding((4,), (2,), (Replicate(),)).layout
+    ((2,),(4,)):((0,),(1,))
+    """
 
     def __str__(self) -> str:
         return "R"
@@ -43,7 +59,14 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every device holds a term of a pending reduction. A view carries it along untouched."""
+    """Every device holds a term of a pending reduction. A view carries it along untouched.
+
+    Attributes:
+        reduce_op: the reduction's name, as torch has it.
+
+    >>> print(Sharding((4,), (2,), (Partial("max"),)))
+    (4,) on mesh (2,) as [P(max)]
+    """
 
     reduce_op: str = "sum"
 
@@ -52,6 +75,12 @@ class Partial:
 
 
 Placement: TypeAlias = "Shard | Replicate | Partial"
+"""What a mesh dim does to a tensor.
+
+>>> placement: Placement = Shard(0)
+>>> print(placement)
+S(0)
+"""
 
 _PATTERNS: dict[re.Pattern[str], Callable[[re.Match[str]], Placement]] = {
     re.compile(r"(?:S|Shard)\((?:dim=)?(\d+)\)"): lambda m: Shard(int(m[1])),
@@ -65,6 +94,9 @@ _PATTERNS: dict[re.Pattern[str], Callable[[re.Match[str]], Placement]] = {
 
 def parse_placements(text: str) -> tuple[Placement, ...]:
     """Placements, one a mesh dim, from text as DTensor prints them.
+
+    Raises:
+        ValueError: a part of the text is no placement.
 
     >>> parse_placements("S(0), _S(1, sf=2), R")
     (Shard(dim=0, split_factor=1), Shard(dim=1, split_factor=2), Replicate())
@@ -87,4 +119,9 @@ def parse_placements(text: str) -> tuple[Placement, ...]:
 
 
 def format_placements(placements: tuple[Placement, ...]) -> str:
+    """Placements as text, the inverse of :func:`parse_placements` but for the brackets.
+
+    >>> format_placements((Shard(0), Shard(1, split_factor=2), Replicate()))
+    '[S(0), _S(1,2), R]'
+    """
     return f"[{', '.join(map(str, placements))}]"

@@ -28,6 +28,15 @@ class Sharding:
     Placements apply in DTensor's order, left to right: each divides what the ones before it left of
     the tensor dim (torch/distributed/tensor/_utils.py, compute_local_shape_and_global_offset).
 
+    Attributes:
+        shape: the global shape, in elements.
+        mesh: the number of devices of each mesh dim.
+        placements: one for each mesh dim.
+
+    Raises:
+        ValueError: they do not fit together.
+        TypeError: a placement is none of this package's.
+
     >>> s = Sharding((4, 6), (2, 3), (Shard(0), Shard(1)))
     >>> s.layout
     ((2,3),(2,2)):((12,2),(6,1))
@@ -126,6 +135,10 @@ class Sharding:
         Raises:
             LayoutError: the modes do not hold each element once (replicas aside), or a device mode
                 cannot be expressed by a placement; the message says which and why.
+
+        >>> s = Sharding((4, 6), (2,), (Shard(1),))
+        >>> print(Sharding.read(s.layout, (24,)))
+        (24,) on mesh (2,) as [_S(0,4)]
         """
         shape = tuple(shape)
         if layout.rank != 2:

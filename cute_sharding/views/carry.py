@@ -27,9 +27,14 @@ from cute_sharding.layout.size import is_multiple, is_same
 from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor_of
 from cute_sharding.views.view import View
 
-# What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole
-# (Replicate, Partial).
 Cut: TypeAlias = "tuple[int, int] | None"
+"""What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole
+(Replicate, Partial).
+
+>>> cuts: list[Cut] = [(1, 1), None]  # Shard(1) on one mesh dim, Replicate on the other
+>>> carry(BY_OP["torch.transpose"].view((4, 6), 0, 1), cuts, (2, 2)).cuts
+((0, 1), None)
+"""
 
 # The local (source shape, target shape) of the devices of each kind.
 Kinds: TypeAlias = list[tuple[list[int], list[int]]]
@@ -38,11 +43,23 @@ Kinds: TypeAlias = list[tuple[list[int], list[int]]]
 class Carried(NamedTuple):
     """The cuts of the output, one a mesh dim; or the first mesh dim that cannot be carried, and the
     cuts of those before it.
+
+    Attributes:
+        cuts: of the mesh dims that are carried.
+        blocked: the first mesh dim that is not, if there is one.
+        traced: sizes do not divide, and it is proved for each kind of device.
+
+    >>> flatten = BY_OP["Tensor.view"].view((6, 4), (24,))
+    >>> carried: Carried = carry(flatten, [(0, 1)], (3,))
+    >>> carried
+    Carried(cuts=((0, 1),), blocked=None, traced=False)
+    >>> carry(BY_OP["Tensor.view"].view((7, 4), (28,)), [(0, 1)], (3,)).blocked
+    0
     """
 
     cuts: tuple[Cut, ...]
     blocked: int | None = None
-    traced: bool = False  # sizes do not divide: proved for each kind of device
+    traced: bool = False
 
 
 def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
@@ -53,6 +70,14 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
         view: the view.
         cuts: one for each mesh dim, on the view's input dims.
         mesh: the mesh's sizes.
+
+    The method, and why it is complete, is in docs/how-it-works.md ("The deal").
+
+    Raises:
+        Undecided: sizes are symbols, and it depends on a fact that is not known.
+
+    >>> carry(BY_OP["Tensor.view"].view((4, 6), (24,)), [(1, 1)], (2,)).cuts
+    ((0, 4),)
     """
     kept = view.kept
     for cut in cuts:

@@ -85,12 +85,14 @@ def _is_one(n: int) -> bool:
 
 
 def repeat_of(dim: DimSpec, times: int) -> DimSpec:
+    """``dim`` gone through ``times`` times; of a dim of size 1 that is a broadcast."""
     if _is_one(times):
         return dim
     return Broadcast(dim, times) if isinstance(dim, Singleton) else Repeat(dim, times)
 
 
 def flatten_of(dims: tuple[DimSpec, ...]) -> DimSpec:
+    """The dims as one; none are a dim of size 1."""
     if len(dims) == 1:
         return dims[0]
     return Flatten(dims) if dims else _SINGLETON
@@ -118,6 +120,11 @@ def split_into(dim: DimSpec, sizes: list[int]) -> list[DimSpec]:
 
 
 def normalize_dim(dim: int, ndim: int) -> int:
+    """``dim`` counted from 0. A scalar counts as one dim, as in torch.
+
+    Raises:
+        IndexError: there is no such dim.
+    """
     bound = max(ndim, 1)
     if not -bound <= dim < bound:
         raise IndexError(
@@ -127,6 +134,12 @@ def normalize_dim(dim: int, ndim: int) -> int:
 
 
 def normalize_dims(dims: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    """One dim or several, counted from 0.
+
+    Raises:
+        IndexError: there is no such dim.
+        ValueError: a dim is named twice.
+    """
     dims = (dims,) if isinstance(dims, int) else dims
     result = tuple([normalize_dim(d, ndim) for d in dims])
     if len(set(result)) != len(result):
@@ -140,6 +153,7 @@ def _varargs(args: tuple) -> tuple[int, ...]:
 
 
 def identity(ndim: int) -> DimMap:
+    """Each input dim as it is."""
     return tuple([InputDim(i) for i in range(ndim)])
 
 
@@ -156,6 +170,7 @@ def at_least(minimum: int):  # type: ignore[no-untyped-def]
 
 
 def at_least_3d(shape: Sequence[int]) -> DimMap:
+    """atleast_3d: a dim of size 1 in front and behind, or two behind; of a scalar three."""
     before, after = {0: (3, 0), 1: (1, 1), 2: (0, 1)}.get(len(shape), (0, 0))
     return (_SINGLETON,) * before + identity(len(shape)) + (_SINGLETON,) * after
 
@@ -189,6 +204,7 @@ def expand(shape: Sequence[int], *sizes: int | Sequence[int], implicit: bool = F
 
 
 def flatten(shape: Sequence[int], start_dim: int = 0, end_dim: int = -1) -> DimMap:
+    """flatten and ravel: the dims from ``start_dim`` to ``end_dim``, inclusive, as one."""
     ndim = len(shape)
     if ndim == 0:
         return (_SINGLETON,)
@@ -200,6 +216,7 @@ def flatten(shape: Sequence[int], start_dim: int = 0, end_dim: int = -1) -> DimM
 
 
 def unflatten(shape: Sequence[int], dim: int, sizes: Sequence[int]) -> DimMap:
+    """unflatten: ``dim`` cut into ``sizes``, of which one may be -1."""
     at = normalize_dim(dim, len(shape))
     dims = identity(len(shape))
     return (
@@ -212,6 +229,7 @@ def unflatten(shape: Sequence[int], dim: int, sizes: Sequence[int]) -> DimMap:
 def movedim(
     shape: Sequence[int], source: int | Sequence[int], destination: int | Sequence[int]
 ) -> DimMap:
+    """movedim: the dims ``source`` to the places ``destination``, the others in their order."""
     ndim = len(shape)
     moved, to = normalize_dims(source, ndim), normalize_dims(destination, ndim)
     if len(moved) != len(to):
@@ -226,6 +244,7 @@ def movedim(
 
 
 def permute(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
+    """permute: the dims in another order."""
     order = normalize_dims(_varargs(dims), len(shape))
     if len(order) != len(shape):
         raise ValueError(f"permute: {len(order)} dims {order} for a tensor of {len(shape)} dims")
@@ -233,6 +252,7 @@ def permute(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
 
 
 def repeat(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
+    """repeat: each dim gone through so many times, with dims in front if more are given."""
     times = _varargs(sizes)
     pad = len(times) - len(shape)
     if pad < 0:
@@ -245,11 +265,13 @@ def repeat(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
 
 
 def tile(shape: Sequence[int], *dims: int | Sequence[int]) -> DimMap:
+    """tile: as :func:`repeat`, of the last dims if fewer numbers are given."""
     times = _varargs(dims)
     return repeat(shape, (1,) * (len(shape) - len(times)) + times)
 
 
 def squeeze(shape: Sequence[int], dim: int | Sequence[int] | None = None) -> DimMap:
+    """squeeze: without the dims of size 1, or those of them that are named."""
     chosen = range(len(shape)) if dim is None else normalize_dims(dim, len(shape))
     return tuple(
         [
@@ -261,12 +283,14 @@ def squeeze(shape: Sequence[int], dim: int | Sequence[int] | None = None) -> Dim
 
 
 def unsqueeze(shape: Sequence[int], dim: int) -> DimMap:
+    """unsqueeze: with a dim of size 1 before ``dim``."""
     at = normalize_dim(dim, len(shape) + 1)
     dims = identity(len(shape))
     return (*dims[:at], _SINGLETON, *dims[at:])
 
 
 def transpose(shape: Sequence[int], dim0: int, dim1: int) -> DimMap:
+    """transpose: two dims in each other's place; a scalar stays."""
     dims = list(identity(len(shape)))
     if dims:
         a, b = normalize_dim(dim0, len(shape)), normalize_dim(dim1, len(shape))

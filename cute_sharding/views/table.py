@@ -3,7 +3,11 @@
 A row is all that is known of an op: how its arguments make a DimMap, which aten overloads it
 answers for in DTensor's dispatcher, which of them are strict (a view: free or an error) and, for
 the few ops whose local form has needs of its own, what those are. docs/rules.md is generated from
-it.
+it. (Slices that keep a dim whole are views as well: dtensor/slices.py.)
+
+To add an op: its row here, with a rule in dim_map.py if it needs one of its own; an example for
+docs/rules.md in docs/generate_rules.py; and the name that torch's operator database has for it in
+tests/views/test_table.py. The adapter goes by the table, and tests fail until all are there.
 """
 
 from __future__ import annotations
@@ -32,6 +36,10 @@ class Row:
         pairs: the output's elements are pairs of the input's (view_as_complex), and only linear
             reductions may be pending.
         note: what a reader of the table should know.
+
+    >>> row = BY_OP["torch.squeeze"]
+    >>> isinstance(row, Row), row.strict[:2], row.wants_whole_dims
+    (True, ('squeeze.default', 'squeeze.dim'), True)
     """
 
     op: str
@@ -43,7 +51,14 @@ class Row:
     note: str = field(default="", compare=False)
 
     def view(self, shape: Sequence[int], *args: Any, **kwargs: Any) -> View:
-        """The op on a tensor of that shape, as a view."""
+        """The op on a tensor of that shape, as a view; ``args`` as the op has them after it.
+
+        Raises:
+            ValueError, TypeError, IndexError: the op has no such arguments on such a tensor.
+
+        >>> BY_OP["torch.permute"].view((2, 3, 4), (2, 0, 1)).output_shape
+        (4, 2, 3)
+        """
         if self.pairs:
             return _view_of_pairs(shape)
         return view_of(shape, self.rule(shape, *args, **kwargs))
@@ -116,9 +131,26 @@ TABLE: tuple[Row, ...] = (
         pairs=True,
     ),
 )
+"""The rows, one for each view op.
+
+>>> sum(row.op == "torch.permute" for row in TABLE)
+1
+"""
 
 BY_OP: dict[str, Row] = {row.op: row for row in TABLE}
+"""The rows by the name that the op has in torch.
+
+>>> BY_OP["torch.unsqueeze"].view((2, 3), 1).output_shape
+(2, 1, 3)
+"""
+
 BY_OVERLOAD: dict[str, tuple[Row, bool]] = {
     **{name: (row, True) for row in TABLE for name in row.strict},
     **{name: (row, False) for row in TABLE for name in row.lenient},
 }
+"""For each aten overload its row, and whether it is strict.
+
+>>> row, strict = BY_OVERLOAD["view.default"]
+>>> row.op, strict
+('Tensor.view', True)
+"""

@@ -24,6 +24,13 @@ class View:
     local op makes the local shape by itself, also of nothing. ``position`` is where an input dim
     stands in the source. ``rank`` is the number of target dims that a placement may name: a
     trailing target dim beyond it (the two halves of a complex number) has no name.
+
+    Raises:
+        ValueError: ``sizes`` and ``target`` have different numbers of elements.
+
+    >>> transpose = View((4, 6), source=(1, 0), sizes=(6, 4), target=(6, 4), kept={0: 1, 1: 0})
+    >>> transpose.layout
+    (6,4):(1,6)
     """
 
     __slots__ = ("__dict__", "home", "input_shape", "kept", "rank", "sizes", "source", "target")
@@ -53,10 +60,12 @@ class View:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
+        """The output's shape, as the op's caller sees it."""
         return tuple(self.target[: self.rank])
 
     @cached_property
     def position(self) -> dict[int, int]:
+        """Where each input dim stands in the source."""
         return {dim: at for at, dim in enumerate(self.source) if dim is not None}
 
     @cached_property
@@ -81,6 +90,14 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     The DimMap may be ours or torch's (torch.distributed.tensor._ops._view_ops): specs are told
     apart by class name. Input dims that the DimMap leaves out are of size 1 (a view cannot drop
     elements) and stand first in the source.
+
+    Raises:
+        TypeError: the DimMap has a spec that is none.
+        ValueError: it does not fit the shape.
+
+    >>> from torch.distributed.tensor._ops._view_ops import view_groups
+    >>> view_of((4, 6), view_groups((4, 6), (2, 2, 6))).target
+    [2, 2, 6]
     """
     source: list[int | None] = []
     sizes: list[int] = []
@@ -125,8 +142,8 @@ class _Reading(NamedTuple):
             )
         return read(self, spec)
 
-    def _settle(self, spec: Any) -> None:
-        """The output dim that comes next is made of that input dim alone, in place."""
+    def _made_in_place(self, spec: Any) -> None:
+        """The output dim that comes next is made of that input dim alone."""
         if type(spec).__name__ == "InputDim":
             self.home[spec.input_dim] = len(self.target)
 
@@ -145,7 +162,7 @@ class _Reading(NamedTuple):
         if spec.split_id == 0:  # the group's first dim stands for the whole group
             n, group = self.size_of(spec.input_dim), prod(spec.group_shape)
             if n and group != n and group % n == 0:  # view_as_real: each element becomes several
-                self._settle(spec.input_dim)
+                self._made_in_place(spec.input_dim)
                 self._fresh(group // n)
         size: int = spec.group_shape[spec.split_id]
         return size
@@ -160,13 +177,13 @@ class _Reading(NamedTuple):
         return 1
 
     def repeat(self, spec: Any) -> int:
-        self._settle(spec.input_dim)
+        self._made_in_place(spec.input_dim)
         self._fresh(spec.times)
         times: int = spec.times
         return times * self.size_of(spec.input_dim)
 
     def broadcast(self, spec: Any) -> int:
-        self._settle(spec.dim)
+        self._made_in_place(spec.dim)
         self.size_of(spec.dim)
         self._fresh(spec.dim_size)
         size: int = spec.dim_size

@@ -104,6 +104,10 @@ def logical_divide(a: Layout, tiler: Tiler) -> Layout:
     does not divide A, the last tile runs on beyond A's last index: the caller predicates. A tuple
     of tilers divides mode by mode.
 
+    Raises:
+        LayoutError: B has no complement, or the composition is no layout.
+        Undecided: it depends on a symbol.
+
     >>> logical_divide(Layout(16), Layout(4))
     (4,4):(1,4)
     >>> logical_divide(Layout((4, 16)), (2, None))
@@ -128,6 +132,9 @@ def zipped_divide(a: Layout, tiler: Tiler) -> Layout:
     """:func:`logical_divide` by mode, gathered as ``((tile0, tile1, ...), (rest0, rest1, ...,
     untouched modes))``.
 
+    Raises:
+        LayoutError, Undecided: as :func:`logical_divide`.
+
     >>> zipped_divide(Layout((4, 16)), (2, 4))
     ((2,4),(2,4)):((16,1),(32,4))
     """
@@ -137,6 +144,9 @@ def zipped_divide(a: Layout, tiler: Tiler) -> Layout:
 def tiled_divide(a: Layout, tiler: Tiler) -> Layout:
     """:func:`zipped_divide` with the rests as modes of their own: ``((tile0, tile1, ...), rest0,
     rest1, ...)``.
+
+    Raises:
+        LayoutError, Undecided: as :func:`logical_divide`.
 
     >>> tiled_divide(Layout((4, 16)), (2, 4))
     ((2,4),2,4):((16,1),32,4)

@@ -17,6 +17,9 @@ def coalesce(layout: Layout, profile: IntTuple | None = None) -> Layout:
     a tuple, the modes it names are coalesced one by one (a nested tuple goes deeper) and the others
     are left as they are. Symbols are merged where the merge is provable.
 
+    Raises:
+        LayoutError: ``profile`` names more modes than there are.
+
     >>> coalesce(Layout((2, (1, 6)), (6, (6, 1))))
     12:1
     >>> coalesce(Layout((2, (1, 6)), (6, (6, 1))), (1, 1))
@@ -68,6 +71,9 @@ def flatten(layout: Layout) -> Layout:
 def group_modes(layout: Layout, begin: int, end: int) -> Layout:
     """The layout with its modes ``begin`` up to but not including ``end`` made one mode; the same
     function.
+
+    Raises:
+        LayoutError: there are no such modes.
 
     >>> group_modes(Layout((2, 3, 4)), 0, 2)
     ((2,3),4):((12,4),1)

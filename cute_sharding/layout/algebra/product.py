@@ -15,6 +15,10 @@ def logical_product(a: Layout, tiler: Tiler) -> Layout:
     Post-condition: ``logical_product(A, B)(i, j) == A(i) + complement(A, size(A) *
     cosize(B))(B(j))``; the copies do not overlap. A tuple of tilers multiplies mode by mode.
 
+    Raises:
+        LayoutError: A has no complement, or the composition is no layout.
+        Undecided: it depends on a symbol.
+
     >>> logical_product(Layout((2, 2), (2, 1)), Layout(6))
     ((2,2),6):((2,1),4)
     """
@@ -28,12 +32,26 @@ def logical_product(a: Layout, tiler: Tiler) -> Layout:
 
 
 def zipped_product(a: Layout, tiler: Tiler) -> Layout:
-    """:func:`logical_product` by mode, gathered as ``((a0, a1, ...), (copies0, copies1, ...))``."""
+    """:func:`logical_product` by mode, gathered as ``((a0, a1, ...), (copies0, copies1, ...))``.
+
+    Raises:
+        LayoutError, Undecided: as :func:`logical_product`.
+
+    >>> zipped_product(Layout((2, 5)), (3, 4))
+    ((2,5),(3,4)):((5,1),(1,5))
+    """
     return unzip(logical_product, a, tiler)
 
 
 def tiled_product(a: Layout, tiler: Tiler) -> Layout:
-    """:func:`zipped_product` with the copies as modes of their own."""
+    """:func:`zipped_product` with the copies as modes of their own.
+
+    Raises:
+        LayoutError, Undecided: as :func:`logical_product`.
+
+    >>> tiled_product(Layout((2, 5)), (3, 4))
+    ((2,5),3,4):((5,1),1,5)
+    """
     zipped = zipped_product(a, tiler)
     return make_layout(zipped[0], *zipped[1])
 
@@ -58,6 +76,9 @@ def blocked_product(block: Layout, tiler: Layout) -> Layout:
     Post-condition: with ``P = logical_product(block, tiler)``, the result at ``((t0, b0), (t1, b1),
     ...)`` is ``P((b0, b1, ...), (t0, t1, ...))``, each mode coalesced.
 
+    Raises:
+        LayoutError, Undecided: as :func:`logical_product`.
+
     >>> blocked_product(Layout((2, 5)), Layout((3, 4)))
     ((3,2),(4,5)):((40,5),(10,1))
     """
@@ -71,6 +92,9 @@ def raked_product(block: Layout, tiler: Layout) -> Layout:
 
     Post-condition: with ``P = logical_product(block, tiler)``, the result at ``((b0, t0), (b1, t1),
     ...)`` is ``P((b0, b1, ...), (t0, t1, ...))``, each mode coalesced.
+
+    Raises:
+        LayoutError, Undecided: as :func:`logical_product`.
 
     >>> raked_product(Layout((2, 5)), Layout((3, 4)))
     ((2,3),(5,4)):((5,40),(1,10))

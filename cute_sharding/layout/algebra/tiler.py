@@ -8,9 +8,14 @@ from typing import TypeAlias
 from cute_sharding.layout.errors import LayoutError
 from cute_sharding.layout.layout import Layout, make_layout
 
-# A tiler: a layout, an int n for the layout n:1, None for "leave this mode", or a tuple of tilers,
-# one a mode.
 Tiler: TypeAlias = "Layout | int | Sequence[Tiler] | None"
+"""What tiles a layout: a layout, an int n for the layout n:1, None for "leave this mode", or a
+tuple of tilers, one a mode.
+
+>>> tiler: Tiler = (2, None)
+>>> logical_divide(Layout((4, 16)), tiler)
+((2,2),16):((16,32),1)
+"""
 
 
 def by_mode(

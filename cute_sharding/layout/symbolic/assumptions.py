@@ -45,7 +45,9 @@ def assuming(*facts: str) -> Iterator[None]:
     A fact is text, as an :class:`Undecided` error names it: ``"s0 % 4 == 0"``, ``"s0 >= 8"``, ``"s0
     < s1"``, ``"s0 == s1"``.
 
-    >>> from cute_sharding.layout import Layout, assuming, logical_divide, symbol
+    Raises:
+        LayoutError: the text is no such comparison.
+
     >>> with assuming("s % 4 == 0"):
     ...     logical_divide(Layout(symbol("s")), Layout(4))
     (4,s/4):(1,4)

@@ -27,7 +27,11 @@ def as_int(expr: Int) -> Int:
 
 
 def symbol(name: str) -> sympy.Symbol:
-    """The positive integer symbol of that name, as :meth:`Layout.parse` reads it."""
+    """The positive integer symbol of that name, as :meth:`Layout.parse` reads it.
+
+    >>> Layout((4, symbol("s"))) == Layout.parse("(4,s):(s,1)")
+    True
+    """
     import sympy
 
     return sympy.Symbol(name, integer=True, positive=True)

@@ -24,6 +24,14 @@ class Fact:
     most"); or, where not ``holds``, that this is not so.
 
     Its text is what :func:`assuming` reads.
+
+    Attributes:
+        relation: "divides", "equal" or "at most".
+        left, right: ints or sympy expressions.
+        holds: whether the relation does.
+
+    >>> print(Fact("divides", symbol("s"), 4), Fact("at most", symbol("s"), 8, holds=False))
+    s % 4 == 0 s > 8
     """
 
     relation: str
@@ -32,7 +40,11 @@ class Fact:
     holds: bool = True
 
     def is_true_of(self, left: int, right: int) -> bool:
-        """Whether it holds where its two sides are these numbers."""
+        """Whether it holds where its two sides are these numbers.
+
+        >>> Fact("divides", symbol("s"), 4).is_true_of(12, 4)
+        True
+        """
         answer = _RELATIONS[self.relation](left, right)
         return answer is self.holds
 

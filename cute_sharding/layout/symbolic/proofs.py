@@ -23,6 +23,7 @@ FACTS_ADDED = 6
 
 
 def is_zero(expr: Int) -> bool | None:
+    """Whether ``expr`` is 0 for every value of its symbols."""
     if type(expr) is int:
         return expr == 0
     e = normal(expr)
@@ -48,6 +49,7 @@ def is_zero(expr: Int) -> bool | None:
 
 
 def is_nonnegative(expr: Int) -> bool | None:
+    """Whether ``expr`` is 0 or more for every value of its symbols."""
     if type(expr) is int:
         return expr >= 0
     import sympy
@@ -102,6 +104,7 @@ def _that_may_be_missing(e: Any) -> Iterator[Any]:
 
 
 def is_less(a: Int, b: Int) -> bool | None:
+    """Whether ``a`` is less than ``b`` for every value of their symbols."""
     return is_nonnegative(b - a - 1)
 
 

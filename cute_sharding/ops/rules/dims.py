@@ -57,6 +57,7 @@ def picked(where: int, default: int = -1, *, results: int = 2) -> Rule:
 
 
 def topk(x: Shape, k: int, dim: int = -1, *_: Any, **__: Any) -> str:
+    """Along ``dim``, which the results have with k rows."""
     names = named(x, [dim])
     out = put(names, dim, "[k]")
     return f"{text(names)} -> {out}, {out}"
@@ -65,21 +66,25 @@ def topk(x: Shape, k: int, dim: int = -1, *_: Any, **__: Any) -> str:
 def stable_sort(
     x: Shape, *_: Any, stable: Any = None, dim: int = -1, descending: bool = False
 ) -> str:
+    """Along ``dim``; values and indices."""
     names = text(named(x, [dim]))
     return f"{names} -> {names}, {names}"
 
 
 def turned(x: Shape) -> str:
+    """The dims in reverse order."""
     names = named(x)
     return f"{text(names)} -> {text(names[::-1])}"
 
 
 def rolled(x: Shape, shifts: Any, dims: Any = ()) -> str:
+    """Along the dims given, or along all, as one."""
     names = text(named(x, dims if dims else range(len(x))))
     return f"{names} -> {names}"
 
 
 def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> str:
+    """Two dims become one, the last; all three are whole."""
     gone = [dim1 % len(x), dim2 % len(x)]
     names = named(x, gone)
     return (
@@ -89,6 +94,7 @@ def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> str:
 
 
 def triangle(x: Shape, *_: Any) -> str:
+    """By the numbers of row and column: the last two dims are whole."""
     names = text(named(x, [-2, -1]))
     return f"{names} -> {names}"
 
@@ -112,4 +118,5 @@ def reduced(where: int = 1, *, keep: int = 2) -> Rule:
 
 
 def to_scalar(x: Shape, *_: Any, **__: Any) -> str:
+    """All dims are reduced."""
     return f"{text(named(x))} ->"

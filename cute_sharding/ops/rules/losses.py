@@ -21,6 +21,7 @@ def _reduction(*args: Any, reduction: int | None = None, **_: Any) -> int:
 
 
 def reduction_of_loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str | None:
+    """What a cut leaves pending: the loss's own reduction; None where it has none."""
     return {0: None, 1: "avg", 2: "sum"}[_reduction(*args, **kwargs)]
 
 

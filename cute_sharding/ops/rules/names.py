@@ -17,6 +17,7 @@ def named(x: Shape, whole: Sequence[int] = (), letter: str = "d") -> list[str]:
 
 
 def text(names: Sequence[str]) -> str:
+    """Names as a pattern has them."""
     return " ".join(names)
 
 

@@ -25,6 +25,7 @@ def _for_each(names: str, *tensors: Any) -> list[str]:
 def layer_norm(
     x: Shape, normalized: Sequence[int], weight: Any = None, bias: Any = None, *_: Any
 ) -> str:
+    """Over the trailing dims, which are whole; mean and rstd are of the others."""
     names, trailing, statistics = _trailing(x, normalized)
     operands = [text(names), *_for_each(trailing, weight, bias)]
     return f"{', '.join(operands)} -> {text(names)}, {statistics}, {statistics}"
@@ -41,6 +42,7 @@ def layer_norm_backward(
     *_: Any,
     **__: Any,
 ) -> str:
+    """The gradients of weight and bias are sums over the dims that are not normalized."""
     names, trailing, statistics = _trailing(x, normalized)
     whole = text(names)
     operands = [whole, whole, statistics, statistics, *_for_each(trailing, weight, bias)]
@@ -48,6 +50,7 @@ def layer_norm_backward(
 
 
 def rms_norm(x: Shape, normalized: Sequence[int], weight: Any = None, *_: Any) -> str:
+    """As :func:`layer_norm`, without bias and mean."""
     names, trailing, statistics = _trailing(x, normalized)
     operands = [text(names), *_for_each(trailing, weight)]
     return f"{', '.join(operands)} -> {text(names)}, {statistics}"
@@ -62,6 +65,7 @@ def rms_norm_backward(
     *_: Any,
     **__: Any,
 ) -> str:
+    """As :func:`layer_norm_backward`, without bias and mean."""
     names, trailing, statistics = _trailing(x, normalized)
     whole = text(names)
     operands = [whole, whole, statistics, *_for_each(trailing, weight)]

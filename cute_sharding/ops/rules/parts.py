@@ -10,6 +10,7 @@ from cute_sharding.ops.rules.names import Rule, Shape, named, put, text
 
 
 def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
+    """The index says which rows of ``dim`` go where: x is whole there, the index is not."""
     if len(x) != len(index) or not x:
         return None
     names = named(x, [dim])
@@ -18,6 +19,7 @@ def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
 
 
 def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__: Any) -> str | None:
+    """The index says which rows of ``dim`` are written: whole in x, the index and the source."""
     if len(x) != len(index) or not x:
         return None
     names = named(x, [dim])
@@ -30,6 +32,7 @@ def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__:
 
 
 def index_select(x: Shape, dim: int, index: Shape) -> str | None:
+    """Rows of ``dim``, which x has whole, as the index says, which may be cut."""
     if not x or len(index) != 1:
         return None
     names = named(x, [dim])
@@ -37,6 +40,7 @@ def index_select(x: Shape, dim: int, index: Shape) -> str | None:
 
 
 def embedding(weight: Shape, index: Shape, *_: Any, **__: Any) -> str:
+    """Rows of the weight, which has them whole, for each number of the index."""
     names = text(named(index, letter="i"))
     return f"[v] e, {names} -> {names} e"
 
@@ -44,6 +48,7 @@ def embedding(weight: Shape, index: Shape, *_: Any, **__: Any) -> str:
 def embedding_backward(
     gradient: Shape, index: Shape, rows: int, padding: int, by_frequency: bool = False
 ) -> str | None:
+    """The sum of the gradients of each row; scaled by frequency there is no signature."""
     names = text(named(index, letter="i"))
     return None if by_frequency else f"{names} e, {names} -> [v] e"
 
@@ -52,6 +57,7 @@ def embedding_backward(
 
 
 def cat(tensors: Sequence[Shape], dim: int = 0) -> str | None:
+    """One after the other along ``dim``, which is whole in all; the other dims are alike."""
     if any(len(x) != len(tensors[0]) for x in tensors) or not tensors[0]:
         return None
     names = named(tensors[0], [dim])
@@ -62,6 +68,7 @@ def cat(tensors: Sequence[Shape], dim: int = 0) -> str | None:
 
 
 def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
+    """One after the other along a new dim, which is whole."""
     names = named(tensors[0])
     at = dim % (len(names) + 1)
     return (
@@ -96,16 +103,19 @@ def is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
 
 
 def sliced(x: Shape, dim: int = 0, *which: Any) -> str:
+    """Some rows of ``dim``, which is whole, unless all there are."""
     names = named(x, [] if is_whole(*which) else [dim])
     return f"{text(names)} -> {text(names) if is_whole(*which) else put(names, dim, '[part]')}"
 
 
 def select_backward(gradient: Shape, sizes: Sequence[int], dim: int, index: int) -> str:
+    """The gradient as one row of ``dim``, which is whole in the result."""
     names = named(tuple(sizes), [dim])
     return f"{put(names, dim, '')} -> {text(names)}"
 
 
 def slice_backward(gradient: Shape, sizes: Sequence[int], dim: int, *which: Any) -> str:
+    """The gradient as some rows of ``dim``, which is whole, unless it is all there are."""
     if is_whole(*which):
         return f"{text(named(gradient))} -> {text(named(gradient))}"
     names = named(tuple(sizes), [dim])

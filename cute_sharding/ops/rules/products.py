@@ -51,6 +51,7 @@ def convolution(
     output_padding: Any,
     groups: int,
 ) -> str:
+    """Of images and kernels; the bias is a term of the sum."""
     given, kernel, result = _of_convolution(x, transposed, groups)
     operands = [
         text(given),
@@ -104,6 +105,7 @@ def _mask(queries: Shape, mask: Shape | None) -> list[str]:
 
 
 def attention(queries: Shape, *_: Any, attn_mask: Any = None, **__: Any) -> str:
+    """Each query against all keys: the sequences, and what is multiplied, are whole."""
     operands = [_QUERIES, _KEYS, _VALUES, *_mask(queries, attn_mask)]
     return f"{', '.join(operands)} -> {_QUERIES}, {_STATISTICS}"
 
@@ -111,6 +113,7 @@ def attention(queries: Shape, *_: Any, attn_mask: Any = None, **__: Any) -> str:
 def attention_backward(
     gradient: Shape, queries: Shape, *_: Any, attn_mask: Any = None, **__: Any
 ) -> str:
+    """The gradients of queries, keys and values, cut as these may be."""
     operands = [_QUERIES, _QUERIES, _KEYS, _VALUES, _QUERIES, _STATISTICS]
     operands += _mask(queries, attn_mask)
     return f"{', '.join(operands)} -> {_QUERIES}, {_KEYS}, {_VALUES}"
