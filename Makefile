@@ -59,7 +59,7 @@ dist: $(VENV)/.installed-dist
 	$(PYTHON) -m venv .venv-wheel
 	$(if $(FIRST),.venv-wheel/bin/pip install --quiet $(FIRST))
 	.venv-wheel/bin/pip install --quiet dist/*.whl
-	.venv-wheel/bin/python tests/check_wheel.py
+	.venv-wheel/bin/python -E tests/check_wheel.py
 
 # torch first and by itself, of the release that is asked for.
 $(VENV)/.installed: pyproject.toml constraints.txt
