@@ -2,6 +2,8 @@
 # make thorough: the tests with all parameters; make test takes one in five of those that compile
 # or start processes (tests/dtensor/conftest.py).
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
+# make docs: the site, in site/; a broken link is an error. make pages: writes the pages of docs/ that are made by a command.
+# make dist: wheel and sdist in dist/, and the wheel checked in an empty environment. FIRST=torch==2.13.0 installs that there first.
 PYTHON ?= python3
 PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH ?= $(PINNED)
@@ -13,7 +15,7 @@ PYTEST_ARGUMENTS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # The vendor's layout algebra, an oracle of the tests, may ask for CUDA packages that a newer torch cannot have beside it: the tests that need it then say so.
 EXTRAS := $(if $(filter $(PINNED),$(TORCH)),test,checks)
 
-.PHONY: demo test lint types tests thorough releases docs bench clean
+.PHONY: demo test lint types tests thorough releases docs pages bench dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -36,7 +38,10 @@ thorough: tests
 releases:
 	$(PYTHON) docs/generate_releases.py
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict
+
+pages: $(VENV)/.installed
 	$(BIN)/python docs/generate_rules.py
 	$(BIN)/python docs/generate_patches.py
 	$(BIN)/python -m benchmarks.compiled --write
@@ -49,6 +54,14 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.strategies
 
+dist: $(VENV)/.installed-dist
+	rm -rf dist build .venv-wheel
+	$(BIN)/python -m build
+	$(PYTHON) -m venv .venv-wheel
+	$(if $(FIRST),.venv-wheel/bin/pip install --quiet $(FIRST))
+	.venv-wheel/bin/pip install --quiet dist/*.whl
+	.venv-wheel/bin/python -E tests/check_wheel.py
+
 # torch first and by itself, of the release that is asked for.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -60,5 +73,13 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) torch==$(TORCH) -e ".[$(EXTRAS)]"
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) torch==$(TORCH) -e ".[docs]"
+	touch $@
+
+$(VENV)/.installed-dist: $(VENV)/.installed
+	$(PIP) torch==$(TORCH) -e ".[dist]"
+	touch $@
+
 clean:
-	rm -rf .venv .venv-* build *.egg-info
+	rm -rf .venv .venv-* build dist site *.egg-info

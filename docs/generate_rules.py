@@ -81,8 +81,8 @@ def page() -> str:
         [
             "# The rule table",
             "",
-            "Generated from `cute_sharding/views/table.py` by `make docs`; a test fails when it is "
-            "out of date.",
+            "Generated from `cute_sharding/views/table.py` by `make pages`; a test fails when it "
+            "is out of date.",
             "",
             "Each op is a DimMap, and each DimMap a layout from the output's flat index to the "
             "input's: reshapes keep the input's strides, permutations permute them,",
@@ -106,7 +106,7 @@ if __name__ == "__main__":
         sys.exit(
             0
             if PAGE.exists() and PAGE.read_text() == page()
-            else f"{PAGE} is out of date: run make docs"
+            else f"{PAGE} is out of date: run make pages"
         )
     PAGE.write_text(page())
     print(f"wrote {PAGE}")

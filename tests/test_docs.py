@@ -1,24 +1,184 @@
-"""The pages a user reads are true: their examples run, and the generated ones are what
-the code says.
+"""The pages a user reads are true: their examples and commands run, their links lead somewhere, the
+generated one is what the code says, and every error, flag and public name is on its page.
 """
 
 import doctest
+import importlib
+import importlib.util
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import messages
+import pages
 import pytest
 
-ROOT = Path(__file__).parents[1]
+import cute_sharding
+
+ROOT = pages.ROOT
+PACKAGE = ROOT / "cute_sharding"
+
+# Commands that are not run, by how they begin, and why. Of those of make and of the benchmarks it
+# is tested that they exist.
+NOT_RUN = {
+    "pip install": "make dist installs the wheel in an empty environment",
+    "make ": "they run the tests, or take minutes",
+    "python -m benchmarks.": "they take minutes",
+}
+
+
+# -- examples --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_blocks_say_what_they_are(page):
+    for block in pages.blocks(page):
+        where = f"{page}:{block.line}"
+        if block.language in pages.NOT_RUN:
+            assert not re.search(r"^(\$|>>>|python |make |pip |torchrun )", block.text, re.M), (
+                f"{where} looks like code: say that it is console or pycon, so that it is run"
+            )
+        else:
+            assert block.language in ("console", "pycon", "python"), where
+            is_doctest = block.text.startswith(">>>")
+            assert block.language != "pycon" or is_doctest, where
+            assert block.language != "python" or is_doctest or block.title, (
+                f"{where}: begin with >>>, or give it a title and a command that runs it"
+            )
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_programs_are_run_by_a_command(page):
+    for name in pages.programs(page):
+        assert any(name in command.text for command in pages.commands(page)), name
+
+
+DOCTESTS = [page for page in pages.PAGES if ">>>" in (ROOT / page).read_text()]
+
+
+def test_pages_have_examples():
+    counts = {
+        page: len(doctest.DocTestParser().get_examples((ROOT / page).read_text()))
+        for page in DOCTESTS
+    }
+    few = ("README.md", "docs/how-it-works.md", "docs/redistribution.md", "docs/ops.md")
+    assert all(counts[page] >= 4 for page in few), counts
+
+
+@pytest.mark.parametrize("page", DOCTESTS)
+def test_examples_run(page):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    names = {}
+    try:
+        for block in pages.blocks(page):
+            if block.text.startswith(">>>"):
+                test = doctest.DocTestParser().get_doctest(
+                    block.text, names, page, str(ROOT / page), block.line - 1
+                )
+                runner.run(test, clear_globs=False)
+                names = test.globs
+    finally:
+        cute_sharding.disable()
+    assert runner.tries and not runner.failures
+
+
+COMMANDS = [(page, command) for page in pages.PAGES for command in pages.commands(page)]
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/how-it-works.md", "docs/redistribution.md", "docs/ops.md"]
+    ("page", "command"),
+    [c for c in COMMANDS if not c[1].text.startswith(tuple(NOT_RUN))],
+    ids=lambda value: value if isinstance(value, str) else str(value.line),
 )
-def test_examples_run(page):
-    failed, attempted = doctest.testfile(str(ROOT / page), module_relative=False)
-    assert attempted >= 4
-    assert failed == 0
+@pytest.mark.processes
+def test_commands_do_what_they_say(page, command, site):
+    kept = {key: value for key, value in os.environ.items() if "CUTE" not in key}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**kept, "PYTHONPATH": site, "PATH": path, "OMP_NUM_THREADS": "1"}
+    said = pages.complaint(command, page, environment)
+    assert not said, said
+
+
+def _others():
+    """Commands that are not run, of blocks and of the text: (page, command)."""
+    for page, command in COMMANDS:
+        yield page, command.text
+    for page in pages.PAGES:
+        text = pages._FENCE.sub("", (ROOT / page).read_text())
+        for found in re.findall(r"`((?:make|python -m) [^`]+)`", text):
+            yield page, " ".join(found.split())
+
+
+@pytest.mark.parametrize("target", sorted({c.split()[1] for _, c in _others() if c[:5] == "make "}))
+def test_targets_of_make_exist(target):
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(
+        ["make", "--dry-run", target], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", sorted({c for _, c in _others() if c.startswith("python -m ")} | {"python -m torch"})
+)
+def test_modules_and_their_options_exist(command):
+    module, *arguments = shlex.split(command)[2:]
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    if module.startswith("benchmarks"):
+        source = Path(spec.origin).read_text()
+        for option in (argument for argument in arguments if argument.startswith("-")):
+            assert f'"{option}"' in source, f"{module} has no {option}"
+
+
+# -- links, and what the site has ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_links_lead_somewhere(page):
+    text = pages._FENCE.sub("", (ROOT / page).read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:|mailto:|#", target):
+            continue
+        name = target.partition("#")[0]
+        path = (ROOT / page).parent / name
+        assert path.exists(), f"{page} links to {target}"
+        if page.startswith("docs/"):  # the site has nothing else
+            assert (ROOT / "docs") in path.resolve().parents, f"{page} links out of docs/: {target}"
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_images_say_what_they_show(page):
+    text = (ROOT / page).read_text()
+    assert not re.findall(r"!\[\s*\]\(", text) and "<img" not in text.replace("<img alt=", "")
+
+
+def test_the_site_has_every_page():
+    """mkdocs itself is asked by make docs; this is what needs nothing installed."""
+    lines = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].splitlines()
+    listed = {
+        match[1] for line in lines if (match := re.match(r"\s*- [^#]*: ([\w/-]+\.md)$", line))
+    }
+    assert len(listed) > 10 and all((ROOT / "docs" / name).exists() for name in listed)
+    ours = {page.removeprefix("docs/") for page in pages.PAGES if page.startswith("docs/")}
+    # Written elsewhere: each has a commented line in mkdocs.yml to be taken in.
+    assert {name for name in ours - listed if not re.match(r"gallery|patches", name)} == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "layout", "sharding", "views", "redistribution", "ops", "dtensor"]
+)
+def test_the_reference_has_every_public_name(name):
+    module = ".".join(filter(None, ["cute_sharding", name]))
+    page = (ROOT / "docs/reference" / f"{name or 'index'}.md").read_text()
+    said = re.findall(r"^::: ([\w.]+)$", page, re.M)
+    public = set(importlib.import_module(module).__all__)
+    if name == "dtensor":  # most are those of the package, whose page has them
+        public -= set(cute_sharding.__all__)
+    assert sorted(said) == sorted(f"{module}.{each}" for each in public)
 
 
 @pytest.mark.parametrize("script", ["generate_rules.py", "generate_patches.py"])
@@ -30,3 +190,97 @@ def test_generated_pages_are_up_to_date(script):
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+# -- messages and flags ----------------------------------------------------------------------------
+
+# Messages that no program meets: what raises them is caught by us, or is checked before. By how
+# they begin, each with the reason.
+INTERNAL = {
+    "… has no strategy in this torch": "ask() catches it",
+    "… placements for a mesh of … dims": "of torch's own plan, asked with placements already read",
+    "a symbolic size outside of symbols_of(...)": "ours to open",
+}
+MESSAGES = messages.messages(PACKAGE)
+
+
+def test_messages_are_read_from_the_source(tmp_path):
+    assert len(MESSAGES) > 100
+    texts = {message.text for message in MESSAGES}
+    for text in (
+        "shape … has a negative size",
+        "the signature … has no ->",
+        messages.OWN_WORDS["Undecided"],
+        "cute_sharding is …. The program goes on with torch's own rules; `python -m cute_sharding "
+        "status` tells more.",
+    ):
+        assert text in texts
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    for function, (_, words) in messages.BUILT.items():
+        assert f"def {function}(" in source and words in re.sub(r'"\s*f?"', "", source)
+    (tmp_path / "new.py").write_text("def f(x):\n    raise ValueError(' '.join(x))\n")
+    with pytest.raises(LookupError, match=r"what does ' '\.join"):
+        messages.messages(tmp_path)
+
+
+def test_every_message_is_explained():
+    page = messages.normal((ROOT / "docs/troubleshooting.md").read_text())
+    missing = [
+        f"{message.where}: {message.text}"
+        for message in MESSAGES
+        if message.beginning(100) not in page and message.text not in INTERNAL
+    ]
+    assert not missing, f"docs/troubleshooting.md has not: {missing}"
+
+
+def test_no_other_message_is_explained():
+    """What the page explains is said by something."""
+    known = [messages.normal(message.text) for message in MESSAGES]
+    text = (ROOT / "docs/troubleshooting.md").read_text().partition("## Flags")[2]
+    listed = re.findall(r"^- (?:`` (.*?) ``|`(.*)`)\s*$", text, re.M)
+    assert len(listed) > 100
+    for said in (messages.normal(one or other) for one, other in listed):
+        assert any(message.startswith(said) for message in known), said
+
+
+def test_internal_messages_exist():
+    assert set(INTERNAL) <= {message.text for message in MESSAGES}
+
+
+def test_every_flag_has_a_section():
+    found = {
+        flag
+        for path in PACKAGE.rglob("*.py")
+        for flag in re.findall(r'"(USE_CUTE_\w+)"', path.read_text())
+    }
+    assert len(found) >= 5
+    page = (ROOT / "docs/flags.md").read_text()
+    assert {*re.findall(r"^## `(USE_CUTE_\w+)`", page, re.M)} == found
+
+
+def test_every_argument_of_enable_is_on_the_page():
+    import inspect
+
+    page = (ROOT / "docs/flags.md").read_text()
+    for name in inspect.signature(cute_sharding.enable).parameters:
+        assert f"`{name}`" in page
+
+
+# -- what is said of the package in more than one place --------------------------------------------
+
+
+def test_the_changelog_begins_with_this_version():
+    first = re.search(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first[1] == cute_sharding.__version__
+
+
+def test_the_version_stands_in_one_place():
+    assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()
+    files = [*ROOT.glob("*.toml"), *ROOT.glob("*.cff"), *PACKAGE.rglob("*.py")]
+    places = [path.name for path in files if cute_sharding.__version__ in path.read_text()]
+    assert places == ["__init__.py"]
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 120

@@ -3,7 +3,6 @@ force at the start of each.
 """
 
 import os
-import re
 from collections import defaultdict
 from pathlib import Path
 from zlib import crc32
@@ -13,6 +12,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import cute_sharding
+
+REPOSITORY = Path(__file__).parent.parent.parent
 
 # Of a test's parameters, make test runs one in so many, and says how many it has left out: these
 # tests compile and start processes, and on a slow machine all of them take half an hour. make
@@ -49,25 +50,3 @@ def stock_rules():
     cute_sharding.reset_stats()
     yield
     cute_sharding.disable()
-
-
-REPOSITORY = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory):
-    """A search path with which the package looks installed to another process: the metadata alone,
-    with the entry points of pyproject.toml, and this repository.
-    """
-    text = (REPOSITORY / "pyproject.toml").read_text()
-    section = re.search(r'\[project\.entry-points\."torch\.backends"\]\n(.*?)\n\n', text, re.S)[1]
-    folder = tmp_path_factory.mktemp("site")
-    metadata = folder / "cute_sharding-0.1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: cute-sharding\nVersion: 0.1.0\n"
-    )
-    (metadata / "entry_points.txt").write_text(
-        "[torch.backends]\n" + section.replace('"', "") + "\n"
-    )
-    return os.pathsep.join([str(folder), str(REPOSITORY)])

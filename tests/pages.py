@@ -1,0 +1,116 @@
+"""What a page of docs/ or the README has to run: its blocks of code. The standard library alone, as
+tests/check_wheel.py runs it in an environment that has nothing else.
+
+- ``pycon`` or ``python`` beginning with ``>>>``: a doctest.
+- ``python title="name.py"``: a program, for the commands of the page to run.
+- ``console``: lines that begin with ``$`` are commands, and what follows one is what it prints,
+  with ``...`` for any text. A command that is followed by nothing has to succeed, no more.
+- ``pytb``, ``text``, ``ini`` or no language: nothing to run.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import textwrap
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
+    if path.name != "CHANGELOG.md"
+)
+NOT_RUN = ("", "text", "ini", "pytb")
+TIMEOUT = 240  # seconds a command: some start processes, and a machine may be slow
+
+_FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.M | re.S)
+
+
+class Block(NamedTuple):
+    language: str
+    title: str | None
+    text: str
+    line: int
+
+
+class Command(NamedTuple):
+    text: str
+    output: str
+    line: int
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text()
+    found = []
+    for match in _FENCE.finditer(text):
+        language, _, rest = match[2].strip().partition(" ")
+        title = re.search(r'title="([^"]+)"', rest)
+        line = text.count("\n", 0, match.start()) + 2
+        body = textwrap.dedent(match[3])
+        found.append(Block(language, title and title[1], body, line))
+    return found
+
+
+def programs(page: str) -> dict[str, str]:
+    return {block.title: block.text for block in blocks(page) if block.title}
+
+
+def commands(page: str) -> list[Command]:
+    found = []
+    for block in blocks(page):
+        if block.language != "console":
+            continue
+        parts = re.split(r"^\$ ", block.text, flags=re.M)
+        if parts[0].strip():
+            raise ValueError(f"{page}:{block.line}: a console begins with a command, $ and a blank")
+        line = block.line
+        for part in parts[1:]:
+            command, output = re.match(r"((?:[^\n]*\\\n)*[^\n]*)\n?(.*)", part, re.S).groups()
+            found.append(Command(re.sub(r"\\\n\s*", "", command), output, line))
+            line += part.count("\n")
+    return found
+
+
+@cache
+def _ran(
+    command: str, files: tuple[tuple[str, str], ...], environment: tuple[tuple[str, str], ...]
+) -> tuple[int, str, str]:
+    with TemporaryDirectory() as folder:
+        for name, text in files:
+            Path(folder, name).write_text(text)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+    return done.returncode, done.stdout, done.stderr
+
+
+def complaint(command: Command, page: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Runs the command beside the programs of its page: what is wrong with what it did, or nothing.
+    A command that stands on two pages with the same programs runs once.
+    """
+    named = {name: text for name, text in programs(page).items() if name in command.text}
+    code, out, err = _ran(
+        command.text, tuple(sorted(named.items())), tuple(sorted(environment.items()))
+    )
+    said = f"{page}:{command.line}: $ {command.text}\n{out}{err[-3000:]}"
+    if code:
+        return f"{said}\nexit code {code}"
+    if command.output.strip() and not doctest.OutputChecker().check_output(
+        command.output.strip() + "\n",
+        out.strip() + "\n",
+        doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
+    ):
+        return f"{said}\nis not what the page says:\n{command.output}"
+    return ""
