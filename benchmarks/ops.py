@@ -59,7 +59,7 @@ from benchmarks.op_database import (
     same,
     whole,
 )
-from cute_sharding.dtensor import ledger
+from cute_sharding.dtensor.bookkeeping import ledger
 
 KINDS = ("even", "uneven", "strided")
 
