@@ -62,7 +62,7 @@ from benchmarks.op_database import (
     run,
     samples_of,
 )
-from cute_sharding.dtensor import ledger
+from cute_sharding.dtensor.bookkeeping import ledger
 
 KINDS = ("even", "uneven", "strided")
 

@@ -24,7 +24,7 @@ def status() -> dict[str, Any]:
     """As plain data: versions, flags, what they have come to, the parts of torch that are replaced
     now, and what two checks have found.
     """
-    from cute_sharding.dtensor import check  # imports torch, and with it does what the flags say
+    from cute_sharding.dtensor.reports import check
 
     return {
         "version": cute_sharding.__version__,

@@ -218,6 +218,51 @@ def test_private_names_of_torch_stand_in_one_room():
     assert not elsewhere, f"move to {ROOM.name}: {elsewhere}"
 
 
+# The rooms of the adapter, downward: each imports from those before it.
+ROOMS = [
+    "bookkeeping",
+    "torch_private",
+    "compiled",
+    "redistributing",
+    "view_propagation",
+    "memory",
+    "ops",
+    "switch",
+    "reports",
+]
+
+
+def room_of(name):
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["cute_sharding", ADAPTER] and len(parts) > 2 else None
+
+
+def test_the_adapter_is_its_rooms():
+    folder = PACKAGE / ADAPTER
+    assert [path.name for path in folder.glob("*.py")] == ["__init__.py"]
+    assert sorted(ROOMS) == sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+    for room in ROOMS:
+        assert "\n\n" in ast.get_docstring(
+            ast.parse((folder / room / "__init__.py").read_text())
+        ), f"{room} does not say what may be touched there"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if room_of(module_name(path)) in ROOMS],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_imports_between_rooms_run_downward(path):
+    room = room_of(module_name(path))
+    for name, line, _ in imports(path):
+        if name.startswith(f"cute_sharding.{ADAPTER}"):
+            other = room_of(name)
+            assert other in ROOMS, f"{path}:{line} imports {name}, which stands above the rooms"
+            assert ROOMS.index(other) <= ROOMS.index(room), (
+                f"{path}:{line}: {room} must not import {other}"
+            )
+
+
 # Downward within the room, as its files may import: what stands before them. Of the rest of the
 # adapter they know the log alone: rules, plans and answers are handed in.
 TORCH_PRIVATE = [
@@ -248,7 +293,7 @@ def test_imports_within_the_room_run_downward(position, name):
     room = f"cute_sharding.{ADAPTER}.{ROOM.name}"
     allowed = [f"{room}.{below}" for below in TORCH_PRIVATE[:position]]
     allowed += [f"cute_sharding.{layer}" for layer in LAYERS if layer != ADAPTER]
-    allowed.append(f"cute_sharding.{ADAPTER}.stats.logger")
+    allowed.append(f"cute_sharding.{ADAPTER}.bookkeeping.stats.logger")
     for imported, line, _ in imports(ROOM / f"{name}.py"):
         if imported.split(".")[0] == "cute_sharding":
             assert any(f"{imported}.".startswith(f"{module}.") for module in allowed), (

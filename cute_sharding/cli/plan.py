@@ -57,7 +57,7 @@ def plan(
     on one network.
     """
     from cute_sharding import plan_redistribution
-    from cute_sharding.dtensor.stock import stock_plan
+    from cute_sharding.dtensor.redistributing.stock import stock_plan
 
     shape, mesh = source.shape, source.mesh
     before, after = _of_torch(source), _of_torch(target)
@@ -94,7 +94,7 @@ def plan(
 
 
 def _of_torch(sharding: Sharding) -> list[Any]:
-    from cute_sharding.dtensor.placements import placement_of
+    from cute_sharding.dtensor.redistributing.placements import placement_of
     from cute_sharding.dtensor.torch_private import tensor_specs
 
     return [

@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import ledger
+from cute_sharding.dtensor.bookkeeping import ledger
 
 
 def S(dim, split_factor=2):

@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from benchmarks.compiled import PATTERNS, make, measure
-from cute_sharding.dtensor.strided import steps
+from cute_sharding.dtensor.compiled.strided import steps
 from cute_sharding.dtensor.torch_private import process_groups
 
 MESH = (4,)

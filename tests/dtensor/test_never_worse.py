@@ -3,7 +3,6 @@ other, squeezes in place, redistributions between them, and their gradients.
 """
 
 import random
-import sys
 
 import pytest
 import torch
@@ -23,8 +22,9 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import ledger, propagate_shape_and_sharding
-from cute_sharding.dtensor.stock import is_torchs
+from cute_sharding.dtensor import propagate_shape_and_sharding
+from cute_sharding.dtensor.bookkeeping import ledger, stats
+from cute_sharding.dtensor.redistributing.stock import is_torchs
 from cute_sharding.dtensor.torch_private import tensor_specs
 
 FLAGS = ({}, {"redistribution": True}, {"redistribution": True, "views": False})
@@ -360,7 +360,6 @@ def test_redistributions_are_counted():
 
 
 def test_counting_never_asks_torch_on_the_way_of_a_program(monkeypatch):
-    stats = sys.modules["cute_sharding.dtensor.stats"]  # beside a function of the same name
 
     class Kind:
         moved = stats.Moved(plan=1, collectives=1, received_elements=3)

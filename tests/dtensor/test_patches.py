@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 from torch.distributed.tensor import DTensor
 
 import cute_sharding
-from cute_sharding.dtensor import adapter
+from cute_sharding.dtensor.switch import adapter
 from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.tracing import Tracing
 

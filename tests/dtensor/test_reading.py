@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor import reading
+from cute_sharding.dtensor.redistributing import reading
 from cute_sharding.dtensor.torch_private import tensor_specs
 from cute_sharding.redistribution.meeting import count_rows, rows_held
 from cute_sharding.sharding.deal import rows

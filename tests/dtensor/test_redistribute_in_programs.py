@@ -29,8 +29,8 @@ from torch.distributed.tensor import (
 )
 
 import cute_sharding
-from cute_sharding.dtensor import adapter
-from cute_sharding.dtensor.groups import group_of
+from cute_sharding.dtensor.redistributing.groups import group_of
+from cute_sharding.dtensor.switch import adapter
 from cute_sharding.dtensor.torch_private import registry
 
 # -- the inputs of other ops -----------------------------------------------------------------------

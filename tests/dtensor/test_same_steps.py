@@ -22,8 +22,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
-from cute_sharding.dtensor import dynamic, groups
-from cute_sharding.dtensor.groups import groups_at_hand
+from cute_sharding.dtensor.redistributing import dynamic, groups
+from cute_sharding.dtensor.redistributing.groups import groups_at_hand
 from cute_sharding.redistribution import Network
 from cute_sharding.redistribution.plan import received_by
 

@@ -23,7 +23,7 @@ from simulation import (
 from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cute_sharding.dtensor.stock import StockPlan, stock_plan
+from cute_sharding.dtensor.redistributing.stock import StockPlan, stock_plan
 from cute_sharding.dtensor.torch_private import local_tensors
 from cute_sharding.redistribution import Network
 
@@ -213,7 +213,7 @@ def test_torch_is_asked_without_leaving_anything_behind():
     assert _redistribute._planner_cache == before
     code = (
         "import torch.distributed as dist; from torch.distributed.tensor import Shard, Replicate; "
-        "from cute_sharding.dtensor.stock import stock_plan; "
+        "from cute_sharding.dtensor.redistributing.stock import stock_plan; "
         "assert stock_plan((8, 8), (2, 4), [Shard(0), Shard(1)], [Replicate(), "
         "Shard(1)]).received_elements == 8; "
         "assert not dist.is_initialized()"

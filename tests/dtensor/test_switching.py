@@ -12,7 +12,7 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
-from cute_sharding.dtensor.adapter import WHOLE_SLICES
+from cute_sharding.dtensor.switch.adapter import WHOLE_SLICES
 from cute_sharding.dtensor.torch_private import registry
 from cute_sharding.views import BY_OVERLOAD
 

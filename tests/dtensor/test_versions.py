@@ -9,7 +9,7 @@ import torch
 from conftest import REPOSITORY
 
 import cute_sharding
-from cute_sharding.dtensor import versions
+from cute_sharding.dtensor.bookkeeping import versions
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
     parts_of,
     placed,
     says_what_it_means,
 )
-from cute_sharding.dtensor.placements import text
-from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.torch_private import (
     answers,
     op_schemas,

@@ -8,7 +8,7 @@ from functools import partial
 from math import isinf
 from typing import Any
 
-from cute_sharding.dtensor import ledger
+from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (
     is_sharded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cute_sharding.dtensor.reading import agree
+from cute_sharding.dtensor.redistributing.reading import agree
 from cute_sharding.dtensor.torch_private import symints
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     DTensorSpec,

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor import ledger
+from cute_sharding.dtensor.bookkeeping import ledger
+from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.memory.writes import LIVE, reach, take_back
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (
     some_device_is_empty,
     without,
 )
-from cute_sharding.dtensor.placements import text
-from cute_sharding.dtensor.redistribute import redistribute_local_tensor
-from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.redistributing.placements import text
+from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import (
     answers,
     dispatch,
@@ -30,7 +31,6 @@ from cute_sharding.dtensor.torch_private import (
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import Replicate, Shard, StridedShard
-from cute_sharding.dtensor.writes import LIVE, reach, take_back
 from cute_sharding.ops.table import BY_OVERLOAD
 
 

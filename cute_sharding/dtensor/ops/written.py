@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
     is_uneven,
     says_what_it_means,
 )
-from cute_sharding.dtensor.placements import text
-from cute_sharding.dtensor.stats import count, logger
+from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.torch_private import (
     answers,
     op_schemas,

@@ -170,7 +170,7 @@ def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
 @dataclass
 class WrittenBack(OutputSharding):
     """Of an op that writes to copies of what it was to write to: what it wrote is to be taken back
-    (see writes.py).
+    (see memory/writes.py).
     """
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
 
-from cute_sharding.dtensor.stats import logger
+from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.answers import WrittenBack
 from cute_sharding.dtensor.torch_private.op_schemas import WRITERS
@@ -114,7 +114,7 @@ def _begins_with_writes(function: Any, code: CodeType) -> CodeType:
     except OSError:  # a torch without its sources
         logger.warning(
             "torch %s comes without its sources: writes to slices of sharded dims are lost, as "
-            "torch has it (see dtensor/writes.py)",
+            "torch has it (see dtensor/memory/writes.py)",
             torch.__version__,
         )
         return code

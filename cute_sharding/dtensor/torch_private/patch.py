@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.stats import logger
+from cute_sharding.dtensor.bookkeeping.stats import logger
 
 __all__ = ["Installed", "Patch", "require"]
 

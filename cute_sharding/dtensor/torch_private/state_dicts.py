@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.stats import logger
+from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.patch import Installed, Patch
 

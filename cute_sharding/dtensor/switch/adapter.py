@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor import ledger, state, versions
-from cute_sharding.dtensor.groups import prepared_key
-from cute_sharding.dtensor.locks import fork_safe_lock
+from cute_sharding.dtensor.bookkeeping import ledger, versions
+from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
+from cute_sharding.dtensor.bookkeeping.settings import Settings
+from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch, logger
+from cute_sharding.dtensor.compiled.strided import as_view
+from cute_sharding.dtensor.compiled.symbols import equate, has_values, known, symbols_of, unknown
+from cute_sharding.dtensor.memory import state
+from cute_sharding.dtensor.memory.writes import LIVE, note_copy, reach, take_back
 from cute_sharding.dtensor.ops import gated_handler, propagation, writing_handler
-from cute_sharding.dtensor.redistribute import redistribute_local_tensor
-from cute_sharding.dtensor.settings import Settings
-from cute_sharding.dtensor.slices import WHOLE_SLICES, slice_strategy
-from cute_sharding.dtensor.stats import count_left_to_torch, logger
-from cute_sharding.dtensor.stock import is_torchs
-from cute_sharding.dtensor.strided import as_view
-from cute_sharding.dtensor.symbols import equate, has_values, known, symbols_of, unknown
+from cute_sharding.dtensor.redistributing.groups import prepared_key
+from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.redistributing.stock import is_torchs
 from cute_sharding.dtensor.torch_private import (
     answers,
     compiler,
@@ -42,8 +43,8 @@ from cute_sharding.dtensor.torch_private import (
     tracing,
 )
 from cute_sharding.dtensor.torch_private.patch import Installed, require
-from cute_sharding.dtensor.view_strategy import strategy_of
-from cute_sharding.dtensor.writes import LIVE, note_copy, reach, take_back
+from cute_sharding.dtensor.view_propagation.slices import WHOLE_SLICES, slice_strategy
+from cute_sharding.dtensor.view_propagation.view_strategy import strategy_of
 from cute_sharding.layout import Undecided
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 from cute_sharding.sharding.deal import local_size
@@ -263,7 +264,7 @@ def _fingerprint() -> str:
     process.
     """
     digest = hashlib.sha1(usedforsecurity=False)
-    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cute_sharding.dtensor import ledger
-from cute_sharding.dtensor.ambiguity import says_what_it_means, whole
-from cute_sharding.dtensor.placements import Cuts, cut_of
-from cute_sharding.dtensor.propagate import ask, decide, refusals_counted
-from cute_sharding.dtensor.settings import Settings
-from cute_sharding.dtensor.stats import count, logger
-from cute_sharding.dtensor.stock import moves_rightly
-from cute_sharding.dtensor.symbols import hinted, known, symbols_of
+from cute_sharding.dtensor.bookkeeping import ledger
+from cute_sharding.dtensor.bookkeeping.settings import Settings
+from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
+from cute_sharding.dtensor.redistributing.placements import Cuts, cut_of
+from cute_sharding.dtensor.redistributing.stock import moves_rightly
 from cute_sharding.dtensor.torch_private import (
     answers,
     dispatch_modes,
@@ -22,6 +20,8 @@ from cute_sharding.dtensor.torch_private import (
     symints,
     tensor_specs,
 )
+from cute_sharding.dtensor.view_propagation.ambiguity import says_what_it_means, whole
+from cute_sharding.dtensor.view_propagation.propagate import ask, decide, refusals_counted
 from cute_sharding.views import Row
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from cute_sharding.dtensor.groups import groups_at_hand
-from cute_sharding.dtensor.placements import text
-from cute_sharding.dtensor.redistribute import prepare
+from cute_sharding.dtensor.redistributing.groups import groups_at_hand
+from cute_sharding.dtensor.redistributing.placements import text
+from cute_sharding.dtensor.redistributing.redistribute import prepare
 from cute_sharding.dtensor.torch_private import process_groups
 from cute_sharding.dtensor.torch_private.tensor_specs import Partial, Placement, Shard, StridedShard
 from cute_sharding.redistribution import Network, RedistributionPlan

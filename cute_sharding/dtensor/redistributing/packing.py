@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.ranks import peers, place
+from cute_sharding.dtensor.redistributing.ranks import peers, place
 from cute_sharding.dtensor.torch_private import dispatch_modes, symints
 from cute_sharding.redistribution.copies import Copy, fills, flat
 from cute_sharding.redistribution.exchange import Exchange

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, ref
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from cute_sharding.dtensor.ranks import coordinate, is_native, spans
+from cute_sharding.dtensor.redistributing.ranks import coordinate, is_native, spans
 from cute_sharding.dtensor.torch_private import compiler, process_groups
 
 

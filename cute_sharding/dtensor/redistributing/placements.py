@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from cute_sharding.dtensor.symbols import known, unknown
+from cute_sharding.dtensor.compiled.symbols import known, unknown
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,
     Placement,

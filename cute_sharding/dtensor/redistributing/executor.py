@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor.groups import group_of
-from cute_sharding.dtensor.library import after
-from cute_sharding.dtensor.packing import (
+from cute_sharding.dtensor.compiled.library import after
+from cute_sharding.dtensor.redistributing.groups import group_of
+from cute_sharding.dtensor.redistributing.packing import (
     WIRE,
     alone,
     checked,
@@ -25,7 +25,7 @@ from cute_sharding.dtensor.packing import (
     transfer_of,
     unpack,
 )
-from cute_sharding.dtensor.ranks import (
+from cute_sharding.dtensor.redistributing.ranks import (
     copies_natively,
     in_order,
     ints_on_each_rank,

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.groups import group_of
-from cute_sharding.dtensor.placements import cut_of
-from cute_sharding.dtensor.ranks import on_each_rank, place, true_on_each_rank
+from cute_sharding.dtensor.redistributing.groups import group_of
+from cute_sharding.dtensor.redistributing.placements import cut_of
+from cute_sharding.dtensor.redistributing.ranks import on_each_rank, place, true_on_each_rank
 from cute_sharding.dtensor.torch_private import (
     collective_ops,
     dispatch_modes,

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.ranks import coordinate, ranks_beside
-from cute_sharding.dtensor.reading import of_source
+from cute_sharding.dtensor.redistributing.ranks import coordinate, ranks_beside
+from cute_sharding.dtensor.redistributing.reading import of_source
 from cute_sharding.dtensor.torch_private import (
     collective_ops,
     patches,

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from cute_sharding.dtensor.locks import fork_safe_lock
+from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 
 MOST_OPEN = 256
 

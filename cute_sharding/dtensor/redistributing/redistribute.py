@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.dynamic import run_opaque
-from cute_sharding.dtensor.executor import looks_at_sizes, run
-from cute_sharding.dtensor.groups import groups_at_hand, means
-from cute_sharding.dtensor.placements import text
-from cute_sharding.dtensor.reading import left_to_right, of_source, of_target
-from cute_sharding.dtensor.stats import Moved, count_moves, logger
-from cute_sharding.dtensor.stock import stock_plan
-from cute_sharding.dtensor.symbols import known, sizes_at_hand, symbols_of, unknown
+from cute_sharding.dtensor.bookkeeping.stats import Moved, count_moves, logger
+from cute_sharding.dtensor.compiled.symbols import known, sizes_at_hand, symbols_of, unknown
+from cute_sharding.dtensor.redistributing.dynamic import run_opaque
+from cute_sharding.dtensor.redistributing.executor import looks_at_sizes, run
+from cute_sharding.dtensor.redistributing.groups import groups_at_hand, means
+from cute_sharding.dtensor.redistributing.placements import text
+from cute_sharding.dtensor.redistributing.reading import left_to_right, of_source, of_target
+from cute_sharding.dtensor.redistributing.stock import stock_plan
 from cute_sharding.dtensor.torch_private import (
     dispatch_modes,
     redistribution_hook,

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cute_sharding.dtensor.placements import cut_of, replaced, text
-from cute_sharding.dtensor.propagate import Decision
-from cute_sharding.dtensor.reading import agree
-from cute_sharding.dtensor.symbols import unknown
+from cute_sharding.dtensor.compiled.symbols import unknown
+from cute_sharding.dtensor.redistributing.placements import cut_of, replaced, text
+from cute_sharding.dtensor.redistributing.reading import agree
 from cute_sharding.dtensor.torch_private import tensor_specs
+from cute_sharding.dtensor.view_propagation.propagate import Decision
 from cute_sharding.layout import Size
 from cute_sharding.views import View, carry
 

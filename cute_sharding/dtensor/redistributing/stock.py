@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.placements import Cuts, cut_of
+from cute_sharding.dtensor.redistributing.placements import Cuts, cut_of
 from cute_sharding.dtensor.torch_private import redistribution_hook, tensor_specs
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,

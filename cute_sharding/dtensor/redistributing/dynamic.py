@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.executor import run
-from cute_sharding.dtensor.groups import means
-from cute_sharding.dtensor.library import library
-from cute_sharding.dtensor.symbols import known, symbols_of, unknown
+from cute_sharding.dtensor.compiled.library import library
+from cute_sharding.dtensor.compiled.symbols import known, symbols_of, unknown
+from cute_sharding.dtensor.redistributing.executor import run
+from cute_sharding.dtensor.redistributing.groups import means
 from cute_sharding.dtensor.torch_private import collective_ops, process_groups
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
-from cute_sharding.dtensor.locks import fork_safe_lock
+from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 
 logger = logging.getLogger("cute_sharding")
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.placements import Cuts, cut_of, replaced, text
-from cute_sharding.dtensor.settings import Implicit
-from cute_sharding.dtensor.stats import count, logger
-from cute_sharding.dtensor.symbols import hinted
+from cute_sharding.dtensor.bookkeeping.settings import Implicit
+from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.compiled.symbols import hinted
+from cute_sharding.dtensor.redistributing.placements import Cuts, cut_of, replaced, text
 from cute_sharding.dtensor.torch_private.registry import stock_propagate, torch_rule
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,

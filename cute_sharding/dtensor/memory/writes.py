@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.groups import group_of
-from cute_sharding.dtensor.placements import text
-from cute_sharding.dtensor.reading import agree
-from cute_sharding.dtensor.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.redistributing.groups import group_of
+from cute_sharding.dtensor.redistributing.placements import text
+from cute_sharding.dtensor.redistributing.reading import agree
+from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import (
     collective_ops,
     dispatch,

@@ -1,0 +1,13 @@
+"""Redistribution: from a local tensor and two specs to the steps of a plan, run.
+
+Data moves here and nowhere else. Whoever is asked answers alike on all ranks: what is sent, and in
+which group, must not depend on what one rank alone knows.
+
+- :mod:`.placements`: placements as cuts of the algebra, and back
+- :mod:`.ranks`, :mod:`.groups`: ranks of a mesh; the process groups at hand
+- :mod:`.reading`: how the _StridedShard placements of a tensor are to be read
+- :mod:`.packing`, :mod:`.executor`: what each rank sends and receives; sending it
+- :mod:`.dynamic`: the same where sizes are symbols
+- :mod:`.stock`: where torch itself redistributes rightly, and what it would move
+- :mod:`.redistribute`: the whole of it
+"""
