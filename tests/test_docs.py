@@ -5,6 +5,7 @@ generated one is what the code says, and every error, flag and public name is on
 import doctest
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import shlex
@@ -178,7 +179,16 @@ def test_the_reference_has_every_public_name(name):
     public = set(importlib.import_module(module).__all__)
     if name == "dtensor":  # most are those of the package, whose page has them
         public -= set(cute_sharding.__all__)
-    assert sorted(said) == sorted(f"{module}.{each}" for each in public)
+    assert sorted(path.rpartition(".")[2] for path in said) == sorted(public)
+    for path in said:
+        at, _, each = path.rpartition(".")
+        found = getattr(importlib.import_module(at), each)
+        assert found is getattr(importlib.import_module(module), each), path
+        # The site reads sources: of a module and a function of one name it would take the module.
+        places = (path, f"cute_sharding.dtensor.{each}") if not name else (path,)
+        for place in places if not inspect.ismodule(found) else ():
+            same = at == module and (PACKAGE.parent / f"{place.replace('.', '/')}.py").exists()
+            assert not same, f"{path} is a module as well: say {path}.{each}"
 
 
 @pytest.mark.parametrize("script", ["generate_rules.py", "generate_patches.py"])
@@ -259,8 +269,6 @@ def test_every_flag_has_a_section():
 
 
 def test_every_argument_of_enable_is_on_the_page():
-    import inspect
-
     page = (ROOT / "docs/flags.md").read_text()
     for name in inspect.signature(cute_sharding.enable).parameters:
         assert f"`{name}`" in page
