@@ -36,8 +36,9 @@ thorough: tests
 releases:
 	$(PYTHON) docs/generate_releases.py
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed-test
 	$(BIN)/python docs/generate_rules.py
+	$(BIN)/python docs/generate_gallery.py
 	$(BIN)/python -m benchmarks.compiled --write
 
 bench: $(VENV)/.installed

@@ -1,4 +1,4 @@
-"""The pages a user reads are true: their examples run, and the generated one is what the
+"""The pages a user reads are true: their examples run, and the generated ones are what the
 code says.
 """
 
@@ -21,9 +21,10 @@ def test_examples_run(page):
     assert failed == 0
 
 
-def test_rule_table_is_up_to_date():
+@pytest.mark.parametrize("generator", ["generate_rules.py", "generate_gallery.py"])
+def test_generated_pages_are_up_to_date(generator):
     done = subprocess.run(
-        [sys.executable, str(ROOT / "docs/generate_rules.py"), "--check"],
+        [sys.executable, str(ROOT / "docs" / generator), "--check"],
         capture_output=True,
         text=True,
         timeout=60,
