@@ -41,9 +41,10 @@ releases:
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
 
-pages: $(VENV)/.installed
+pages: $(VENV)/.installed-test
 	$(BIN)/python docs/generate_rules.py
 	$(BIN)/python docs/generate_patches.py
+	$(BIN)/python docs/generate_gallery.py
 	$(BIN)/python -m benchmarks.compiled --write
 
 bench: $(VENV)/.installed

@@ -128,6 +128,7 @@ def _why_not(before: Sharding, view: View, blocked: int, names: tuple[str, ...])
             for cuts in (target.source, target.output)
         )
         lines.append(
-            f"free from {source}, to {output}: a device receives up to {target.received} elements"
+            f"redistributed to {source} first, it is free, as {output}: a device receives up to "
+            f"{target.received} elements"
         )
     return tuple(lines)

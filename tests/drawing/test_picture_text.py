@@ -131,9 +131,9 @@ across: dim 1 (8), cut by tp
  3  device 3 (tp=3): holds (2, 2)
 
 not free: what S(1) gives to the devices of tp is no Shard or _StridedShard of the output, (2, 2, 4)
-free from [_S(1,2)], to [S(2)]: a device receives up to 4 elements
-free from [S(0)], to [S(0)]: a device receives up to 6 elements
-free from [_S(1,4)], to [_S(2,2)]: a device receives up to 6 elements""",
+redistributed to [_S(1,2)] first, it is free, as [S(2)]: a device receives up to 4 elements
+redistributed to [S(0)] first, it is free, as [S(0)]: a device receives up to 6 elements
+redistributed to [_S(1,4)] first, it is free, as [_S(2,2)]: a device receives up to 6 elements""",
         )
 
     def test_replicas_and_a_pending_sum(self):

@@ -1,0 +1,217 @@
+"""Writes docs/gallery.md and the pictures in docs/gallery, with what torch does, measured.
+
+python docs/generate_gallery.py          # measure, and write all of it
+python docs/generate_gallery.py --check  # fail if it is not what the code draws
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cute_sharding import draw
+from cute_sharding.drawing import Picture
+from cute_sharding.sharding import Sharding, format_placements, parse_placements
+
+PAGE = Path(__file__).with_name("gallery.md")
+FOLDER = Path(__file__).with_name("gallery")
+MEASURED = FOLDER / "measured.json"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern of real models, in small sizes: a view of a tensor, or a redistribution."""
+
+    name: str
+    title: str
+    text: str
+    sharding: Sharding
+    names: tuple[str, ...]
+    view: tuple[int, ...] | None = None
+    to: Any = None
+
+    def picture(self) -> Picture:
+        return draw(self.sharding, view=self.view, to=self.to, names=self.names)
+
+
+def pattern(
+    name: str,
+    title: str,
+    text: str,
+    shape: tuple[int, ...],
+    mesh: dict[str, int],
+    placements: str,
+    view: tuple[int, ...] | None = None,
+    to: str | None = None,
+) -> Pattern:
+    sharding = Sharding(shape, tuple(mesh.values()), parse_placements(placements))
+    target = None if to is None else parse_placements(to)
+    return Pattern(name, title, text, sharding, tuple(mesh), view, target)
+
+
+PATTERNS = (
+    pattern(
+        "heads",
+        "Attention heads, split",
+        "A column parallel projection gives (batch, sequence, heads * head size), cut by columns; "
+        "attention wants heads.",
+        *((2, 4, 16), {"tp": 4}, "S(2)", (2, 4, 8, 2)),
+    ),
+    pattern(
+        "gqa",
+        "Grouped queries: fewer key heads than devices",
+        "Two key heads on four devices: each device has half a head, and no placement of (batch, "
+        "sequence, heads, head size) says so. Its last lines name what to redistribute to.",
+        *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
+    ),
+    pattern(
+        "qkv",
+        "Fused queries, keys and values, column parallel",
+        "The weight has the rows of q, of k and of v one after the other, and each device has its "
+        "heads of each: _StridedShard of three pieces. Read as four groups of a query, a key and a "
+        "value, as if they took turns, no device has whole groups.",
+        *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
+    ),
+    pattern(
+        "gate_up",
+        "Gate and up projections in one weight",
+        "The two weights are stacked, and each is cut by rows. Flattened for one product, each "
+        "device has two runs of rows.",
+        *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
+    ),
+    pattern(
+        "sequence",
+        "Sequence parallel: batch and sequence, flattened",
+        "Each device has a part of each sequence: after the flatten, a run of rows of each batch "
+        "entry.",
+        *((2, 8, 4), {"tp": 4}, "S(1)", (16, 4)),
+    ),
+    pattern(
+        "experts",
+        "Expert parallel: experts and their slots in one dim",
+        "Experts are cut by ep, the slots of each by tp.",
+        *((4, 4, 3), {"ep": 2, "tp": 2}, "S(0),S(1)", (16, 3)),
+    ),
+    pattern(
+        "patches",
+        "Patches of an image, merged in pairs",
+        "(batch, patches, hidden) becomes (batch, patches / 2, 2 * hidden), with hidden cut: each "
+        "device has a block of each patch, so two of each pair.",
+        *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
+    ),
+    pattern(
+        "fsdp_tp",
+        "FSDP over tensor parallelism",
+        "fully_shard cuts again what tensor parallelism has cut: of a row parallel weight, columns "
+        "by tp and then by dp. An optimizer flattens it.",
+        *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
+    ),
+    pattern(
+        "merge",
+        "Heads, merged",
+        "After attention (batch, sequence, heads, head size) goes back to columns.",
+        *((2, 4, 8, 2), {"tp": 4}, "S(2)", (2, 4, 16)),
+    ),
+    pattern(
+        "context",
+        "Context parallel: striped blocks",
+        "Each sequence is dealt out in two stripes, so that each device has early and late "
+        "positions. Batch and sequence are flattened.",
+        *((2, 8, 3), {"cp": 2}, "_S(1,2)", (16, 3)),
+    ),
+    pattern(
+        "vocabulary",
+        "An uneven vocabulary",
+        "Eleven words on four devices: blocks of three, and two for the last. A beam search picks "
+        "from all words of all beams: (batch, beams, words) becomes (batch, beams * words).",
+        *((2, 2, 11), {"tp": 4}, "S(2)", (2, 22)),
+    ),
+    pattern(
+        "redistribution",
+        "A redistribution, S(0) to S(1)",
+        "Every device sends a block to every other, and keeps one.",
+        *((8, 8), {"tp": 4}, "S(0)"),
+        to="S(1)",
+    ),
+)
+
+
+def page(measured: dict[str, Any]) -> str:
+    lines = [
+        "# Gallery",
+        "",
+        "Patterns of real models, in small sizes: who holds what, before and after. Generated by "
+        "`make docs`; a test fails when it is out of date.",
+        "",
+        f"What torch does is measured, with torch {measured['torch']}: by itself, and with this "
+        "package switched on. *Free* is without communication; *communicates* is right, but "
+        "moves elements; *raises* names the error; *wrong* is a result whose devices do not hold "
+        "what its placements say.",
+        "",
+        "A picture like these: `python -m cute_sharding draw --shape 4,6 --mesh tp=2 --placements "
+        '"S(1)" --view 24`, or `cute_sharding.draw(tensor)` in a program '
+        "([README](../README.md)).",
+        "",
+    ]
+    for p in PATTERNS:
+        found = measured["outcomes"][p.name]
+        change = f"`.view{p.view}`" if p.view is not None else f"to `{format_placements(p.to)}`"
+        mesh = ", ".join(f"{name}={n}" for name, n in zip(p.names, p.sharding.mesh))
+        before = f"`{format_placements(p.sharding.placements)}`"
+        lines += [
+            f"## {p.title}",
+            "",
+            p.text,
+            "",
+            "| tensor | mesh | placements | change | torch | with cute-sharding |",
+            "|---|---|---|---|---|---|",
+            f"| `{p.sharding.shape}` | {mesh} | {before} | {change} | {found['torch']} | "
+            f"{found['ours']} |",
+            "",
+            f"![{p.picture().title}](gallery/{p.name}.svg)",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def texts(svg: str) -> list[str]:
+    """What is written in an SVG: this does not depend on matplotlib's version."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def out_of_date() -> list[str]:
+    """The files that are not what the code says."""
+    found = []
+    if not MEASURED.exists() or not PAGE.exists():
+        return [str(PAGE)]
+    if PAGE.read_text() != page(json.loads(MEASURED.read_text())):
+        found.append(str(PAGE))
+    for p in PATTERNS:
+        path, made = FOLDER / f"{p.name}.svg", p.picture().svg()
+        if not path.exists() or texts(path.read_text()) != texts(made):
+            found.append(str(path))
+    drawn = {f"{p.name}.svg" for p in PATTERNS}
+    return found + [str(path) for path in FOLDER.glob("*.svg") if path.name not in drawn]
+
+
+def write() -> None:
+    from measure_gallery import measure
+
+    FOLDER.mkdir(exist_ok=True)
+    measured = measure(PATTERNS)
+    MEASURED.write_text(json.dumps(measured, indent=2) + "\n")
+    PAGE.write_text(page(measured))
+    for p in PATTERNS:
+        p.picture().save(FOLDER / f"{p.name}.svg")
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        stale = out_of_date()
+        sys.exit(f"out of date: {', '.join(stale)}: run make docs" if stale else 0)
+    write()
+    print(f"wrote {PAGE}")
