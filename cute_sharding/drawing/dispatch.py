@@ -74,6 +74,17 @@ def draw(
     >>> "".join(cell.label for cell in after.panels[0].cells[0])
     '000111000111000111000111'
     """
+    _check(x, view, to, shape)
+    if isinstance(x, Layout):
+        return layout_picture(x) if shape is None else draw(Sharding.read(x, shape), names=names)
+    if isinstance(x, RedistributionPlan):
+        return plan_picture(x, names_of(names or x.mesh_names, x.mesh))
+    if is_dtensor(x):
+        return _dtensor_picture(x, view, to, names)
+    return _sharding_picture(x, view, to, names)
+
+
+def _check(x: Any, view: Any, to: Any, shape: Any) -> None:
     if view is not None and to is not None:
         raise ValueError("draw takes view= or to=, not both: a picture shows one change")
     if isinstance(x, (Layout, RedistributionPlan)) and (view is not None or to is not None):
@@ -82,20 +93,17 @@ def draw(
             f"{type(x).__name__}"
         )
     if isinstance(x, Layout):
-        if shape is None:
-            return layout_picture(x)
-        return draw(Sharding.read(x, shape), names=names)
+        return
     if shape is not None:
         raise ValueError(f"shape= goes with a Layout; a {type(x).__name__} has a shape of its own")
-    if isinstance(x, RedistributionPlan):
-        return plan_picture(x, names_of(names or x.mesh_names, x.mesh))
-    if is_dtensor(x):
-        return _dtensor_picture(x, view, to, names)
-    if not isinstance(x, Sharding):
+    if not isinstance(x, (RedistributionPlan, Sharding)) and not is_dtensor(x):
         raise TypeError(
             f"draw takes a DTensor, a Sharding, a Layout or a RedistributionPlan, and not a "
             f"{type(x).__name__}"
         )
+
+
+def _sharding_picture(x: Sharding, view: Any, to: Any, names: Sequence[str] | None) -> Picture:
     named = names_of(names, x.mesh)
     if view is not None:
         what, found = view_of(view, x.shape)

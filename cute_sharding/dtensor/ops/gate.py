@@ -85,6 +85,16 @@ def gated(
     return answers.from_other_specs(found, plain)
 
 
+def _is_stray(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and not tensor_specs.is_dtensor(leaf)
+
+
+def _without_strays(args: tuple[Any, ...], mesh: Any) -> tuple[Any, ...]:
+    return tuple(
+        [tensor_specs.as_replica(leaf, mesh) if _is_stray(leaf) else leaf for leaf in args]
+    )
+
+
 def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
     """What stands in for torch's function of an op that goes past the propagator: on tensors of
     which it is not known to be right, the op by its signature; else torch's, on tensors without
@@ -98,28 +108,15 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         name = registry.name_of(op)
         tensors = [leaf for leaf in (*args, *kwargs.values()) if tensor_specs.is_dtensor(leaf)]
         if name.startswith("convolution"):
-            strays = any(
-                isinstance(leaf, torch.Tensor) and not tensor_specs.is_dtensor(leaf)
-                for leaf in args
-            )  # torch takes these for replicas
+            strays = any(map(_is_stray, args))  # torch takes these for replicas
             if all(tensor.device_mesh.size() == 1 for tensor in tensors) or (
                 not strays and _is_right_on(tensors, args)
             ):
                 return stock(op, args, kwargs)
             if strays:
-                args = tuple(
-                    [
-                        tensor_specs.as_replica(leaf, tensors[0].device_mesh)
-                        if isinstance(leaf, torch.Tensor) and not tensor_specs.is_dtensor(leaf)
-                        else leaf
-                        for leaf in args
-                    ]
-                )
-                return (
-                    handler(op, args, kwargs)
-                    if tensor_specs.takes_strays()
-                    else stock(op, args, kwargs)
-                )
+                args = _without_strays(args, tensors[0].device_mesh)
+                run = handler if tensor_specs.takes_strays() else stock
+                return run(op, args, kwargs)
             schema = dispatch.schema_of(op, args, kwargs)
             found = by_signature(BY_OVERLOAD[name], name, schema, op_schemas.specs_of(schema))
             if found is not None:
