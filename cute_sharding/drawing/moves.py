@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from math import prod
 
 from cute_sharding.drawing.devices import coordinate, number
@@ -67,40 +67,33 @@ def _in_all(plan: RedistributionPlan) -> str:
 
 def _step_section(title: str, step: Step, names: tuple[str, ...]) -> Section:
     where = f" on {', '.join(names[m] for m in step.mesh_dims)}" if step.mesh_dims else ""
-    devices, left_out = _devices_shown(step, names)
+    devices, gap, left_out = _devices_shown(step, names)
     amounts = [[_amount(step, sender, receiver) for receiver in devices] for sender in devices]
     most = max(
         (n for i, line in enumerate(amounts) for j, n in enumerate(line) if i != j), default=0
     )
-    numbers = [number(step.mesh, device) for device in devices]
     cells = [
-        [
-            Cell(f"({amount_text(n)})" if n else "")
-            if i == j
-            else Cell(amount_text(n) if n else ".", share=n / most if n and most else None)
-            for j, n in enumerate(line)
-        ]
+        [_cell(n, 0 if i == j else most) for j, n in enumerate(line)]
         for i, line in enumerate(amounts)
     ]
-    labels = [str(n) for n in numbers]
-    gap = next((i for i in range(1, len(numbers)) if left_out and i == len(numbers) - 1), None)
-    if gap is not None:
-        cells = [[*line[:gap], Cell(GAP), *line[gap:]] for line in cells]
-        cells.insert(gap, [Cell(GAP)] * (len(numbers) + 1))
-        labels.insert(gap, GAP)
-    panel = Panel(
-        "",
-        "sender",
-        "receiver",
-        tuple(labels),
-        tuple(labels),
-        tuple(map(tuple, cells)),
-    )
+    labels = [str(number(step.mesh, device)) for device in devices]
+    if gap:  # before the last device
+        cells = [[*line[:-1], Cell(GAP), line[-1]] for line in cells]
+        cells.insert(-1, [Cell(GAP)] * (len(devices) + 1))
+        labels.insert(-1, GAP)
+    panel = Panel("", "sender", "receiver", tuple(labels), tuple(labels), tuple(map(tuple, cells)))
     return Section(
         f"{title}: {step.kind}{where}",
         (panel,),
         captions=(_said(step), "in brackets: what a device keeps", *left_out),
     )
+
+
+def _cell(n: int, most: int) -> Cell:
+    """An amount that is sent, beside the largest; of none, what a device keeps."""
+    if not most:
+        return Cell(f"({amount_text(n)})" if n else "")
+    return Cell(amount_text(n), share=n / most) if n else Cell(".")
 
 
 def _said(step: Step) -> str:
@@ -117,20 +110,28 @@ def _said(step: Step) -> str:
     return received
 
 
-def _devices_shown(step: Step, names: tuple[str, ...]) -> tuple[list[Device], tuple[str, ...]]:
-    """All devices; of many, those that have to do with device 0, or some of them."""
+def _devices_shown(
+    step: Step, names: tuple[str, ...]
+) -> tuple[list[Device], bool, tuple[str, ...]]:
+    """All devices; of many, those that have to do with device 0, or some of them. Whether there are
+    others between the last two of them, and what is left out, in words.
+    """
     devices = prod(step.mesh)
     if devices <= DEVICES:
-        return [coordinate(step.mesh, device) for device in range(devices)], ()
+        return [coordinate(step.mesh, device) for device in range(devices)], False, ()
     dims = step.mesh_dims or tuple(range(len(step.mesh)))
     each = DEVICES
     while each > 2 and prod(min(each, step.mesh[m]) for m in dims) > DEVICES:
         each -= 1
     axes = [_coordinates(n, each) if m in dims else [0] for m, n in enumerate(step.mesh)]
-    shown = list(product(*axes))[:DEVICES]
-    alike = ", ".join(names[m] for m in range(len(names)) if m not in dims)
+    shown = list(islice(product(*axes), DEVICES))
     text = f"{len(shown)} of {devices} devices are shown; the others are left out"
-    return shown, (text + (f" (those of other {alike} do likewise)" if alike else ""),)
+    alike = ", ".join(name for m, name in enumerate(names) if m not in dims and step.mesh[m] > 1)
+    # Where there are layouts, all blocks are of one size.
+    regular = step.source_layout is not None and step.target_layout is not None
+    if alike and regular:
+        text += f" (those of other {alike} do likewise)"
+    return shown, any(step.mesh[m] > each for m in dims), (text,)
 
 
 def _coordinates(n: int, most: int) -> list[int]:

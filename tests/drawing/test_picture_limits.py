@@ -78,6 +78,17 @@ def test_a_matrix_of_many_devices_is_small(shape, mesh, source, target):
         assert sum(cell.share is not None for row in panel.cells for cell in row) >= 2
 
 
+def test_devices_are_left_out_of_a_matrix_only_where_it_says_so():
+    whole = draw(Sharding((64, 64), (8, 4), parse_placements("S(0),S(1)")), to="S(0),R")
+    assert whole.sections[2].panels[0].rows == ("0", "1", "2", "3")
+    text = "4 of 32 devices are shown; the others are left out (those of other mesh0 do likewise)"
+    assert whole.sections[2].captions[-1] == text
+    uneven = draw(Sharding((63, 63), (8, 4), parse_placements("S(0),S(1)")), to="S(0),R")
+    assert uneven.sections[2].captions[-1] == "4 of 32 devices are shown; the others are left out"
+    part = draw(Sharding((64, 64), (32,), parse_placements("S(0)")), to="S(1)")
+    assert part.sections[2].panels[0].rows[-3:] == ("14", "..", "31")
+
+
 def test_a_large_layout_is_small():
     picture = draw(Layout((1 << 20, (1 << 10, 1 << 10), 1 << 20)))
     assert cells_of(picture) <= grids.ROWS * grids.COLUMNS * 2
