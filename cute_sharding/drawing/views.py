@@ -82,9 +82,9 @@ def _modes(
     mine, others = _layout(side), _layout(other)
     captions: tuple[str, ...] = ()
     if mine is None:
-        captions = ("blocks differ in size, or begin in an earlier split: no layout says so",)
+        captions = ("no layout: blocks differ in size, or begin in an earlier split",)
     for m, (name, placement) in enumerate(zip(names, side.placements)):
-        mode = "" if mine is None else repr(mine[0][m])
+        mode = "-" if mine is None else repr(mine[0][m])
         moved = placement != other.placements[m]
         if mine is not None and others is not None:
             moved |= mine[0][m] != others[0][m]
