@@ -74,17 +74,25 @@ def draw(
     >>> "".join(cell.label for cell in after.panels[0].cells[0])
     '000111000111000111000111'
     """
-    _check(x, view, to, shape)
+    _check_options(x, view, to, shape)
     if isinstance(x, Layout):
-        return layout_picture(x) if shape is None else draw(Sharding.read(x, shape), names=names)
+        if shape is None:
+            return layout_picture(x)
+        return draw(Sharding.read(x, shape), names=names)
     if isinstance(x, RedistributionPlan):
         return plan_picture(x, names_of(names or x.mesh_names, x.mesh))
     if is_dtensor(x):
         return _dtensor_picture(x, view, to, names)
-    return _sharding_picture(x, view, to, names)
+    if isinstance(x, Sharding):
+        return _sharding_picture(x, view, to, names_of(names, x.mesh))
+    raise TypeError(
+        f"draw takes a DTensor, a Sharding, a Layout or a RedistributionPlan, and not a "
+        f"{type(x).__name__}"
+    )
 
 
-def _check(x: Any, view: Any, to: Any, shape: Any) -> None:
+def _check_options(x: Any, view: Any, to: Any, shape: Any) -> None:
+    """That the options fit what is drawn, and one another."""
     if view is not None and to is not None:
         raise ValueError("draw takes view= or to=, not both: a picture shows one change")
     if isinstance(x, (Layout, RedistributionPlan)) and (view is not None or to is not None):
@@ -92,19 +100,11 @@ def _check(x: Any, view: Any, to: Any, shape: Any) -> None:
             f"view= and to= go with a tensor, a DTensor or a Sharding, and not with a "
             f"{type(x).__name__}"
         )
-    if isinstance(x, Layout):
-        return
-    if shape is not None:
+    if shape is not None and not isinstance(x, Layout):
         raise ValueError(f"shape= goes with a Layout; a {type(x).__name__} has a shape of its own")
-    if not isinstance(x, (RedistributionPlan, Sharding)) and not is_dtensor(x):
-        raise TypeError(
-            f"draw takes a DTensor, a Sharding, a Layout or a RedistributionPlan, and not a "
-            f"{type(x).__name__}"
-        )
 
 
-def _sharding_picture(x: Sharding, view: Any, to: Any, names: Sequence[str] | None) -> Picture:
-    named = names_of(names, x.mesh)
+def _sharding_picture(x: Sharding, view: Any, to: Any, named: tuple[str, ...]) -> Picture:
     if view is not None:
         what, found = view_of(view, x.shape)
         return view_picture(x, found, named, what)

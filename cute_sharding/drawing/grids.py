@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, product
 from math import prod
 
@@ -57,6 +57,42 @@ def panels_of(holding: Holding) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
     if count > PANELS:
         captions.append(f"{PANELS} of {count} panels are shown; the others are left out")
     return panels, tuple(captions)
+
+
+def panels_of_elements(
+    shape: tuple[int, ...], holding: Holding, element: Callable[[tuple[int, ...]], tuple[int, ...]]
+) -> tuple[Panel, ...]:
+    """The panels of a tensor of ``shape`` that has the elements of ``holding`` in other places, one
+    cell for each; none where they are too many.
+
+    Args:
+        shape: its shape.
+        holding: who holds the elements.
+        element: from a place in ``shape`` to the place in the tensor that is held.
+    """
+    ndim = len(shape)
+    most = (SMALL_ROWS, SMALL_COLUMNS) if ndim > 2 else (ROWS, COLUMNS)
+    rows, columns = (1, 1, *shape)[-2:]
+    leading = shape[: max(ndim - 2, 0)]
+    if not prod(shape) or prod(leading) > PANELS or rows > most[0] or columns > most[1]:
+        return ()
+    panels = []
+    for at in product(*map(range, leading)):
+        cells = []
+        for place in product(range(rows), range(columns)):
+            fixed = holding.holders(element((*at, *place[2 - min(ndim, 2) :])))
+            cells.append(Cell(holding.label(fixed), holding.device(fixed)))
+        panels.append(
+            Panel(
+                title=f"[{', '.join([*map(str, at), ':', ':'])}]" if at else "",
+                row_axis=f"dim {ndim - 2} ({rows})" if ndim > 1 else "",
+                column_axis=f"dim {ndim - 1} ({columns})" if ndim else "a scalar",
+                rows=tuple(map(str, range(rows))) if ndim > 1 else ("",),
+                columns=tuple(map(str, range(columns))) if ndim else ("",),
+                cells=tuple(tuple(cells[i * columns : (i + 1) * columns]) for i in range(rows)),
+            )
+        )
+    return tuple(panels)
 
 
 def legend_of(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cute_sharding.drawing.grids import legend_of, panels_of
+from cute_sharding.drawing.devices import coordinate
+from cute_sharding.drawing.grids import legend_of, panels_of, panels_of_elements
 from cute_sharding.drawing.holding import Holding, title_of
-from cute_sharding.drawing.picture import Picture, Section, Table
+from cute_sharding.drawing.picture import Panel, Picture, Section, Table
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.redistribution import free_targets
 from cute_sharding.sharding import (
@@ -34,9 +35,12 @@ def view_picture(before: Sharding, view: View, names: tuple[str, ...], what: str
     if carried.blocked is not None:
         keys, left_out = legend_of(holding)
         panels, captions = panels_of(holding)
-        section = Section(f"before: {_side(before)}", panels, captions=captions)
+        sections = [Section(f"before: {_side(before)}", panels, captions=captions)]
+        if would := _would_hold(view, holding):
+            said = ("what each device would hold: no placements say so",)
+            sections.append(Section(f"after: {view.output_shape}", would, captions=said))
         why = _why_not(before, view, carried.blocked, names)
-        return Picture(title, (section,), keys, (*left_out, *why))
+        return Picture(title, tuple(sections), keys, (*left_out, *why))
     after = Sharding(view.output_shape, before.mesh, replaced(before.placements, carried.cuts))
     keys, left_out = legend_of(holding, Holding.of(after, names))
     sections = [
@@ -78,9 +82,9 @@ def _modes(
     mine, others = _layout(side), _layout(other)
     captions: tuple[str, ...] = ()
     if mine is None:
-        captions = ("blocks differ in size, or begin in an earlier split: no layout says so",)
+        captions = ("no layout: blocks differ in size, or begin in an earlier split",)
     for m, (name, placement) in enumerate(zip(names, side.placements)):
-        mode = "" if mine is None else repr(mine[0][m])
+        mode = "-" if mine is None else repr(mine[0][m])
         moved = placement != other.placements[m]
         if mine is not None and others is not None:
             moved |= mine[0][m] != others[0][m]
@@ -112,6 +116,22 @@ def _layout(sharding: Sharding) -> Layout | None:
         return sharding.layout
     except LayoutError:
         return None
+
+
+def _would_hold(view: View, holding: Holding) -> tuple[Panel, ...]:
+    """The output, if it is small, with who holds each element of it."""
+    shape = view.output_shape
+    if len(view.target) != len(shape):
+        return ()  # an element of the output is several of the input
+
+    def element(place: tuple[int, ...]) -> tuple[int, ...]:
+        index = 0
+        for c, n in zip(place, shape):
+            index = index * n + c
+        # A flat index is a number in the tensor's shape, as a device's is in the mesh.
+        return coordinate(holding.shape, int(view.layout(index)))
+
+    return panels_of_elements(shape, holding, element)
 
 
 def _why_not(before: Sharding, view: View, blocked: int, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -117,13 +117,16 @@ dim, or another stride""",
             """\
 view(2, 2, 4) of (2, 8) on mesh (tp=4) as [S(1)]
 
-before: (2, 8) as [S(1)]
+before: (2, 8) as [S(1)]        after: (2, 2, 4)
 
-down: dim 0 (2)
-across: dim 1 (8), cut by tp
-   0  1  2  3  4  5  6  7
-0  0  0  1  1  2  2  3  3
-1  0  0  1  1  2  2  3  3
+down: dim 0 (2)                 [0, :, :]            [1, :, :]
+across: dim 1 (8), cut by tp    down: dim 1 (2)      down: dim 1 (2)
+   0  1  2  3  4  5  6  7       across: dim 2 (4)    across: dim 2 (4)
+0  0  0  1  1  2  2  3  3          0  1  2  3           0  1  2  3
+1  0  0  1  1  2  2  3  3       0  0  0  1  1        0  0  0  1  1
+                                1  2  2  3  3        1  2  2  3  3
+                                what each device would hold: no
+                                placements say so
 
  0  device 0 (tp=0): holds (2, 2)
  1  device 1 (tp=1): holds (2, 2)
