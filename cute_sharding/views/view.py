@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from cute_sharding.layout import Layout, make_layout
 from cute_sharding.layout.layout import row_major
@@ -103,7 +103,7 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     sizes: list[int] = []
     target: list[int] = []
     kept: dict[int, int] = {}
-    reading = _Reading(input_shape, source, sizes, target, {})
+    reading = _Reading(input_shape, source, sizes, target)
     for spec in dim_map:
         if type(spec).__name__ == "InputDim":
             kept[spec.input_dim] = len(target)
@@ -122,24 +122,32 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     return View(input_shape, source, sizes, target, kept, reading.home)
 
 
-class _Reading(NamedTuple):
+class _Reading:
     """A DimMap that is being read: the source dims and output dims so far, as :class:`View` has
     them. Each method reads one kind of spec: it appends the spec's source dims, and returns the
     spec's size.
     """
 
-    input_shape: Sequence[int]
-    source: list[int | None]
-    sizes: list[int]
-    target: list[int]
-    home: dict[int, int]
+    __slots__ = ("home", "input_shape", "sizes", "source", "target")
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        source: list[int | None],
+        sizes: list[int],
+        target: list[int],
+    ) -> None:
+        self.input_shape, self.source = input_shape, source
+        self.sizes, self.target = sizes, target
+        self.home: dict[int, int] = {}
 
     def size_of(self, spec: Any) -> int:
-        read = _READERS.get(type(spec).__name__)
-        if read is None:
+        try:
+            read = _READERS[type(spec).__name__]
+        except KeyError:
             raise TypeError(
                 f"unknown DimSpec {spec!r} in the rule; known: {', '.join(sorted(_READERS))}"
-            )
+            ) from None
         return read(self, spec)
 
     def _made_in_place(self, spec: Any) -> None:
@@ -169,8 +177,8 @@ class _Reading(NamedTuple):
 
     def flatten(self, spec: Any) -> int:
         n = 1
-        for part in spec.input_dims:
-            n *= self.size_of(part)
+        for size in map(self.size_of, spec.input_dims):
+            n *= size
         return n
 
     def singleton(self, spec: Any) -> int:
