@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 
 import cute_sharding
 from cute_sharding.dtensor.switch import adapter
-from cute_sharding.dtensor.torch_private import patches
+from cute_sharding.dtensor.torch_private import patches, registry
 from cute_sharding.dtensor.torch_private.tracing import Tracing
+from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 
 TORCH = Path(torch.__file__).parent
 
@@ -142,6 +143,18 @@ def test_what_is_replaced_is_in_the_table_and_is_put_back():
     ) == {patches.CACHE_KEYS.name}
     cute_sharding.disable()
     assert changed(before, all_of_torch()) == set()
+
+
+def test_ops_are_told_apart_by_all_their_keywords():
+    """In both tables of schema infos: torch's cache goes by what they name."""
+    tables = patches.SCHEMA_INFOS.found(), patches.SCHEMA_INFOS_OF_ONE_DIM.found()
+    ops = [op for op in map(registry.overload, SIGNATURES) if op in tables[1]]
+    assert ops
+    cute_sharding.enable()
+    for op in ops:
+        keywords = {argument.name for argument in op._schema.arguments if argument.kwarg_only}
+        for table in tables:
+            assert keywords | {"cute_sharding"} <= set(table[op].static_kwargkey or ()), op
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ STRATEGIES_OF_ONE_DIM = Patch(
     attribute=f"{_PROPAGATOR}.op_single_dim_strategy_funcs",
     why="It is asked before op_strategy_funcs, so what it has of an op with a rule of ours is "
     "taken out.",
-    test="tests/dtensor/test_strategies.py::test_slices_of_whole_dims_leave_placements_alone",
+    test="tests/dtensor/test_switching.py::test_view_as_complex_is_restored_to_its_own_registry",
     entries="the sharding rule of one mesh dim of {}",
 )
 SCHEMA_INFOS = Patch(
@@ -56,7 +56,7 @@ SCHEMA_INFOS_OF_ONE_DIM = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
     why="The same for ops whose rule is of one mesh dim.",
-    test="tests/dtensor/test_ops.py::test_torchs_own_is_back_afterwards",
+    test="tests/dtensor/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
     entries="schema infos of ops with a rule of one mesh dim",
 )
 
