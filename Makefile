@@ -1,6 +1,7 @@
 # make demo: set up and run the main job.   make test: set up, lint, type-check and run the tests.
 # make thorough: the tests with all parameters; make test takes one in five of those that compile
-# or start processes (tests/dtensor/conftest.py).
+# or start processes (tests/dtensor/conftest.py). make quick: layouts, shardings, views, and one
+# program on four processes.
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
 # make docs: the site, in site/; a broken link is an error. make pages: writes the pages of docs/ that are made by a command.
 # make dist: wheel and sdist in dist/, and the wheel checked in an empty environment. FIRST=torch==2.13.0 installs that there first.
@@ -15,7 +16,7 @@ PYTEST_ARGUMENTS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # The vendor's layout algebra, an oracle of the tests, may ask for CUDA packages that a newer torch cannot have beside it: the tests that need it then say so.
 EXTRAS := $(if $(filter $(PINNED),$(TORCH)),test,checks)
 
-.PHONY: demo test lint types tests thorough releases docs pages bench dist clean
+.PHONY: demo test lint types tests quick thorough releases docs pages bench dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -31,6 +32,10 @@ types: $(VENV)/.installed-test
 
 tests: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+
+quick: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS) tests/layout tests/sharding tests/views \
+		tests/dtensor/test_processes.py::test_views_on_four
 
 thorough: export CUTE_SHARDING_THOROUGH = 1
 thorough: tests

@@ -154,7 +154,7 @@ def page(measured: dict[str, Any]) -> str:
         "",
         "A picture like these: `python -m cute_sharding draw --shape 4,6 --mesh tp=2 --placements "
         '"S(1)" --view 24`, or `cute_sharding.draw(tensor)` in a program '
-        "([README](../README.md)).",
+        "([Start](index.md)).",
         "",
     ]
     for p in PATTERNS:
