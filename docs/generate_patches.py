@@ -28,7 +28,7 @@ def section(row: Patch) -> list[str]:
         ),
         f"- in torch: `{row.file}`, {row.versions}",
         f"- no longer needed when: {row.until}",
-        f"- the test that needs it: `{row.test}`",
+        f"- a test of what it does: `{row.test}`",
         "- where a torch lacks it: "
         + (
             f"enable raises ({row.lacking})"

@@ -49,7 +49,7 @@ def test_the_rows_are_about_this_torch():
         assert parts[-1] in (TORCH.parent / row.file).read_text(), row.name
 
 
-def test_the_tests_that_need_them_exist():
+def test_the_tests_of_the_rows_exist():
     for row in patches.TABLE:
         file, _, test = row.test.partition("::")
         tests = [

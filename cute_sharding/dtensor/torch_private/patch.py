@@ -31,7 +31,7 @@ class Patch:
         file: the file of torch that this is about.
         why: what torch does there, and what has to be done instead.
         until: how one sees that it is no longer needed.
-        test: the test that fails without it, as pytest names it.
+        test: a test of what it does, as pytest names it (not each has been seen to fail without).
         lacking: why a torch without this name cannot do: enable then raises a RuntimeError, and
             everything is as it was. Empty where torch's own may stay in force: it is left out, with
             one warning that names it.
