@@ -91,6 +91,8 @@ TABLE: tuple[Row, ...] = (
     Row(("flip.default",), dims.along(1)),
     Row(("roll.default",), dims.rolled),
     Row(("diagonal.default",), dims.diagonal),
+    Row(("_fft_c2c.default",), dims.along(1), filled=True),
+    Row(("_fft_r2c.default", "_fft_c2r.default"), dims.transformed, filled=True),
     # reductions
     Row(("sum.default",), dims.to_scalar, "sum", (0,)),
     Row(("sum.dim_IntList",), dims.reduced(), "sum", (0,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cute_sharding.ops.rules.names import Rule, Shape, named, put, text
@@ -120,3 +121,13 @@ def reduced(where: int = 1, *, keep: int = 2) -> Rule:
 def to_scalar(x: Shape, *_: Any, **__: Any) -> str:
     """All dims are reduced."""
     return f"{text(named(x))} ->"
+
+
+def transformed(x: Shape, over: Sequence[int], *_: Any) -> str | None:
+    """A Fourier transform between real and complex numbers: the last of its dims changes its
+    size.
+    """
+    if not over:
+        return None
+    names = named(x, over)
+    return f"{text(names)} -> {put(names, over[-1], '[frequencies]')}"
