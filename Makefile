@@ -1,5 +1,5 @@
 # make demo: set up and run the main job.   make test: set up, lint, type-check and run the tests.
-# make thorough: the tests with all parameters; make test takes one in five of those that compile
+# make thorough: the tests with all parameters; make test takes one in six of those that compile
 # or start processes (tests/dtensor/conftest.py). make quick: layouts, shardings, views, and one
 # program on four processes.
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
