@@ -1,7 +1,7 @@
 # make demo: set up and run the main job.   make test: set up, lint, type-check and run the tests.
 # make thorough: the tests with all parameters; make test takes one in six of those that compile
-# or start processes (tests/dtensor/conftest.py). make quick: layouts, shardings, views, and one
-# program on four processes.
+# or start processes (tests/conftest.py). make quick: one in six of those of layouts, shardings and
+# views, and a program on four processes.
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
 # make docs: the site, in site/; a broken link is an error. make pages: writes the pages of docs/ that are made by a command.
 # make dist: wheel and sdist in dist/, and the wheel checked in an empty environment. FIRST=torch==2.13.0 installs that there first.
@@ -34,10 +34,10 @@ tests: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 quick: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS) tests/layout tests/sharding tests/views \
-		tests/dtensor/test_processes.py::test_views_on_four
+	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS) --one-in 6 \
+		tests/layout tests/sharding tests/views tests/dtensor/test_processes.py::test_views_on_four
 
-thorough: export CUTE_SHARDING_THOROUGH = 1
+thorough: PYTEST_ARGUMENTS += --one-in 1
 thorough: tests
 
 releases:

@@ -2,11 +2,45 @@
 
 import os
 import re
+from collections import defaultdict
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
+
+# Of each test's parameters, make test runs one in so many of those in tests/dtensor, and pytest
+# says how many it has left out: they compile and start processes, and on a slow machine all of
+# them take half an hour. make thorough and make releases run all, make quick fewer.
+ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 6
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--one-in",
+        type=int,
+        metavar="N",
+        help=f"run one in N of each test's parameters; by default all, in {ADAPTER.name}/ one in "
+        f"{ONE_IN}; what is named with :: runs in any case",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Which ones run is a matter of their names alone."""
+    named = {Path(each.partition("::")[0]).resolve() for each in config.args if "::" in each}
+    tests = defaultdict(list)
+    for item in items:
+        if item.path not in named:
+            tests[item.path, getattr(item, "originalname", item.name)].append(item)
+    asked, left_out = config.getoption("--one-in"), set()
+    for (path, _), parameters in tests.items():
+        one_in = asked or (ONE_IN if ADAPTER in path.parents else 1)
+        ordered = sorted(parameters, key=lambda item: crc32(item.name.encode()))
+        left_out |= {*ordered[-(-len(ordered) // one_in) :]}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
