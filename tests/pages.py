@@ -79,7 +79,7 @@ def commands(page: str) -> list[Command]:
 
 
 # What gloo says where a process that is done ends before its threads do. On a busy machine that is
-# one run in twenty of torch alone.
+# one run in thirty of torch alone.
 ABORTED_AT_EXIT = "terminate called without an active exception"
 
 
