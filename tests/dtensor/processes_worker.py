@@ -235,6 +235,26 @@ def writes(ranks):
             del kept
 
 
+def gathered(ranks):
+    """What an op gathers is kept for the next, whatever one rank alone holds on to."""
+    mesh = mesh_of_ranks(ranks)
+    full, replicated, held = number((4, 3, 8)), [Replicate()] * mesh.ndim, []
+    with cute_sharding.enabled():
+        x = distribute(full, mesh, [*replicated[1:], Shard(2)]).detach()
+        for turn in range(4):
+            v = x.view(4, 24)
+            for _ in range(2):
+                got = v.cumsum(-1)
+                assert_holds(
+                    got.redistribute(placements=replicated), full.view(4, 24).cumsum(-1), turn
+                )
+            if turn == dist.get_rank():
+                held.append(v)
+            if turn == 2:
+                v.mul_(2.0)
+                full = full * 2
+
+
 COMPILED, COMPILED_ONCE = 3, 5  # cases of each
 
 

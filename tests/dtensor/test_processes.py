@@ -76,6 +76,10 @@ def test_writes(tmp_path):
     run(4, tmp_path, ("writes", [0, 1]), ("writes", [[0, 1], [2, 3]]))
 
 
+def test_what_is_gathered_once(tmp_path):
+    run(4, tmp_path, ("gathered", [0, 1, 2, 3]), ("gathered", [[0, 1], [2, 3]]))
+
+
 def test_meshes_smaller_than_the_world(tmp_path):
     """Ranks outside come through unharmed; exchanges over two mesh dims need a group of their own
     there.

@@ -3,5 +3,6 @@
 Local tensors are read and written here, each rank its own.
 
 - :mod:`.writes`: what is written to a copy reaches what it is a copy of
+- :mod:`.gathered`: what ops gather of a tensor that only our rules have cut, once
 - :mod:`.state`: checkpoints, state dicts and pictures
 """

@@ -41,6 +41,8 @@ from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partia
 LIVE: set[int] = set()
 
 _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
+# Set on a memory: what was gathered of tensors that lie there, each with a flag ``is_stale``.
+GATHERED = "_cute_sharding_gathered"
 
 
 class Copy:
@@ -72,7 +74,7 @@ class Copy:
             )
             for rank, part in local_tensors.parts_of(moved).items()
         }
-        self._count = _count(source)
+        self._count = count_of_writes(source)
         self.is_stale = False
         LIVE.add(id(self))
         weakref.finalize(self, LIVE.discard, id(self))
@@ -125,7 +127,7 @@ class Copy:
             f"placements {text(tensor.placements)} that is a copy of what it views, a DTensor "
             f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
-        if self._count != _count(self.source):
+        if self._count != count_of_writes(self.source):
             raise RuntimeError(
                 f"{is_what}, whose local tensor was written to after the view was taken: the view "
                 "does not have what was written. Take the view again, after that write."
@@ -146,7 +148,7 @@ def note_copy(
     source, moved = collective_ops.in_flight(source), collective_ops.in_flight(moved)
     if (
         dispatch_modes.is_tracing()
-        or not (_has_memory(source) and _has_memory(moved))
+        or not (has_memory(source) and has_memory(moved))
         or local_tensors.share_memory(source, moved)
     ):
         return
@@ -171,7 +173,7 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if dispatch_modes.is_tracing():
         return
     written = [
-        tensor for tensor in _written_by(op, args, kwargs) if _has_memory(tensor._local_tensor)
+        tensor for tensor in _written_by(op, args, kwargs) if has_memory(tensor._local_tensor)
     ]
     for tensor in written:
         for copy in _way_back(_memory(tensor)):
@@ -222,7 +224,7 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
             "one at a time."
         )
     for leaf in local_tensors.leaves(args, kwargs):
-        if tensor_specs.is_dtensor(leaf) and _has_memory(leaf._local_tensor):
+        if tensor_specs.is_dtensor(leaf) and has_memory(leaf._local_tensor):
             for copy in reversed(_way_back(_memory(leaf))):
                 copy.refresh()
     if several is None:
@@ -286,7 +288,7 @@ def _is_shared(tensor: Any) -> bool:
     what is a view of it.
     """
     local = collective_ops.in_flight(tensor._local_tensor)
-    if getattr(tensor, "_base", None) is not None or not _has_memory(local):
+    if getattr(tensor, "_base", None) is not None or not has_memory(local):
         return getattr(tensor, "_base", None) is not None
     memory = local_tensors.storage_of(local)
     return (
@@ -322,7 +324,7 @@ def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     return [leaf for leaf in local_tensors.leaves(found) if tensor_specs.is_dtensor(leaf)]
 
 
-def _count(local: torch.Tensor) -> int | None:
+def count_of_writes(local: torch.Tensor) -> int | None:
     """How often a plain tensor was written to, or its views; None where torch does not count.
     (DTensor's own writes it does not count there.)
     """
@@ -333,7 +335,7 @@ def _count(local: torch.Tensor) -> int | None:
     )
 
 
-def _has_memory(local: torch.Tensor) -> bool:
+def has_memory(local: torch.Tensor) -> bool:
     """Whether the local tensor lies in memory as strides say; not on meta, sparse, or wrapped in
     another.
     """
@@ -380,6 +382,8 @@ def _outdate(memory: Any, by: Copy | None = None) -> None:
     can be told what that one has.
     """
     told = None if by is None else by.moved()
+    for gathered in getattr(memory, GATHERED, ()):
+        gathered.is_stale = True
     for copy in list(getattr(memory, _COPIES, ())):
         moved = copy.moved()
         if copy is by or moved is None:

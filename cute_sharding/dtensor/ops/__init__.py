@@ -10,11 +10,13 @@ replicated by plan: the gate.
 - :mod:`.cases`: who answers for an op: the one table to read first
 - :mod:`.by_signature`: the placements that a signature carries
 - :mod:`.written`: pointwise ops that write to one of their operands
+- :mod:`.arguments`: what is gathered for an op, kept for the next
 - :mod:`.gate`: what torch would have had; and ops that go past the propagator
 - :mod:`.cuts`: placements in the terms of signatures
 """
 
+from cute_sharding.dtensor.ops.arguments import given, may_be_kept
 from cute_sharding.dtensor.ops.cases import CARRIED, propagation
 from cute_sharding.dtensor.ops.gate import gated_handler, writing_handler
 
-__all__ = ["CARRIED", "gated_handler", "propagation", "writing_handler"]
+__all__ = ["CARRIED", "gated_handler", "given", "may_be_kept", "propagation", "writing_handler"]

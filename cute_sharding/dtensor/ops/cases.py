@@ -203,7 +203,7 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), stock)
         replies = (answer(question) for holds, answer in CASES if holds(question))
         found = next(found for found in replies if found is not None)
-        return answers.with_keywords(found, schema)
+        return answers.marked(answers.with_keywords(found, schema))
 
     return decide
 

@@ -5,6 +5,7 @@ stand in for torch's of ops that go past the propagator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.memory.writes import LIVE, reach, take_back
+from cute_sharding.dtensor.ops.arguments import given
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (
     some_device_is_empty,
@@ -121,7 +123,9 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
             found = by_signature(BY_OVERLOAD[name], name, schema, op_schemas.specs_of(schema))
             if found is not None:
                 ledger.note(tensors[0].device_mesh, lambda: True)
-                return dispatch.run_as(op, args, found, redistribute_local_tensor)
+                return dispatch.run_as(
+                    op, args, found, partial(given, move=redistribute_local_tensor)
+                )
         elif not any(
             tensor_specs.split_factors(tensor._spec) or some_device_is_empty(tensor._spec)
             for tensor in tensors
@@ -131,7 +135,9 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         def plain(leaf: Any) -> Any:
             return (
                 dispatch.with_placements(
-                    leaf, [Replicate()] * leaf.device_mesh.ndim, redistribute_local_tensor
+                    leaf,
+                    [Replicate()] * leaf.device_mesh.ndim,
+                    partial(given, move=redistribute_local_tensor),
                 )
                 if tensor_specs.is_dtensor(leaf)
                 else leaf

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,13 @@ from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate, has_values, known, symbols_of, unknown
 from cute_sharding.dtensor.memory import state
 from cute_sharding.dtensor.memory.writes import LIVE, note_copy, reach, take_back
-from cute_sharding.dtensor.ops import gated_handler, propagation, writing_handler
+from cute_sharding.dtensor.ops import (
+    gated_handler,
+    given,
+    may_be_kept,
+    propagation,
+    writing_handler,
+)
 from cute_sharding.dtensor.redistributing.groups import prepared_key
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.redistributing.stock import is_torchs
@@ -54,7 +60,7 @@ _lock = fork_safe_lock()
 _settings: Settings | None = None  # None: disabled
 _installed: Installed | None = None
 # .now: this thread is redistributing the input of a view op, whose rule is ours; .moved: what the
-# op that it runs writes to instead of its arguments
+# op that it runs writes to instead of its arguments; .keeps: what is moved may be kept for others
 _in_view = threading.local()
 
 
@@ -292,6 +298,16 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         local: torch.Tensor,
         current: tensor_specs.DTensorSpec,
         target: tensor_specs.DTensorSpec,
+        **options: Any,
+    ) -> torch.Tensor:
+        if getattr(_in_view, "keeps", False):
+            return given(local, current, target, partial(moved, **options))
+        return moved(local, current, target, **options)
+
+    def moved(
+        local: torch.Tensor,
+        current: tensor_specs.DTensorSpec,
+        target: tensor_specs.DTensorSpec,
         *,
         async_op: bool = False,
         is_explicit: bool = False,
@@ -337,12 +353,14 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 class _Care(NamedTuple):
     """What is to be done where the arguments of an op are redistributed: by plan; of a view, the
-    specs before and after, to take note of the copy; whether keyword arguments are, too.
+    specs before and after, to take note of the copy; whether keyword arguments are, too; whether
+    what they become may be given to other ops as well.
     """
 
     by_plan: bool
     copied: tuple[tensor_specs.DTensorSpec, tensor_specs.DTensorSpec] | None
     keywords: bool
+    keeps: bool
 
 
 def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
@@ -352,6 +370,7 @@ def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
         moves and (answers.is_by_plan(schema) or registry.name_of(schema.op) in BY_OVERLOAD),
         dispatch.viewed(op_info, schema),
         keywords,
+        moves and may_be_kept(schema.op),
     )
     return found if any(found) or answers.writes(schema) else None
 
@@ -372,12 +391,13 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
             return local_args(op_info, schema, *options)
         before = op_info.local_args
         outer, _in_view.now = getattr(_in_view, "now", False), care.by_plan
+        _in_view.keeps = settings.ops and care.keeps
         try:
             local_args(op_info, schema, *options)
             if care.keywords:
                 dispatch.redistribute_keywords(op_info, schema)
         finally:
-            _in_view.now = outer
+            _in_view.now, _in_view.keeps = outer, False
         if settings.ops and care.copied is not None:
             spec, spec_of_moved = care.copied
             note_copy(before[0], spec, spec_of_moved, op_info.local_args[0])

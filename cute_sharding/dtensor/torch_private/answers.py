@@ -15,10 +15,11 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, OutputSharding
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.torch_private.op_schemas import replaced_specs, written
 from cute_sharding.dtensor.torch_private.registry import propagator
+from cute_sharding.dtensor.torch_private.tensor_specs import split_factors
 
 __all__ = [
     "OpSpec",
@@ -29,7 +30,9 @@ __all__ = [
     "from_other_specs",
     "generate_redistribute_costs",
     "is_by_plan",
+    "is_marked",
     "keywords",
+    "marked",
     "moves_first",
     "op_sharding",
     "op_spec",
@@ -225,6 +228,20 @@ def keywords(schema: OpSchema) -> dict[str, tuple[DTensorSpec, DTensorSpec]]:
     have.
     """
     return getattr(schema, "_cute_sharding_keywords", {})
+
+
+def marked(found: Any) -> Any:
+    """The answer, with a note on the specs of what comes of the op that only rules of ours cut
+    so.
+    """
+    for spec in tree_leaves(getattr(found, "output_spec", None)):
+        if isinstance(spec, DTensorSpec) and split_factors(spec):
+            spec._cute_sharding_ours = True
+    return found
+
+
+def is_marked(spec: DTensorSpec) -> bool:
+    return hasattr(spec, "_cute_sharding_ours")
 
 
 def writes(schema: OpSchema) -> bool:

@@ -1,0 +1,72 @@
+"""What ops gather of a tensor that rules of ours have left cut: once, as torch's view would have.
+
+A view that is free hands on shards where torch's would have gathered, once, for all ops that follow
+and for their gradients. An op that needs the whole of it would gather at each use, and its gradient
+again, since autograd keeps the shard. So what was gathered is kept by the local tensor that it was
+gathered of, and is gone with that: torch's replica lives as long.
+
+Whether it is still right must be known alike on every rank, or some would gather alone. So it is
+looked for with that one tensor, not with others in the same memory, which may be gone on some ranks
+and not on others. What DTensors write is known alike, and what the program writes to all its local
+tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from cute_sharding.dtensor.memory.writes import GATHERED, LIVE, count_of_writes, has_memory
+from cute_sharding.dtensor.torch_private import collective_ops, local_tensors
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
+
+_OWN = "_cute_sharding_own"
+
+
+class Gathered:
+    """A local tensor after a redistribution. It belongs to the tensor that was redistributed.
+
+    Attributes:
+        target: the spec that it has.
+        moved: the local tensor.
+        is_stale: whether a DTensor has written since to the memory that it was gathered of.
+    """
+
+    def __init__(self, source: torch.Tensor, target: DTensorSpec, moved: torch.Tensor):
+        self.target, self.moved = target, moved
+        self.is_stale = False
+        self._count = count_of_writes(source)
+        LIVE.add(id(self))
+        weakref.finalize(self, LIVE.discard, id(self))
+
+    def is_right(self, source: torch.Tensor, target: DTensorSpec) -> bool:
+        return (
+            not self.is_stale
+            and self._count == count_of_writes(source)
+            and tuple(self.target.placements) == tuple(target.placements)
+        )
+
+
+def once(
+    local: torch.Tensor, target: DTensorSpec, move: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """What ``move`` makes of the local tensor, or made of it before."""
+    source = collective_ops.in_flight(local)
+    if not has_memory(source):
+        return move()
+    own: list[Gathered] = [g for g in getattr(local, _OWN, ()) if not g.is_stale]
+    for gathered in own:
+        if gathered.is_right(source, target):
+            return gathered.moved
+    moved = move()
+    if moved is local:
+        return moved
+    memory = local_tensors.storage_of(source)
+    if not hasattr(memory, GATHERED):
+        setattr(memory, GATHERED, weakref.WeakSet())
+    gathered = Gathered(source, target, moved)
+    getattr(memory, GATHERED).add(gathered)
+    setattr(local, _OWN, [*own, gathered])
+    return moved

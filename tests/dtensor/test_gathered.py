@@ -1,0 +1,158 @@
+"""What ops gather of a view that is free: once for all of them and their gradients, as torch's view
+would have; and again where it was written to since.
+"""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from simulation import assert_holds, distribute, number, plain, ranks_of
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import cute_sharding
+from cute_sharding.dtensor.memory.writes import LIVE
+
+SHAPE, MESH = (4, 3, 8), (4,)
+
+
+def source(requires_grad=False):
+    """What views to (4, 24) with blocks of two of every eight columns."""
+    return distribute(number(SHAPE).sin(), MESH, [Shard(2)], requires_grad)
+
+
+def gathers(program, *args):
+    with CommDebugMode() as counting:
+        result = program(*args)
+    return result, counting.get_total_counts()
+
+
+def norm(v):
+    return F.layer_norm(v, (24,))
+
+
+def of_rows(v):
+    return v.sort(-1)[0] + v.cumsum(-1) * v.softmax(-1)
+
+
+def scores(v):
+    return F.log_softmax(v, -1) - v.logsumexp(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("program", [norm, of_rows, scores])
+@pytest.mark.parametrize("redistribution", [False, True])
+def test_a_view_is_gathered_once(program, redistribution):
+    with plain():
+        x = number(SHAPE).sin().requires_grad_()
+        program(x.view(4, 24)).square().sum().backward()
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=redistribution):
+        ours = source(requires_grad=True)
+        loss, sent = gathers(lambda: program(ours.view(4, 24)).square().sum())
+        assert sent == 1, "one gather, whatever reads it"
+        _, sent = gathers(loss.backward)
+        assert sent == 0, "what was gathered for the op is what its gradient needs"
+        got = ours.grad.full_tensor()
+        for part in got._local_tensors.values():
+            torch.testing.assert_close(part, x.grad)
+
+
+# What makes what was gathered another tensor than the view is, and whether the view's own memory is
+# what was written to.
+WRITES = {
+    "in place": lambda x, v: v.mul_(2.0),
+    "what it views": lambda x, v: x.add_(1.0),
+    "a detached alias": lambda x, v: x.detach().add_(1.0),
+    "data": lambda x, v: x.data.add_(1.0),
+    "a view of it": lambda x, v: v.view(SHAPE).mul_(3.0),
+    "one column": lambda x, v: v[:, 3].zero_(),
+    "out": lambda x, v: torch.mul(v, 2.0, out=v),
+    "a list": lambda x, v: torch._foreach_mul_([v], 2.0),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_was_written_is_gathered_anew(name):
+    def run(x):
+        v = x.view(4, 24)
+        before = v.cumsum(-1)
+        WRITES[name](x, v)
+        return before, v.cumsum(-1)
+
+    with plain():
+        expected = run(number(SHAPE))
+        assert not torch.equal(*expected)
+    with ranks_of(MESH), cute_sharding.enabled():
+        results, sent = gathers(run, distribute(number(SHAPE), MESH, [Shard(2)]))
+        assert sent >= 2
+        for result, full in zip(results, expected):
+            assert_holds(result.redistribute(placements=[Replicate()]), full)
+
+
+def test_writes_to_other_memory_change_nothing():
+    with ranks_of(MESH), cute_sharding.enabled():
+        x, other = source(), source()
+        v = x.view(4, 24)
+        v.cumsum(-1)
+        other.add_(1.0)
+        assert gathers(v.cumsum, -1)[1] == 0
+
+
+def test_other_placements_are_gathered_by_themselves():
+    """On a mesh of two dims an op that needs less than the whole."""
+    with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
+        x = distribute(number(SHAPE), (2, 2), [Shard(0), Shard(2)])
+        v = x.view(4, 24)
+        first, second = v.cumsum(-1), v.cumsum(0)
+        with plain():
+            full = number(SHAPE).view(4, 24)
+            expected = full.cumsum(-1), full.cumsum(0)
+        for result, wanted in zip((first, second), expected):
+            assert_holds(result.redistribute(placements=[Replicate()] * 2), wanted)
+
+
+def test_it_goes_with_the_view():
+    """What was gathered is gone when the view is, also without the garbage collector."""
+    gc.disable()
+    try:
+        with ranks_of(MESH), cute_sharding.enabled():
+            x, before = source(), len(LIVE)
+            v = x.view(4, 24)
+            v.cumsum(-1)
+            (gathered,) = v._local_tensor._cute_sharding_own
+            memory = weakref.ref(gathered)
+            del gathered
+            assert memory() is not None and len(LIVE) == before + 1
+            v = None
+            assert memory() is None and len(LIVE) == before, (
+                "the view is gone, and what was gathered of it"
+            )
+            w = x.view(4, 24)
+            assert gathers(w.cumsum, -1)[1] == 1
+    finally:
+        gc.enable()
+
+
+def test_placements_of_the_program_itself_are_gathered_each_time():
+    """A parameter lives long; torch gathers it at each use, and so is it here."""
+    with ranks_of(MESH), cute_sharding.enabled():
+        x = source().view(4, 24).detach()
+        own = distribute(number((4, 24)), MESH, x.placements)
+        assert gathers(own.cumsum, -1)[1] == 1
+        assert gathers(own.cumsum, -1)[1] == 1
+        assert not hasattr(own._local_tensor, "_cute_sharding_own")
+
+
+def test_ops_that_give_views_have_copies_of_their_own():
+    with ranks_of(MESH), cute_sharding.enabled(implicit_redistribution=True):
+        x = distribute(number(SHAPE), MESH, [Shard(2)])
+        v = x.view(4, 24)
+        v.cumsum(-1)
+        part = v[:, 5:7]
+        part.zero_()
+        with plain():
+            full = number(SHAPE).view(4, 24).clone()
+            full[:, 5:7] = 0
+        assert_holds(v.cumsum(-1).redistribute(placements=[Replicate()]), full.cumsum(-1))
+        assert_holds(x.redistribute(placements=[Replicate()]), full.view(SHAPE))
