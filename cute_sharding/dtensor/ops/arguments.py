@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from cute_sharding.dtensor.torch_private import answers, dispatch_modes, symints
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
 
 
-def may_be_kept(op: torch._ops.OpOverload) -> bool:
+def may_be_kept(op: Any) -> bool:
     """Whether what the op is given may be given to another op later: it neither writes to it nor
     gives a view of it.
     """
