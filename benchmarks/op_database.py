@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.distributed._local_tensor import LocalTensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
@@ -80,36 +80,65 @@ def cut_of(p: Any) -> Any:
 
 
 def drawn(
-    rng: random.Random, shape: tuple[int, ...], sizes: tuple[int, ...], kind: str
+    rng: random.Random,
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    kind: str,
+    dtype: torch.dtype = torch.float32,
 ) -> list[Any] | None:
-    """Placements of a kind for a tensor; None where there are none."""
+    """Placements of a kind for a tensor; None where there are none.
+
+    - "even": Shard where sizes divide. "uneven": Shard of any dim
+    - "strided": _StridedShard. "nested": the same and Shard, of one dim on all mesh dims
+    - "pending": a sum over one mesh dim, and _StridedShard on the others
+    """
+    dims = [d for d, n in enumerate(shape) if kind != "even" or (n and n % prod(sizes) == 0)]
+    if kind == "nested":
+        dims = [rng.choice(dims)] if dims else []
+    pending = rng.randrange(len(sizes)) if kind == "pending" and rng.random() < 0.85 else None
     result: list[Any] = []
-    for _ in sizes:
-        fitting = [
-            d
-            for d, size in enumerate(shape)
-            if kind != "even" or (size and size % prod(sizes) == 0)
-        ]
-        if not fitting or rng.random() < 0.15:
+    for m in range(len(sizes)):
+        if m == pending:
+            result.append(Replicate() if dtype is torch.bool else Partial("sum"))
+        elif not dims or rng.random() < 0.15:
             result.append(Replicate())
-            continue
-        d = rng.choice(fitting)
-        result.append(
-            _StridedShard(d, split_factor=rng.choice((2, 2, 3, 5)))
-            if kind == "strided"
-            else Shard(d)
-        )
+        elif kind in ("even", "uneven") or (kind == "nested" and rng.random() < 0.4):
+            result.append(Shard(rng.choice(dims)))
+        else:
+            result.append(_StridedShard(rng.choice(dims), split_factor=rng.choice((2, 2, 3, 5))))
     return result
+
+
+def is_drawn(placements: Any) -> bool:
+    """Whether some of them are not Replicate."""
+    return any(not isinstance(p, Replicate) for p in placements or ())
+
+
+def coordinate_of(rank: int, sizes: tuple[int, ...]) -> list[int]:
+    result: list[int] = []
+    for n in reversed(sizes):
+        result.insert(0, rank % n)
+        rank //= n
+    return result
+
+
+def contribution(
+    full: torch.Tensor, placements: Any, sizes: tuple[int, ...], rank: int
+) -> torch.Tensor:
+    """What a rank adds to a tensor that is pending on one mesh dim; of another all of it."""
+    generator = torch.Generator().manual_seed(full.numel())
+    for p, n, k in zip(placements, sizes, coordinate_of(rank, sizes)):
+        if isinstance(p, Partial):
+            noise = torch.randint(-3, 4, full.shape, generator=generator).to(full.dtype)
+            return full - noise * (n - 1) if k == 0 else noise
+    return full
 
 
 def local_of(
     full: torch.Tensor, placements: Any, sizes: tuple[int, ...], rank: int
 ) -> torch.Tensor:
     """What a rank holds of a tensor, by index arrays."""
-    coordinate, rest = [], rank
-    for n in reversed(sizes):
-        coordinate.insert(0, rest % n)
-        rest //= n
+    coordinate = coordinate_of(rank, sizes)
     for d in range(full.ndim):
         chain = [
             (cut_of(p)[1], n, k)
@@ -129,7 +158,10 @@ def distributed(full: torch.Tensor, mesh: Any, placements: Any) -> Any:
     with _disable_current_modes():
         plain = full.detach()
         parts = {
-            rank: local_of(plain, placements, sizes, rank).clone() for rank in range(prod(sizes))
+            rank: local_of(
+                contribution(plain, placements, sizes, rank), placements, sizes, rank
+            ).clone()
+            for rank in range(prod(sizes))
         }
     spec = DTensorSpec(
         mesh,

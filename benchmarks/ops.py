@@ -3,10 +3,11 @@ device, with torch's rules and with ours.
 
     python -m benchmarks.ops [--only NAME ...] [--samples 3] [--mesh 2]
                              [--kinds even uneven strided] [--seed 0]
+    python -m benchmarks.ops --mesh 2 2 --kinds nested pending
     python -m benchmarks.ops --write
 
 For each op and each of its sample inputs, tensors are cut at random: evenly, unevenly, and as views
-cut them (_StridedShard). Each is run
+cut them (_StridedShard), one dim on several mesh dims (nested), or pending sums. Each is run
 
 - on stock with _StridedShard and uneven shards replicated: what a program would have had,
 - on stock as it is,
@@ -56,6 +57,7 @@ from benchmarks.op_database import (
     distributed,
     drawn,
     dtype_of,
+    is_drawn,
     leaves_of,
     on_one_device,
     outcome,
@@ -64,7 +66,8 @@ from benchmarks.op_database import (
 )
 from cute_sharding.dtensor.bookkeeping import ledger
 
-KINDS = ("even", "uneven", "strided")
+# On which mesh each kind of placements is measured for the table.
+KINDS = {"even": (2,), "uneven": (2,), "strided": (2,), "nested": (2, 2), "pending": (2, 2)}
 
 # Of attention torch derives a rule from what it decomposes to: with a mask that takes an hour.
 SECONDS = 60
@@ -145,8 +148,8 @@ def measured(
         for sample in given:
             args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
             tensors = leaves_of((args, kwargs))
-            placements = [drawn(rng, tuple(x.shape), sizes, kind) for x in tensors]
-            if all(cut_of(p) is None for some in placements for p in some or ()):
+            placements = [drawn(rng, tuple(x.shape), sizes, kind, x.dtype) for x in tensors]
+            if not any(map(is_drawn, placements)):
                 continue
             with _disable_current_modes():
                 expected = on_one_device(info, args, kwargs, gradients)
@@ -185,7 +188,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--mesh", type=int, nargs="*", default=[2])
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--kinds", nargs="*", default=_kinds_on((2,)), choices=KINDS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--part", type=int, nargs=2, default=[0, 1], help="one part of so many, to run side by side"
@@ -235,37 +238,20 @@ def main() -> None:
         options.json.write_text(json.dumps(records))
 
 
+def _kinds_on(mesh: tuple[int, ...]) -> list[str]:
+    return [kind for kind, measured_on in KINDS.items() if measured_on == mesh]
+
+
 MARK = "<!-- Below: python -m benchmarks.ops --write -->"
 
 
 def write(samples: int) -> None:
     """Measure all ops and put the table at the end of docs/ops.md."""
     parts = os.cpu_count() or 1
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{i}.json" for i in range(parts)]
-        runs = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.ops",
-                    "--samples",
-                    str(samples),
-                    "--part",
-                    str(i),
-                    str(parts),
-                    "--json",
-                    str(file),
-                ]
-            )
-            for i, file in enumerate(files)
-        ]
-        codes = [run.wait() for run in runs]
-        if any(codes):
-            raise SystemExit("a part failed: see above")
-        records = {
-            name: record for file in files for name, record in json.loads(file.read_text()).items()
-        }
+    records: dict[str, Any] = defaultdict(dict)
+    for mesh in sorted(set(KINDS.values())):
+        for name, record in _of_parts(mesh, samples, parts).items():
+            records[name].update(record)
     page = Path(__file__).parent.parent / "docs" / "ops.md"
     page.write_text(
         page.read_text().partition(MARK)[0]
@@ -274,6 +260,23 @@ def write(samples: int) -> None:
         + "\n".join(table(records, samples))
         + "\n"
     )
+
+
+def _of_parts(mesh: tuple[int, ...], samples: int, parts: int) -> dict[str, Any]:
+    """What is found on a mesh, op by op, by so many processes."""
+    asked = ["--samples", str(samples), "--mesh", *map(str, mesh), "--kinds", *_kinds_on(mesh)]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{i}.json" for i in range(parts)]
+        command = [sys.executable, "-m", "benchmarks.ops", *asked]
+        runs = [
+            subprocess.Popen([*command, "--part", str(i), str(parts), "--json", str(file)])
+            for i, file in enumerate(files)
+        ]
+        codes = [run.wait() for run in runs]
+        if any(codes):
+            raise SystemExit("a part failed: see above")
+        found = [json.loads(file.read_text()) for file in files]
+    return {name: record for part in found for name, record in part.items()}
 
 
 def table(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int) -> Iterator[str]:
@@ -285,7 +288,8 @@ def table(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int
     measured = {name: record for name, record in sorted(records.items()) if record}
     who = Counter(_who(record) for record in measured.values())
     yield (
-        f"\n## What was measured\n\ntorch {torch.__version__.partition('+')[0]}, a mesh of 2, "
+        f"\n## What was measured\n\ntorch {torch.__version__.partition('+')[0]}, a mesh of 2, of "
+        "2 x 2 for nested and pending placements, "
         f"{samples} inputs of each kind for each of {len(measured)} ops, forward and backward: "
         "right/wrong/raises, on stock and with ours.\n"
     )
