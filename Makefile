@@ -2,6 +2,7 @@
 # make thorough: the tests with all parameters; make test takes one in six of those that compile
 # or start processes (tests/conftest.py). make quick: one in six of those of layouts, shardings and
 # views, and a program on four processes.
+# make coverage: the tests again, and the lines that none of them reaches.
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
 # make docs: the site, in site/; a broken link is an error. make pages: writes the pages of docs/ that are made by a command.
 # make dist: wheel and sdist in dist/, and the wheel checked in an empty environment. FIRST=torch==2.13.0 installs that there first.
@@ -16,7 +17,7 @@ PYTEST_ARGUMENTS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # The vendor's layout algebra, an oracle of the tests, may ask for CUDA packages that a newer torch cannot have beside it: the tests that need it then say so.
 EXTRAS := $(if $(filter $(PINNED),$(TORCH)),test,checks)
 
-.PHONY: demo test lint types tests quick thorough releases docs pages bench dist clean
+.PHONY: demo test lint types tests quick thorough coverage releases docs pages bench dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -39,6 +40,12 @@ quick: $(VENV)/.installed-test
 
 thorough: PYTEST_ARGUMENTS += --one-in 1
 thorough: tests
+
+coverage: $(VENV)/.installed-test
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(PYTEST_ARGUMENTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 releases:
 	$(PYTHON) docs/generate_releases.py
