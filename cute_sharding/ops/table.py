@@ -62,7 +62,7 @@ TABLE: tuple[Row, ...] = (
     Row(("mv.default",), "m k, k -> m", "sum", (0, 1)),
     Row(("dot.default", "vdot.default"), "k, k ->", "sum", (0, 1)),
     Row(("addmm.default",), products.sum_and_product("m k, k n -> m n"), "sum"),
-    Row(("addmv.default",), products.sum_and_product("m k, k -> m"), "sum"),
+    Row(("addmv.default",), products.sum_and_matrix_vector, "sum"),
     Row(("baddbmm.default",), products.sum_and_product("b m k, b k n -> b m n"), "sum"),
     # along dims
     Row(

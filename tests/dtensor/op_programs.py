@@ -36,6 +36,8 @@ PROGRAMS = {
     "dot": (torch.dot, (9,), (9,)),
     "addmm": (torch.addmm, (10,), (6, 8), (8, 10)),
     "addmm, a matrix": (torch.addmm, (6, 10), (6, 8), (8, 10)),
+    "addmv": (torch.addmv, (6,), (6, 8), (8,)),
+    "addmv, a term for all rows": (torch.addmv, (1,), (6, 2), (2,)),
     "baddbmm": (torch.baddbmm, (4, 6, 3), (4, 6, 5), (4, 5, 3)),
     "linear": (F.linear, (3, 4, 8), (10, 8), (10,)),
     "matmul": (torch.matmul, (2, 3, 4, 5), (5, 6)),

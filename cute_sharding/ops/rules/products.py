@@ -9,15 +9,20 @@ from cute_sharding.ops.rules.names import Rule, Shape, text
 
 
 def sum_and_product(product: str) -> Rule:
-    """A term and a product, such as a bias; the term may lack leading dims, but not all: torch
-    gives a product of no rows the shape of the term.
-    """
+    """A term and a product, such as a bias; the term may lack leading dims, but not all."""
     result = product.partition("->")[2].split()
 
     def rule(term: Shape, *_: Any, **__: Any) -> str | None:
         return None if not term else f"+{text(result[len(result) - len(term) :])}, {product}"
 
     return rule
+
+
+def sum_and_matrix_vector(term: Shape, matrix: Shape, *_: Any, **__: Any) -> str | None:
+    """A term that has all rows: where a device has no rows, or none to sum over, torch gives a
+    product of a matrix and a vector the shape of the term.
+    """
+    return "+m, m k, k -> m" if tuple(term) == tuple(matrix[:1]) else None
 
 
 # -- convolutions ----------------------------------------------------------------------------------
