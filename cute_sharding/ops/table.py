@@ -63,6 +63,7 @@ TABLE: tuple[Row, ...] = (
     Row(("dot.default", "vdot.default"), "k, k ->", "sum", (0, 1)),
     Row(("addmm.default",), products.sum_and_product("m k, k n -> m n"), "sum"),
     Row(("addmv.default",), products.sum_and_matrix_vector, "sum"),
+    Row(("addr.default",), products.sum_and_outer_product),
     Row(("baddbmm.default",), products.sum_and_product("b m k, b k n -> b m n"), "sum"),
     # along dims
     Row(
@@ -91,6 +92,11 @@ TABLE: tuple[Row, ...] = (
     Row(("flip.default",), dims.along(1)),
     Row(("roll.default",), dims.rolled),
     Row(("diagonal.default",), dims.diagonal),
+    Row(("trace.default",), "[n] [m] ->"),
+    Row(("glu.default",), dims.halved),
+    Row(("glu_backward.default",), dims.doubled),
+    Row(("channel_shuffle.default",), dims.channels),
+    Row(("pixel_shuffle.default", "pixel_unshuffle.default"), dims.spatial(3)),
     Row(("_fft_c2c.default",), dims.along(1), filled=True),
     Row(("_fft_r2c.default", "_fft_c2r.default"), dims.transformed, filled=True),
     # reductions
@@ -109,7 +115,9 @@ TABLE: tuple[Row, ...] = (
         dims.reduced(),
     ),
     Row(("all.default", "any.default"), dims.to_scalar),
+    Row(("count_nonzero.dim_IntList", "count_nonzero.default"), dims.reduced(keep=9), "sum"),
     Row(("var.correction", "std.correction"), dims.reduced(keep=9)),
+    Row(("std_mean.correction",), dims.reduced(keep=9, results=2)),
     # normalization
     Row(("native_layer_norm.default",), normalization.layer_norm),
     Row(("native_layer_norm_backward.default",), normalization.layer_norm_backward, "sum"),
@@ -131,6 +139,7 @@ TABLE: tuple[Row, ...] = (
     Row(("gather.default",), parts.gather),
     Row(("scatter.src", "scatter.value", "scatter_add.default"), parts.scatter),
     Row(("index_select.default",), parts.index_select),
+    Row(("index_add.default", "index_copy.default"), parts.index_written),
     Row(("embedding.default",), parts.embedding),
     Row(("embedding_dense_backward.default",), parts.embedding_backward, "sum"),
     # together and apart
@@ -205,9 +214,13 @@ TABLE: tuple[Row, ...] = (
             Row((f"{pad}_pad{n}d_backward.default",), windows.windowed(n, "yx", "x"), filled=True),
         )
     ),
-    # gradients of pointwise ops, of which torch's own list has not all
+    # pointwise ops, of which torch's own list has not all
     Row(
         (
+            "elu_backward.default",
+            "leaky_relu_backward.default",
+            "softplus_backward.default",
+            "rrelu_with_noise_backward.default",
             "hardtanh_backward.default",
             "hardswish_backward.default",
             "hardsigmoid_backward.default",
@@ -217,7 +230,19 @@ TABLE: tuple[Row, ...] = (
         dims.pointwise,
         linear=(0,),
     ),
-    Row(("log_sigmoid_backward.default", "_prelu_kernel_backward.default"), dims.pointwise),
+    Row(
+        (
+            "log_sigmoid_backward.default",
+            "_prelu_kernel.default",
+            "_prelu_kernel_backward.default",
+            "hardswish.default",
+            "floor_divide.default",
+            "masked_fill.Tensor",
+            "complex.default",
+            "polar.default",
+        ),
+        dims.pointwise,
+    ),
     # attention
     Row(
         ("_scaled_dot_product_flash_attention_for_cpu.default",),

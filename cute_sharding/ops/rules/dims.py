@@ -100,7 +100,36 @@ def triangle(x: Shape, *_: Any) -> str:
     return f"{names} -> {names}"
 
 
-def reduced(where: int = 1, *, keep: int = 2) -> Rule:
+def halved(x: Shape, dim: int = -1) -> str:
+    """A gated unit: the halves of a dim, the last or argument 1, make one of half its size."""
+    names = named(x, [dim])
+    return f"{text(names)} -> {put(names, dim, '[half]')}"
+
+
+def doubled(gradient: Shape, x: Shape, dim: int) -> str:
+    """The gradient of :func:`halved`."""
+    names = named(x, [dim])
+    return f"{put(names, dim, '[half]')}, {text(names)} -> {text(names)}"
+
+
+def spatial(count: int) -> Rule:
+    """The last ``count`` dims make as many of other sizes."""
+
+    def rule(x: Shape, *_: Any) -> str:
+        names = named(x, range(-count, 0))
+        new = [f"[y{d}]" for d in range(count)]
+        return f"{text(names)} -> {text([*names[:-count], *new])}"
+
+    return rule
+
+
+def channels(x: Shape, *_: Any) -> str:
+    """Of images, whose channels change places."""
+    names = text(named(x, [1]))
+    return f"{names} -> {names}"
+
+
+def reduced(where: int = 1, *, keep: int = 2, results: int = 1) -> Rule:
     """Some dims are reduced, argument ``where``, or all; they may be kept with size 1."""
 
     def rule(x: Shape, *args: Any, **kwargs: Any) -> str:
@@ -112,8 +141,8 @@ def reduced(where: int = 1, *, keep: int = 2) -> Rule:
         gone = [d % len(x) for d in ([dims] if isinstance(dims, int) else dims)] if x else []
         names = named(x)
         left = "1" if keeps else ""
-        result = [left if d in gone else name for d, name in enumerate(names)]
-        return f"{text(names)} -> {text(result)}"
+        result = text([left if d in gone else name for d, name in enumerate(names)])
+        return f"{text(names)} -> {', '.join([result] * results)}"
 
     return rule
 

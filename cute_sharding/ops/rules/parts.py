@@ -39,6 +39,16 @@ def index_select(x: Shape, dim: int, index: Shape) -> str | None:
     return f"{text(names)}, k -> {put(names, dim, 'k')}"
 
 
+def index_written(
+    x: Shape, dim: int, index: Shape, source: Shape, *_: Any, **__: Any
+) -> str | None:
+    """Rows of ``dim``, which x has whole, are written to: those that the index says, whole too."""
+    if len(index) != 1 or len(source) != len(x) or not x:
+        return None
+    names = named(x, [dim])
+    return f"{text(names)}, [k], {put(names, dim, '[k]')} -> {text(names)}"
+
+
 def embedding(weight: Shape, index: Shape, *_: Any, **__: Any) -> str:
     """Rows of the weight, which has them whole, for each number of the index."""
     names = text(named(index, letter="i"))

@@ -25,6 +25,11 @@ def sum_and_matrix_vector(term: Shape, matrix: Shape, *_: Any, **__: Any) -> str
     return "+m, m k, k -> m" if tuple(term) == tuple(matrix[:1]) else None
 
 
+def sum_and_outer_product(term: Shape, *_: Any, **__: Any) -> str:
+    """A term, broadcast, and the product of all rows of one vector and all of another."""
+    return f"{text(['m', 'n'][2 - len(term) :])}, m, n -> m n"
+
+
 # -- convolutions ----------------------------------------------------------------------------------
 
 
