@@ -125,8 +125,8 @@ def coordinate_of(rank: int, sizes: tuple[int, ...]) -> list[int]:
 def contribution(
     full: torch.Tensor, placements: Any, sizes: tuple[int, ...], rank: int
 ) -> torch.Tensor:
-    """What a rank adds to a tensor that is pending on one mesh dim: some of its elements, so that the
-    sum is exact. Of another tensor all of it.
+    """What a rank adds to a tensor that is pending on one mesh dim: some of its elements, so that
+    the sum is exact. Of another tensor all of it.
     """
     generator = torch.Generator().manual_seed(full.numel())
     for p, n, k in zip(placements, sizes, coordinate_of(rank, sizes)):
