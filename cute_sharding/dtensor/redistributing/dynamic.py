@@ -78,7 +78,7 @@ def _redistribute(local: torch.Tensor, shape: list[int], how: str) -> torch.Tens
         sizes,
         source,
         target,
-        Network.default(sizes).without_latency,
+        Network.of_programs(sizes),
         None,
         *means(mesh),
     )

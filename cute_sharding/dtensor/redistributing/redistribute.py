@@ -190,7 +190,7 @@ def _planned(
     plan = prepared.plan
     if len(plan.steps) > 1:
         best = plan_steps(
-            plan.shape, plan.mesh, plan.source, plan.target.chains, plan.network.without_latency
+            plan.shape, plan.mesh, plan.source, plan.target.chains, Network.of_programs(plan.mesh)
         )
         missing = tuple(
             sorted(
@@ -385,7 +385,7 @@ def prepare(
         mesh,
         held,
         target,
-        (network or Network.default(mesh).without_latency).checked(mesh),
+        (network or Network.of_programs(mesh)).checked(mesh),
         memory_limit,
         groups,
         native,
