@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "cute_sharding"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Downward, as the files of a folder may import: itself and what stands below it.
-LAYERS = ["layout", "sharding", "views", "redistribution", "ops", "dtensor", "drawing"]
+LAYERS = ["_settings", "layout", "sharding", "views", "redistribution", "ops", "dtensor", "drawing"]
 ADAPTER = "dtensor"
 # Optional, so imported when a picture is rendered, and by one function alone.
 RENDERERS = ("rich", "matplotlib")

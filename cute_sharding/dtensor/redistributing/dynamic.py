@@ -79,7 +79,6 @@ def _redistribute(local: torch.Tensor, shape: list[int], how: str) -> torch.Tens
         source,
         target,
         Network.of_programs(sizes),
-        None,
         *means(mesh),
     )
     result = run(steps, local, mesh)

@@ -17,7 +17,7 @@ from cute_sharding.dtensor.bookkeeping.stats import Moved, count_moves, logger
 from cute_sharding.dtensor.compiled.symbols import known, sizes_at_hand, symbols_of, unknown
 from cute_sharding.dtensor.redistributing.dynamic import run_opaque
 from cute_sharding.dtensor.redistributing.executor import looks_at_sizes, run
-from cute_sharding.dtensor.redistributing.groups import groups_at_hand, means
+from cute_sharding.dtensor.redistributing.groups import Means, groups_at_hand, means
 from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.redistributing.reading import left_to_right, of_source, of_target
 from cute_sharding.dtensor.redistributing.stock import stock_plan
@@ -170,7 +170,7 @@ def planned(
     """The plan that runs on the groups that ``mesh`` has, and on its backend. A function of the
     mesh, the shape and the placements alone, so that all ranks and graphs come to the same.
     """
-    return _planned(mesh, shape, before, after, source, target, *means(mesh))
+    return _planned(mesh, shape, before, after, source, target, means(mesh))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -181,12 +181,9 @@ def _planned(
     after: tuple[Placement, ...],
     source: Chains | None,
     target: Chains | None,
-    groups: Groups,
-    native: bool,
+    by: Means,
 ) -> Prepared:
-    prepared = prepare(
-        shape, tuple(mesh.shape), before, after, source, target, groups=groups, native=native
-    )
+    prepared = prepare(shape, tuple(mesh.shape), before, after, source, target, **by._asdict())
     plan = prepared.plan
     if len(plan.steps) > 1:
         best = plan_steps(
@@ -197,7 +194,7 @@ def _planned(
                 {
                     tuple(sorted(step.mesh_dims))
                     for step in best
-                    if not admits(groups, step.mesh_dims)
+                    if not admits(by.groups, step.mesh_dims)
                 }
             )
         )

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from cute_sharding.dtensor.bookkeeping import ledger, versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
-from cute_sharding.dtensor.bookkeeping.settings import Settings
+from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force, put_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch, logger
 from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate, has_values, known, symbols_of, unknown
@@ -51,7 +51,6 @@ from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import BY_OVERLOAD
 
 _lock = fork_safe_lock()
-_settings: Settings | None = None  # None: disabled
 _installed: Installed | None = None
 # .now: this thread is redistributing the input of a view op, whose rule is ours; .moved: what the
 # op that it runs writes to instead of its arguments
@@ -107,7 +106,7 @@ def enable(
     >>> disable()
     >>> torch.distributed.destroy_process_group()
     """
-    switch_to(Settings.of(views, implicit_redistribution, redistribution, ops))
+    switch_to(Settings.of(**locals()))  # each argument is a setting
 
 
 def disable() -> None:
@@ -140,9 +139,10 @@ def enabled(
     >>> is_enabled()
     False
     """
+    wanted = Settings.of(**locals())  # each argument is a setting
     with _lock:
-        before = _settings
-        switch_to(Settings.of(views, implicit_redistribution, redistribution, ops))
+        before = in_force()
+        switch_to(wanted)
     try:
         yield
     finally:
@@ -156,7 +156,7 @@ def is_enabled() -> bool:
     ...     is_enabled()
     True
     """
-    return _settings is not None
+    return in_force() is not None
 
 
 def settings() -> Settings | None:
@@ -168,7 +168,7 @@ def settings() -> Settings | None:
     >>> settings() is None
     True
     """
-    return _settings
+    return in_force()
 
 
 def parts_replaced() -> list[str]:
@@ -181,19 +181,19 @@ def switch_to(settings: Settings | None) -> None:
     """Switch on what these settings say, as :func:`settings` had them. If it fails, everything is
     as it was.
     """
-    global _settings
     with _lock:
         if settings is not None:
             versions.check()
-        if settings == _settings:
+        before = in_force()
+        if settings == before:
             return
         if settings is not None:
             require(patches.TABLE)
-        before, _settings = _settings, settings
+        put_in_force(settings)
         try:
             _install(settings)
         except BaseException:
-            _settings = before
+            put_in_force(before)
             _install(before)
             raise
     logger.debug("layout algebra: %s", "off" if settings is None else settings)
@@ -255,7 +255,7 @@ def _tag_compiled_graphs(settings: Settings | None) -> None:
 
 
 def _tag_traced() -> None:
-    _tag_compiled_graphs(_settings)
+    _tag_compiled_graphs(in_force())
 
 
 @cache
@@ -297,7 +297,7 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         is_explicit: bool = False,
         **options: Any,
     ) -> torch.Tensor:
-        settings = _settings
+        settings = in_force()
         if dispatch_modes.is_tracing():
             _tag_compiled_graphs(settings)  # dynamo comes by here before a cache is asked
             current, target = symints.settled_spec(current), symints.settled_spec(target)
@@ -367,7 +367,7 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
             care = schema._cute_sharding_care  # type: ignore[attr-defined]
         except AttributeError:
             care = schema._cute_sharding_care = _care(op_info, schema)  # type: ignore[attr-defined]
-        settings = _settings
+        settings = in_force()
         if care is None or settings is None or not settings.views:
             return local_args(op_info, schema, *options)
         before = op_info.local_args
