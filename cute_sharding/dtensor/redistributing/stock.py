@@ -265,7 +265,11 @@ def stock_plan(
     counted, which holds the most. An all-to-all counts as one, as it is on GPUs (over gloo torch
     gathers instead), and mesh dims that a program has flattened are not known here: torch may join
     collectives on those.
+
+    Raises:
+        RuntimeError: this torch cannot be asked.
     """
+    redistribution_hook.require_planner()  # what this torch lacks is no refusal of torch's
     shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
     try:
         before, after = (_checked(placements, shape, mesh) for placements in (src, dst))

@@ -41,6 +41,7 @@ from cute_sharding.dtensor.torch_private import (
     symints,
     tensor_specs,
     tracing,
+    used,
 )
 from cute_sharding.dtensor.torch_private.patch import Installed, require
 from cute_sharding.dtensor.view_propagation.slices import WHOLE_SLICES, slice_strategy
@@ -188,7 +189,7 @@ def switch_to(settings: Settings | None) -> None:
         if settings == before:
             return
         if settings is not None:
-            require(patches.TABLE)
+            require((*patches.TABLE, *used.TABLE))
         put_in_force(settings)
         try:
             _install(settings)
