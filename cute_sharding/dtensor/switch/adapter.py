@@ -53,9 +53,9 @@ from cute_sharding.views import BY_OVERLOAD
 
 _lock = fork_safe_lock()
 _installed: Installed | None = None
-# .now: this thread is redistributing the input of a view op, whose rule is ours; .moved: what the
-# op that it runs writes to instead of its arguments
-_in_view = threading.local()
+# .by_plan: this thread is redistributing the arguments of an op that was answered here (a view, an
+# op by signature, the gate); .moved: what the op that it runs writes to instead of them
+_thread = threading.local()
 
 
 def enable(
@@ -76,8 +76,11 @@ def enable(
             cheapest placements.
         redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and
             what ops do to their inputs) run by plan: each missing element moves once. Without it
-            only the inputs of view ops are redistributed so, and all else by torch.
-        views: False leaves the view ops to torch, for ``redistribution`` alone.
+            these run so: the inputs of ops that are answered here (views; with ``ops`` also others)
+            and what torch is known to move wrongly. All else is moved by torch.
+        views: False leaves the view ops to torch, for ``redistribution`` alone. (In place,
+            ``squeeze_``, ``t_``, ``transpose_`` and ``unsqueeze_`` keep functions of ours, as
+            torch has none that is right.)
         ops: what views make, other ops are handed as their signatures say (cute_sharding/ops). With
             False, by torch's own rules, some of which are wrong on it. Without ``views`` it does
             nothing.
@@ -284,6 +287,33 @@ def _local_size(n: Any, *cuts: tuple[Any, int, int]) -> Any:
         return None
 
 
+def _is_planned(
+    local: torch.Tensor,
+    current: tensor_specs.DTensorSpec,
+    target: tensor_specs.DTensorSpec,
+    settings: Settings,
+) -> bool:
+    """Whether a plan redistributes, and not torch. Alike on all ranks: it depends on the specs, the
+    settings and the op alone.
+    """
+    if local_tensors.is_wrapper(local):
+        return False
+    if not tensor_specs.are_known((*current.placements, *target.placements)):
+        return False
+    shape = tuple(current.shape)
+    is_symbolic = symints.is_symbolic(shape)
+    if settings.redistribution or getattr(_thread, "by_plan", False):
+        wanted = True
+    elif not is_symbolic:
+        # Placements that views make, and that torch would misread or move wrongly.
+        wanted = not is_torchs(current, target)
+    else:
+        # torch counts the rows of strided shards one by one, which it cannot of symbols.
+        strided = tensor_specs.split_factors(current) or tensor_specs.split_factors(target)
+        wanted = dispatch_modes.is_tracing() and bool(strided)
+    return wanted and (not is_symbolic or (symints.has_shape_env(shape) and has_values(shape)))
+
+
 def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """What stands in for torch's redistribute_local_tensor: a plan's steps where they are wanted,
     else torch's own.
@@ -299,37 +329,20 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         **options: Any,
     ) -> torch.Tensor:
         settings = in_force()
+        if settings is None:
+            return stock(
+                local, current, target, async_op=async_op, is_explicit=is_explicit, **options
+            )
         if dispatch_modes.is_tracing():
             _tag_compiled_graphs(settings)  # dynamo comes by here before a cache is asked
             current, target = symints.settled_spec(current), symints.settled_spec(target)
-        wanted = settings is not None and (
-            settings.redistribution or getattr(_in_view, "now", False)
-        )
-        shape = tuple(current.shape)
-        if not wanted and settings is not None:
-            if not symints.is_symbolic(shape):
-                wanted = not is_torchs(
-                    current, target
-                )  # as views make them that torch would not have
-            elif dispatch_modes.is_tracing():
-                wanted = bool(
-                    tensor_specs.split_factors(current) or tensor_specs.split_factors(target)
-                )  # torch counts the rows of such shards one by one, which it cannot
-        if (
-            wanted
-            and not local_tensors.is_wrapper(local)
-            and (
-                not symints.is_symbolic(shape)
-                or (symints.has_shape_env(shape) and has_values(shape))
-            )
-        ):
-            counted = (
-                settings is None or settings.redistribution or not getattr(_in_view, "now", False)
-            )
+        if _is_planned(local, current, target, settings):
+            # What a rule of ours asks for is an outcome of the op, and not counted again.
+            counted = settings.redistribution or not getattr(_thread, "by_plan", False)
             return redistribute_local_tensor(
                 local, current, target, async_op=async_op, is_explicit=is_explicit, counted=counted
             )
-        if settings is not None and settings.redistribution:
+        if settings.redistribution:
             count_left_to_torch()
         return stock(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
@@ -372,23 +385,23 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
         if care is None or settings is None or not settings.views:
             return local_args(op_info, schema, *options)
         before = op_info.local_args
-        outer, _in_view.now = getattr(_in_view, "now", False), care.by_plan
+        outer, _thread.by_plan = getattr(_thread, "by_plan", False), care.by_plan
         try:
             local_args(op_info, schema, *options)
             if care.keywords:
                 dispatch.redistribute_keywords(op_info, schema)
         finally:
-            _in_view.now = outer
+            _thread.by_plan = outer
         if settings.ops and care.copied is not None:
             spec, spec_of_moved = care.copied
             note_copy(before[0], spec, spec_of_moved, op_info.local_args[0])
         if settings.ops and answers.writes(schema):
-            _in_view.moved = dispatch.moved_to(op_info, schema, before)
+            _thread.moved = dispatch.moved_to(op_info, schema, before)
 
     return redistribute_local_args
 
 
 def _take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> Any:
     """After an op that wrote to copies of what it was given; torch's answer, for what now is so."""
-    moved, _in_view.moved = _in_view.moved, None
+    moved, _thread.moved = _thread.moved, None
     return answers.with_specs(found, take_back(op, args, kwargs, moved))

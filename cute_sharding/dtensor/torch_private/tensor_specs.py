@@ -36,9 +36,11 @@ __all__ = [
     "Shard",
     "StridedShard",
     "TensorMeta",
+    "are_known",
     "as_replica",
     "check_no_mixed_partials",
     "check_shard_order",
+    "cut_of",
     "decoded_order",
     "decodes_to_shard_order",
     "is_dtensor",
@@ -54,6 +56,36 @@ StridedShard = _StridedShard
 
 
 MaskPartial = _MaskPartial
+
+
+# The kinds of placement of which it is known what they do to a tensor. A new kind is one here, and
+# what it does is said in :func:`cut_of`; how it is made, in redistributing/placements.py.
+_KINDS = (Shard, StridedShard, Replicate, Partial)
+
+
+def are_known(placements: Sequence[Placement]) -> bool:
+    """Whether :func:`cut_of` has an answer for all of them. What has others is left to torch."""
+    return all(isinstance(p, _KINDS) for p in placements)
+
+
+def cut_of(placement: Placement) -> tuple[int, Any] | None:
+    """What a placement does to the tensor: the dim that it cuts and the split factor, which may be
+    a SymInt; None where it cuts nothing. The one place that says so.
+
+    Raises:
+        RuntimeError: a kind of placement that is not known: it is not taken for Replicate.
+    """
+    if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
+        return placement.dim, placement.split_factor
+    if isinstance(placement, Shard):
+        return placement.dim, 1
+    if isinstance(placement, (Replicate, Partial)):
+        return None
+    raise RuntimeError(
+        f"placement {placement!r} is of a kind that is not known here, "
+        f"{type(placement).__name__}: redistribute the tensor to Shard, Replicate or Partial "
+        "first, which is left to torch"
+    )
 
 
 def split_factors(spec: DTensorSpec) -> list[Any]:

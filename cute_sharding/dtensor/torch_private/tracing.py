@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from cute_sharding.dtensor.torch_private import compiler, patches
 from cute_sharding.dtensor.torch_private.expansion import as_they_are
@@ -28,6 +28,7 @@ from cute_sharding.dtensor.torch_private.symints import (
     number_of,
     settled,
 )
+from cute_sharding.dtensor.torch_private.tensor_specs import are_known, cut_of
 from cute_sharding.dtensor.torch_private.views_in_place import VIEWS_IN_PLACE
 
 __all__ = [
@@ -169,14 +170,13 @@ class Tracing:
         cannot be said.
         """
         device = mesh.get_coordinate()
-        if device is None:
+        if device is None or not are_known(placements):
             return None
         cuts: list[list[Any]] = [[] for _ in shape]
         for placement, parts, coordinate in zip(placements, mesh.shape, device):
-            if isinstance(placement, (Shard, _StridedShard)):
-                cuts[placement.dim].append(
-                    (getattr(placement, "split_factor", 1), parts, coordinate)
-                )
+            cut = cut_of(placement)
+            if cut is not None:
+                cuts[cut[0]].append((cut[1], parts, coordinate))
         local = tuple(
             [self._local_size(n, *chain) if chain else n for n, chain in zip(shape, cuts)]
         )

@@ -230,9 +230,7 @@ def _choices(
         if row is not None and row.wants_whole_dims
         else []
     )
-    pending = [
-        m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))
-    ]
+    pending = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
     result = []
     # Which is cheapest is a matter of the sizes at hand; that it is free is proved for all.
     at_hand = _at_hand(view)
