@@ -33,6 +33,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,
     Placement,
     Shard,
+    mesh_dim_text,
 )
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
@@ -183,7 +184,16 @@ def _planned(
     target: Chains | None,
     by: Means,
 ) -> Prepared:
-    prepared = prepare(shape, tuple(mesh.shape), before, after, source, target, **by._asdict())
+    prepared = prepare(
+        shape,
+        tuple(mesh.shape),
+        before,
+        after,
+        source,
+        target,
+        names=mesh.mesh_dim_names,
+        **by._asdict(),
+    )
     plan = prepared.plan
     if len(plan.steps) > 1:
         best = plan_steps(
@@ -329,9 +339,11 @@ def prepare(
     memory_limit: int | None = None,
     groups: Groups = None,
     native: bool = False,
+    names: tuple[str, ...] | None = None,
 ) -> Prepared:
     """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
-    where that is not left to right; ``groups`` which sets of mesh dims have a process group.
+    where that is not left to right; ``groups`` which sets of mesh dims have a process group;
+    ``names`` what refusals call the mesh dims.
     """
     tensor_specs.check_no_mixed_partials(before)
     tensor_specs.check_no_mixed_partials(after)
@@ -342,14 +354,14 @@ def prepare(
         if m in made:
             raise RuntimeError(
                 f"redistribution from one pending reduction, {before[m]}, to another, {after[m]}, "
-                f"on mesh dim {m}: redistribute to Replicate or Shard first"
+                f"on {mesh_dim_text(m, names)}: redistribute to Replicate or Shard first"
             )
     for m in made:
         wanted: Any = after[m]
         if type(wanted) is Partial and wanted.reduce_op not in MADE_OF_COPIES:
             raise ValueError(
-                f"redistribution from {before[m]} to {after[m]} on mesh dim {m}: no contributions "
-                f"of equal devices reduce to a given result by {after[m]}"
+                f"redistribution from {before[m]} to {after[m]} on {mesh_dim_text(m, names)}: no "
+                f"contributions of equal devices reduce to a given result by {after[m]}"
             )
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
     handed_out = None
@@ -363,8 +375,8 @@ def prepare(
             and isinstance(placement, MaskPartial)
         ):
             raise NotImplementedError(
-                f"the mask of {placement} on mesh dim {m} lies as the elements lie, so it cannot "
-                "stay pending while they move: redistribute it to Replicate first"
+                f"the mask of {placement} on {mesh_dim_text(m, names)} lies as the elements lie, "
+                "so it cannot stay pending while they move: redistribute it to Replicate first"
             )
     if len(foreign) == 1 and changing == [*foreign]:
         given: Any = after[foreign[0]]

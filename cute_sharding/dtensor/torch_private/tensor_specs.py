@@ -45,6 +45,8 @@ __all__ = [
     "decodes_to_shard_order",
     "is_dtensor",
     "like",
+    "mesh_dim_text",
+    "mesh_text",
     "shard_order",
     "split_factors",
     "takes_strays",
@@ -88,6 +90,17 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
     )
 
 
+def mesh_dim_text(m: int, names: Sequence[str] | None) -> str:
+    """How every message writes a mesh dim: by its number, and its name where it has one."""
+    return f"mesh dim {m}" + (f" ({names[m]!r})" if names else "")
+
+
+def mesh_text(mesh: Sequence[int], names: Sequence[str] | None) -> str:
+    """How every message writes a mesh: the sizes, by name where the mesh dims have names."""
+    sizes = [f"{name}={n}" for name, n in zip(names, mesh)] if names else map(str, mesh)
+    return f"({', '.join(sizes)})"
+
+
 def split_factors(spec: DTensorSpec) -> list[Any]:
     return [p.split_factor for p in spec.placements if isinstance(p, StridedShard)]
 
@@ -115,11 +128,16 @@ def check_shard_order(spec: DTensorSpec, op: str) -> None:
         and not spec.use_strided_shard_as_shard_order
         and not DTensorSpec.is_default_device_order(order)
     ):
+        names = spec.mesh.mesh_dim_names
+        said = "; ".join(
+            f"dim {entry.tensor_dim} by "
+            + ", then ".join(mesh_dim_text(m, names) for m in entry.mesh_dims)
+            for entry in order
+        )
         raise RuntimeError(
-            f"{op}: the input's placements {spec.placements} apply in the shard order {order}, not "
-            "left to right. "
-            "Redistribute it to the default order, or say the order with _StridedShard placements, "
-            "first."
+            f"{op}: the input's placements {spec.placements} apply in the shard order {said}, not "
+            "left to right. Redistribute it to the default order, or say the order with "
+            "_StridedShard placements, first."
         )
 
 
