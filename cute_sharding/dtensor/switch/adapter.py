@@ -17,8 +17,9 @@ from cute_sharding.dtensor.bookkeeping import ledger, versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force, put_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch, logger
+from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.compiled.strided import as_view
-from cute_sharding.dtensor.compiled.symbols import equate, has_values, known, symbols_of, unknown
+from cute_sharding.dtensor.compiled.symbols import equate, has_values
 from cute_sharding.dtensor.memory import state
 from cute_sharding.dtensor.memory.writes import LIVE, note_copy, reach, take_back
 from cute_sharding.dtensor.ops import gated_handler, propagation, writing_handler
@@ -46,9 +47,7 @@ from cute_sharding.dtensor.torch_private import (
 from cute_sharding.dtensor.torch_private.patch import Installed, require
 from cute_sharding.dtensor.view_propagation.slices import WHOLE_SLICES, slice_strategy
 from cute_sharding.dtensor.view_propagation.view_strategy import strategy_of
-from cute_sharding.layout import Undecided
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
-from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import BY_OVERLOAD
 
 _lock = fork_safe_lock()
@@ -220,7 +219,7 @@ def _install(settings: Settings | None) -> None:
 
 def _fill(installed: Installed, settings: Settings) -> None:
     """Replace what these settings need of torch_private/patches.py."""
-    tracing.Tracing(installed, _local_size, equate, as_view)
+    tracing.Tracing(installed, local_size_if_known, equate, as_view)
     redistribution_hook.install_redistribution(
         installed, _redistribution, _redistribution_of_arguments
     )
@@ -271,20 +270,6 @@ def _fingerprint() -> str:
     for path in sorted(Path(__file__).parents[2].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _local_size(n: Any, *cuts: tuple[Any, int, int]) -> Any:
-    """How many of ``n`` rows a device holds after ``cuts``, each (split factor, devices, its
-    coordinate), where some sizes are SymInts; None where it cannot be said.
-    """
-    try:
-        with symbols_of(n, *(split_factor for split_factor, _, _ in cuts)):
-            rows = known(n)
-            for split_factor, parts, coordinate in cuts:
-                rows = local_size(rows, known(split_factor), parts, coordinate)
-            return unknown(rows, local=True)
-    except Undecided:
-        return None
 
 
 def _is_planned(

@@ -30,6 +30,7 @@ from cute_sharding.dtensor.torch_private.symints import (
 )
 from cute_sharding.dtensor.torch_private.tensor_specs import are_known, cut_of
 from cute_sharding.dtensor.torch_private.views_in_place import VIEWS_IN_PLACE
+from cute_sharding.sharding.deal import piece_and_block
 
 __all__ = [
     "Tracing",
@@ -61,8 +62,8 @@ class Tracing:
     :mod:`.patches` about compiled programs. In force once made, until ``installed`` is undone.
 
     ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), works out sizes of
-    local tensors; ``equate(size, size, others)`` makes two known to be equal; ``as_view(tensor,
-    size, stride, offset)`` makes a view again.
+    local tensors (compiled/local_sizes.py); ``equate(size, size, others)`` makes two known to be
+    equal; ``as_view(tensor, size, stride, offset)`` makes a view again.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
@@ -195,8 +196,8 @@ class Tracing:
             ):
                 size = self._local_size(curr_local_size, (placement.split_factor, num_chunks, rank))
                 if size is not None:
-                    piece = -(-curr_local_size // placement.split_factor)
-                    return size, rank * -(-piece // num_chunks)
+                    _, block = piece_and_block(curr_local_size, placement.split_factor, num_chunks)
+                    return size, rank * block
             return stock(placement, curr_local_size, num_chunks, rank, offset_mode)
 
         return local_shard_size_and_offset
