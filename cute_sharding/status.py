@@ -10,14 +10,7 @@ from typing import Any
 
 import cute_sharding
 from cute_sharding import _autoload
-
-FLAGS = (
-    _autoload.EVERYTHING_FLAG,
-    _autoload.FLAG,
-    _autoload.REDISTRIBUTION_FLAG,
-    _autoload.IMPLICIT_FLAG,
-    _autoload.OPS_FLAG,
-)
+from cute_sharding._settings import FLAGS, TABLE, from_environment
 
 
 def status() -> dict[str, Any]:
@@ -38,13 +31,12 @@ def status() -> dict[str, Any]:
 
 def is_well(found: dict[str, Any]) -> bool:
     """Whether the checks are right, and what the flags ask for is on."""
-    asked = any(
-        (value or "").strip().lower() not in _autoload._OFF
-        for flag, value in found["flags"].items()
-        if flag != _autoload.OPS_FLAG
-    )
+    try:
+        asked = from_environment({name: text for name, text in found["flags"].items() if text})
+    except ValueError:  # something, which cannot be told
+        asked = {}
     return all(check["ours"].startswith("right") for check in found["checks"]) and (
-        found["on"] is not None or not asked
+        found["on"] is not None or asked is None
     )
 
 
@@ -64,11 +56,12 @@ def show(found: dict[str, Any]) -> str:
     if on is None:
         lines.append(f"off: {found['why']}")
     else:
-        parts = [name for name in ("views", "redistribution") if on[name]]
-        implicit = on["implicit_redistribution"]
-        ops = ", ops by their signatures" if on["views"] and on["ops"] else ""
-        may_move = f", views may redistribute ({implicit})" if implicit else ""
-        lines.append(f"on: {' and '.join(parts)}{ops}{may_move}; {found['why']}")
+        parts = [
+            setting.shown.format(on[name])
+            for name, setting in TABLE.items()
+            if on[name] and (on["views"] or not setting.of_views)
+        ]
+        lines.append(f"on: {', '.join(parts)}; {found['why']}")
     lines += [
         "",
         f"replaced in torch now: {len(found['replaced'])}",

@@ -6,13 +6,26 @@ python docs/generate_patches.py --check  # fail if it is not what the code says
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.patch import Patch
 from cute_sharding.dtensor.torch_private.patches import TABLE
 
 PAGE = Path(__file__).with_name("patches.md")
+ADAPTER = Path(__file__).parent.parent / "cute_sharding" / "dtensor"
+
+
+def installers(row: Patch) -> list[str]:
+    """The files of the adapter that name the row, which replace it."""
+    name = next(name for name, value in vars(patches).items() if value is row)
+    return [
+        path.relative_to(ADAPTER).as_posix()
+        for path in sorted(ADAPTER.rglob("*.py"))
+        if re.search(rf"\bpatches\.{name}\b", path.read_text())
+    ]
 
 
 def section(row: Patch) -> list[str]:
@@ -26,7 +39,8 @@ def section(row: Patch) -> list[str]:
             if row.entries
             else []
         ),
-        f"- in torch: `{row.file}`, {row.versions}",
+        f"- in torch: `{row.place.file}`, {row.versions}",
+        f"- replaced in: {', '.join(f'`{file}`' for file in installers(row))}",
         f"- no longer needed when: {row.until}",
         f"- a test of what it does: `{row.test}`",
         "- where a torch lacks it: "
@@ -44,7 +58,7 @@ def page() -> str:
         [
             "# What is replaced in torch",
             "",
-            "Generated from `cute_sharding/dtensor/torch_private/patches.py` by `make docs`; a "
+            "Generated from `cute_sharding/dtensor/torch_private/patches.py` by `make pages`; a "
             "test fails when it is out of date.",
             "",
             f"While the package is enabled it stands in for torch in {len(TABLE)} places, and in "
@@ -65,7 +79,7 @@ if __name__ == "__main__":
         sys.exit(
             0
             if PAGE.exists() and PAGE.read_text() == page()
-            else f"{PAGE} is out of date: run make docs"
+            else f"{PAGE} is out of date: run make pages"
         )
     PAGE.write_text(page())
     print(f"wrote {PAGE}")

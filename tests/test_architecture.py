@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "cute_sharding"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Downward, as the files of a folder may import: itself and what stands below it.
-LAYERS = ["layout", "sharding", "views", "redistribution", "ops", "dtensor", "drawing"]
+LAYERS = ["_settings", "layout", "sharding", "views", "redistribution", "ops", "dtensor", "drawing"]
 ADAPTER = "dtensor"
 # Optional, so imported when a picture is rendered, and by one function alone.
 RENDERERS = ("rich", "matplotlib")
@@ -264,9 +264,10 @@ def test_imports_between_rooms_run_downward(path):
 
 
 # Downward within the room, as its files may import: what stands before them. Of the rest of the
-# adapter they know the log alone: rules, plans and answers are handed in.
+# adapter they know the log and the releases alone: rules, plans and answers are handed in.
 TORCH_PRIVATE = [
     "patch",
+    "used",
     "patches",
     "dispatch_modes",
     "process_groups",
@@ -292,8 +293,10 @@ TORCH_PRIVATE = [
 def test_imports_within_the_room_run_downward(position, name):
     room = f"cute_sharding.{ADAPTER}.{ROOM.name}"
     allowed = [f"{room}.{below}" for below in TORCH_PRIVATE[:position]]
-    allowed += [f"cute_sharding.{layer}" for layer in LAYERS if layer != ADAPTER]
-    allowed.append(f"cute_sharding.{ADAPTER}.bookkeeping.stats.logger")
+    allowed += [f"cute_sharding.{layer}" for layer in LAYERS if layer not in (ADAPTER, "_settings")]
+    allowed += [
+        f"cute_sharding.{ADAPTER}.bookkeeping.{name}" for name in ("stats.logger", "versions")
+    ]
     for imported, line, _ in imports(ROOM / f"{name}.py"):
         if imported.split(".")[0] == "cute_sharding":
             assert any(f"{imported}.".startswith(f"{module}.") for module in allowed), (

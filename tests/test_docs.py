@@ -18,6 +18,7 @@ import pages
 import pytest
 
 import cute_sharding
+from cute_sharding._settings import TABLE
 
 ROOT = pages.ROOT
 PACKAGE = ROOT / "cute_sharding"
@@ -270,10 +271,13 @@ def test_every_flag_has_a_section():
     assert {*re.findall(r"^## `(USE_CUTE_\w+)`", page, re.M)} == found
 
 
-def test_every_argument_of_enable_is_on_the_page():
-    page = (ROOT / "docs/flags.md").read_text()
-    for name in inspect.signature(cute_sharding.enable).parameters:
-        assert f"`{name}`" in page
+def test_the_table_of_flags_is_that_of_the_settings():
+    rows = re.findall(
+        r"^\| `(USE_CUTE_\w+)` \| `(\w+)` \| (.*) \|$", (ROOT / "docs/flags.md").read_text(), re.M
+    )
+    assert sorted(rows) == sorted(
+        (setting.flag, name, setting.by_default) for name, setting in TABLE.items()
+    )
 
 
 # -- what is said of the package in more than one place --------------------------------------------

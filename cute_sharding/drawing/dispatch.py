@@ -169,6 +169,5 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
         kept,
     )
     chains = chains_of(target.cuts, ndim, mesh)
-    network = Network.default(mesh).checked(mesh)
-    steps = plan_steps(source.shape, mesh, held, chains, network.without_latency)
-    return RedistributionPlan(source.shape, mesh, held, Held(chains), steps, network)
+    steps = plan_steps(source.shape, mesh, held, chains, Network.of_programs(mesh))
+    return RedistributionPlan(source.shape, mesh, held, Held(chains), steps, Network.default(mesh))

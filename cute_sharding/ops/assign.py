@@ -300,8 +300,10 @@ def _cuts(parts: Sequence[Part]) -> tuple[Cut, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def _received(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...]) -> int:
-    """What bringing an operand to ``target`` costs. That all devices have something makes a
-    contribution of it for nothing.
+    """What bringing an operand to ``target`` costs: the elements that the plan receives which a
+    program runs, where all mesh dims have process groups together. (An answer that depended on the
+    groups would change with ``prepare_groups``, and DTensor keeps answers.) That all devices have
+    something makes a contribution of it for nothing.
     """
     if operand.parts == target:
         return 0
@@ -310,7 +312,8 @@ def _received(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...])
         for m, (part, wanted) in enumerate(zip(operand.parts, target))
         if isinstance(part, str) and part != wanted and mesh[m] > 1
     ]
-    if not finished:
+    network = Network.of_programs(mesh)
+    if not finished and network.is_flat:  # one exchange, of what is missing
         return received_elements(operand.shape, _cuts(operand.parts), _cuts(target), mesh)
     ndim = len(operand.shape)
     kept = tuple(
@@ -321,8 +324,5 @@ def _received(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...])
         tuple([(m, str(operand.parts[m])) for m in finished]),
         kept,
     )
-    return received_by(
-        plan_steps(
-            operand.shape, mesh, held, chains_of(_cuts(target), ndim, mesh), Network.default(mesh)
-        )
-    )
+    wanted = chains_of(_cuts(target), ndim, mesh)
+    return received_by(plan_steps(operand.shape, mesh, held, wanted, network))

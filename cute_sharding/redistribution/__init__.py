@@ -1,14 +1,26 @@
 """Redistribution on layouts alone: which placements to choose, the steps that lead there, and what
 they cost. Imports no torch.
 
+Rows, in elements:
+
+- :mod:`.chains`: the cuts of each tensor dim, in order.
 - :mod:`.meeting`, :mod:`.digits`: which rows two devices have in common; of two, and of all at
   once.
-- :mod:`.exchange`, :mod:`.reduction`: the steps, and one device's part in them as strided copies
-  (:mod:`.copies`).
-- :mod:`.planner`, :mod:`.candidates`: the steps from one sharding to another, and the ways among
-  which they are chosen.
-- :mod:`.plan`, :mod:`.network`: the plan that they make, and its time.
-- :mod:`.search`, :mod:`.cost`: the cheapest placements that make a view free.
+- :mod:`.cost`: the elements that devices hold and receive. No seconds.
+
+Steps:
+
+- :mod:`.step`: what a step is, and one device's part in it as strided copies (:mod:`.copies`).
+- :mod:`.exchange`, :mod:`.reduction`: the two kinds; :mod:`.native`: those of them that are a
+  collective of one whole tensor dim.
+
+Choices:
+
+- :mod:`.network`: what a collective takes, in seconds: latency, and time for each element.
+- :mod:`.planner`, :mod:`.candidates`, :mod:`.routes`: the steps from one sharding to another; the
+  ways among which they are chosen; ways that stay in the process groups there are.
+- :mod:`.plan`: the plan that they make, and its time.
+- :mod:`.search`: the cheapest placements that make a view free.
 """
 
 from cute_sharding.redistribution.cost import local_elements, received_elements

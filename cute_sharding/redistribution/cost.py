@@ -1,4 +1,6 @@
-"""What going from one sharding to another costs, in elements."""
+"""What going from one sharding to another costs, in elements held and received. Seconds, and so
+latency, are in :mod:`.network`.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,11 @@ Devices of one mesh dim may be several to a host. In an all-to-all each receives
 comes from other hosts. In a gather or a reduction that a backend has as one collective a host
 brings each element in once, by all of its devices' network cards, and hands it on inside: a w-th of
 the elements crosses each card, where w devices of the mesh dim share a host.
+
+What a collective takes stands in :meth:`Network.collective` alone, for our plans as for torch's.
+The plans that programs run are chosen without latency (:meth:`Network.of_programs`); and of
+messages there is one factor more, by which plans are chosen and not timed (MANY_MESSAGES of
+:mod:`.planner`).
 """
 
 from __future__ import annotations
@@ -138,6 +143,13 @@ class Network:
         """The link of a mesh dim."""
         return self.links[mesh_dim if len(self.links) > 1 else 0]
 
+    @classmethod
+    def of_programs(cls, mesh: Sequence[int]) -> Network:
+        """What the plans that programs run are judged by, eager and compiled: :meth:`default`
+        without latency, so that ranks that hold graphs for many sizes choose as the others do.
+        """
+        return cls.default(mesh).without_latency
+
     def checked(self, mesh: Sequence[int]) -> Network:
         """Itself, if it fits the mesh.
 
@@ -177,10 +189,25 @@ class Network:
             Link(self.inner.alpha, self.inner.beta * factor),
         )
 
-    def carrying(self, mesh_dim: int, parts: int, elements: float, *, together: bool) -> float:
+    def collective(
+        self, mesh_dim: int, parts: int, elements: float, *, together: bool, times: int = 1
+    ) -> float:
+        """Seconds of one collective among the ``parts`` devices of a mesh dim: the one place that
+        says what a collective takes, ours or torch's.
+
+        Args:
+            elements: what a device receives of it, in all.
+            together: whether it is a gather or a reduction, of which a host brings each element in
+                once; False: an all-to-all.
+            times: how often the devices go from first to last message: an all-reduce does twice,
+                an all-to-all in rounds once in each.
+        """
+        latency = times * messages(parts, together=together) * self.link(mesh_dim).alpha
+        return latency + self._carrying(mesh_dim, parts, elements, together=together)
+
+    def _carrying(self, mesh_dim: int, parts: int, elements: float, *, together: bool) -> float:
         """Seconds for ``elements`` that a device receives from the others of a mesh dim of
-        ``parts``, of all alike; ``together``: in a collective of which a host brings each element
-        in once.
+        ``parts``, of all alike.
         """
         link, w = self.link(mesh_dim), self.within[mesh_dim] if self.within is not None else 1
         if w == 1 or parts == 1:
@@ -191,8 +218,11 @@ class Network:
 
     @property
     def is_flat(self) -> bool:
-        """Whether all links are alike: then plans are chosen by elements alone."""
-        return len(set(self.links)) <= 1
+        """Whether an element takes as long whatever it crosses: then plans are chosen by elements
+        alone. Hosts make a difference where the link inside them is another.
+        """
+        across_hosts = self.within is not None and max(self.within, default=1) > 1
+        return len({*self.links, self.inner} if across_hosts else {*self.links}) <= 1
 
     def seconds(self, step: Step) -> float:
         """What the step takes."""
@@ -206,32 +236,38 @@ class Network:
             else most_local(step.shape, step.target, step.mesh)
         )
         for m in sorted(step.dims, key=lambda m: self.link(m).beta):
-            link = self.link(m)
-            total += _rounds(step.mesh[m]) * link.alpha + self.carrying(
-                m, step.mesh[m], (step.mesh[m] - 1) * before * share, together=True
-            )
+            received = (step.mesh[m] - 1) * before * share
+            total += self.collective(m, step.mesh[m], received, together=True)
             before *= step.mesh[m]
-        return total if step.scatters else 2 * total
+        return total if step.scatters else 2 * total  # scattered, and then gathered
 
     def _of_exchange(self, step: Exchange) -> float:
         if not step.communicates:
             return 0.0
-        total = sum(step.rounds * _rounds(step.mesh[m]) * self.link(m).alpha for m in step.dims)
         dims = sorted(step.dims, key=lambda m: self.link(m).beta)
-        together = step.gathers or step.padded
-        if len(dims) > 1 and self.within is None and len({self.link(m).beta for m in dims}) == 1:
-            return total + step.received_elements * self.link(dims[0]).beta
-        left = step.received_elements
+        # Where an element takes as long on all of them, which one it crosses need not be known.
+        alike = self.within is None and len({self.link(m).beta for m in dims}) == 1
+        total, left = 0.0, step.received_elements
         for i, m in enumerate(dims):
             # What comes from beyond the dims up to this one.
-            beyond = _received_beyond(step, frozenset(dims[: i + 1])) if i + 1 < len(dims) else 0
-            total += self.carrying(m, step.mesh[m], left - beyond, together=together)
+            last = alike or i + 1 == len(dims)
+            beyond = 0 if last else _received_beyond(step, frozenset(dims[: i + 1]))
+            total += self.collective(
+                m,
+                step.mesh[m],
+                left - beyond,
+                together=step.gathers or step.padded,
+                times=step.rounds,
+            )
             left = beyond
         return total
 
 
-def _rounds(parts: int) -> int:
-    """ceil(log2 parts)."""
+def messages(parts: int, *, together: bool) -> int:
+    """How many messages one collective of ``parts`` devices takes, one after the other: ceil(log2
+    parts), the lower bound of Chan et al. for an all-to-all as for those ``together`` (gathers and
+    reductions).
+    """
     return (parts - 1).bit_length()
 
 

@@ -6,9 +6,11 @@ deals like a card player: it takes the positions in order, in *pieces*, and from
 device 0 a *block*, device 1 the next block, and so on. With n the local size of dim d and ``inner``
 the number of elements below it:
 
-    piece = ceil(n / f),  block = ceil(piece / M),      all in rows; times ``inner``, in elements; n
-    = full * piece + rest,  0 <= rest < piece:        ``full`` whole pieces, then one of ``rest``
-    rows, dealt in blocks of ceil(rest / M); and so again for each of the elements above dim d.
+    piece = ceil(n / f),  block = ceil(piece / M)
+    n = full * piece + rest,  0 <= rest < piece
+
+all in rows; times ``inner``, in elements. So there are ``full`` whole pieces, then one of ``rest``
+rows, dealt in blocks of ceil(rest / M); and so again for each of the elements above dim d.
 
 Where rest = 0 this is the layout ``(pieces : piece, M : block, block : 1)``: what `logical_divide`
 makes, device mode in the middle. Two shardings, of whatever dims of whatever shapes, give every
@@ -29,7 +31,7 @@ equal positions all the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from cute_sharding.layout.size import is_at_most, least, most, number
 
@@ -48,6 +50,12 @@ def deal(n: int, inner: int, split_factor: int, parts: int) -> Deal:
     if rest:
         return piece * inner, block * inner, full, rest * inner, -(-rest // parts) * inner
     return piece * inner, block * inner
+
+
+def piece_and_block(n: Any, split_factor: Any, parts: int) -> tuple[Any, Any]:
+    """Rows of a whole piece of ``n`` rows, and of a whole block: of ints, Sizes and SymInts."""
+    piece = -(-n // split_factor)
+    return piece, -(-piece // parts)
 
 
 def pieces_of(n: int, split_factor: int) -> int:
@@ -84,9 +92,8 @@ def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
     """How many of ``n`` rows device ``device`` of ``parts`` holds."""
     if n == 0:
         return 0
-    piece = -(-n // split_factor)
+    piece, block = piece_and_block(n, split_factor, parts)
     full, rest = divmod(n, piece)
-    block = -(-piece // parts)
     size = full * most(0, least(block, piece - device * block))
     if rest:
         block = -(-rest // parts)

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from cute_sharding import _autoload
-
-FLAGS = (
-    _autoload.FLAG,
-    _autoload.REDISTRIBUTION_FLAG,
-    _autoload.EVERYTHING_FLAG,
-    _autoload.IMPLICIT_FLAG,
-)
+from cute_sharding._settings import FLAGS, TABLE
 
 
 @pytest.fixture
@@ -58,6 +52,17 @@ def test_without_the_flag_nothing_is_loaded(program, flag):
         )
     )
     assert out.strip() == "[]"
+
+
+def test_where_no_flag_is_set_the_hook_imports_nothing(program):
+    """`import torch` is as fast as it is without the package: not even the table of settings is
+    read.
+    """
+    code = "import sys, torch; print([m for m in sys.modules if m.startswith('cute_sharding')])"
+    loaded = ["cute_sharding", "cute_sharding._autoload"]
+    assert succeeds(program(code)).strip() == str(loaded)
+    assert "cute_sharding._settings" in succeeds(program(code, "0"))
+    assert all(flag.startswith(_autoload.PREFIX) for flag in FLAGS)
 
 
 def test_without_the_flag_views_are_torchs(program):
@@ -119,7 +124,7 @@ print(cute_sharding.is_enabled())
 def test_values_of_the_flag(monkeypatch, value, on):
     waited = []
     monkeypatch.setattr(_autoload, "when_imported", lambda name, action: waited.append(name))
-    monkeypatch.setenv(_autoload.FLAG, value)
+    monkeypatch.setenv(TABLE["views"].flag, value)
     _autoload.autoload()
     assert waited == ["torch.distributed.tensor"] * on
 

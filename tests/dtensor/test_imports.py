@@ -10,12 +10,10 @@ import sys
 import pytest
 from imports import IMPORTS, OPTIONS, PROGRAMS
 
-FLAGS = (
-    "USE_CUTE_VIEW_PROPAGATION",
-    "USE_CUTE_REDISTRIBUTION",
-    "USE_CUTE_SHARDING",
-    "USE_CUTE_IMPLICIT_REDISTRIBUTION",
-)
+from cute_sharding._settings import FLAGS, TABLE
+
+# The parts that are switched on by themselves.
+PARTS = [setting.flag for setting in TABLE.values() if setting.in_everything]
 PATIENCE = 300  # seconds, on a machine that has other work
 
 # Where the program has imported DTensor, however, the flag has done its work.
@@ -83,7 +81,7 @@ def run(arguments, site, stdin=None, **flags):
     return result
 
 
-@pytest.mark.parametrize("flag", FLAGS[:2])
+@pytest.mark.parametrize("flag", PARTS)
 def test_first_imports(flag, site, tmp_path):
     failed, errors = forked(
         {name: f"import {name}" + CHECK for name in IMPORTS}, site, tmp_path, **{flag: "1"}
@@ -91,7 +89,7 @@ def test_first_imports(flag, site, tmp_path):
     assert not failed, errors
 
 
-@pytest.mark.parametrize("flag", FLAGS[:2])
+@pytest.mark.parametrize("flag", PARTS)
 def test_first_uses(flag, site, tmp_path):
     failed, errors = forked(
         {name: program + CHECK for name, program in PROGRAMS.items() if "__main__" not in program},
@@ -103,7 +101,7 @@ def test_first_uses(flag, site, tmp_path):
         assert_fails_so_without(PROGRAMS[name], site, tmp_path, errors)
 
 
-@pytest.mark.parametrize("flag", FLAGS[:2])
+@pytest.mark.parametrize("flag", PARTS)
 @pytest.mark.parametrize(
     "name", [name for name, program in PROGRAMS.items() if "__main__" in program]
 )

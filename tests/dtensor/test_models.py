@@ -13,18 +13,15 @@ import pytest
 import torch
 from models_program import PROGRAMS, WORLD
 
-from cute_sharding import _autoload
+from cute_sharding import _settings
 
 pytestmark = pytest.mark.processes
 
 # for the slowest of machines; what waits for ever fails sooner, by the timeout of its process group
 SECONDS = 300
 CLOSE = 1e-5
-VIEWS, REDISTRIBUTION, BOTH = (
-    _autoload.FLAG,
-    _autoload.REDISTRIBUTION_FLAG,
-    _autoload.EVERYTHING_FLAG,
-)
+VIEWS, REDISTRIBUTION = (_settings.TABLE[name].flag for name in ("views", "redistribution"))
+BOTH = _settings.EVERYTHING
 FLAGS = (VIEWS, BOTH)
 SAVING = [name for name, program in PROGRAMS.items() if program.saves]
 
@@ -47,13 +44,7 @@ class Runs:
     def run(self, flag):
         folder = self.folder / str(flag)
         folder.mkdir()
-        ours = (
-            VIEWS,
-            REDISTRIBUTION,
-            BOTH,
-            _autoload.IMPLICIT_FLAG,
-            "TORCH_DEVICE_BACKEND_AUTOLOAD",
-        )
+        ours = (*_settings.FLAGS, "TORCH_DEVICE_BACKEND_AUTOLOAD")
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         environment |= {
             "PYTHONPATH": self.site,

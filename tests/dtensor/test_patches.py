@@ -2,22 +2,41 @@
 
 import ast
 import importlib
+import importlib.util
+import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import REPOSITORY
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
+from cute_sharding.dtensor.bookkeeping import versions
+from cute_sharding.dtensor.redistributing.stock import stock_plan
 from cute_sharding.dtensor.switch import adapter
-from cute_sharding.dtensor.torch_private import patches, registry
+from cute_sharding.dtensor.torch_private import patches, registry, used
+from cute_sharding.dtensor.torch_private.patch import Installed, Place, require
 from cute_sharding.dtensor.torch_private.tracing import Tracing
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 
 TORCH = Path(torch.__file__).parent
+
+
+def generate_patches():
+    """The module that writes docs/patches.md."""
+    path = REPOSITORY / "docs" / "generate_patches.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# The rows that this torch needs: tests of what is replaced go by these.
+ROWS = [row for row in patches.TABLE if row.is_needed]
 
 
 def names(rows):
@@ -26,8 +45,8 @@ def names(rows):
 
 def enable_everything():
     """Also what waits for the compiler, for a symbolic split factor, or for an import."""
-    for row in patches.TABLE:
-        importlib.import_module(row.module)
+    for row in ROWS:
+        importlib.import_module(row.place.module)
     importlib.import_module("torch._dynamo")
     cute_sharding.enable(redistribution=True)
     Tracing.in_force.meet_compiler()
@@ -43,10 +62,123 @@ def test_each_place_has_one_row():
 
 
 def test_the_rows_are_about_this_torch():
-    for row in patches.TABLE:
+    for row in ROWS:
         assert row.found() is not None, row.name
-        parts = row.attribute.removesuffix(".__code__").removesuffix(".__globals__").split(".")
-        assert parts[-1] in (TORCH.parent / row.file).read_text(), row.name
+        parts = row.place.attribute.removesuffix(".__code__").removesuffix(".__globals__")
+        assert parts.split(".")[-1] in (TORCH.parent / row.place.file).read_text(), row.name
+
+
+def test_the_page_says_which_files_replace_a_row():
+    page = generate_patches()
+    for row in patches.TABLE:
+        files = page.installers(row)
+        assert files and {Path(file).parts[0] for file in files} <= {"torch_private", "memory"}, row
+
+
+def test_a_release_that_does_without_a_row_keeps_its_own(monkeypatch):
+    """`before`: on that release and newer ones nothing is replaced, and nothing is missed."""
+    row = replace(patches.LOCAL_SHAPES, before=(2, 16), lacking="it could not be done")
+    for release, is_needed in (((2, 15), True), ((2, 16), False), ((3, 0), False), (None, False)):
+        monkeypatch.setattr(versions, "release", lambda release=release: release)
+        before, installed = row.found(), Installed()
+        installed.replace(row, lambda stock: "ours")
+        assert (row.found() == "ours") == is_needed == (installed.names() == [row.name])
+        installed.undo()
+        assert row.found() is before
+        gone = replace(row, attribute="no_such_name")
+        if is_needed:
+            with pytest.raises(RuntimeError, match="it could not be done"):
+                require([gone])
+        else:
+            require([gone])
+            installed.replace(gone, lambda stock: "ours")
+            assert installed.missing == []
+    assert row.versions == "before 2.16" and patches.LOCAL_SHAPES.versions == versions.RANGE
+
+
+def test_a_row_is_found_where_each_release_has_it(monkeypatch):
+    """`moved`: the newest of the places that the release has reached."""
+    here = patches.LOCAL_SHAPES
+    places = [Place("new.module", "new", "new.py"), Place("newer.module", "newer", "newer.py")]
+    row = replace(here, moved=(((2, 16), places[0]), ((2, 18), places[1])))
+    for release, name in (
+        ((2, 15), here.name),
+        ((2, 16), "new.module.new"),
+        ((2, 17), "new.module.new"),
+        ((2, 18), "newer.module.newer"),
+        (None, "newer.module.newer"),
+    ):
+        monkeypatch.setattr(versions, "release", lambda release=release: release)
+        assert row.name == name and (row.found() is None) == (release != (2, 15))
+
+
+# -- private names that are used and not replaced --------------------------------------------------
+
+# Private attributes that no row has, and why.
+OPTIONAL = {
+    "_C": "a module",
+    "_c10d_functional": "a namespace of ops",
+    "_ops": "a module",
+    "_check": "public, by torch's own account",
+    "_timeout": "of the backend's options; where they have none, torch's default is taken",
+    "_PreparedSingleDimStrategy": "of the row about expansion, which may be left out",
+    "_StridedShardOffsetMode": "looked for",
+    "_symbolic_split_factor": "of releases whose placements hold symbols, which is looked for",
+    "_sym_register": "of the rows about the compiler, which may be left out",
+    "_create_table": "of the row about pictures, which may be left out",
+    "_create_rich_table": "of the row about pictures, which may be left out",
+    "_asdict": "of named tuples",
+    "_replace": "of named tuples",
+    "_at_fork_reinit": "of Python's locks",
+    "_installed": "our own",
+    "_read": "our own",
+    "_reads_numbers": "our own",
+}
+
+
+def private_attributes():
+    """{attribute: where} of all that the adapter takes of an object that is not its own."""
+    found = {}
+    for path in sorted((REPOSITORY / "cute_sharding" / "dtensor").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Attribute)
+                and re.match(r"_(?!_|cute_sharding)", node.attr)
+                and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+            ):
+                found[node.attr] = f"{path.name}:{node.lineno}"
+    return found
+
+
+def test_private_names_that_are_used_are_rows():
+    rows = {
+        part for row in (*patches.TABLE, *used.TABLE) for part in row.place.attribute.split(".")
+    }
+    found = private_attributes()
+    assert len(found) > 40
+    assert {name: at for name, at in found.items() if name not in rows | {*OPTIONAL}} == {}
+    assert set(OPTIONAL) <= set(found), "no longer used"
+    last = {row.place.attribute.rpartition(".")[2] for row in used.TABLE}
+    assert last - set(found) - {"_base"} == set(), "no longer used"  # _base: looked up by getattr
+
+
+def test_this_torch_has_them():
+    assert [row.name for row in used.TABLE if row.is_lacking()] == []
+    for row in used.TABLE:
+        assert (TORCH.parent / row.place.file).exists() or row.place.file.startswith("torch/csrc")
+        absent = replace(row, attribute=f"{row.attribute}_of_no_torch")
+        assert absent.is_lacking(), row.name
+
+
+@pytest.mark.parametrize("name", ["_gen_transform_infos_non_cached", "_planner_cache"])
+def test_what_torch_cannot_be_asked_is_no_refusal_of_torchs(monkeypatch, name):
+    """Neither when it is enabled nor when torch's plan is asked for by itself."""
+    (row,) = (row for row in used.PLANNER if row.attribute == name)
+    monkeypatch.delattr(row.owner(), name)
+    for ask in (cute_sharding.enable, lambda: stock_plan((8,), (4,), [Shard(0)], [Replicate()])):
+        with pytest.raises(RuntimeError, match=f"has no {row.name}: {row.lacking}"):
+            ask()
+    assert not cute_sharding.is_enabled()
 
 
 def test_the_tests_of_the_rows_exist():
@@ -121,7 +253,7 @@ def row_of(name):
     name = name.replace("torch.distributed.tensor._api.DTensor", "torch.distributed.tensor.DTensor")
     if name.startswith("torch.distributed.tensor._dispatch._cute_sharding_"):
         return patches.TAIL_NAMES
-    for row in patches.TABLE:
+    for row in ROWS:
         if name in (row.name, f"{row.name}.__code__") or (
             row.entries and name.startswith(f"{row.name}[")
         ):
@@ -136,11 +268,11 @@ def test_what_is_replaced_is_in_the_table_and_is_put_back():
     enable_everything()
     on = {name: row_of(name) for name in changed(before, all_of_torch())}
     assert [name for name, row in on.items() if row is None] == []
-    assert set(names(on.values())) == set(names(patches.TABLE))
+    assert set(names(on.values())) == set(names(ROWS))
     assert adapter._installed.missing == [] and Tracing.settles
-    assert {row.name for row in patches.TABLE if not row.entries} - set(
-        adapter.parts_replaced()
-    ) == {patches.CACHE_KEYS.name}
+    assert {row.name for row in ROWS if not row.entries} - set(adapter.parts_replaced()) == {
+        patches.CACHE_KEYS.name
+    }
     cute_sharding.disable()
     assert changed(before, all_of_torch()) == set()
 
@@ -186,7 +318,7 @@ def test_what_fails_half_way_is_undone(failing, monkeypatch):
 
 def lacks(row, monkeypatch):
     """Take the name away, as from a torch that never had it."""
-    owner, name = row.owner(), row.attribute.rpartition(".")[2]
+    owner, name = row.owner(), row.place.attribute.rpartition(".")[2]
     if name not in vars(owner) and hasattr(type(owner), name):
         owner = type(owner)  # a method, which the object has of its class
     monkeypatch.delattr(owner, name)
@@ -196,7 +328,7 @@ def removable(lacking):
     """But for what torch itself does not run without: its registries, its options."""
     return [
         row
-        for row in patches.TABLE
+        for row in ROWS
         if bool(row.lacking) is lacking
         and not row.entries
         and row not in (patches.TAIL, patches.CACHE_KEYS)
@@ -206,7 +338,7 @@ def removable(lacking):
 def in_place():
     """What each row finds now; of a dict, its entries."""
     found = {}
-    for row in patches.TABLE:
+    for row in ROWS:
         value = row.found()
         if row.entries:
             found |= {f"{row.name}[{key}]": entry for key, entry in value.items()}

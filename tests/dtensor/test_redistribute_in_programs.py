@@ -29,6 +29,7 @@ from torch.distributed.tensor import (
 )
 
 import cute_sharding
+from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.redistributing.groups import group_of
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.dtensor.torch_private import registry
@@ -260,8 +261,15 @@ def test_compiled_graphs_of_other_settings_are_kept_apart():
     collectives.
     """
     tags = [torch.compiler.config.cache_key_tag]
-    for options in ({}, {"redistribution": True}, {"implicit_redistribution": True}):
+    others = [
+        {name: value}
+        for name, setting in TABLE.items()
+        for value in setting.values
+        if value != setting.default
+    ]
+    assert {name for options in others for name in options} == {*TABLE}
+    for options in ({}, *others):
         with cute_sharding.enabled(**options):
             tags.append(torch.compiler.config.cache_key_tag)
-    assert len(set(tags)) == 4
+    assert len(set(tags)) == len(others) + 2
     assert torch.compiler.config.cache_key_tag == tags[0]

@@ -1,16 +1,20 @@
 """python -m cute_sharding status: in a process of its own, as a person runs it."""
 
+import inspect
+import itertools
 import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 import torch
 from test_imports import environment
 
 import cute_sharding
-from cute_sharding import _autoload, status
+from cute_sharding import status
+from cute_sharding._settings import EVERYTHING, FLAGS, TABLE, Settings, from_environment
 
 
 def run(site, *arguments, **flags):
@@ -58,7 +62,7 @@ def test_it_says_what_is_on_and_checks_that_it_works(site, flags, on, code):
     assert (
         found["on"] == on
         and found["torch"] == torch.__version__
-        and found["flags"] == {flag: flags.get(flag) for flag in status.FLAGS}
+        and found["flags"] == {flag: flags.get(flag) for flag in FLAGS}
     )
     assert [check["ours"] for check in found["checks"]] == [
         "right, and nothing is moved",
@@ -107,65 +111,79 @@ def test_a_check_that_fails_is_said():
     assert not status.is_well({"flags": {"USE_CUTE_SHARDING": "1"}, "on": None, "checks": []})
 
 
-NOTHING = dict.fromkeys(status.FLAGS, "")
+NOTHING = dict.fromkeys(FLAGS, "")
+VIEWS, IMPLICIT, REDISTRIBUTION, OPS = (setting.flag for setting in TABLE.values())
 
 
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
         ({}, None),
-        ({_autoload.EVERYTHING_FLAG: "0"}, None),
-        ({_autoload.EVERYTHING_FLAG: "on"}, (True, True, False, True)),
-        ({_autoload.EVERYTHING_FLAG: "1", _autoload.OPS_FLAG: "off"}, (True, True, False, False)),
-        ({_autoload.EVERYTHING_FLAG: "1", _autoload.FLAG: "0"}, (False, True, False, True)),
-        (
-            {_autoload.EVERYTHING_FLAG: "1", _autoload.REDISTRIBUTION_FLAG: "no"},
-            (True, False, False, True),
-        ),
-        ({_autoload.EVERYTHING_FLAG: "0", _autoload.FLAG: "1"}, (True, False, False, True)),
-        (
-            {
-                _autoload.EVERYTHING_FLAG: "1",
-                _autoload.FLAG: "0",
-                _autoload.REDISTRIBUTION_FLAG: "0",
-            },
-            None,
-        ),
-        (
-            {_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: " CHEAPEST "},
-            (True, False, "cheapest", True),
-        ),
-        ({_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: "0"}, (True, False, False, True)),
+        ({EVERYTHING: "0"}, None),
+        ({EVERYTHING: "on"}, {"redistribution": True}),
+        ({EVERYTHING: "1", OPS: "off"}, {"redistribution": True, "ops": False}),
+        ({EVERYTHING: "1", VIEWS: "0"}, {"views": False, "redistribution": True}),
+        ({EVERYTHING: "1", REDISTRIBUTION: "no"}, {}),
+        ({EVERYTHING: "0", VIEWS: "1"}, {}),
+        ({EVERYTHING: "1", VIEWS: "0", REDISTRIBUTION: "0"}, None),
+        ({VIEWS: "1", IMPLICIT: " CHEAPEST "}, {"implicit_redistribution": "cheapest"}),
+        ({VIEWS: "1", IMPLICIT: "0"}, {}),
+        ({REDISTRIBUTION: "1", OPS: "1"}, {"views": False, "redistribution": True}),
+        ({OPS: "1"}, None),
     ],
     ids=str,
 )
 def test_what_the_flags_ask_for(flags, wanted):
-    asked = _autoload.from_environment({**NOTHING, **flags})
-    assert asked == (
-        None
-        if wanted is None
-        else dict(zip(("views", "redistribution", "implicit_redistribution", "ops"), wanted))
-    )
-    if asked is not None:
-        with cute_sharding.enabled(**asked):
-            on = cute_sharding.settings()
-            assert (on.views, on.redistribution, on.implicit_redistribution, on.ops) == wanted
+    """``wanted``: what differs from `enable()`."""
+    asked = from_environment({**NOTHING, **flags})
+    if wanted is None:
+        assert asked is None
+        return
+    assert asked == {**asdict(Settings()), **wanted}
+    with cute_sharding.enabled(**asked):
+        assert asdict(cute_sharding.settings()) == asked
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({_autoload.EVERYTHING_FLAG: "2"}, "USE_CUTE_SHARDING='2' is neither on nor off"),
+        ({EVERYTHING: "2"}, "USE_CUTE_SHARDING='2' is neither on nor off"),
         (
-            {_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: "1"},
+            {VIEWS: "1", IMPLICIT: "1"},
             "USE_CUTE_IMPLICIT_REDISTRIBUTION='1' is none of cheapest, replicate and 0",
         ),
         (
-            {_autoload.REDISTRIBUTION_FLAG: "1", _autoload.IMPLICIT_FLAG: "cheapest"},
+            {REDISTRIBUTION: "1", IMPLICIT: "cheapest"},
             "says what views may do, and none are switched on: set USE_CUTE_VIEW_PROPAGATION=1",
         ),
     ],
 )
 def test_flags_that_make_no_sense_are_named(flags, message):
     with pytest.raises(ValueError, match=message):
-        _autoload.from_environment({**os.environ, **NOTHING, **flags})
+        from_environment({**os.environ, **NOTHING, **flags})
+    assert not status.is_well({"flags": flags, "on": None, "checks": []})
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_only_flags_that_switch_something_on_ask_for_it(flag):
+    """That alone, and off, is well of a flag that says how others act, and of no other; one that is
+    set to nonsense asks for something, whatever it is.
+    """
+    found = {"flags": {flag: "1"}, "on": None, "checks": []}
+    assert status.is_well(found) == (flag == OPS)
+    assert status.is_well({**found, "flags": {flag: "0"}})
+    assert not status.is_well({**found, "flags": {flag: "nonsense"}})
+
+
+@pytest.mark.parametrize("switch", [cute_sharding.enable, cute_sharding.enabled])
+def test_arguments_are_the_settings(switch):
+    arguments = inspect.signature(switch).parameters.values()
+    assert {argument.name: argument.default for argument in arguments} == asdict(Settings())
+    assert all(f"\n        {name}: " in cute_sharding.enable.__doc__ for name in TABLE)
+
+
+def test_settings_that_differ_have_keys_that_differ():
+    """Of compiled graphs on disk: all combinations there are."""
+    values = [setting.values for setting in TABLE.values()]
+    found = [Settings(*combination) for combination in itertools.product(*values)]
+    assert len(found) >= 24 and len({each.key for each in found}) == len(found)

@@ -8,9 +8,12 @@ from math import prod
 import numpy as np
 import pytest
 from enumeration import devices, rows_after
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
+from cute_sharding import plan_redistribution
 from cute_sharding.ops import Operand, assign, parse
-from cute_sharding.ops.assign import Part
+from cute_sharding.ops.assign import Part, _received
 
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2)]
 # (pattern, what one device computes, the operands of which it is linear)
@@ -169,3 +172,32 @@ def test_many_mesh_dims_are_decided_one_after_the_other():
         parse("a b, b c -> a c", (2, 2)), [Operand(shape, parts), Operand(shape, parts[::-1])], mesh
     )
     assert found.received < prod(shape)
+
+
+_PLACED = {
+    None: Replicate(),
+    "sum": Partial(),
+    **{(d, 1): Shard(d) for d in (0, 1)},
+    (0, 2): _StridedShard(0, split_factor=2),
+    (1, 3): _StridedShard(1, split_factor=3),
+}
+
+
+@pytest.mark.parametrize("mesh", [(4,), (16,), (2, 3), (8, 8), (16, 4)], ids=str)
+def test_what_is_priced_is_what_runs(mesh):
+    """An assignment's price is what the plan receives that `plan_redistribution` makes, which is
+    the one that programs run: also where hosts or slow links make it another than the shortest.
+    """
+    rng, parts = random.Random(0), list(_PLACED)
+    compared = 0
+    while compared < 25:
+        operand = Operand(
+            (rng.choice([6, 64, 100]), rng.choice([5, 64])), tuple(rng.choices(parts, k=len(mesh)))
+        )
+        target = tuple(rng.choices(parts, k=len(mesh)))
+        if any(b == "sum" != a for a, b in zip(operand.parts, target)):
+            continue
+        before, after = ([_PLACED[part] for part in cuts] for cuts in (operand.parts, target))
+        plan = plan_redistribution(operand.shape, mesh, before, after)
+        assert _received(operand, target, mesh) == plan.received_elements, (operand, target)
+        compared += 1

@@ -2,6 +2,7 @@
 cards.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from cute_sharding.redistribution import Link, Network
 from cute_sharding.redistribution.chains import chains_of
 from cute_sharding.redistribution.exchange import Exchange
-from cute_sharding.redistribution.plan import Held
+from cute_sharding.redistribution.plan import Held, received_by
 from cute_sharding.redistribution.planner import plan_steps
 
 OUT, IN = Link(0.0, 1.0), Link(0.0, 0.001)
@@ -75,6 +76,54 @@ def test_a_gather_of_uneven_rows_is_cheaper_padded():
         padded.padded and not apart.padded and padded.received_elements >= apart.received_elements
     )
     assert network.seconds(padded) < 0.3 * network.seconds(apart)
+
+
+LATENCY = Network.flat(alpha=1.0, beta=0.0)
+
+
+@pytest.mark.parametrize("parts, messages", [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)])
+def test_latencies_of_one_collective(parts, messages):
+    """ceil(log2 p), counted by hand; twice in an all-reduce, and once for each round."""
+    n, mesh = 8 * parts * parts, (parts,)
+    spread = exchange((n, n), mesh, [(0, 1)], [(1, 1)])
+    gather = exchange((n,), mesh, [(0, 1)], [None])
+    assert (spread.kind, gather.kind) == ("all-to-all", "all-gather")
+    assert LATENCY.seconds(spread) == LATENCY.seconds(gather) == messages
+    assert LATENCY.seconds(replace(spread, rounds=3)) == 3 * messages
+    held = Held(((),), ((0, "sum"),))
+    (scatter,) = plan_steps((n,), mesh, held, (((0, 1),),), LATENCY)
+    (reduce,) = plan_steps((n,), mesh, held, ((),), LATENCY)
+    assert (scatter.kind, LATENCY.seconds(scatter)) == ("reduce-scatter (sum)", messages)
+    assert (reduce.kind, LATENCY.seconds(reduce)) == ("all-reduce (sum)", 2 * messages)
+    assert LATENCY.seconds(exchange((n,), mesh, [None], [(0, 1)])) == 0  # a slice sends nothing
+
+
+def test_latencies_of_mesh_dims_add_up():
+    """Each mesh dim with its own: 2 among three at 1 s, 3 among five at 10 s."""
+    network = Network((Link(1.0, 0.0), Link(10.0, 0.0)))
+    step = exchange((15, 30), (3, 5), [(0, 1), (0, 1)], [(1, 1), (1, 1)])
+    assert step.mesh_dims == (0, 1) and network.seconds(step) == 2 * 1 + 3 * 10
+
+
+def test_alike_is_a_matter_of_hosts_too():
+    assert Network((OUT,)).is_flat and Network((OUT, OUT), (1, 1), IN).is_flat
+    assert Network((OUT,), (4,), OUT).is_flat
+    assert not Network((OUT,), (4,), IN).is_flat and not Network((OUT, IN)).is_flat
+    assert Network.default((8,)).is_flat and not Network.default((64,)).is_flat
+
+
+def test_hosts_decide_between_steps():
+    """On one mesh dim of two hosts: a reduction brings each element into a host once, so it is
+    faster to reduce more elements than to exchange fewer.
+    """
+    question = (6, 64), (16,), Held(((), ()), ((0, "sum"),)), (((0, 2),), ())
+    network = Network.of_programs((16,))
+    flat = plan_steps(*question, Network.flat(alpha=0.0, beta=1.0))
+    hosts = plan_steps(*question, network)
+    assert [step.kind for step in flat] == ["reduce-scatter (sum)", "all-to-all"]
+    assert [step.kind for step in hosts] == ["all-reduce (sum)", "local slice"]
+    assert received_by(flat) < received_by(hosts)
+    assert sum(map(network.seconds, hosts)) < sum(map(network.seconds, flat))
 
 
 def test_time_grows_with_distance():

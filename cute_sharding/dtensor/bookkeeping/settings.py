@@ -1,47 +1,26 @@
-"""What is switched on."""
+"""The settings in force in this process. What settings there are is the table of
+:mod:`cute_sharding._settings`.
+
+Every room reads :func:`in_force`; the switch alone changes it. Whoever keeps an answer that depends
+on a setting makes the setting a part of the key under which it is kept, or registers anew when it
+changes, as the switch does with strategies. All ranks are to have the same settings.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from cute_sharding._settings import Implicit, Settings
 
-# Where strict views may redistribute their input to: nowhere, where the fewest elements are
-# received, or as torch's rules for other views do.
-Implicit: TypeAlias = Literal[False, "cheapest", "replicate"]
-IMPLICIT = (False, True, "cheapest", "replicate")
+__all__ = ["Implicit", "Settings", "in_force", "put_in_force"]
+
+_current: Settings | None = None
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Attributes as the arguments of :func:`cute_sharding.enable`."""
+def in_force() -> Settings | None:
+    """What is switched on; None where nothing is."""
+    return _current
 
-    views: bool = True
-    implicit_redistribution: Implicit = False
-    redistribution: bool = False
-    ops: bool = True
 
-    @classmethod
-    def of(
-        cls,
-        views: bool,
-        implicit_redistribution: bool | str,
-        redistribution: bool,
-        ops: bool = True,
-    ) -> Settings:
-        """Raises:
-        ValueError: ``implicit_redistribution`` is none of its values.
-        """
-        if implicit_redistribution not in IMPLICIT:
-            raise ValueError(
-                f"implicit_redistribution={implicit_redistribution!r} is none of "
-                f"{', '.join(map(repr, IMPLICIT))}; True is 'cheapest'"
-            )
-        implicit = "cheapest" if implicit_redistribution in (True,) else implicit_redistribution
-        chosen: Any = implicit or False
-        return cls(bool(views), chosen, bool(redistribution), bool(ops))
-
-    @property
-    def key(self) -> str:
-        """Short, and another for other settings."""
-        implicit = self.implicit_redistribution or 0
-        return f"{int(self.views)}{implicit}{int(self.redistribution)}{int(self.ops)}"
+def put_in_force(settings: Settings | None) -> None:
+    """For the switch alone, which installs what they say."""
+    global _current
+    _current = settings

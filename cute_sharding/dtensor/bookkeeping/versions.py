@@ -10,7 +10,8 @@ import warnings
 import torch
 
 FIRST, LAST = (2, 13), (2, 15)
-CHECKED = f"torch {FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"
+RANGE = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"
+CHECKED = f"torch {RANGE}"
 
 _warned = False
 

@@ -1,4 +1,6 @@
-"""Ops of our own, for graphs."""
+"""Ops of our own, for graphs: ``after``, and the library that redistributing/dynamic.py defines
+``redistribute`` in.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     Replicate,
     Shard,
     StridedShard,
+    are_known,
+    cut_of,
 )
 from cute_sharding.dtensor.torch_private.tracing import strided_shard
 from cute_sharding.ops.assign import Part
@@ -35,7 +37,11 @@ def is_uneven(spec: DTensorSpec) -> bool:
 
 
 def some_device_is_empty(spec: DTensorSpec) -> bool:
-    """For the sizes of this call, where they are symbols."""
+    """For the sizes of this call, where they are symbols. Nobody knows it of placements that are
+    not known.
+    """
+    if not are_known(spec.placements):
+        return False
     shapes, factors = symints.shapes_at_hand([spec]), symints.factors_at_hand([spec])
     if shapes is None or factors is None:
         return False
@@ -89,24 +95,22 @@ def without(kinds: tuple[type, ...], placements: Sequence[Placement]) -> tuple[P
 
 
 def parts_of(placements: Sequence[Placement], factors: dict[int, Any]) -> tuple[Part, ...]:
-    """With the split factors as numbers, those of ``factors``."""
+    """What each mesh dim does, with the split factors as numbers, those of ``factors``.
+
+    Raises:
+        RuntimeError: a placement is of a kind that is not known.
+    """
     result: list[Part] = []
     for p in placements:
+        cut = cut_of(p)
         if isinstance(p, Partial):
             result.append(p.reduce_op)
-        elif isinstance(p, StridedShard):
-            result.append(
-                (
-                    p.dim,
-                    next(
-                        n
-                        for n, factor in factors.items()
-                        if symints.size_text(factor) == symints.size_text(p.split_factor)
-                    ),
-                )
-            )
+        elif cut is None or type(cut[1]) is int:
+            result.append(cut)
         else:
-            result.append((p.dim, 1) if isinstance(p, Shard) else None)
+            said = symints.size_text(cut[1])
+            now = next(n for n, factor in factors.items() if symints.size_text(factor) == said)
+            result.append((cut[0], now))
     return tuple(result)
 
 

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.compiled.library import library
-from cute_sharding.dtensor.compiled.symbols import known, symbols_of, unknown
+from cute_sharding.dtensor.compiled.local_sizes import local_size_of
 from cute_sharding.dtensor.redistributing.executor import run
 from cute_sharding.dtensor.redistributing.groups import means
 from cute_sharding.dtensor.torch_private import collective_ops, process_groups
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan
 from cute_sharding.redistribution.planner import plan_steps
-from cute_sharding.sharding.deal import local_size
 
 # The meshes that graphs name. Tracing comes by here, also before a graph from the disk is run.
 _meshes: dict[str, Any] = {}
@@ -39,7 +38,9 @@ def run_opaque(
     how = repr((key, plan.source.chains, plan.source.pending, plan.source.kept, plan.target.chains))
     # Compilers keep what is waited for, also where a rank's result has no elements: other ranks
     # wait in the collectives behind it.
-    return collective_ops.awaited(torch.ops.cute_sharding.redistribute(local, list(shape), how))
+    return collective_ops.waited_in_graph(
+        torch.ops.cute_sharding.redistribute(local, list(shape), how)
+    )
 
 
 @lru_cache(maxsize=1 << 8)
@@ -78,8 +79,7 @@ def _redistribute(local: torch.Tensor, shape: list[int], how: str) -> torch.Tens
         sizes,
         source,
         target,
-        Network.default(sizes).without_latency,
-        None,
+        Network.of_programs(sizes),
         *means(mesh),
     )
     result = run(steps, local, mesh)
@@ -89,12 +89,11 @@ def _redistribute(local: torch.Tensor, shape: list[int], how: str) -> torch.Tens
 def _shape_of(local: torch.Tensor, shape: list[Any], how: str) -> torch.Tensor:
     mesh, _, target = _read(how)
     device = mesh.get_coordinate()
-    with symbols_of(tuple(shape)):
-        rows = list(known(tuple(shape)))
-        for d, chain in enumerate(target):
-            for m, factor in chain:
-                rows[d] = local_size(rows[d], factor, mesh.size(m), device[m])
-        return local.new_empty(unknown(tuple(rows), local=True))
+    local_shape = [
+        local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
+        for n, chain in zip(shape, target)
+    ]
+    return local.new_empty(local_shape)
 
 
 library.define(

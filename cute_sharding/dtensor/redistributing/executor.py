@@ -1,4 +1,9 @@
-"""Running the steps of a plan on local tensors, with DTensor's functional collectives."""
+"""Running the steps of a plan on local tensors, with DTensor's functional collectives.
+
+What a collective gives is waited for where its elements are needed, and not before: by the next
+step, by what unpacks it, by who gets the result. In a graph it is the collective that has the op
+that waits behind it (see compiled/__init__.py).
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch.distributed as dist
@@ -117,16 +117,31 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
     return tuple(sorted({*found}))
 
 
-def means(mesh: Any) -> tuple[frozenset[tuple[int, ...]], bool]:
-    """By what a plan for ``mesh`` is chosen: :func:`groups_at_hand`, and whether the backend
-    gathers and reduce-scatters better than it exchanges. None and no, on a mesh for slicing alone.
+class Means(NamedTuple):
+    """By what the plans that programs run on a mesh are chosen, beside the network: the last
+    arguments of :func:`cute_sharding.redistribution.planner.plan_steps`, and part of every key
+    under which a plan is kept.
+
+    A setting that plans depend on is read in :func:`means`, and nowhere else: so it reaches eager
+    programs, compiled ones and the op in graphs of many sizes alike.
+    """
+
+    memory_limit: int | None
+    groups: frozenset[tuple[int, ...]]
+    native: bool
+
+
+def means(mesh: Any) -> Means:
+    """:func:`groups_at_hand`, and whether the backend gathers and reduce-scatters better than it
+    exchanges. None and no, on a mesh for slicing alone. No setting limits the memory.
     """
     if not process_groups.has_groups(mesh):
-        return frozenset(), False
+        return Means(None, frozenset(), False)
     backend = _backend(mesh)
-    return _at_hand(
+    groups = _at_hand(
         mesh, process_groups.flattenings(mesh), backend, len(_prepared()), ref(dist.group.WORLD)
-    ), is_native(backend)
+    )
+    return Means(None, groups, is_native(backend))
 
 
 def _backend(mesh: Any) -> str | None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from cute_sharding.dtensor.compiled.symbols import known, unknown
+from cute_sharding.dtensor.torch_private import tensor_specs
 from cute_sharding.dtensor.torch_private.tensor_specs import (
-    Partial,
     Placement,
     Replicate,
     Shard,
@@ -20,22 +20,17 @@ Cuts: TypeAlias = tuple[Cut, ...]
 
 
 def cut_of(placement: Placement) -> Cut:
-    """What a placement does to the tensor, as views and redistribution see it. A kind of placement
-    that is not known is refused, not taken for Replicate.
+    """What a placement does to the tensor, in sizes of the algebra.
+
+    Raises:
+        RuntimeError: as :func:`.tensor_specs.cut_of`, which says it.
     """
-    if isinstance(placement, StridedShard):
-        return placement.dim, known(placement.split_factor)
-    if isinstance(placement, Shard):
-        return placement.dim, 1
-    if isinstance(placement, (Replicate, Partial)):
-        return None
-    raise RuntimeError(
-        f"placement {placement!r} is of a kind that views cannot carry: redistribute to Shard, "
-        "Replicate or Partial first"
-    )
+    cut = tensor_specs.cut_of(placement)
+    return None if cut is None else (cut[0], known(cut[1]))
 
 
 def placement_of(cut: Cut) -> Placement:
+    """The inverse of :func:`cut_of`, of placements that cut; Replicate for others."""
     if cut is None:
         return Replicate()
     dim, split_factor = cut

@@ -17,7 +17,7 @@ from cute_sharding.dtensor.bookkeeping.stats import Moved, count_moves, logger
 from cute_sharding.dtensor.compiled.symbols import known, sizes_at_hand, symbols_of, unknown
 from cute_sharding.dtensor.redistributing.dynamic import run_opaque
 from cute_sharding.dtensor.redistributing.executor import looks_at_sizes, run
-from cute_sharding.dtensor.redistributing.groups import groups_at_hand, means
+from cute_sharding.dtensor.redistributing.groups import Means, groups_at_hand, means
 from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.redistributing.reading import left_to_right, of_source, of_target
 from cute_sharding.dtensor.redistributing.stock import stock_plan
@@ -33,6 +33,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,
     Placement,
     Shard,
+    mesh_dim_text,
 )
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
@@ -170,7 +171,7 @@ def planned(
     """The plan that runs on the groups that ``mesh`` has, and on its backend. A function of the
     mesh, the shape and the placements alone, so that all ranks and graphs come to the same.
     """
-    return _planned(mesh, shape, before, after, source, target, *means(mesh))
+    return _planned(mesh, shape, before, after, source, target, means(mesh))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -181,23 +182,29 @@ def _planned(
     after: tuple[Placement, ...],
     source: Chains | None,
     target: Chains | None,
-    groups: Groups,
-    native: bool,
+    by: Means,
 ) -> Prepared:
     prepared = prepare(
-        shape, tuple(mesh.shape), before, after, source, target, groups=groups, native=native
+        shape,
+        tuple(mesh.shape),
+        before,
+        after,
+        source,
+        target,
+        names=mesh.mesh_dim_names,
+        **by._asdict(),
     )
     plan = prepared.plan
     if len(plan.steps) > 1:
         best = plan_steps(
-            plan.shape, plan.mesh, plan.source, plan.target.chains, plan.network.without_latency
+            plan.shape, plan.mesh, plan.source, plan.target.chains, Network.of_programs(plan.mesh)
         )
         missing = tuple(
             sorted(
                 {
                     tuple(sorted(step.mesh_dims))
                     for step in best
-                    if not admits(groups, step.mesh_dims)
+                    if not admits(by.groups, step.mesh_dims)
                 }
             )
         )
@@ -332,9 +339,11 @@ def prepare(
     memory_limit: int | None = None,
     groups: Groups = None,
     native: bool = False,
+    names: tuple[str, ...] | None = None,
 ) -> Prepared:
     """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
-    where that is not left to right; ``groups`` which sets of mesh dims have a process group.
+    where that is not left to right; ``groups`` which sets of mesh dims have a process group;
+    ``names`` what refusals call the mesh dims.
     """
     tensor_specs.check_no_mixed_partials(before)
     tensor_specs.check_no_mixed_partials(after)
@@ -345,14 +354,14 @@ def prepare(
         if m in made:
             raise RuntimeError(
                 f"redistribution from one pending reduction, {before[m]}, to another, {after[m]}, "
-                f"on mesh dim {m}: redistribute to Replicate or Shard first"
+                f"on {mesh_dim_text(m, names)}: redistribute to Replicate or Shard first"
             )
     for m in made:
         wanted: Any = after[m]
         if type(wanted) is Partial and wanted.reduce_op not in MADE_OF_COPIES:
             raise ValueError(
-                f"redistribution from {before[m]} to {after[m]} on mesh dim {m}: no contributions "
-                f"of equal devices reduce to a given result by {after[m]}"
+                f"redistribution from {before[m]} to {after[m]} on {mesh_dim_text(m, names)}: no "
+                f"contributions of equal devices reduce to a given result by {after[m]}"
             )
     foreign = tuple([m for m in pending if type(before[m]) is not Partial])
     handed_out = None
@@ -366,8 +375,8 @@ def prepare(
             and isinstance(placement, MaskPartial)
         ):
             raise NotImplementedError(
-                f"the mask of {placement} on mesh dim {m} lies as the elements lie, so it cannot "
-                "stay pending while they move: redistribute it to Replicate first"
+                f"the mask of {placement} on {mesh_dim_text(m, names)} lies as the elements lie, "
+                "so it cannot stay pending while they move: redistribute it to Replicate first"
             )
     if len(foreign) == 1 and changing == [*foreign]:
         given: Any = after[foreign[0]]
@@ -385,7 +394,7 @@ def prepare(
         mesh,
         held,
         target,
-        (network or Network.default(mesh).without_latency).checked(mesh),
+        (network or Network.of_programs(mesh)).checked(mesh),
         memory_limit,
         groups,
         native,

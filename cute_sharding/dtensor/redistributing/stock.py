@@ -185,10 +185,12 @@ class StockPlan:
         return sum(self._seconds(step, network.checked(self.mesh)) for step in self.steps)
 
     def _seconds(self, step: StockStep, network: Network) -> float:
-        link = network.link(step.mesh_dim)
-        parts = self.mesh[step.mesh_dim]
-        return step.latencies * (parts - 1).bit_length() * link.alpha + network.carrying(
-            step.mesh_dim, parts, step.received_elements, together="all-to-all" not in step.kind
+        return network.collective(
+            step.mesh_dim,
+            self.mesh[step.mesh_dim],
+            step.received_elements,
+            together="all-to-all" not in step.kind,
+            times=step.latencies,
         )
 
     def to_dict(self, network: Network, mesh_names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -263,7 +265,11 @@ def stock_plan(
     counted, which holds the most. An all-to-all counts as one, as it is on GPUs (over gloo torch
     gathers instead), and mesh dims that a program has flattened are not known here: torch may join
     collectives on those.
+
+    Raises:
+        RuntimeError: this torch cannot be asked.
     """
+    redistribution_hook.require_planner()  # what this torch lacks is no refusal of torch's
     shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
     try:
         before, after = (_checked(placements, shape, mesh) for placements in (src, dst))

@@ -12,7 +12,13 @@ from cute_sharding.dtensor.redistributing.groups import groups_at_hand
 from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.redistributing.redistribute import prepare
 from cute_sharding.dtensor.torch_private import process_groups
-from cute_sharding.dtensor.torch_private.tensor_specs import Partial, Placement, Shard, StridedShard
+from cute_sharding.dtensor.torch_private.tensor_specs import (
+    Partial,
+    Placement,
+    Shard,
+    StridedShard,
+    mesh_dim_text,
+)
 from cute_sharding.redistribution import Network, RedistributionPlan
 
 
@@ -98,11 +104,18 @@ def plan_redistribution(
             or (isinstance(before, Partial) and type(before) is not Partial)
         ):
             raise ValueError(
-                f"no plan from {before} to {after} on mesh dim {m}: only torch's own Partial can "
-                "be reduced by plan, and nothing but itself made Partial"
+                f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: only torch's own "
+                "Partial can be reduced by plan, and nothing but itself made Partial"
             )
     plan = prepare(
-        shape, sizes, source, target, network=network, memory_limit=memory_limit, groups=at_hand
+        shape,
+        sizes,
+        source,
+        target,
+        network=network,
+        memory_limit=memory_limit,
+        groups=at_hand,
+        names=names,
     ).plan
     return plan.named(names)
 

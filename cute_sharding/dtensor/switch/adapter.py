@@ -15,10 +15,11 @@ import torch.distributed as dist
 
 from cute_sharding.dtensor.bookkeeping import ledger, versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
-from cute_sharding.dtensor.bookkeeping.settings import Settings
+from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force, put_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch, logger
+from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.compiled.strided import as_view
-from cute_sharding.dtensor.compiled.symbols import equate, has_values, known, symbols_of, unknown
+from cute_sharding.dtensor.compiled.symbols import equate, has_values
 from cute_sharding.dtensor.memory import state
 from cute_sharding.dtensor.memory.writes import LIVE, note_copy, reach, take_back
 from cute_sharding.dtensor.ops import (
@@ -47,21 +48,20 @@ from cute_sharding.dtensor.torch_private import (
     symints,
     tensor_specs,
     tracing,
+    used,
 )
 from cute_sharding.dtensor.torch_private.patch import Installed, require
 from cute_sharding.dtensor.view_propagation.slices import WHOLE_SLICES, slice_strategy
 from cute_sharding.dtensor.view_propagation.view_strategy import strategy_of
-from cute_sharding.layout import Undecided
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
-from cute_sharding.sharding.deal import local_size
 from cute_sharding.views import BY_OVERLOAD
 
 _lock = fork_safe_lock()
-_settings: Settings | None = None  # None: disabled
 _installed: Installed | None = None
-# .now: this thread is redistributing the input of a view op, whose rule is ours; .moved: what the
-# op that it runs writes to instead of its arguments; .keeps: what is moved may be kept for others
-_in_view = threading.local()
+# .by_plan: this thread is redistributing the arguments of an op that was answered here (a view, an
+# op by signature, the gate); .keeps: what they become may be kept for other ops; .moved: what the
+# op that it runs writes to instead of them
+_thread = threading.local()
 
 
 def enable(
@@ -82,8 +82,11 @@ def enable(
             cheapest placements.
         redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and
             what ops do to their inputs) run by plan: each missing element moves once. Without it
-            only the inputs of view ops are redistributed so, and all else by torch.
-        views: False leaves the view ops to torch, for ``redistribution`` alone.
+            these run so: the inputs of ops that are answered here (views; with ``ops`` also others)
+            and what torch is known to move wrongly. All else is moved by torch.
+        views: False leaves the view ops to torch, for ``redistribution`` alone. (In place,
+            ``squeeze_``, ``t_``, ``transpose_`` and ``unsqueeze_`` keep functions of ours, as
+            torch has none that is right.)
         ops: what views make, other ops are handed as their signatures say (cute_sharding/ops). With
             False, by torch's own rules, some of which are wrong on it. Without ``views`` it does
             nothing.
@@ -113,7 +116,7 @@ def enable(
     >>> disable()
     >>> torch.distributed.destroy_process_group()
     """
-    switch_to(Settings.of(views, implicit_redistribution, redistribution, ops))
+    switch_to(Settings.of(**locals()))  # each argument is a setting
 
 
 def disable() -> None:
@@ -146,9 +149,10 @@ def enabled(
     >>> is_enabled()
     False
     """
+    wanted = Settings.of(**locals())  # each argument is a setting
     with _lock:
-        before = _settings
-        switch_to(Settings.of(views, implicit_redistribution, redistribution, ops))
+        before = in_force()
+        switch_to(wanted)
     try:
         yield
     finally:
@@ -162,7 +166,7 @@ def is_enabled() -> bool:
     ...     is_enabled()
     True
     """
-    return _settings is not None
+    return in_force() is not None
 
 
 def settings() -> Settings | None:
@@ -174,7 +178,7 @@ def settings() -> Settings | None:
     >>> settings() is None
     True
     """
-    return _settings
+    return in_force()
 
 
 def parts_replaced() -> list[str]:
@@ -187,19 +191,19 @@ def switch_to(settings: Settings | None) -> None:
     """Switch on what these settings say, as :func:`settings` had them. If it fails, everything is
     as it was.
     """
-    global _settings
     with _lock:
         if settings is not None:
             versions.check()
-        if settings == _settings:
+        before = in_force()
+        if settings == before:
             return
         if settings is not None:
-            require(patches.TABLE)
-        before, _settings = _settings, settings
+            require((*patches.TABLE, *used.TABLE))
+        put_in_force(settings)
         try:
             _install(settings)
         except BaseException:
-            _settings = before
+            put_in_force(before)
             _install(before)
             raise
     logger.debug("layout algebra: %s", "off" if settings is None else settings)
@@ -222,7 +226,7 @@ def _install(settings: Settings | None) -> None:
 
 def _fill(installed: Installed, settings: Settings) -> None:
     """Replace what these settings need of torch_private/patches.py."""
-    tracing.Tracing(installed, _local_size, equate, as_view)
+    tracing.Tracing(installed, local_size_if_known, equate, as_view)
     redistribution_hook.install_redistribution(
         installed, _redistribution, _redistribution_of_arguments
     )
@@ -261,7 +265,7 @@ def _tag_compiled_graphs(settings: Settings | None) -> None:
 
 
 def _tag_traced() -> None:
-    _tag_compiled_graphs(_settings)
+    _tag_compiled_graphs(in_force())
 
 
 @cache
@@ -275,18 +279,31 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def _local_size(n: Any, *cuts: tuple[Any, int, int]) -> Any:
-    """How many of ``n`` rows a device holds after ``cuts``, each (split factor, devices, its
-    coordinate), where some sizes are SymInts; None where it cannot be said.
+def _is_planned(
+    local: torch.Tensor,
+    current: tensor_specs.DTensorSpec,
+    target: tensor_specs.DTensorSpec,
+    settings: Settings,
+) -> bool:
+    """Whether a plan redistributes, and not torch. Alike on all ranks: it depends on the specs, the
+    settings and the op alone.
     """
-    try:
-        with symbols_of(n, *(split_factor for split_factor, _, _ in cuts)):
-            rows = known(n)
-            for split_factor, parts, coordinate in cuts:
-                rows = local_size(rows, known(split_factor), parts, coordinate)
-            return unknown(rows, local=True)
-    except Undecided:
-        return None
+    if local_tensors.is_wrapper(local):
+        return False
+    if not tensor_specs.are_known((*current.placements, *target.placements)):
+        return False
+    shape = tuple(current.shape)
+    is_symbolic = symints.is_symbolic(shape)
+    if settings.redistribution or getattr(_thread, "by_plan", False):
+        wanted = True
+    elif not is_symbolic:
+        # Placements that views make, and that torch would misread or move wrongly.
+        wanted = not is_torchs(current, target)
+    else:
+        # torch counts the rows of strided shards one by one, which it cannot of symbols.
+        strided = tensor_specs.split_factors(current) or tensor_specs.split_factors(target)
+        wanted = dispatch_modes.is_tracing() and bool(strided)
+    return wanted and (not is_symbolic or (symints.has_shape_env(shape) and has_values(shape)))
 
 
 def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -300,7 +317,7 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         target: tensor_specs.DTensorSpec,
         **options: Any,
     ) -> torch.Tensor:
-        if getattr(_in_view, "keeps", False):
+        if getattr(_thread, "keeps", False):
             return given(local, current, target, partial(moved, **options))
         return moved(local, current, target, **options)
 
@@ -313,38 +330,21 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         is_explicit: bool = False,
         **options: Any,
     ) -> torch.Tensor:
-        settings = _settings
+        settings = in_force()
+        if settings is None:
+            return stock(
+                local, current, target, async_op=async_op, is_explicit=is_explicit, **options
+            )
         if dispatch_modes.is_tracing():
             _tag_compiled_graphs(settings)  # dynamo comes by here before a cache is asked
             current, target = symints.settled_spec(current), symints.settled_spec(target)
-        wanted = settings is not None and (
-            settings.redistribution or getattr(_in_view, "now", False)
-        )
-        shape = tuple(current.shape)
-        if not wanted and settings is not None:
-            if not symints.is_symbolic(shape):
-                wanted = not is_torchs(
-                    current, target
-                )  # as views make them that torch would not have
-            elif dispatch_modes.is_tracing():
-                wanted = bool(
-                    tensor_specs.split_factors(current) or tensor_specs.split_factors(target)
-                )  # torch counts the rows of such shards one by one, which it cannot
-        if (
-            wanted
-            and not local_tensors.is_wrapper(local)
-            and (
-                not symints.is_symbolic(shape)
-                or (symints.has_shape_env(shape) and has_values(shape))
-            )
-        ):
-            counted = (
-                settings is None or settings.redistribution or not getattr(_in_view, "now", False)
-            )
+        if _is_planned(local, current, target, settings):
+            # What a rule of ours asks for is an outcome of the op, and not counted again.
+            counted = settings.redistribution or not getattr(_thread, "by_plan", False)
             return redistribute_local_tensor(
                 local, current, target, async_op=async_op, is_explicit=is_explicit, counted=counted
             )
-        if settings is not None and settings.redistribution:
+        if settings.redistribution:
             count_left_to_torch()
         return stock(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
 
@@ -386,28 +386,28 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
             care = schema._cute_sharding_care  # type: ignore[attr-defined]
         except AttributeError:
             care = schema._cute_sharding_care = _care(op_info, schema)  # type: ignore[attr-defined]
-        settings = _settings
+        settings = in_force()
         if care is None or settings is None or not settings.views:
             return local_args(op_info, schema, *options)
         before = op_info.local_args
-        outer, _in_view.now = getattr(_in_view, "now", False), care.by_plan
-        _in_view.keeps = settings.ops and care.keeps
+        outer, _thread.by_plan = getattr(_thread, "by_plan", False), care.by_plan
+        _thread.keeps = settings.ops and care.keeps
         try:
             local_args(op_info, schema, *options)
             if care.keywords:
                 dispatch.redistribute_keywords(op_info, schema)
         finally:
-            _in_view.now, _in_view.keeps = outer, False
+            _thread.by_plan, _thread.keeps = outer, False
         if settings.ops and care.copied is not None:
             spec, spec_of_moved = care.copied
             note_copy(before[0], spec, spec_of_moved, op_info.local_args[0])
         if settings.ops and answers.writes(schema):
-            _in_view.moved = dispatch.moved_to(op_info, schema, before)
+            _thread.moved = dispatch.moved_to(op_info, schema, before)
 
     return redistribute_local_args
 
 
 def _take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> Any:
     """After an op that wrote to copies of what it was given; torch's answer, for what now is so."""
-    moved, _in_view.moved = _in_view.moved, None
+    moved, _thread.moved = _thread.moved, None
     return answers.with_specs(found, take_back(op, args, kwargs, moved))

@@ -2,12 +2,17 @@
 
 Each file reaches into one part of torch, and says into which and what may be touched there. Nothing
 outside this room takes a name of torch that begins with an underscore from a module (a test holds
-it), and nothing in it decides anything: the rules, plans and answers are handed in. What of torch
-is replaced is one table, :mod:`.patches`: all of it or nothing, and all of it can be put back.
+it). Rules, plans and answers are handed in; what is decided here is only what torch's own rules
+come to (does one keep any cut, is an op pointwise), what an in-place view can do, and in what order
+a compiler waits.
 
-Supported: torch 2.13 to 2.15.
+What of torch is replaced is one table, :mod:`.patches`. A row without which nothing would be right
+is there, or nothing is replaced; the others are left out where torch lacks them. All of it can be
+put back. What is called and not replaced is another table, :mod:`.used`. The releases that were
+checked are in :mod:`..bookkeeping.versions`.
 
-- :mod:`.patches`, :mod:`.patch`: what is replaced and why; replacing it and putting it back
+- :mod:`.patches`, :mod:`.used`, :mod:`.patch`: what is replaced and why; what is called; replacing
+  it and putting it back
 - :mod:`.tensor_specs`, :mod:`.symints`, :mod:`.local_tensors`: placements and specs; sizes that are
   symbols; what a rank holds
 - :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`: modes; meshes and their

@@ -24,11 +24,11 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
-    "awaited",
     "in_flight",
     "reduce_scatter",
     "scattered",
     "waited",
+    "waited_in_graph",
 ]
 
 # torch's functional ones. What they give may not have ended: it is to be :func:`waited` for.
@@ -59,7 +59,7 @@ def all_gather(tensor: torch.Tensor, group: Any, dim: int = 0) -> torch.Tensor:
             if dim
             else blocks
         )
-    return torch.cat(awaited(blocks).chunk(parts), dim)
+    return torch.cat(waited_in_graph(blocks).chunk(parts), dim)
 
 
 def reduce_scatter(tensor: torch.Tensor, op: str, group: Any, dim: int = 0) -> torch.Tensor:
@@ -107,8 +107,11 @@ class CollectiveCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def awaited(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, as a graph has what comes of a collective: no compiler leaves that out."""
+def waited_in_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor behind torch's op that waits, as a graph has what comes of a collective: no
+    compiler leaves that out. Eagerly that op waits for a plain tensor, not for one that is
+    :func:`in_flight`.
+    """
     result: torch.Tensor = _c10d.wait_tensor(tensor)
     return result
 
@@ -119,6 +122,9 @@ def in_flight(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, once what a collective writes to it is there; at once, if it is none of those.
+    While a graph is traced torch's collectives have put the op that waits there themselves.
+    """
     return tensor.wait() if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.compiler.config
 from torch.distributed.tensor import DTensor
 
+from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.symints import settled_spec
 
 __all__ = [
@@ -37,14 +37,13 @@ def tag_compiled_graphs(tag: str | None) -> None:
 
     None takes the tag away again.
     """
+    config: Any = patches.CACHE_KEYS.owner()  # an option: what it says besides is the program's
     kept = [
         part
-        for part in torch.compiler.config.cache_key_tag.split(" ")
+        for part in config.cache_key_tag.split(" ")
         if part and not part.startswith("cute_sharding:")
     ]
-    torch.compiler.config.cache_key_tag = " ".join(
-        kept + ([f"cute_sharding:{tag}"] if tag is not None else [])
-    )
+    config.cache_key_tag = " ".join(kept + ([f"cute_sharding:{tag}"] if tag is not None else []))
 
 
 def forget_compiled_code() -> None:

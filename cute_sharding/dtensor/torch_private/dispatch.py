@@ -1,8 +1,9 @@
 """The dispatcher at work (torch/distributed/tensor/_dispatch.py): what it is about to give an op,
 and ops that run as it runs them.
 
-The local arguments of the one call at hand may be exchanged; the dispatcher itself is changed in
-:mod:`.op_hooks` and :mod:`.redistribution_hook` alone.
+The local arguments of the one call at hand may be exchanged; the dispatcher itself is changed
+elsewhere: in :mod:`.op_hooks`, in :mod:`.redistribution_hook`, and by :mod:`.tracing`, which puts
+the handlers of :mod:`.views_in_place`, whatever the settings are.
 """
 
 from __future__ import annotations

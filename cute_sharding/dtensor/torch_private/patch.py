@@ -1,5 +1,5 @@
 """What it takes to replace something of torch, and to put it back: a :class:`Patch` says what and
-why, an :class:`Installed` does it.
+why, and on which releases and where; an :class:`Installed` does it.
 
 Any attribute, and any entry of a dict, that a row of :mod:`.patches` names may be touched here, and
 nothing else of torch.
@@ -9,55 +9,69 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.stats import logger
 
-__all__ = ["Installed", "Patch", "require"]
+__all__ = ["Installed", "Name", "Patch", "Place", "require"]
+
+Release: TypeAlias = tuple[int, int]
 
 _ABSENT: Any = object()
 
 
+class Place(NamedTuple):
+    """Where a release of torch has a name: the module, what of it, dotted, and the file."""
+
+    module: str
+    attribute: str
+    file: str
+
+
 @dataclass(frozen=True)
-class Patch:
-    """One place in torch that is replaced while the package is enabled.
+class Name:
+    """A private name of torch that the package goes by.
 
     Attributes:
         module: the module of torch, by its full name.
-        attribute: what of it is replaced, dotted; where that is a dict, ``entries`` of it are.
+        attribute: what of it, dotted.
         file: the file of torch that this is about.
-        why: what torch does there, and what has to be done instead.
-        until: how one sees that it is no longer needed.
-        test: a test of what it does, as pytest names it (not each has been seen to fail without).
         lacking: why a torch without this name cannot do: enable then raises a RuntimeError, and
-            everything is as it was. Empty where torch's own may stay in force: it is left out, with
-            one warning that names it.
-        entries: what is replaced is entries of a dict; empty, or what each is, "the handler of {}".
-        versions: the releases that need it, of those that were checked.
+            everything is as it was. Empty where torch's own may stay in force.
+        moved: where newer releases have it: (the first of these, the place), oldest first.
     """
 
     module: str
     attribute: str
     file: str
-    why: str
-    until: str
-    test: str
-    lacking: str = ""
-    entries: str = ""
-    versions: str = "2.13 to 2.15"
+    lacking: str = field(default="", kw_only=True)
+    moved: tuple[tuple[Release, Place], ...] = field(default=(), kw_only=True)
+
+    @property
+    def place(self) -> Place:
+        """Where this torch is to have it."""
+        places = [place for since, place in self.moved if _running() >= since]
+        return places[-1] if places else Place(self.module, self.attribute, self.file)
 
     @property
     def name(self) -> str:
-        return f"{self.module}.{self.attribute}"
+        return f"{self.place.module}.{self.place.attribute}"
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this torch is one that it is for."""
+        return True
 
     def owner(self) -> Any:
         """The object that has the attribute; None where this torch has none. Imports the module."""
         try:
-            found = importlib.import_module(self.module)
-            for part in self.attribute.split(".")[:-1]:
+            found = importlib.import_module(self.place.module)
+            for part in self.place.attribute.split(".")[:-1]:
                 found = getattr(found, part)
         except (ImportError, AttributeError):
             return None
@@ -67,9 +81,51 @@ class Patch:
         """What torch has there now, as it is kept (a staticmethod as one); None where it has
         nothing.
         """
-        owner, name = self.owner(), self.attribute.rpartition(".")[2]
+        owner, name = self.owner(), self.place.attribute.rpartition(".")[2]
         kept = getattr(owner, "__dict__", {})
         return kept[name] if name in kept else getattr(owner, name, None)
+
+    def is_lacking(self) -> bool:
+        """Whether this torch has nothing there."""
+        return self.found() is None
+
+
+@dataclass(frozen=True)
+class Patch(Name):
+    """One place in torch that is replaced while the package is enabled. A torch that ``lacks`` it,
+    where that may be, keeps its own there, with one warning that names it.
+
+    Attributes:
+        attribute: what is replaced, dotted; where that is a dict, ``entries`` of it are.
+        why: what torch does there, and what has to be done instead.
+        until: how one sees that it is no longer needed.
+        test: a test of what it does, as pytest names it (not each has been seen to fail without).
+        entries: what is replaced is entries of a dict; empty, or what each is, "the handler of {}".
+        before: the first release that does without, on which it is left out; None where there is
+            none yet.
+    """
+
+    why: str
+    until: str
+    test: str
+    entries: str = ""
+    before: Release | None = None
+
+    @property
+    def versions(self) -> str:
+        """The releases that need it, of those that were checked."""
+        return (
+            versions.RANGE if self.before is None else f"before {'.'.join(map(str, self.before))}"
+        )
+
+    @property
+    def is_needed(self) -> bool:
+        return self.before is None or _running() < self.before
+
+
+def _running() -> tuple[float, float]:
+    """The running release; one that does not say which it is, is taken for the newest."""
+    return versions.release() or (inf, inf)
 
 
 class Installed:
@@ -85,16 +141,19 @@ class Installed:
         self._before_undo: list[Callable[[], None]] = []
 
     def replace(self, patch: Patch, wrap: Callable[[Any], Any]) -> None:
-        """Have the attribute be ``wrap(torch's)``; of a staticmethod, a staticmethod of that.
+        """Have the attribute be ``wrap(torch's)``; of a staticmethod, a staticmethod of that. On a
+        release that does without, nothing is done.
 
         Raises:
             RuntimeError: this torch has no such name, and the package cannot do without.
         """
+        if not patch.is_needed:
+            return
         stock = patch.found()
         if stock is None:
             self._lacks(patch)
             return
-        owner, name = patch.owner(), patch.attribute.rpartition(".")[2]
+        owner, name = patch.owner(), patch.place.attribute.rpartition(".")[2]
         was_its_own = name in getattr(owner, "__dict__", {})
 
         def undo() -> None:
@@ -119,6 +178,8 @@ class Installed:
         self._enter(patch, key, _ABSENT)
 
     def _enter(self, patch: Patch, key: Any, value: Any) -> None:
+        if not patch.is_needed:
+            return
         table = patch.found()
         if table is None:
             self._lacks(patch)
@@ -169,16 +230,16 @@ class Installed:
             )
 
 
-def require(patches: Iterable[Patch]) -> None:
+def require(names: Iterable[Name]) -> None:
     """Look whether this torch has what cannot be done without.
 
     Raises:
         RuntimeError: it lacks one.
     """
-    for patch in patches:
-        if patch.lacking and patch.found() is None:
+    for name in names:
+        if name.lacking and name.is_needed and name.is_lacking():
             raise RuntimeError(
-                f"torch {torch.__version__} has no {patch.name}: {patch.lacking}. Take a release "
+                f"torch {torch.__version__} has no {name.name}: {name.lacking}. Take a release "
                 "that was checked, or leave cute_sharding off"
             )
 

@@ -1,4 +1,9 @@
 """The table of what is replaced in torch: every attribute, and every dict of which entries are.
+What is called there and not replaced is in :mod:`.used`.
+
+A row is installed by the file of this room that names it (docs/patches.md says which), or of
+``memory/state.py``. Of a release of torch that does without a row, the row says so by ``before``;
+where a release has moved what it is about, by ``moved``.
 
 Nothing is replaced that is no row here (a test compares all of torch before, while and after); what
 stands in for it is made where the row is used. docs/patches.md is written from this table.
@@ -10,6 +15,8 @@ is.
 
 from __future__ import annotations
 
+from typing import Any
+
 from cute_sharding.dtensor.torch_private.patch import Patch
 
 _TENSOR = "torch.distributed.tensor"
@@ -20,7 +27,7 @@ _PROXIES = "torch.fx.experimental.proxy_tensor"
 # -- placements of views: the propagator's registries ----------------------------------------------
 
 _NO_RULES = "rules are looked up there, and ours would not be found"
-_RULES = {
+_RULES: dict[str, Any] = {
     "module": _TENSOR,
     "file": "torch/distributed/tensor/_sharding_prop.py",
     "until": "it is what the package is for, unless torch's rules become exact",
@@ -110,7 +117,7 @@ TAIL = Patch(
 
 # -- redistribution --------------------------------------------------------------------------------
 
-_MOVES = {
+_MOVES: dict[str, Any] = {
     "until": "redistribute moves each missing element once, and is right for every placement",
     "lacking": "nothing that redistributes there would come by here",
 }
@@ -326,7 +333,7 @@ CACHE_KEYS = Patch(
 
 # -- checkpoints, state dicts, pictures ------------------------------------------------------------
 
-_BOXES = {
+_BOXES: dict[str, Any] = {
     "until": "torch describes a strided shard by its runs of rows",
     "lacking": "checkpoints of _StridedShard tensors would be wrong without a word",
 }

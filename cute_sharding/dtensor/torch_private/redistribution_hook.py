@@ -18,13 +18,15 @@ from torch.distributed.tensor.placement_types import Placement
 
 from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.collective_ops import waited
-from cute_sharding.dtensor.torch_private.patch import Installed
+from cute_sharding.dtensor.torch_private.patch import Installed, require
+from cute_sharding.dtensor.torch_private.used import PLANNER
 
 __all__ = [
     "install_redistribution",
     "partition_value",
     "reduce_shard_value",
     "reduce_value",
+    "require_planner",
     "stock_transforms",
 ]
 
@@ -50,12 +52,21 @@ def install_redistribution(
     installed.replace(patches.REDISTRIBUTE_ARGUMENTS, local_args)
 
 
+def require_planner() -> None:
+    """
+    Raises:
+        RuntimeError: this torch cannot be asked for its steps.
+    """
+    require(PLANNER)
+
+
 def stock_transforms(source: DTensorSpec, target: DTensorSpec) -> list[Any]:
     """torch's own steps from one spec to another: each has ``mesh_dim``, ``src_dst_placements`` and
     ``logical_shape``.
 
     torch keeps planners, and they keep what earlier plans led to; so this one starts afresh, and
-    leaves those of the program alone.
+    leaves those of the program alone. Raises what torch raises to such a redistribution;
+    :func:`require_planner` says beforehand whether it can be asked.
     """
     kept, _redistribute._planner_cache = _redistribute._planner_cache, {}
     try:

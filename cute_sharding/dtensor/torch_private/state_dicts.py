@@ -43,16 +43,17 @@ def install_state(
     def later(wrap: Callable[[Any, Any], Any], row: Patch, *by_name: Patch) -> None:
         def action() -> None:
             try:
-                made = wrap(sys.modules[row.module], row.found())
+                made = wrap(sys.modules[row.place.module], row.found())
                 for each in (row, *by_name):
-                    if each.module in sys.modules:
+                    if each.place.module in sys.modules:
                         installed.replace(each, lambda stock: made)
             except (
                 Exception
             ) as error:  # it runs where the program imports something, and that must not fail
                 logger.warning("%s is torch's own: %s: %s", row.name, type(error).__name__, error)
 
-        installed.before_undo(when_imported(row.module, action))
+        if row.is_needed:
+            installed.before_undo(when_imported(row.place.module, action))
 
     for row, wrap in methods.items():
         installed.replace(row, wrap)

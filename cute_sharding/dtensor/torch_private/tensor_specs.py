@@ -36,13 +36,17 @@ __all__ = [
     "Shard",
     "StridedShard",
     "TensorMeta",
+    "are_known",
     "as_replica",
     "check_no_mixed_partials",
     "check_shard_order",
+    "cut_of",
     "decoded_order",
     "decodes_to_shard_order",
     "is_dtensor",
     "like",
+    "mesh_dim_text",
+    "mesh_text",
     "shard_order",
     "split_factors",
     "takes_strays",
@@ -54,6 +58,47 @@ StridedShard = _StridedShard
 
 
 MaskPartial = _MaskPartial
+
+
+# The kinds of placement of which it is known what they do to a tensor. A new kind is one here, and
+# what it does is said in :func:`cut_of`; how it is made, in redistributing/placements.py.
+_KINDS = (Shard, StridedShard, Replicate, Partial)
+
+
+def are_known(placements: Sequence[Placement]) -> bool:
+    """Whether :func:`cut_of` has an answer for all of them. What has others is left to torch."""
+    return all(isinstance(p, _KINDS) for p in placements)
+
+
+def cut_of(placement: Placement) -> tuple[int, Any] | None:
+    """What a placement does to the tensor: the dim that it cuts and the split factor, which may be
+    a SymInt; None where it cuts nothing. The one place that says so.
+
+    Raises:
+        RuntimeError: a kind of placement that is not known: it is not taken for Replicate.
+    """
+    if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
+        return placement.dim, placement.split_factor
+    if isinstance(placement, Shard):
+        return placement.dim, 1
+    if isinstance(placement, (Replicate, Partial)):
+        return None
+    raise RuntimeError(
+        f"placement {placement!r} is of a kind that is not known here, "
+        f"{type(placement).__name__}: redistribute the tensor to Shard, Replicate or Partial "
+        "first, which is left to torch"
+    )
+
+
+def mesh_dim_text(m: int, names: Sequence[str] | None) -> str:
+    """How every message writes a mesh dim: by its number, and its name where it has one."""
+    return f"mesh dim {m}" + (f" ({names[m]!r})" if names else "")
+
+
+def mesh_text(mesh: Sequence[int], names: Sequence[str] | None) -> str:
+    """How every message writes a mesh: the sizes, by name where the mesh dims have names."""
+    sizes = [f"{name}={n}" for name, n in zip(names, mesh)] if names else map(str, mesh)
+    return f"({', '.join(sizes)})"
 
 
 def split_factors(spec: DTensorSpec) -> list[Any]:
@@ -83,11 +128,16 @@ def check_shard_order(spec: DTensorSpec, op: str) -> None:
         and not spec.use_strided_shard_as_shard_order
         and not DTensorSpec.is_default_device_order(order)
     ):
+        names = spec.mesh.mesh_dim_names
+        said = "; ".join(
+            f"dim {entry.tensor_dim} by "
+            + ", then ".join(mesh_dim_text(m, names) for m in entry.mesh_dims)
+            for entry in order
+        )
         raise RuntimeError(
-            f"{op}: the input's placements {spec.placements} apply in the shard order {order}, not "
-            "left to right. "
-            "Redistribute it to the default order, or say the order with _StridedShard placements, "
-            "first."
+            f"{op}: the input's placements {spec.placements} apply in the shard order {said}, not "
+            "left to right. Redistribute it to the default order, or say the order with "
+            "_StridedShard placements, first."
         )
 
 

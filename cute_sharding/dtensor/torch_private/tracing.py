@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from cute_sharding.dtensor.torch_private import compiler, patches
 from cute_sharding.dtensor.torch_private.expansion import as_they_are
@@ -28,7 +28,9 @@ from cute_sharding.dtensor.torch_private.symints import (
     number_of,
     settled,
 )
+from cute_sharding.dtensor.torch_private.tensor_specs import are_known, cut_of
 from cute_sharding.dtensor.torch_private.views_in_place import VIEWS_IN_PLACE
+from cute_sharding.sharding.deal import piece_and_block
 
 __all__ = [
     "Tracing",
@@ -60,8 +62,8 @@ class Tracing:
     :mod:`.patches` about compiled programs. In force once made, until ``installed`` is undone.
 
     ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), works out sizes of
-    local tensors; ``equate(size, size, others)`` makes two known to be equal; ``as_view(tensor,
-    size, stride, offset)`` makes a view again.
+    local tensors (compiled/local_sizes.py); ``equate(size, size, others)`` makes two known to be
+    equal; ``as_view(tensor, size, stride, offset)`` makes a view again.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
@@ -169,14 +171,13 @@ class Tracing:
         cannot be said.
         """
         device = mesh.get_coordinate()
-        if device is None:
+        if device is None or not are_known(placements):
             return None
         cuts: list[list[Any]] = [[] for _ in shape]
         for placement, parts, coordinate in zip(placements, mesh.shape, device):
-            if isinstance(placement, (Shard, _StridedShard)):
-                cuts[placement.dim].append(
-                    (getattr(placement, "split_factor", 1), parts, coordinate)
-                )
+            cut = cut_of(placement)
+            if cut is not None:
+                cuts[cut[0]].append((cut[1], parts, coordinate))
         local = tuple(
             [self._local_size(n, *chain) if chain else n for n, chain in zip(shape, cuts)]
         )
@@ -195,8 +196,8 @@ class Tracing:
             ):
                 size = self._local_size(curr_local_size, (placement.split_factor, num_chunks, rank))
                 if size is not None:
-                    piece = -(-curr_local_size // placement.split_factor)
-                    return size, rank * -(-piece // num_chunks)
+                    _, block = piece_and_block(curr_local_size, placement.split_factor, num_chunks)
+                    return size, rank * block
             return stock(placement, curr_local_size, num_chunks, rank, offset_mode)
 
         return local_shard_size_and_offset

@@ -13,6 +13,7 @@ from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from cute_sharding.dtensor.torch_private.registry import name_of
+from cute_sharding.dtensor.torch_private.tensor_specs import mesh_dim_text
 
 __all__ = [
     "VIEWS_IN_PLACE",
@@ -45,7 +46,8 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         ):
             raise RuntimeError(
                 f"{name_of(op)} of a DTensor of shape {tuple(tensor.shape)} with placements "
-                f"{spec.placements}: dim {placement.dim} is sharded on mesh dim {m}, and to "
+                f"{spec.placements}: dim {placement.dim} is sharded on "
+                f"{mesh_dim_text(m, spec.mesh.mesh_dim_names)}, and to "
                 "squeeze it in place cannot be done "
                 "without communication, which nothing in place can have. Take squeeze, not "
                 "squeeze_, or redistribute the tensor first."

@@ -87,9 +87,10 @@ def whole(
     if not may_redistribute():
         raise RuntimeError(
             f"{name}: the placements {text(spec.placements)} of a tensor of shape "
-            f"{tuple(spec.shape)} can be read left to right or as a shard order, and where sizes "
-            "do not divide these "
-            "differ. Redistribute it first, to placements without _StridedShard: "
+            f"{tuple(spec.shape)} on mesh "
+            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} can be read left to right "
+            "or as a shard order, and where sizes do not divide these differ. Redistribute it "
+            "first, to placements without _StridedShard: "
             f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r}), with "
             "cute_sharding.enable(redistribution=True)."
         )

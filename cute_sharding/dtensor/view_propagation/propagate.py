@@ -20,6 +20,8 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     Replicate,
     Shard,
     StridedShard,
+    mesh_dim_text,
+    mesh_text,
 )
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.redistribution import Target, free_targets
@@ -157,7 +159,9 @@ def decide(
         _check_has_numbers(carried.cuts)
     except Undecided as error:
         if not allowed and not diverged():
-            raise RuntimeError(_unknown(op, view, mesh, placements, error.fact)) from None
+            raise RuntimeError(
+                _unknown(op, view, mesh, mesh_names, placements, error.fact)
+            ) from None
         return _all_replicated(op, view, row, mesh, placements)
     blocked = _blocked_by_row(view, row, placements, cuts, mesh)
     if blocked is None:
@@ -230,9 +234,7 @@ def _choices(
         if row is not None and row.wants_whole_dims
         else []
     )
-    pending = [
-        m for m, p in enumerate(placements) if not isinstance(p, (Shard, StridedShard, Replicate))
-    ]
+    pending = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
     result = []
     # Which is cheapest is a matter of the sizes at hand; that it is free is proved for all.
     at_hand = _at_hand(view)
@@ -305,12 +307,17 @@ def _unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
 
 
 def _unknown(
-    op: str, view: View, mesh: Sequence[int], placements: Sequence[Placement], fact: str
+    op: str,
+    view: View,
+    mesh: Sequence[int],
+    names: Sequence[str] | None,
+    placements: Sequence[Placement],
+    fact: str,
 ) -> str:
     return (
         f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh "
-        f"{tuple(mesh)} with placements {text(placements)}: whether that is free depends on sizes "
-        "that have no "
+        f"{mesh_text(mesh, names)} with placements {text(placements)}: whether that is free "
+        "depends on sizes that have no "
         f"value while the program is compiled. It could be decided if this were known: {fact}. Say "
         f"so before the view, if it holds: torch._check({fact}); or redistribute the tensor first "
         f"to {text(_unsharded(placements))}; or let views do so themselves: "
@@ -400,17 +407,12 @@ def _explain(
     choices: list[_Choice] | None,
     said: str | None,
 ) -> str:
-    sizes = (
-        ", ".join(f"{name}={n}" for name, n in zip(names, mesh))
-        if names
-        else ", ".join(map(str, mesh))
-    )
-    axis = f"mesh dim {blocked}" + (f" ({names[blocked]!r})" if names else "")
+    axis = mesh_dim_text(blocked, names)
     lines = [
         f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh "
-        f"({sizes}) with placements {text(placements)} cannot be done without communication: "
-        f"what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices is no Shard or "
-        "_StridedShard of the output.",
+        f"{mesh_text(mesh, names)} with placements {text(placements)} cannot be done without "
+        f"communication: what {placements[blocked]} on {axis} gives to its {mesh[blocked]} "
+        "devices is no Shard or _StridedShard of the output.",
     ]
     if choices is None:
         lines.append(

@@ -1,0 +1,179 @@
+"""The settings: one table, the fields of :class:`Settings`, from which all else about them is read.
+
+A new setting is a field here, an argument of ``cute_sharding.enable`` and ``enabled`` of the same
+name and default, and the place where it acts, which asks
+:func:`cute_sharding.dtensor.bookkeeping.settings.in_force`. The environment variables, ``status``,
+the key that keeps compiled graphs apart, the tests of imports and the check of docs/flags.md go by
+the table.
+
+A house of its own, below all others: `import torch` reads it, in a program that has a flag set, and
+that must cost next to nothing. So it imports neither torch nor anything of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+# Stands for the flags of all settings that are `in_everything`, where these are not set themselves.
+EVERYTHING = "USE_CUTE_SHARDING"
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+# Where strict views may redistribute their input to: nowhere, where the fewest elements are
+# received, or as torch's rules for other views do.
+Implicit: TypeAlias = Literal[False, "cheapest", "replicate"]
+
+
+class Setting(NamedTuple):
+    """One setting: a row of the table.
+
+    Attributes:
+        flag: its environment variable.
+        default: what it is where nobody says: in ``enable()``, and in the environment, unless it is
+            ``in_everything`` and so off there.
+        by_default: the same for people, in docs/flags.md.
+        shown: what ``status`` says where it is on; ``{}`` is its value.
+        choices: what it may be beside off; on is the first of them. None: on alone.
+        in_everything: whether :data:`EVERYTHING` stands for its flag. Where none of those is on,
+            nothing is.
+        of_views: whether it does nothing without ``views``.
+    """
+
+    flag: str
+    default: Any
+    by_default: str
+    shown: str
+    choices: tuple[str, ...] = ()
+    in_everything: bool = False
+    of_views: bool = False
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """All that it may be."""
+        return (False, *(self.choices or (True,)))
+
+    def read(self, text: str) -> Any:
+        """What the environment variable says; None where it says nothing.
+
+        Raises:
+            ValueError: a value that it does not know.
+        """
+        word = text.strip().lower()
+        if not word:
+            return None
+        if word in _OFF:
+            return False
+        if word in (self.choices or _ON):
+            return word if self.choices else True
+        if self.choices:
+            raise ValueError(f"{self.flag}={text!r} is none of {', '.join(self.choices)} and 0")
+        raise ValueError(f"{self.flag}={text!r} is neither on nor off: set it to 1 or 0")
+
+    def taken(self, name: str, value: Any) -> Any:
+        """What the argument ``name`` of ``enable`` says.
+
+        Raises:
+            ValueError: it is none of the ``choices``.
+        """
+        if not self.choices:
+            return bool(value)
+        known = (False, True, *self.choices)
+        if value not in known:
+            raise ValueError(
+                f"{name}={value!r} is none of {', '.join(map(repr, known))}; True is "
+                f"{self.choices[0]!r}"
+            )
+        return self.choices[0] if value in (True,) else value or False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Attributes as the arguments of :func:`cute_sharding.enable`."""
+
+    views: bool = field(
+        default=True,
+        metadata={
+            "flag": "USE_CUTE_VIEW_PROPAGATION",
+            "by_default": "off; on in `enable()`",
+            "shown": "views",
+            "in_everything": True,
+        },
+    )
+    implicit_redistribution: Implicit = field(
+        default=False,
+        metadata={
+            "flag": "USE_CUTE_IMPLICIT_REDISTRIBUTION",
+            "by_default": "off",
+            "shown": "views may redistribute ({})",
+            "choices": ("cheapest", "replicate"),
+            "of_views": True,
+        },
+    )
+    redistribution: bool = field(
+        default=False,
+        metadata={
+            "flag": "USE_CUTE_REDISTRIBUTION",
+            "by_default": "off",
+            "shown": "redistribution",
+            "in_everything": True,
+        },
+    )
+    ops: bool = field(
+        default=True,
+        metadata={
+            "flag": "USE_CUTE_OPS",
+            "by_default": "on, with views",
+            "shown": "ops by their signatures",
+            "of_views": True,
+        },
+    )
+
+    @classmethod
+    def of(cls, **arguments: Any) -> Settings:
+        """The settings that arguments of ``enable`` ask for.
+
+        Raises:
+            ValueError: one has a value that it does not know.
+        """
+        return cls(**{name: TABLE[name].taken(name, value) for name, value in arguments.items()})
+
+    @property
+    def key(self) -> str:
+        """Short, and another for other settings."""
+        return "-".join(str(getattr(self, name)) for name in TABLE)
+
+
+TABLE: dict[str, Setting] = {
+    each.name: Setting(default=each.default, **each.metadata) for each in fields(Settings)
+}
+FLAGS = (EVERYTHING, *(setting.flag for setting in TABLE.values()))
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """What the flags ask for, as keyword arguments of ``cute_sharding.enable``; None where they ask
+    for nothing.
+
+    Raises:
+        ValueError: a flag has a value that it does not know, or says what views may do where none
+            are switched on.
+    """
+
+    def said(setting: Setting) -> Any:
+        return setting.read(environment.get(setting.flag, ""))
+
+    everything = bool(said(Setting(EVERYTHING, False, "", "")))
+    asked = {}
+    for name, setting in TABLE.items():
+        found = said(setting)
+        otherwise = everything if setting.in_everything else setting.default
+        asked[name] = otherwise if found is None else found
+    for name, setting in TABLE.items():
+        wanted = asked[name] and asked[name] != setting.default
+        if wanted and setting.of_views and not asked["views"]:
+            raise ValueError(
+                f"{setting.flag}={environment[setting.flag]!r} says what views may do, and none "
+                f"are switched on: set {TABLE['views'].flag}=1 or {EVERYTHING}=1 as well"
+            )
+    switched_on = any(asked[name] for name, setting in TABLE.items() if setting.in_everything)
+    return asked if switched_on else None

@@ -1,0 +1,81 @@
+"""What a placement does to a tensor is said in one place, also of kinds that nobody knows: those
+are refused or left to torch, and never taken for a replica.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from simulation import mesh_of
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
+
+import cute_sharding
+from cute_sharding.dtensor.ops.cuts import parts_of, some_device_is_empty
+from cute_sharding.dtensor.redistributing import placements
+from cute_sharding.dtensor.torch_private import tensor_specs
+from cute_sharding.dtensor.torch_private.tracing import Tracing
+
+
+@dataclass(frozen=True)
+class Odd(Placement):
+    """A kind of placement that some other package has made."""
+
+
+REFUSED = "is of a kind that is not known here, Odd"
+
+
+def odd(shape=(8, 6)):
+    mesh = mesh_of((2,))
+    meta = TensorMeta(torch.Size(shape), (shape[1], 1), torch.float32)
+    return DTensor(torch.ones(shape), DTensorSpec(mesh, (Odd(),), meta), requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    "placement, cut",
+    [
+        (Shard(1), (1, 1)),
+        (_StridedShard(0, split_factor=3), (0, 3)),
+        (Replicate(), None),
+        (Partial(), None),
+        (_MaskPartial(offset_shape=torch.Size((3,)), offset_dim=0), None),
+    ],
+    ids=str,
+)
+def test_kinds_that_are_known(placement, cut):
+    assert tensor_specs.cut_of(placement) == placements.cut_of(placement) == cut
+    assert tensor_specs.are_known([placement])
+    if not isinstance(placement, Partial):
+        assert placements.placement_of(cut) == placement
+
+
+def test_every_reader_has_one_answer_for_a_kind_that_is_not():
+    assert not tensor_specs.are_known([Shard(0), Odd()])
+    for read in (tensor_specs.cut_of, placements.cut_of, lambda p: parts_of([p], {})):
+        with pytest.raises(RuntimeError, match=REFUSED):
+            read(Odd())
+    assert not some_device_is_empty(odd((0, 6))._spec)  # nobody knows
+    with cute_sharding.enabled():
+        assert Tracing.in_force._local_shape((8, 6), mesh_of((2,)), (Odd(),)) is None
+        assert Tracing.in_force._local_shape((8, 6), mesh_of((2,)), (Shard(0),)) == (4, 6)
+
+
+def test_its_views_are_refused_and_its_redistribution_is_torchs(monkeypatch):
+    """The advice in the error can be followed as far as torch can."""
+    asked = []
+
+    def torchs(local, current, target, **options):
+        asked.append((current.placements, target.placements))
+        return local
+
+    for name in ("_redistribute", "_dispatch", "_api"):
+        module = __import__(f"torch.distributed.tensor.{name}", fromlist=[name])
+        if hasattr(module, "redistribute_local_tensor"):
+            monkeypatch.setattr(module, "redistribute_local_tensor", torchs)
+    with cute_sharding.enabled(redistribution=True):
+        with pytest.raises(RuntimeError, match=REFUSED):
+            odd().view(48)
+        odd().redistribute(placements=[Replicate()])
+        assert asked == [((Odd(),), (Replicate(),))]
+        assert cute_sharding.stats()["redistribute"]["stock"] == 1
