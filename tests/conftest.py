@@ -27,7 +27,9 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Which ones run is a matter of their names alone."""
+    """Which ones run is a matter of their names alone, and of tests with the same parameters the
+    same ones: what they set up is then needed for these alone.
+    """
     named = {Path(each.partition("::")[0]).resolve() for each in config.args if "::" in each}
     tests = defaultdict(list)
     for item in items:
@@ -36,7 +38,7 @@ def pytest_collection_modifyitems(config, items):
     asked, left_out = config.getoption("--one-in"), set()
     for (path, _), parameters in tests.items():
         one_in = asked or (ONE_IN if ADAPTER in path.parents else 1)
-        ordered = sorted(parameters, key=lambda item: crc32(item.name.encode()))
+        ordered = sorted(parameters, key=lambda item: crc32(item.name.partition("[")[2].encode()))
         left_out |= {*ordered[-(-len(ordered) // one_in) :]}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

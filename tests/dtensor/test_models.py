@@ -27,12 +27,12 @@ SAVING = [name for name, program in PROGRAMS.items() if program.saves]
 
 
 class Runs:
-    """What the programs give by the flag that is set, on each rank. The programs run together, when
-    the first of them is asked for.
+    """What the programs of those names give by the flag that is set, on each rank. They run
+    together, when the first of them is asked for.
     """
 
-    def __init__(self, site, folder):
-        self.site, self.folder, self.results = site, folder, {}
+    def __init__(self, site, folder, names):
+        self.site, self.folder, self.names, self.results = site, folder, names, {}
 
     def __call__(self, flag=None):
         if flag not in self.results:
@@ -53,7 +53,7 @@ class Runs:
         }
         with open(folder / "output.txt", "w") as output:
             process = subprocess.Popen(
-                [sys.executable, models_program.__file__, str(folder), *PROGRAMS],
+                [sys.executable, models_program.__file__, str(folder), *self.names],
                 env=environment,
                 stdout=output,
                 stderr=output,
@@ -93,8 +93,15 @@ def what_failed(folder, code):
 
 
 @pytest.fixture(scope="module")
-def runs(site, tmp_path_factory):
-    return Runs(site, tmp_path_factory.mktemp("models"))
+def runs(request, site, tmp_path_factory):
+    """Of the programs that the tests of this session are about."""
+    asked = {
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    }
+    names = [name for name in PROGRAMS if name in asked] or [*PROGRAMS]
+    return Runs(site, tmp_path_factory.mktemp("models"), names)
 
 
 def leaves(value, name=""):
@@ -184,12 +191,12 @@ def test_no_step_communicates_more(runs, name, flag):
                 )
 
 
-def test_redistribution_is_by_plan(runs):
+@pytest.mark.parametrize("name", ["sp", "sp, uneven"])
+def test_redistribution_is_by_plan(runs, name):
     """The comparisons above are of something: with the flag, other collectives do it."""
     assert all(
         result[name]["collectives"] != stock[name]["collectives"]
         for result, stock in zip(runs(BOTH), runs())
-        for name in ("sp", "sp, uneven")
     )
 
 
