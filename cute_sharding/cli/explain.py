@@ -164,7 +164,7 @@ def show_explain(result: dict[str, Any]) -> str:
         how = (
             "blocks of one size: by layout algebra"
             if result["how"] == "algebra"
-            else "sizes that do not divide: traced and proved on each kind of device"
+            else "blocks that are not of one size: proved on each kind of device"
         )
         lines += _show_side("after", result["output"])
         lines += ["", f"free: no communication ({how})"]

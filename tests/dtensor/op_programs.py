@@ -130,7 +130,7 @@ PROGRAMS = {
     "max pool to a size": (lambda x: F.adaptive_max_pool2d(x, 3), (4, 3, 6, 5)),
     "reflection": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), (4, 3, 6, 5)),
     "replication": (lambda x: F.pad(x, (1, 2), mode="replicate"), (4, 3, 6)),
-    # no signature: the gate
+    # convolutions and attention by signature, argmax and argmin by the gate
     "conv2d": (lambda x, w: F.conv2d(x, w), (4, 2, 5, 5), (3, 2, 2, 2)),
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b), (2, 4, 6), (6, 4, 3), (6,)),
     "argmax": (lambda x: x.argmax(1), (4, 6)),

@@ -383,7 +383,7 @@ def _log(
     if logger.isEnabledFor(logging.DEBUG):
         how = {
             "algebra": "free, blocks of one size",
-            "tracing": "free, traced on each kind of device",
+            "tracing": "free, proved on each kind of device",
         }.get(outcome, f"input redistributed to {text(source)}")
         logger.debug(
             "%s: %s %s -> %s %s on mesh %s: %s",
