@@ -312,11 +312,6 @@ def test_the_room_has_no_other_files():
         assert ast.get_docstring(ast.parse(path.read_text())), f"{path} says nothing of itself"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_is_long(path):
-    assert len(path.read_text().splitlines()) <= 450, f"{path}: divide it by what it does"
-
-
 @pytest.mark.parametrize(
     "name",
     [

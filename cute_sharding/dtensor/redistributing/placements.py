@@ -37,6 +37,16 @@ def placement_of(cut: Cut) -> Placement:
     return Shard(dim) if split_factor == 1 else strided_shard(dim, unknown(split_factor))
 
 
+def counted_from_0(placement: Placement, ndim: int) -> Placement:
+    """The placement with a dim that counts from the end of ``ndim`` dims counted from 0."""
+    if not isinstance(placement, (Shard, StridedShard)) or placement.dim >= 0:
+        return placement
+    dim = placement.dim + ndim
+    if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
+        return StridedShard(dim, split_factor=placement.split_factor)
+    return Shard(dim)
+
+
 def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Placement, ...]:
     """The placements of ``cuts``; where a mesh dim shards neither before nor after, the one of
     ``placements``, which may be Partial.
