@@ -349,7 +349,6 @@ SOURCES = sorted(
 LONGER = {
     ("drawing", "draw"): "its docstring: what is drawn of each kind of argument",
     ("dtensor", "by_signature"): "to do: cuts of operands, assignment and answer are three parts",
-    ("dtensor", "decide"): "to do: one part for each outcome",
     ("dtensor", "gated_handler"): "to do: what torch would have had is a part",
     ("dtensor", "plan_redistribution"): "to do: the checks of the arguments are a part",
     ("dtensor", "prepare"): "to do: what is pending, and foreign reductions, are parts",
