@@ -26,7 +26,7 @@ def cut_of(placement: Placement) -> Cut:
         RuntimeError: as :func:`.tensor_specs.cut_of`, which says it.
     """
     cut = tensor_specs.cut_of(placement)
-    return None if cut is None else (cut[0], known(cut[1]))
+    return cut if cut is None or type(cut[1]) is int else (cut[0], known(cut[1]))
 
 
 def placement_of(cut: Cut) -> Placement:
