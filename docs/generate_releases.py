@@ -1,12 +1,11 @@
 """Runs the tests on every supported release of torch, and writes docs/releases.md of what they
 found.
 
-    python docs/generate_releases.py            # make thorough TORCH=..., and drawn views, for each
-    release; takes an hour or more python docs/generate_releases.py 2.15.0     # this one only; the
-    rows of the others stay
+    python docs/generate_releases.py          # each release; takes an hour or more
+    python docs/generate_releases.py 2.15.0   # this one only; the rows of the others stay
 
-Each release has an environment of its own, made by the Makefile. Nothing is written of a release
-that could not be installed.
+That is ``make thorough TORCH=...``, and drawn views, for each. Each release has an environment of
+its own, made by the Makefile. Nothing is written of a release that could not be installed.
 """
 
 from __future__ import annotations

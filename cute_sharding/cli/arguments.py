@@ -41,23 +41,24 @@ def read_mesh(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(names), tuple(sizes)
 
 
+# The views that commands take, each an option, and the row of the rule table.
+VIEWS = {
+    "view": "Tensor.view",
+    "permute": "torch.permute",
+    "expand": "Tensor.expand",
+    "repeat": "Tensor.repeat",
+}
+
+
 def read_view(arguments: argparse.Namespace, shape: tuple[int, ...]) -> tuple[str, View]:
     chosen = {
-        name: getattr(arguments, name)
-        for name in ("view", "permute", "expand", "repeat")
-        if getattr(arguments, name) is not None
+        name: getattr(arguments, name) for name in VIEWS if getattr(arguments, name) is not None
     }
     if len(chosen) != 1:
-        raise UsageError("give one of --view, --permute, --expand, --repeat")
+        raise UsageError(f"give one of {', '.join(f'--{name}' for name in VIEWS)}")
     ((name, text),) = chosen.items()
     sizes = read_sizes(text, f"--{name}")
-    op = {
-        "view": "Tensor.view",
-        "permute": "torch.permute",
-        "expand": "Tensor.expand",
-        "repeat": "Tensor.repeat",
-    }[name]
-    return f"{name}{sizes}", BY_OP[op].view(shape, sizes)
+    return f"{name}{sizes}", BY_OP[VIEWS[name]].view(shape, sizes)
 
 
 def read_sharding(

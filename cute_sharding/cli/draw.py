@@ -8,6 +8,7 @@ import argparse
 from typing import Any
 
 from cute_sharding.cli.arguments import (
+    VIEWS,
     UsageError,
     read_mesh,
     read_sharding,
@@ -18,7 +19,6 @@ from cute_sharding.drawing import Picture, draw
 from cute_sharding.drawing.views import view_picture
 from cute_sharding.layout import Layout
 
-VIEWS = ("view", "permute", "expand", "repeat")
 # The narrowest that a picture can be.
 NARROWEST = 20
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from cute_sharding.cli.arguments import read_mesh, read_sizes, read_view
 from cute_sharding.cli.for_all import explain_for_all
+from cute_sharding.drawing.views import replaced
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.redistribution import free_targets
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
@@ -23,7 +24,9 @@ RUNS_SHOWN = 4
 
 def run_explain(arguments: argparse.Namespace) -> dict[str, Any]:
     placements = parse_placements(arguments.placements)
-    for_all = explain_for_all(arguments, placements) if "=" in arguments.shape else None
+    for_all = None
+    if "=" in arguments.shape:
+        for_all, arguments = explain_for_all(arguments, placements)
     shape = read_sizes(arguments.shape, "--shape")
     names, mesh = read_mesh(arguments.mesh)
     Sharding(shape, mesh, placements)  # checks that they fit together
@@ -54,7 +57,7 @@ def explain(
         "target_shape": list(view.output_shape),
     }
     if carried.blocked is None:
-        after = Sharding(view.output_shape, mesh, _replaced(placements, carried.cuts))
+        after = Sharding(view.output_shape, mesh, replaced(placements, carried.cuts))
         result["free"] = True
         result["how"] = "tracing" if carried.traced else "algebra"
         result["output"] = _described(after, names)
@@ -67,22 +70,13 @@ def explain(
     fixed = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
     result["redistribute_to"] = [
         {
-            "input": list(map(str, _replaced(placements, t.source))),
-            "output": list(map(str, _replaced(placements, t.output))),
+            "input": list(map(str, replaced(placements, t.source))),
+            "output": list(map(str, replaced(placements, t.output))),
             "received_elements": t.received,
         }
         for t in free_targets(view, before.cuts, mesh, fixed=fixed)
     ]
     return result
-
-
-def _replaced(
-    placements: Sequence[Shard | Replicate | Partial], cuts: Sequence[tuple[int, int] | None]
-) -> tuple[Shard | Replicate | Partial, ...]:
-    return tuple(
-        Shard(*cut) if cut is not None else p if isinstance(p, Partial) else Replicate()
-        for p, cut in zip(placements, cuts)
-    )
 
 
 def _described(sharding: Sharding, names: Sequence[str]) -> dict[str, Any]:
@@ -164,7 +158,7 @@ def show_explain(result: dict[str, Any]) -> str:
         how = (
             "blocks of one size: by layout algebra"
             if result["how"] == "algebra"
-            else "sizes that do not divide: traced and proved on each kind of device"
+            else "blocks that are not of one size: proved on each kind of device"
         )
         lines += _show_side("after", result["output"])
         lines += ["", f"free: no communication ({how})"]

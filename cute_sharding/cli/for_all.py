@@ -61,9 +61,9 @@ class _Numbers:
 
 def explain_for_all(
     arguments: argparse.Namespace, placements: tuple[Shard | Replicate | Partial, ...]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], argparse.Namespace]:
     """The propagation where sizes have names (``b=2,s=8,16``): the output's placements for all
-    sizes that satisfy what is assumed. In ``arguments`` numbers take the place of names.
+    sizes that satisfy what is assumed; and the arguments with numbers in the place of names.
     """
     sizes = _Numbers(arguments.shape)
     if 0 in sizes.numbers.values():
@@ -88,9 +88,11 @@ def explain_for_all(
             [(p.dim, p.split_factor) if isinstance(p, Shard) else None for p in placements]
         )
         carried = carry(view, cuts, mesh)
-    for name, exprs in zip(("shape", "view"), named):
-        setattr(arguments, name, ",".join(str(sizes.number(n)) for n in exprs))
-    return {
+    numbers = {
+        name: ",".join(str(sizes.number(n)) for n in exprs)
+        for name, exprs in zip(("shape", "view"), named)
+    }
+    found = {
         "shape": [str(n) for n in named[0]],
         "target_shape": [str(n) for n in named[1]],
         "output": (
@@ -98,6 +100,7 @@ def explain_for_all(
         ),
         "assumed": sizes.asked,
     }
+    return found, argparse.Namespace(**{**vars(arguments), **numbers})
 
 
 def _text(placement: Shard | Replicate | Partial, cut: Any) -> str:

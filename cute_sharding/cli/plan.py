@@ -124,10 +124,8 @@ def show_plan(result: dict[str, Any]) -> str:
         *_show_steps(ours, itemsize),
     ]
     if ours["lower_bound"] is not None:
-        lines.append(
-            f"  lower bound: {_amount(ours['lower_bound'], itemsize)}, what some device needs and "
-            "does not hold"
-        )
+        least = _in_bytes(ours["lower_bound"], itemsize)
+        lines.append(f"  lower bound: {least}, what some device needs and does not hold")
     lines += ["", "by torch itself:"]
     if torchs["error"] is not None:
         return "\n".join([*lines, f"  raises: {torchs['error']}"])
@@ -157,7 +155,7 @@ def _show_steps(side: dict[str, Any], itemsize: int) -> list[str]:
         where = f" on {', '.join(step['mesh_dims'])}" if step["mesh_dims"] else ""
         change = f", {step['change']}" if "change" in step else ""
         cost = (
-            f": receives {_amount(step['received_elements'], itemsize)}, "
+            f": receives {_in_bytes(step['received_elements'], itemsize)}, "
             f"{_seconds(step['seconds'])}"
             if step["communicates"]
             else ": nothing to receive"
@@ -167,14 +165,14 @@ def _show_steps(side: dict[str, Any], itemsize: int) -> list[str]:
             lines += [f"    from {step['source_layout']}", f"    to   {step['target_layout']}"]
     count = side["collectives"]
     total = (
-        f"{count} collective{'s' * (count != 1)}, {_amount(side['received_elements'], itemsize)} "
+        f"{count} collective{'s' * (count != 1)}, {_in_bytes(side['received_elements'], itemsize)} "
         f"received, {_seconds(side['seconds'])}"
     )
-    held = f"at most {_amount(side['peak_elements'], itemsize)} held at once"
+    held = f"at most {_in_bytes(side['peak_elements'], itemsize)} held at once"
     return [*lines, f"  {'in all' if side['steps'] else 'nothing to do'}: {total}", f"  {held}"]
 
 
-def _amount(elements: int, itemsize: int) -> str:
+def _in_bytes(elements: int, itemsize: int) -> str:
     size, unit = float(elements * itemsize), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
         if size < 1000:

@@ -47,7 +47,8 @@ class Carried(NamedTuple):
     Attributes:
         cuts: of the mesh dims that are carried.
         blocked: the first mesh dim that is not, if there is one.
-        traced: sizes do not divide, and it is proved for each kind of device.
+        traced: whether not all blocks are known to be of one size, so that it is proved for each
+            kind of device. (No graph is traced.)
 
     >>> flatten = BY_OP["Tensor.view"].view((6, 4), (24,))
     >>> carried: Carried = carry(flatten, [(0, 1)], (3,))

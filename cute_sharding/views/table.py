@@ -1,13 +1,16 @@
-"""The rule table: one row for each view op, op -> DimMap -> layout.
+"""The rule table: one row for each view op, op -> DimMap.
 
 A row is all that is known of an op: how its arguments make a DimMap, which aten overloads it
 answers for in DTensor's dispatcher, which of them are strict (a view: free or an error) and, for
 the few ops whose local form has needs of its own, what those are. docs/rules.md is generated from
-it. (Slices that keep a dim whole are views as well: dtensor/slices.py.)
+it. (Slices that keep a dim whole are views as well:
+dtensor/view_propagation/slices.py.)
 
 To add an op: its row here, with a rule in dim_map.py if it needs one of its own; an example for
 docs/rules.md in docs/generate_rules.py; and the name that torch's operator database has for it in
-tests/views/test_table.py. The adapter goes by the table, and tests fail until all are there.
+tests/views/test_table.py. The adapter goes by the table, and tests fail until all are there. An
+overload that torch registers no view rule for gets no row, also where it is a pure alias: torch
+leaves it to its decomposition or answers it elsewhere.
 """
 
 from __future__ import annotations

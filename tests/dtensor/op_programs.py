@@ -152,7 +152,7 @@ PROGRAMS = {
     "floor_divide": (lambda x, y: torch.floor_divide(x.detach(), y.detach()), (5, 6), (6,)),
     "masked_fill": (lambda x, y: x.masked_fill(y > 0, y.sum() * 0 + 2), (5, 6), (5, 6)),
     "complex": (lambda x, y: torch.view_as_real(torch.complex(x, y)).sum(-1), (5, 6), (5, 6)),
-    # no signature: the gate
+    # convolutions and attention by signature, argmax and argmin by the gate
     "conv2d": (lambda x, w: F.conv2d(x, w), (4, 2, 5, 5), (3, 2, 2, 2)),
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b), (2, 4, 6), (6, 4, 3), (6,)),
     "argmax": (lambda x: x.argmax(1), (4, 6)),

@@ -107,7 +107,7 @@ def test_the_log_says_what_was_decided(caplog, on):
     view = "view.default: (4, 8, 6) [S(1)] -> (32, 6) [_S(0, 4)]"
     assert free == f"{view} on mesh (4,): free, blocks of one size"
     view = "view.default: (7, 3) [S(0)] -> (21,) [S(0)]"
-    assert traced == f"{view} on mesh (4,): free, traced on each kind of device"
+    assert traced == f"{view} on mesh (4,): free, proved on each kind of device"
     assert (
         moved.startswith("view_copy.default: (4, 6) [S(1)] -> (4, 3, 2) [")
         and "on mesh (2,): input redistributed to [" in moved

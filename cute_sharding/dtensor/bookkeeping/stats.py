@@ -13,10 +13,11 @@ from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 
 logger = logging.getLogger("cute_sharding")
 
-# algebra: free, every block of one size. tracing: free, found and proved by tracing the rule on
-# each kind of device (sizes do not divide). redistribution: the input is redistributed first.
-# refused: an error was raised. stock: left to torch's own rule (a mesh of one device, sizes that
-# differ from rank to rank). Symbolic sizes count as tracing unless they are known to divide.
+# algebra: free, every block of one size. tracing: free, and proved for each kind of device, as
+# blocks are not known to be of one size (no graph is traced; the name is older than the method).
+# redistribution: the input is redistributed first. refused: an error was raised. stock: left to
+# torch's own rule (a mesh of one device, sizes that differ from rank to rank). signature: of other
+# ops, answered by their signature. gate: of other ops, given what torch would have had.
 OUTCOMES = ("algebra", "tracing", "redistribution", "refused", "stock", "signature", "gate")
 
 REDISTRIBUTE = "redistribute"
@@ -110,7 +111,8 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     Outcomes of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not
     divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error was
     raised) and ``stock`` (left to torch's own rule: meshes of one device in all, which torch also
-    uses as a stand-in to derive the rules of other ops).
+    uses as a stand-in to derive the rules of other ops). Of other ops: ``signature`` (answered by
+    the op's signature) and ``gate`` (given what torch would have had).
 
     Of redistributions, beside the outcomes: ``plan`` and ``stock``, how many ran by plan and how
     many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the

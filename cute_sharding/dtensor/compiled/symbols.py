@@ -90,12 +90,7 @@ class Symbols:
     def holds(self, fact: Fact) -> bool | None:
         left, right = (self.hint(size(side)) for side in (fact.left, fact.right))
         if left is not None and right is not None:
-            answer = {
-                "divides": lambda: left % right == 0,
-                "equal": lambda: left == right,
-                "at most": lambda: left <= right,
-            }[fact.relation]()
-            return answer is fact.holds
+            return fact.is_true_of(left, right)
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 
         condition = self._condition(fact)

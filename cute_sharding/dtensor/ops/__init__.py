@@ -1,7 +1,9 @@
 """Ops beside views: what they are handed is known to be right.
 
-torch decides by its own rules wherever those are known to be right: no op on plain placements comes
-here, but for averages of blocks of different sizes. What views make is another matter: of
+torch decides by its own rules wherever those are known to be right. Of ops on plain placements
+these are answered here: those by which ranks would draw differently, or that are told sizes; rules
+that torch derives on one device; averages of blocks of different sizes; and the few of which
+torch's own rule is wrong on shards (all in :mod:`.cases`). What views make is another matter: of
 _StridedShard placements an op with a row in the table (cute_sharding/ops) carries what its
 signature lets it carry; ops that torch is known to get right on any cut are torch's
 (:data:`cases.CARRIED`); all others get what torch would have had, the mesh dims of such placements

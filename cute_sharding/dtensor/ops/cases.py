@@ -209,8 +209,9 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
 
 
 def _torchs(question: Question) -> Any:
-    """torch's own answer; where it has none, that of the op's signature, if it has a row here. And
-    where it refuses shards that only views here have made, the gate's.
+    """The answer of torch's propagator; where it has none, that of the op's signature, if it has a
+    row here. And where it refuses shards that only views here have made, the gate's. (Of views the
+    propagator's answer is ours: their rules stand in its registry.)
     """
     try:
         return question.stock(question.schema)

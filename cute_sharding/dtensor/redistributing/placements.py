@@ -26,7 +26,7 @@ def cut_of(placement: Placement) -> Cut:
         RuntimeError: as :func:`.tensor_specs.cut_of`, which says it.
     """
     cut = tensor_specs.cut_of(placement)
-    return None if cut is None else (cut[0], known(cut[1]))
+    return cut if cut is None or type(cut[1]) is int else (cut[0], known(cut[1]))
 
 
 def placement_of(cut: Cut) -> Placement:
@@ -35,6 +35,16 @@ def placement_of(cut: Cut) -> Placement:
         return Replicate()
     dim, split_factor = cut
     return Shard(dim) if split_factor == 1 else strided_shard(dim, unknown(split_factor))
+
+
+def counted_from_0(placement: Placement, ndim: int) -> Placement:
+    """The placement with a dim that counts from the end of ``ndim`` dims counted from 0."""
+    if not isinstance(placement, (Shard, StridedShard)) or placement.dim >= 0:
+        return placement
+    dim = placement.dim + ndim
+    if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
+        return StridedShard(dim, split_factor=placement.split_factor)
+    return Shard(dim)
 
 
 def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Placement, ...]:

@@ -81,17 +81,16 @@ class Traffic:
 class Prepared(NamedTuple):
     """A plan, and what placements do by methods of their own: mesh dims whose reduction comes
     before it, and on which the result is made a contribution after it.
+
+    ``handed_out`` is one of the former, whose reduction hands out blocks as they are wanted:
+    nothing is left to do then.
     """
 
     plan: RedistributionPlan
     foreign: tuple[int, ...]
     made: tuple[int, ...]
     traffic: Traffic
-    handed_out: int | None = (
-        # one of the former, whose reduction hands out blocks as they are wanted: nothing is left to
-        # do then
-        None
-    )
+    handed_out: int | None = None
 
 
 def redistribute_local_tensor(

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.redistributing.placements import Cuts, cut_of
+from cute_sharding.dtensor.redistributing.placements import Cuts, counted_from_0, cut_of
 from cute_sharding.dtensor.torch_private import redistribution_hook, tensor_specs
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,
@@ -272,7 +272,7 @@ def stock_plan(
     redistribution_hook.require_planner()  # what this torch lacks is no refusal of torch's
     shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
     try:
-        before, after = (_checked(placements, shape, mesh) for placements in (src, dst))
+        before, after = (_as_taken(placements, shape, mesh) for placements in (src, dst))
         local = list(shape)
         for placement, parts in zip(before, mesh):
             if (cut := cut_of(placement)) is not None:
@@ -293,7 +293,7 @@ def stock_plan(
     return StockPlan(shape, mesh, tuple(steps), held, misread=misread)
 
 
-def _checked(
+def _as_taken(
     placements: Sequence[Placement], shape: Sequence[int], mesh: Sequence[int]
 ) -> tuple[Placement, ...]:
     """The placements as ``redistribute`` takes them: dims counted from 0, and no reductions mixed
@@ -306,18 +306,7 @@ def _checked(
             f"torch lists the ranks of a mesh one by one: not asked about {prod(mesh):,} devices"
         )
     tensor_specs.check_no_mixed_partials(placements)
-    result = []
-    for placement in placements:
-        cut = cut_of(placement)
-        if cut is not None and cut[0] < 0:
-            dim = cut[0] + len(shape)
-            placement = (
-                StridedShard(dim, split_factor=cut[1])
-                if isinstance(placement, StridedShard)
-                else Shard(dim)
-            )
-        result.append(placement)
-    return tuple(result)
+    return tuple([counted_from_0(placement, len(shape)) for placement in placements])
 
 
 class _Collective(NamedTuple):

@@ -9,14 +9,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor.redistributing.groups import groups_at_hand
-from cute_sharding.dtensor.redistributing.placements import text
+from cute_sharding.dtensor.redistributing.placements import counted_from_0, cut_of, text
 from cute_sharding.dtensor.redistributing.redistribute import prepare
 from cute_sharding.dtensor.torch_private import process_groups
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,
     Placement,
-    Shard,
-    StridedShard,
     mesh_dim_text,
 )
 from cute_sharding.redistribution import Network, RedistributionPlan
@@ -136,17 +134,11 @@ def _checked(
                 f"{name} has {placement!r}, which is no placement: use Shard, _StridedShard, "
                 "Replicate or Partial of torch.distributed.tensor"
             )
-        if isinstance(placement, (Shard, StridedShard)):
-            if not -len(shape) <= placement.dim < len(shape):
-                raise ValueError(
-                    f"{name}: placement {placement} names dim {placement.dim}; the shape {shape} "
-                    f"has {len(shape)} dims"
-                )
-            dim = placement.dim % len(shape)
-            placement = (
-                StridedShard(dim, split_factor=placement.split_factor)
-                if isinstance(placement, StridedShard)
-                else Shard(dim)
+        cut = cut_of(placement)
+        if cut is not None and not -len(shape) <= cut[0] < len(shape):
+            raise ValueError(
+                f"{name}: placement {placement} names dim {cut[0]}; the shape {shape} "
+                f"has {len(shape)} dims"
             )
-        result.append(placement)
+        result.append(counted_from_0(placement, len(shape)))
     return tuple(result)

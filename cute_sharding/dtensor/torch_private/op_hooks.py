@@ -47,15 +47,15 @@ class Writes(NamedTuple):
     """What is to be done about ops that write.
 
     Attributes:
-        reach: called with (op, args, kwargs) after each, while there are ``copies``.
+        reach: called with (op, args, kwargs) after each, while there are ``live`` ones.
         take_back: called with the same and torch's answer after one that wrote to copies (see
             :class:`WrittenBack`), before ``reach``; the answer to go on with.
-        copies: empty, as long as no view is a copy.
+        live: the copies that live, by id; empty, as long as no view is a copy.
     """
 
     reach: Callable[..., None]
     take_back: Callable[..., OutputSharding]
-    copies: set[int]
+    live: set[int]
 
 
 def install_propagation(
@@ -132,6 +132,6 @@ def _begins_with_writes(function: Any, code: CodeType) -> CodeType:
 _BEGINNING = """
 if output_sharding.__class__ is _cute_sharding_WrittenBack and participating:
     output_sharding = _cute_sharding_take_back(op_call, args, kwargs, output_sharding)
-if _cute_sharding_copies and participating:
+if _cute_sharding_live and participating:
     _cute_sharding_reach(op_call, args, kwargs)
 """

@@ -40,7 +40,6 @@ __all__ = [
     "propagation",
     "propagator",
     "registration",
-    "stock_dim_maps",
     "stock_input_placements",
     "stock_propagate",
     "tables",
@@ -50,9 +49,6 @@ __all__ = [
 
 # torch's own rules: an oracle in the tests, and what a strict view falls back to is asked of it.
 stock_propagate = _view_ops.propagate_shape_and_sharding
-
-
-stock_dim_maps = _view_ops.dim_maps
 
 
 def propagator() -> Any:

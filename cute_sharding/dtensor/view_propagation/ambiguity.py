@@ -16,7 +16,7 @@ from cute_sharding.layout import Size
 from cute_sharding.views import View, carry
 
 
-def says_what_it_means(
+def holds_in_any_reading(
     view: View, spec: tensor_specs.DTensorSpec, decision: Decision, *, sized: bool
 ) -> bool:
     """Whether the decision holds however the placements are read (reading.py). torch marks the

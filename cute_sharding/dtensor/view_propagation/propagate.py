@@ -106,6 +106,26 @@ def refusals_counted(op: str) -> Iterator[None]:
         raise
 
 
+class _Asked(NamedTuple):
+    """A view, and what it is of. ``row``, ``names``: as of :func:`decide`."""
+
+    op: str
+    view: View
+    row: Row | None
+    mesh: tuple[int, ...]
+    names: Sequence[str] | None
+    placements: tuple[Placement, ...]
+
+    @property
+    def cuts(self) -> Cuts:
+        return tuple([cut_of(p) for p in self.placements])
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether all sizes have a value in the call that is being compiled."""
+        return None not in hinted((*self.view.input_shape, *self.view.target))
+
+
 class _Choice(NamedTuple):
     """Placements of the input under which the view is free, and those of its output."""
 
@@ -152,119 +172,128 @@ def decide(
     Raises:
         RuntimeError: nothing is free, and redistribution is not allowed.
     """
-    cuts = tuple([cut_of(p) for p in placements])
-    allowed = implicit_redistribution or ("replicate" if not strict else None)
+    asked = _Asked(op, view, row, mesh, mesh_names, placements)
+    to: Implicit = implicit_redistribution or (False if strict else "replicate")
     try:
-        carried = carry(view, cuts, mesh)
-        _check_has_numbers(carried.cuts)
+        free, blocked = _free(asked)
     except Undecided as error:
-        if not allowed and not diverged():
-            raise RuntimeError(
-                _unknown(op, view, mesh, mesh_names, placements, error.fact)
-            ) from None
-        return _all_replicated(op, view, row, mesh, placements)
-    blocked = _blocked_by_row(view, row, placements, cuts, mesh)
+        if not to and not diverged():
+            raise RuntimeError(_unknown(asked, error.fact)) from None
+        return _redistributed(asked, *_everywhere(asked))
+    if free is not None:
+        return free
+    said = None
+    if not to:
+        theirs, said = ask(stock)
+        if (theirs is not None and theirs != placements) or diverged():
+            to = "replicate"
+    if to:
+        return _redistributed(asked, *_moved(asked, to))
+    raise RuntimeError(_explain(asked, blocked, _suggestions(asked, reachable), said))
+
+
+def _free(asked: _Asked) -> tuple[Decision | None, int]:
+    """The decision where the view is free; else the first mesh dim that blocks it.
+
+    Raises:
+        Undecided: it depends on sizes that have no value while the program is compiled.
+    """
+    carried = carry(asked.view, asked.cuts, asked.mesh)
+    _check_has_numbers(carried.cuts)
+    blocked = _blocked_by_row(asked, asked.placements)
     if blocked is None:
         blocked = carried.blocked
-    if blocked is None:
-        output = replaced(placements, carried.cuts)
-        outcome = "tracing" if carried.traced else "algebra"
-        _log(op, view, mesh, placements, placements, output, outcome)
-        return Decision(placements, output, outcome)
-
-    said = None
-    if allowed is None:
-        wanted, said = ask(stock)
-        if (wanted is not None and wanted != placements) or diverged():
-            allowed = "replicate"
-    if allowed == "cheapest":
-        if None in hinted((*view.input_shape, *view.target)):
-            return _all_replicated(op, view, row, mesh, placements)
-        [(_, source, output)] = _choices(view, row, placements, cuts, mesh, 1)
-        return _redistributed(op, view, mesh, placements, source, output)
-    if allowed == "replicate":
-        try:
-            source = _unblocked(view, row, placements, mesh)
-            output = replaced(source, carry(view, tuple([cut_of(p) for p in source]), mesh).cuts)
-        except Undecided:
-            return _all_replicated(op, view, row, mesh, placements)
-        return _redistributed(op, view, mesh, placements, source, output)
-
-    plain = None
-    if None not in hinted((*view.input_shape, *view.target)):
-        plain = _choices(
-            view,
-            row,
-            placements,
-            cuts,
-            mesh,
-            SUGGESTIONS,
-            lambda target: reachable(target) and all(cut is None or cut[1] == 1 for cut in target),
-        )
-        plain = [
-            choice for choice in plain if reachable(choice.target.source)
-        ]  # replicating everything is always among them
-    raise RuntimeError(_explain(op, view, mesh, mesh_names, placements, blocked, plain, said))
+    if blocked is not None:
+        return None, blocked
+    output = replaced(asked.placements, carried.cuts)
+    decision = Decision(asked.placements, output, "tracing" if carried.traced else "algebra")
+    _log(asked, decision)
+    return decision, -1
 
 
 def _redistributed(
-    op: str,
-    view: View,
-    mesh: Sequence[int],
-    placements: tuple[Placement, ...],
-    source: tuple[Placement, ...],
-    output: tuple[Placement, ...],
+    asked: _Asked, source: tuple[Placement, ...], output: tuple[Placement, ...]
 ) -> Decision:
-    _log(op, view, mesh, placements, source, output, "redistribution")
-    return Decision(source, output, "redistribution")
+    decision = Decision(source, output, "redistribution")
+    _log(asked, decision)
+    return decision
+
+
+def _everywhere(asked: _Asked) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """Input and output where nothing is sharded: right whatever the sizes."""
+    source = _reduced(asked.row, _unsharded(asked.placements))
+    return source, source
+
+
+def _moved(asked: _Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """Where the input goes of a view that is not free, and what the output then is."""
+    if to == "cheapest":
+        if not asked.has_numbers:
+            return _everywhere(asked)
+        [(_, source, output)] = _choices(asked, 1)
+        return source, output
+    try:
+        source = _unblocked(asked)
+        cuts = tuple([cut_of(p) for p in source])
+        return source, replaced(source, carry(asked.view, cuts, asked.mesh).cuts)
+    except Undecided:
+        return _everywhere(asked)
+
+
+def _suggestions(asked: _Asked, reachable: Callable[[Cuts], bool]) -> list[_Choice] | None:
+    """What an error suggests: placements without split factors, which an explicit redistribution
+    gets to. None where sizes have no value yet.
+    """
+    if not asked.has_numbers:
+        return None
+
+    def is_plain(target: Cuts) -> bool:
+        return reachable(target) and all(cut is None or cut[1] == 1 for cut in target)
+
+    # To replicate everything is always among them, also where it cannot be reached.
+    found = _choices(asked, SUGGESTIONS, is_plain)
+    return [choice for choice in found if reachable(choice.target.source)]
 
 
 def _choices(
-    view: View,
-    row: Row | None,
-    placements: tuple[Placement, ...],
-    cuts: Cuts,
-    mesh: tuple[int, ...],
-    most: int,
-    allowed: Callable[[Cuts], bool] = lambda target: True,
+    asked: _Asked, most: int, is_wanted: Callable[[Cuts], bool] = lambda target: True
 ) -> list[_Choice]:
     """Placements of the input that make the view free, cheapest first."""
+    view, row = asked.view, asked.row
     not_sharded = (
         [d for d in range(len(view.input_shape)) if d not in view.kept]
         if row is not None and row.wants_whole_dims
         else []
     )
-    pending = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
+    pending = [m for m, p in enumerate(asked.placements) if isinstance(p, Partial)]
     result = []
     # Which is cheapest is a matter of the sizes at hand; that it is free is proved for all.
     at_hand = _at_hand(view)
     for target in free_targets(
         at_hand,
-        hinted(cuts),
-        mesh,
+        hinted(asked.cuts),
+        asked.mesh,
         fixed=pending,
         unsharded=not_sharded,
-        allowed=allowed,
+        allowed=is_wanted,
         most=most,
     ):
-        source = _reduced(row, replaced(placements, target.source))
-        cuts_after = target.output if at_hand is view else carry(view, target.source, mesh).cuts
+        source = _reduced(row, replaced(asked.placements, target.source))
+        known = at_hand is view
+        cuts_after = target.output if known else carry(view, target.source, asked.mesh).cuts
         result.append(_Choice(target, source, replaced(source, cuts_after)))
     return result
 
 
-def _unblocked(
-    view: View, row: Row | None, placements: tuple[Placement, ...], mesh: tuple[int, ...]
-) -> tuple[Placement, ...]:
+def _unblocked(asked: _Asked) -> tuple[Placement, ...]:
     """The placements with the mesh dims replicated that block the view, one after the other until
     none does.
     """
-    source = _reduced(row, placements)
+    source = _reduced(asked.row, asked.placements)
     while True:
-        cuts = tuple([cut_of(p) for p in source])
-        blocked = _blocked_by_row(view, row, source, cuts, mesh)
+        blocked = _blocked_by_row(asked, source)
         if blocked is None:
-            blocked = carry(view, cuts, mesh).blocked
+            blocked = carry(asked.view, tuple([cut_of(p) for p in source]), asked.mesh).blocked
         if blocked is None:
             return source
         source = (*source[:blocked], Replicate(), *source[blocked + 1 :])
@@ -288,39 +317,28 @@ def _at_hand(view: View) -> View:
 def _check_has_numbers(cuts: Cuts) -> None:
     """A placement needs its split factor as a number, at the latest where it leaves the compiled
     program.
+
+    Raises:
+        Undecided: one has none. That it is some number would do; 2 stands for it.
     """
     for cut in cuts:
         if cut is not None and hinted(cut[1]) is None:
             raise Undecided(f"{cut[1]} == 2")
 
 
-def _all_replicated(
-    op: str, view: View, row: Row | None, mesh: Sequence[int], placements: tuple[Placement, ...]
-) -> Decision:
-    """What is right whatever the sizes."""
-    source = _reduced(row, _unsharded(placements))
-    return _redistributed(op, view, mesh, placements, source, source)
-
-
 def _unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     return tuple([Replicate() if isinstance(p, (Shard, StridedShard)) else p for p in placements])
 
 
-def _unknown(
-    op: str,
-    view: View,
-    mesh: Sequence[int],
-    names: Sequence[str] | None,
-    placements: Sequence[Placement],
-    fact: str,
-) -> str:
+def _unknown(asked: _Asked, fact: str) -> str:
+    view, placements = asked.view, asked.placements
     return (
-        f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh "
-        f"{mesh_text(mesh, names)} with placements {text(placements)}: whether that is free "
-        "depends on sizes that have no "
-        f"value while the program is compiled. It could be decided if this were known: {fact}. Say "
-        f"so before the view, if it holds: torch._check({fact}); or redistribute the tensor first "
-        f"to {text(_unsharded(placements))}; or let views do so themselves: "
+        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
+        f"mesh {mesh_text(asked.mesh, asked.names)} with placements {text(placements)}: whether "
+        "that is free depends on sizes that have no value while the program is compiled. It could "
+        f"be decided if this were known: {fact}. Say so before the view, if it holds: "
+        f"torch._check({fact}); or redistribute the tensor first to "
+        f"{text(_unsharded(placements))}; or let views do so themselves: "
         "cute_sharding.enable(implicit_redistribution=True)."
     )
 
@@ -329,18 +347,20 @@ def _linear(placement: Placement) -> bool:
     return placement.reduce_op in ("sum", "avg")  # type: ignore[attr-defined]
 
 
-def _blocked_by_row(
-    view: View, row: Row | None, placements: Sequence[Placement], cuts: Cuts, mesh: Sequence[int]
-) -> int | None:
-    """The first mesh dim that the op's local form cannot do with, whatever the layout says."""
-    if row is None:
+def _blocked_by_row(asked: _Asked, placements: Sequence[Placement]) -> int | None:
+    """The first mesh dim that the op's local form cannot do with under these placements, whatever
+    the layout says.
+    """
+    view, row = asked.view, asked.row
+    if row is None or not (row.wants_whole_dims or row.pairs):
         return None
-    for mesh_dim, (placement, cut) in enumerate(zip(placements, cuts)):
+    for mesh_dim, placement in enumerate(placements):
+        cut = cut_of(placement)
         if (
             row.wants_whole_dims
             and cut is not None
             and cut[0] not in view.kept
-            and mesh[mesh_dim] > 1
+            and asked.mesh[mesh_dim] > 1
         ):
             return mesh_dim
         if row.pairs and isinstance(placement, Partial) and not _linear(placement):
@@ -371,48 +391,32 @@ def ask(
         return None, next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _log(
-    op: str,
-    view: View,
-    mesh: Sequence[int],
-    before: Sequence[Placement],
-    source: Sequence[Placement],
-    output: Sequence[Placement],
-    outcome: str,
-) -> None:
+def _log(asked: _Asked, decision: Decision) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         how = {
             "algebra": "free, blocks of one size",
-            "tracing": "free, traced on each kind of device",
-        }.get(outcome, f"input redistributed to {text(source)}")
+            "tracing": "free, proved on each kind of device",
+        }.get(decision.outcome, f"input redistributed to {text(decision.source)}")
         logger.debug(
             "%s: %s %s -> %s %s on mesh %s: %s",
-            op,
-            tuple(view.input_shape),
-            text(before),
-            view.output_shape,
-            text(output),
-            tuple(mesh),
+            asked.op,
+            tuple(asked.view.input_shape),
+            text(asked.placements),
+            asked.view.output_shape,
+            text(decision.output),
+            tuple(asked.mesh),
             how,
         )
 
 
-def _explain(
-    op: str,
-    view: View,
-    mesh: Sequence[int],
-    names: Sequence[str] | None,
-    placements: Sequence[Placement],
-    blocked: int,
-    choices: list[_Choice] | None,
-    said: str | None,
-) -> str:
+def _explain(asked: _Asked, blocked: int, choices: list[_Choice] | None, said: str | None) -> str:
+    view, placements, mesh, names = asked.view, asked.placements, asked.mesh, asked.names
     axis = mesh_dim_text(blocked, names)
     lines = [
-        f"{op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on mesh "
-        f"{mesh_text(mesh, names)} with placements {text(placements)} cannot be done without "
-        f"communication: what {placements[blocked]} on {axis} gives to its {mesh[blocked]} "
-        "devices is no Shard or _StridedShard of the output.",
+        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
+        f"mesh {mesh_text(mesh, names)} with placements {text(placements)} cannot be done without "
+        f"communication: what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices "
+        "is no Shard or _StridedShard of the output.",
     ]
     if choices is None:
         lines.append(

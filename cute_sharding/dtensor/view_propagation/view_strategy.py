@@ -20,7 +20,7 @@ from cute_sharding.dtensor.torch_private import (
     symints,
     tensor_specs,
 )
-from cute_sharding.dtensor.view_propagation.ambiguity import says_what_it_means, whole
+from cute_sharding.dtensor.view_propagation.ambiguity import holds_in_any_reading, whole
 from cute_sharding.dtensor.view_propagation.propagate import ask, decide, refusals_counted
 from cute_sharding.views import Row
 
@@ -115,7 +115,7 @@ def strategy_of(
                 )
                 if spec.use_strided_shard_as_shard_order:
                     decision = decision._replace(output=symints.settled(decision.output))
-                if not says_what_it_means(
+                if not holds_in_any_reading(
                     view, spec, decision, sized=registry.takes_local_sizes(schema.op)
                 ):
                     decision = whole(
