@@ -115,7 +115,7 @@ def split_into(dim: DimSpec, sizes: Sequence[int]) -> list[DimSpec]:
         if _is_one(n):
             result.append(_SINGLETON)
         elif len(group) == 1:
-            # torch keeps a group of one as a Split; so do we, for DimMaps to be equal.
+            # A group of one stays a Split, for the rules of one view to be equal DimMaps.
             result.append(Split(dim, group, 0))
         else:
             result.append(Split(dim, group, split_id))
