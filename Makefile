@@ -5,6 +5,7 @@
 # make coverage: the tests again, and the lines that none of them reaches.
 # make test TORCH=2.15.0 does so with another release of torch, in an environment of its own; make releases with all that are supported.
 # make docs: the site, in site/; a broken link is an error. make pages: writes the pages of docs/ that are made by a command.
+# make upstream: the patches for PyTorch, in build/upstream/ (docs/upstream.md).
 # make dist: wheel and sdist in dist/, and the wheel checked in an empty environment. FIRST=torch==2.13.0 installs that there first.
 PYTHON ?= python3
 PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -17,7 +18,8 @@ PYTEST_ARGUMENTS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # The vendor's layout algebra, an oracle of the tests, may ask for CUDA packages that a newer torch cannot have beside it: the tests that need it then say so.
 EXTRAS := $(if $(filter $(PINNED),$(TORCH)),test,checks)
 
-.PHONY: demo test lint types tests quick thorough coverage releases docs pages bench dist clean
+.PHONY: demo test lint types tests quick thorough coverage releases docs pages bench upstream \
+	dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -66,6 +68,9 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.redistribution
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.strategies
+
+upstream: $(VENV)/.installed-test
+	$(BIN)/python -m upstream
 
 dist: $(VENV)/.installed-dist
 	rm -rf dist build .venv-wheel

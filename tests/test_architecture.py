@@ -341,7 +341,7 @@ def test_imports_without_torch(name):
 LINES_OF_A_FUNCTION, LINES_OF_A_FILE, COLUMNS = 60, 450, 100
 SOURCES = sorted(
     path
-    for folder in ("cute_sharding", "benchmarks", "docs", "examples", "tests")
+    for folder in ("cute_sharding", "benchmarks", "docs", "examples", "tests", "upstream")
     for path in (PACKAGE.parent / folder).rglob("*.py")
 )
 

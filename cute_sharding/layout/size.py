@@ -230,6 +230,8 @@ def expression(value: Int, names: Iterable[tuple[Any, Any]] = ()) -> Any:
 
 def is_multiple(a: Int, b: Int) -> bool:
     """Whether ``b`` is known to divide ``a``; nothing is asked."""
+    if type(a) is int is type(b):
+        return a % b == 0
     if isinstance(a, Size) or isinstance(b, Size):
         return bool(divides(_expr(b), _expr(a)))
     return a % b == 0

@@ -161,7 +161,7 @@ def _options(view: View, kinds: Kinds, cut: Cut, unsharded: Sequence[int]) -> li
     for dim in range(len(view.input_shape)):
         if dim in unsharded:
             continue
-        at = view.position[dim]
+        at = view.position(dim)
         sizes = [source[at] for source, _ in kinds] or [1]
         seen = set()
         for factor in _factors(max(sizes), cut[1] if cut is not None else 1):

@@ -46,9 +46,9 @@ def deal(n: int, inner: int, split_factor: int, parts: int) -> Deal:
     if parts == 1 or (piece <= 1 if type(piece) is int else is_at_most(piece, 1)):
         return None
     block = -(-piece // parts)
-    full, rest = divmod(n, piece)
+    rest = n % piece
     if rest:
-        return piece * inner, block * inner, full, rest * inner, -(-rest // parts) * inner
+        return piece * inner, block * inner, n // piece, rest * inner, -(-rest // parts) * inner
     return piece * inner, block * inner
 
 
@@ -65,16 +65,18 @@ def pieces_of(n: int, split_factor: int) -> int:
     return -(-n // -(-n // split_factor))
 
 
-def dim_of(dealt: tuple[int, ...], shape: list[int]) -> int:
-    """The only dim of ``shape`` that can be dealt so: the one whose rows are fewer, and whose whole
-    is no fewer, than a piece.
+def dim_of(piece: int, shape: Sequence[int]) -> tuple[int, int]:
+    """The only dim of ``shape`` that can be dealt in pieces of so many elements: the one whose rows
+    have fewer, and whose whole has no fewer; and how many a row of it has. The dim is -1 if there
+    is none.
     """
-    piece, reach = dealt[0], 1
+    inner = 1
     for dim in range(len(shape) - 1, -1, -1):
-        reach *= shape[dim]
+        reach = inner * shape[dim]
         if piece <= reach:
-            return dim
-    return -1
+            return dim, inner
+        inner = reach
+    return -1, inner
 
 
 def split_factor_of(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:

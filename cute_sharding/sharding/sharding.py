@@ -271,8 +271,7 @@ def _shard_of(
         )
     inside = prod(n for n, d in rest if d < strides[-1])
     dealt = (parts * inside, inside)
-    dim = dim_of(dealt, local_shape)
-    below = prod(local_shape[dim + 1 :])
+    dim, below = dim_of(parts * inside, local_shape)
     factor = split_factor_of(dealt, local_shape[dim], below, parts)
     if factor is None:
         raise LayoutError(

@@ -37,7 +37,7 @@ Cut: TypeAlias = "tuple[int, int] | None"
 """
 
 # The local (source shape, target shape) of the devices of each kind.
-Kinds: TypeAlias = list[tuple[list[int], list[int]]]
+Kinds: TypeAlias = list[tuple[Sequence[int], Sequence[int]]]
 
 
 class Carried(NamedTuple):
@@ -80,40 +80,34 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     >>> carry(BY_OP["Tensor.view"].view((4, 6), (24,)), [(1, 1)], (2,)).cuts
     ((0, 4),)
     """
+    if len(cuts) != len(mesh):
+        raise ValueError(f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one for each")
     kept = view.kept
-    for cut in cuts:
+    last = -1  # the last mesh dim with something to decide: whole dims stay as they are
+    for mesh_dim, cut in enumerate(cuts):
         if cut is not None and cut[0] not in kept:
-            break
-    else:  # every sharded dim is left whole: nothing to decide
+            last = mesh_dim
+    if last < 0:
         return Carried(tuple([None if cut is None else (kept[cut[0]], cut[1]) for cut in cuts]))
-
-    if not prod(view.target):
+    if not view.elements:
         return _carry_nothing(view, cuts, mesh)
-
     kinds = kinds_of(view)
     carried: list[Cut] = []
-    last = max(
-        mesh_dim for mesh_dim, cut in enumerate(cuts) if cut is not None and cut[0] not in kept
-    )
-    for mesh_dim, (cut, parts) in enumerate(zip(cuts, mesh, strict=True)):
-        if mesh_dim > last:  # whole dims are kept, whatever the devices hold
-            found = None if cut is None else (kept[cut[0]], cut[1])
-        else:
-            found = _placed(view, kinds, cut, parts)
-            if cut is not None and found is None and parts > 1:
-                return Carried(
-                    tuple(carried), mesh_dim, not _of_one_size(view.input_shape, cuts, mesh)
-                )
-            if mesh_dim < last:
-                kinds = _divided(view, kinds, cut, found, parts)
+    for mesh_dim, cut in enumerate(cuts):
+        parts = mesh[mesh_dim]
+        found = None if cut is None else _placed(view, kinds, cut, parts)
+        if found is None and cut is not None and parts > 1:
+            return Carried(tuple(carried), mesh_dim, not _of_one_size(view, cuts, mesh))
+        if mesh_dim < last:
+            kinds = _divided(view, kinds, cut, found, parts)
         carried.append(found)
-    return Carried(tuple(carried), None, not _of_one_size(view.input_shape, cuts, mesh))
+    return Carried(tuple(carried), None, not _of_one_size(view, cuts, mesh))
 
 
-def _of_one_size(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
+def _of_one_size(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
     """Whether it is known that all blocks are."""
-    left = list(shape)
-    for cut, parts in zip(cuts, mesh, strict=True):
+    left = list(view.input_shape)
+    for cut, parts in zip(cuts, mesh):
         if cut is not None and parts > 1:
             dim, split_factor = cut
             if not is_multiple(left[dim], split_factor * parts):
@@ -124,7 +118,7 @@ def _of_one_size(shape: Sequence[int], cuts: Sequence[Cut], mesh: Sequence[int])
 
 def kinds_of(view: View) -> Kinds:
     """The kinds of device before any mesh dim: one, that holds the whole tensor."""
-    return [(list(view.sizes), list(view.target))]
+    return [(view.sizes, view.target)]
 
 
 def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kinds] | None:
@@ -133,22 +127,20 @@ def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kind
 
     ``kinds`` are those that the mesh dims before it leave; the view has elements.
     """
-    found = _placed(view, kinds, cut, parts)
+    found = None if cut is None else _placed(view, kinds, cut, parts)
     if cut is not None and found is None and parts > 1:
         return None
     return found, _divided(view, kinds, cut, found, parts)
 
 
-def _placed(view: View, kinds: Kinds, cut: Cut, parts: int) -> Cut:
+def _placed(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> Cut:
     """The cut of the output that holds on every kind of device what ``cut`` of the input does; None
-    where there is none (or nothing is cut, as by one device).
+    where there is none.
     """
-    if cut is None:
-        return None
     dim, split_factor = cut
     if dim in view.kept:
         return view.kept[dim], split_factor
-    at = view.position[dim]
+    at = view.position(dim)
     return _nearest(view, at) if parts == 1 else _place(view, kinds, at, split_factor, parts)
 
 
@@ -170,7 +162,7 @@ def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carr
         if dim in view.kept:
             carried.append((view.kept[dim], split_factor))
         elif home is None or not view.target[home]:
-            carried.append((min(view.position[dim], view.rank - 1) if home is None else home, 1))
+            carried.append((min(view.position(dim), view.rank - 1) if home is None else home, 1))
         else:
             n = view.input_shape[dim]
             if dim not in alone:
@@ -191,47 +183,72 @@ def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> 
     """The output dim and split factor that deal as source dim ``at`` does, on every kind
     of device.
     """
+    if len(kinds) == 1:
+        even = _place_even(view, *kinds[0], at, split_factor * parts, parts)
+        if even is not None:
+            return even
     where = -1
-    found: list[
-        tuple[tuple[int, ...], int, int, int]
-    ] = []  # deal, rows, elements below them, smallest split factor
-    whole: list[list[int]] = []  # local target shapes of the kinds that device 0 holds whole
+    # deal, rows, elements below them, smallest split factor
+    found: list[tuple[tuple[int, ...], int, int, int]] = []
+    whole: list[Sequence[int]] = []  # local target shapes of the kinds that device 0 holds whole
     for source, target in kinds:
         dealt = deal(source[at], prod(source[at + 1 :]), split_factor, parts)
         if dealt is None:
             whole.append(target)
             continue
-        dim = dim_of(dealt, target)
+        dim, inner = dim_of(dealt[0], target)
         if where not in (-1, dim) or not 0 <= dim < view.rank:
             return None
         where = dim
-        n, inner = target[dim], prod(target[dim + 1 :])
-        factor = split_factor_of(dealt, n, inner, parts)
-        if factor is None:
+        n = target[dim]
+        smallest = split_factor_of(dealt, n, inner, parts)
+        if smallest is None:
             return None
-        found.append((dealt, n, inner, factor))
+        found.append((dealt, n, inner, smallest))
     if not found:
-        # Device 0 keeps everything where pieces have one row: a split factor of at least the local
-        # size.
-        home = view.home.get(view.source[at], -1)  # type: ignore[arg-type]
-        if home >= 0:
-            return home, max(target[home] for target in whole)
-        return min(
-            ((dim, max(target[dim] for target in whole)) for dim in range(view.rank)),
-            key=lambda cut: cut[1],
-            default=None,
-        )
+        return _one_row(view, view.source[at], whole)
+    factor = found[0][3]
+    if len(kinds) == 1:
+        return where, factor
     # The split factors that deal so are a range for each kind: its largest start is in all of them,
     # or nothing is.
-    factor = found[0][3]
-    for other in [other for _, _, _, other in found[1:]] + [target[where] for target in whole]:
+    for other in [kind[3] for kind in found[1:]] + [target[where] for target in whole]:
         factor = max(factor, other)
-    if any(
-        not is_same(factor, smallest) and deal(n, inner, factor, parts) != dealt
-        for dealt, n, inner, smallest in found
-    ):
-        return None
+    for dealt, n, inner, smallest in found:
+        if not is_same(factor, smallest) and deal(n, inner, factor, parts) != dealt:
+            return None
     return where, factor
+
+
+def _place_even(
+    view: View, source: Sequence[int], target: Sequence[int], at: int, blocks: int, parts: int
+) -> Cut:
+    """:func:`_place` where source dim ``at`` is dealt in so many ``blocks``, all of one size: then
+    the two deals are equal if pieces divide the target dim and rows of it divide blocks. None also
+    where that is not known to be so.
+    """
+    if not is_multiple(source[at], blocks):
+        return None
+    block = source[at] // blocks * prod(source[at + 1 :])
+    piece = block * parts
+    dim, inner = dim_of(piece, target)
+    reach = inner * target[dim]
+    if 0 <= dim < view.rank and is_multiple(reach, piece) and is_multiple(block, inner):
+        return dim, reach // piece
+    return None
+
+
+def _one_row(view: View, dim: int | None, whole: list[Sequence[int]]) -> Cut:
+    """:func:`_place` where pieces have one row, so that device 0 keeps everything: any split factor
+    of at least the local size.
+    """
+    home = view.home.get(dim, -1)  # type: ignore[arg-type]
+    homes = range(view.rank) if home < 0 else (home,)
+    return min(
+        ((home, max(target[home] for target in whole)) for home in homes),
+        key=lambda cut: cut[1],
+        default=None,
+    )
 
 
 def _nearest(view: View, at: int) -> Cut:
@@ -252,13 +269,18 @@ def _divided(view: View, kinds: Kinds, cut: Cut, found: Cut, parts: int) -> Kind
     """
     if cut is None or found is None or parts == 1:
         return kinds
-    at, split_factor = view.position[cut[0]], cut[1]
+    at, split_factor = view.position(cut[0]), cut[1]
     dim, factor = found
+    if len(kinds) == 1 and is_multiple(kinds[0][0][at], split_factor * parts):
+        alike, alike_target = map(list, kinds[0])
+        alike[at] //= parts
+        alike_target[dim] //= parts
+        return [(alike, alike_target)]
     result: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for source, target in kinds:
         n, m = source[at], target[dim]
         for device in kinds_of_device(n, split_factor, parts):
-            new_source, new_target = source.copy(), target.copy()
+            new_source, new_target = list(source), list(target)
             new_source[at] = local_size(n, split_factor, parts, device)
             new_target[dim] = local_size(m, factor, parts, device)
             if new_source[at]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -75,6 +76,7 @@ class Split(DimSpec):
 DimMap: TypeAlias = tuple[DimSpec, ...]
 
 _SINGLETON = Singleton()
+_input_dim = lru_cache(maxsize=64)(InputDim)  # the same few, in every rule
 
 
 def _is_one(n: int) -> bool:
@@ -98,20 +100,22 @@ def flatten_of(dims: tuple[DimSpec, ...]) -> DimSpec:
     return Flatten(dims) if dims else _SINGLETON
 
 
-def split_into(dim: DimSpec, sizes: list[int]) -> list[DimSpec]:
+def split_into(dim: DimSpec, sizes: Sequence[int]) -> list[DimSpec]:
     """The dims of ``dim`` cut into ``sizes``: those of size 1 are singletons and count for nothing
     in the others.
     """
     if len(sizes) == 1:
         return [dim]
     group = tuple([n for n in sizes if not _is_one(n)])
+    if len(group) == len(sizes):
+        return [Split(dim, group, split_id) for split_id in range(len(group))]
     result: list[DimSpec] = []
     split_id = 0
     for n in sizes:
         if _is_one(n):
             result.append(_SINGLETON)
         elif len(group) == 1:
-            # torch keeps a group of one as a Split; so do we, for DimMaps to be equal.
+            # A group of one stays a Split, for the rules of one view to be equal DimMaps.
             result.append(Split(dim, group, 0))
         else:
             result.append(Split(dim, group, split_id))
@@ -316,63 +320,66 @@ def view_as_real(shape: Sequence[int]) -> DimMap:
 
 def infer_size(numel: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """``sizes`` with a -1 replaced by what makes the product ``numel``."""
+    if -1 not in sizes:
+        if prod(sizes) != numel:
+            raise ValueError(f"shape {sizes} has {prod(sizes)} elements, the tensor {numel}")
+        return sizes
     unknown = [i for i, n in enumerate(sizes) if n == -1]
     known = prod([n for n in sizes if n != -1])
     if len(unknown) > 1:
         raise ValueError(
             f"shape {sizes} has {len(unknown)} dims of -1; at most one can be inferred"
         )
-    if unknown:
-        if known == 0 or numel % known:
-            raise ValueError(
-                f"shape {sizes} cannot be inferred for {numel} elements: {known} of them a step"
-            )
-        return tuple([numel // known if n == -1 else n for n in sizes])
-    if known != numel:
-        raise ValueError(f"shape {sizes} has {known} elements, the tensor {numel}")
-    return sizes
+    if known == 0 or numel % known:
+        raise ValueError(
+            f"shape {sizes} cannot be inferred for {numel} elements: {known} of them a step"
+        )
+    return tuple([numel // known if n == -1 else n for n in sizes])
 
 
 def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
     """view and reshape: the shapes cut into the smallest runs of dims with equal products, each run
     flattened and split.
     """
-    target = _varargs(sizes)
-    target = infer_size(prod(shape), target)
-    if any(isinstance(n, Size) for n in (*shape, *target)):
+    target = infer_size(prod(shape), _varargs(sizes))
+    if Size in map(type, shape) or Size in map(type, target):
         return _regrouped(shape, target)
     result: list[DimSpec] = []
     i, j, ndim, out = 0, 0, len(shape), len(target)
-    while i < ndim or j < out:
-        if j >= out:
-            break  # what is left of the input has size 1 (or the tensor is empty)
+    while j < out:  # what is then left of the input has size 1 (or the tensor is empty)
         f, t = (shape[i] if i < ndim else 1), target[j]
-        if i < ndim and f == 1 and t != 1:
+        if f == t and i < ndim:
+            result.append(_input_dim(i))
+            i, j = i + 1, j + 1
+            continue
+        if f == 1 and t != 1 and i < ndim:
             i += 1
             continue
-        j += 1
-        if t == 1 and (f != 1 or i >= ndim):
+        if t == 1:
             result.append(_SINGLETON)
+            j += 1
             continue
-        dims, group = [], [t]
-        if i < ndim:
-            dims.append(i)
-            i += 1
+        first, start = i, j
+        i, j = (i + 1 if i < ndim else i), j + 1
         while f != t:
             if i < ndim and (j >= out or t == 0 or f < t):
                 f *= shape[i]
-                dims.append(i)
                 i += 1
             elif j < out:
                 t *= target[j]
-                group.append(target[j])
                 j += 1
             else:
                 break
-        if not dims or f != t:  # an empty tensor's zeros need not match up
-            result += [_SINGLETON if n == 1 else NewDim(n) for n in group]
+        if first == i or f != t:  # an empty tensor's zeros need not match up
+            result += [_SINGLETON if n == 1 else NewDim(n) for n in target[start:j]]
             continue
-        result += split_into(flatten_of(tuple([InputDim(d) for d in dims])), group)
+        dim: DimSpec = _input_dim(first)
+        if i > first + 1:
+            dim = Flatten(tuple(map(_input_dim, range(first, i))))
+        if j == start + 1:
+            result.append(dim)
+        else:
+            result += split_into(dim, target[start:j])
     return tuple(result)
 
 

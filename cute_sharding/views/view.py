@@ -21,8 +21,8 @@ class View:
 
     ``kept`` maps each input dim that the view leaves whole to its output dim, and ``home`` each one
     that it repeats, broadcasts or takes apart in place to the output dim it becomes: there the
-    local op makes the local shape by itself, also of nothing. ``position`` is where an input dim
-    stands in the source. ``rank`` is the number of target dims that a placement may name: a
+    local op makes the local shape by itself, also of nothing. ``elements`` is how many there are in
+    the output. ``rank`` is the number of target dims that a placement may name: a
     trailing target dim beyond it (the two halves of a complex number) has no name.
 
     Raises:
@@ -33,7 +33,17 @@ class View:
     (6,4):(1,6)
     """
 
-    __slots__ = ("__dict__", "home", "input_shape", "kept", "rank", "sizes", "source", "target")
+    __slots__ = (
+        "__dict__",
+        "elements",
+        "home",
+        "input_shape",
+        "kept",
+        "rank",
+        "sizes",
+        "source",
+        "target",
+    )
 
     def __init__(
         self,
@@ -52,7 +62,8 @@ class View:
         self.kept = kept
         self.home = home or {}
         self.rank = len(target) if rank is None else rank
-        if prod(sizes) != prod(target):
+        self.elements = prod(target)
+        if prod(sizes) != self.elements:
             raise ValueError(
                 f"the rule does not fit: it reads dims of sizes {tuple(sizes)} as shape "
                 f"{tuple(target)}, which has another number of elements"
@@ -63,10 +74,19 @@ class View:
         """The output's shape, as the op's caller sees it."""
         return tuple(self.target[: self.rank])
 
-    @cached_property
-    def position(self) -> dict[int, int]:
-        """Where each input dim stands in the source."""
-        return {dim: at for at, dim in enumerate(self.source) if dim is not None}
+    def position(self, dim: int) -> int:
+        """Where an input dim stands in the source.
+
+        Raises:
+            ValueError: there is no such dim.
+        """
+        try:
+            return self.source.index(dim)
+        except ValueError:
+            raise ValueError(
+                f"a placement names dim {dim}; the shape {tuple(self.input_shape)} has "
+                f"{len(self.input_shape)} dims, counted from 0"
+            ) from None
 
     @cached_property
     def layout(self) -> Layout:
@@ -99,21 +119,18 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     >>> view_of((4, 6), view_groups((4, 6), (2, 2, 6))).target
     [2, 2, 6]
     """
-    source: list[int | None] = []
-    sizes: list[int] = []
-    target: list[int] = []
+    reading = _Reading(input_shape)
+    source, sizes, target = reading.source, reading.sizes, reading.target
     kept: dict[int, int] = {}
-    reading = _Reading(input_shape, source, sizes, target)
     for spec in dim_map:
         if type(spec).__name__ == "InputDim":
             kept[spec.input_dim] = len(target)
         target.append(reading.size_of(spec))
-    if len(kept) < len(input_shape):
-        gone = [dim for dim in range(len(input_shape)) if dim not in source]
-        if gone:
-            source[:0] = gone
-            sizes[:0] = [input_shape[dim] for dim in gone]
-    if not prod(target):
+    if len(source) - source.count(None) < len(input_shape):
+        gone = sorted(set(range(len(input_shape))).difference(source))
+        source[:0] = gone
+        sizes[:0] = [input_shape[dim] for dim in gone]
+    if 0 in target:
         # Rules of empty tensors may leave dims out (view_groups drops the empty ones): with no
         # elements, any order of dims will do.
         source, sizes = list(range(len(input_shape))), list(input_shape)
@@ -130,15 +147,11 @@ class _Reading:
 
     __slots__ = ("home", "input_shape", "sizes", "source", "target")
 
-    def __init__(
-        self,
-        input_shape: Sequence[int],
-        source: list[int | None],
-        sizes: list[int],
-        target: list[int],
-    ) -> None:
-        self.input_shape, self.source = input_shape, source
-        self.sizes, self.target = sizes, target
+    def __init__(self, input_shape: Sequence[int]) -> None:
+        self.input_shape = input_shape
+        self.source: list[int | None] = []
+        self.sizes: list[int] = []
+        self.target: list[int] = []
         self.home: dict[int, int] = {}
 
     def size_of(self, spec: Any) -> int:
@@ -177,8 +190,8 @@ class _Reading:
 
     def flatten(self, spec: Any) -> int:
         n = 1
-        for size in map(self.size_of, spec.input_dims):
-            n *= size
+        for dim in spec.input_dims:
+            n *= self.size_of(dim)
         return n
 
     def singleton(self, spec: Any) -> int:

@@ -81,8 +81,8 @@ def test_dim_and_split_factors_are_read_off_the_deal(parts):
                     fitting |= {
                         (dim, f) for f in range(1, size + 1) if deal(size, below, f, parts) == name
                     }
-                dim = dim_of(name, list(shape))
-                below = prod(shape[dim + 1 :])
+                dim, below = dim_of(name[0], shape)
+                assert below == prod(shape[dim + 1 :])
                 found = split_factor_of(name, shape[dim], below, parts)
                 # They are neighbours, the smallest of which is found.
                 assert fitting == (
@@ -93,7 +93,7 @@ def test_dim_and_split_factors_are_read_off_the_deal(parts):
 
 
 def test_no_dim_is_long_enough():
-    assert dim_of((12, 6), [2, 3]) == -1
+    assert dim_of(12, [2, 3]) == (-1, 6)
 
 
 CASES = [

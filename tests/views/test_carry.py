@@ -75,6 +75,29 @@ def test_carry_answers_where_placements_exist_and_nowhere_else(n, mesh):
     assert answered > 100
 
 
+@pytest.mark.parametrize("mesh", [(2,), (3,), (4, 2), (2, 3, 2)], ids=str)
+def test_the_short_way_of_even_blocks_is_the_deal(mesh, monkeypatch):
+    rng = random.Random(f"even {mesh}")
+    module = sys.modules["cute_sharding.views.carry"]
+    short_way, taken = module._place_even, []
+
+    def noted(*args):
+        found = short_way(*args)
+        taken.append(found is not None)
+        return found
+
+    for _ in range(2000):
+        shapes = shapes_of(rng.choice((24, 36, 48, 60)), 3)
+        source, target = rng.choice(shapes), rng.choice(shapes)
+        view, cuts = view_of(source, reshape(source, target)), draw_cuts(rng, source, mesh)
+        answers = []
+        for way in (noted, lambda *args: None):
+            monkeypatch.setattr(module, "_place_even", way)
+            answers.append(carry(view, cuts, mesh))
+        assert answers[0] == answers[1], (source, target, cuts)
+    assert 100 < sum(taken) < len(taken) - 100
+
+
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2), (5, 2)], ids=str)
 def test_carry_of_one_element_and_of_none(mesh):
     """Sizes 0 and 1, and scalars, where most devices hold nothing."""

@@ -5,7 +5,7 @@ explains each one.
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
@@ -59,7 +59,7 @@ class Kind(Hashable, Protocol):
         """What torch would receive each time; None where it cannot do it. May take a while."""
 
 
-_counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+_counts: Counter[tuple[str, str]] = Counter()  # of (op, outcome)
 _moves: Counter[Kind] = (
     Counter()
 )  # how often each kind has run: what it has moved is asked when somebody wants to know
@@ -69,7 +69,7 @@ _lock = fork_safe_lock()
 
 def count(op: str, outcome: str) -> None:
     with _lock:
-        _counts[op][outcome] += 1
+        _counts[op, outcome] += 1
 
 
 def count_moves(kind: Kind) -> None:
@@ -134,8 +134,8 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     global _moved
     with _lock:
         result = {
-            op: {outcome: counts[outcome] for outcome in OUTCOMES}
-            for op, counts in sorted(_counts.items())
+            op: {outcome: _counts[op, outcome] for outcome in OUTCOMES}
+            for op in sorted({op for op, _ in _counts})
         }
         total, moves = _moved, dict(_moves)
         if reset:

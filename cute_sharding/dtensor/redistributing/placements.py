@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from cute_sharding.dtensor.compiled.symbols import known, unknown
@@ -17,6 +18,8 @@ from cute_sharding.dtensor.torch_private.tracing import strided_shard
 from cute_sharding.views import Cut
 
 Cuts: TypeAlias = tuple[Cut, ...]
+
+_shard = lru_cache(maxsize=64)(Shard)  # the same few, in every answer
 
 
 def cut_of(placement: Placement) -> Cut:
@@ -34,7 +37,7 @@ def placement_of(cut: Cut) -> Placement:
     if cut is None:
         return Replicate()
     dim, split_factor = cut
-    return Shard(dim) if split_factor == 1 else strided_shard(dim, unknown(split_factor))
+    return _shard(dim) if split_factor == 1 else strided_shard(dim, unknown(split_factor))
 
 
 def counted_from_0(placement: Placement, ndim: int) -> Placement:
@@ -53,7 +56,7 @@ def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Plac
     """
     return tuple(
         [
-            p if cut is None and not isinstance(p, (Shard, StridedShard)) else placement_of(cut)
+            p if cut is None and cut_of(p) is None else placement_of(cut)
             for p, cut in zip(placements, cuts)
         ]
     )

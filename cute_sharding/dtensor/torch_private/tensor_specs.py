@@ -77,7 +77,10 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
     Raises:
         RuntimeError: a kind of placement that is not known: it is not taken for Replicate.
     """
-    if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
+    kind = type(placement)  # isinstance takes longer, and subclasses are rare
+    if kind is Replicate:
+        return None
+    if kind is not Shard and isinstance(placement, StridedShard):  # in some releases it is a Shard
         return placement.dim, placement.split_factor
     if isinstance(placement, Shard):
         return placement.dim, 1

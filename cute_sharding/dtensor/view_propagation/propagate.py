@@ -5,8 +5,7 @@ an error that says what to do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.bookkeeping.settings import Implicit
@@ -62,48 +61,29 @@ def propagate_shape_and_sharding(
     >>> propagate_shape_and_sharding([Shard(1)], (4, 6), rule, (2,), strict_view=True)[1]
     [_StridedShard(dim=0, sf=4)]
     """
-    if len(input_src_placements) != len(mesh_sizes):
+    placements, shape, mesh = tuple(input_src_placements), global_input_shape, tuple(mesh_sizes)
+    if len(placements) != len(mesh):
         raise ValueError(
-            f"{len(input_src_placements)} placements {text(input_src_placements)} for a mesh of "
-            f"{len(mesh_sizes)} dims {tuple(mesh_sizes)}: give one for each"
+            f"{len(placements)} placements {text(placements)} for a mesh of {len(mesh)} dims "
+            f"{mesh}: give one for each"
         )
-    for placement in input_src_placements:
-        cut = cut_of(placement)
-        if cut is not None and not 0 <= cut[0] < len(global_input_shape):
-            raise ValueError(
-                f"placement {placement} names dim {cut[0]}; the shape {tuple(global_input_shape)} "
-                f"has {len(global_input_shape)} dims, counted from 0"
-            )
-    view = view_of(global_input_shape, rule)
-    with refusals_counted("view"):
-        decision = decide(
-            view,
-            tuple(input_src_placements),
-            tuple(mesh_sizes),
-            strict=strict_view,
-            stock=lambda: stock_propagate(
-                input_src_placements,
-                tuple(global_input_shape),
-                torch_rule(rule),
-                tuple(mesh_sizes),
-                strict_view,
-            )[0],
-        )
+
+    def stock() -> Sequence[Placement]:
+        return stock_propagate(placements, tuple(shape), torch_rule(rule), mesh, strict_view)[0]
+
+    try:
+        decision = decide(view_of(shape, rule), placements, mesh, strict=strict_view, stock=stock)
+    except RuntimeError as error:
+        refused("view", error)
+        raise
     count("view", decision.outcome)
     return decision.source, list(decision.output)
 
 
-@contextmanager
-def refusals_counted(op: str) -> Iterator[None]:
-    """Counts a refusal that leaves the ``with`` block. Other outcomes are counted where they are
-    final.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        count(op, "refused")
-        logger.debug("refused: %s", error)
-        raise
+def refused(op: str, error: RuntimeError) -> None:
+    """Counts a refusal. Other outcomes are counted where they are final."""
+    count(op, "refused")
+    logger.debug("refused: %s", error)
 
 
 class _Asked(NamedTuple):
@@ -322,7 +302,7 @@ def _check_has_numbers(cuts: Cuts) -> None:
         Undecided: one has none. That it is some number would do; 2 stands for it.
     """
     for cut in cuts:
-        if cut is not None and hinted(cut[1]) is None:
+        if cut is not None and isinstance(cut[1], Size) and hinted(cut[1]) is None:
             raise Undecided(f"{cut[1]} == 2")
 
 

@@ -21,7 +21,7 @@ from cute_sharding.dtensor.torch_private import (
     tensor_specs,
 )
 from cute_sharding.dtensor.view_propagation.ambiguity import holds_in_any_reading, whole
-from cute_sharding.dtensor.view_propagation.propagate import ask, decide, refusals_counted
+from cute_sharding.dtensor.view_propagation.propagate import ask, decide, refused
 from cute_sharding.views import Row
 
 
@@ -98,7 +98,7 @@ def strategy_of(
         result = answers.OpStrategy([])
         for option in given.strategies:
             spec = option.output_spec
-            with refusals_counted(name):
+            try:
                 tensor_specs.check_shard_order(spec, name)
                 decision = decide(
                     view,
@@ -118,14 +118,11 @@ def strategy_of(
                 if not holds_in_any_reading(
                     view, spec, decision, sized=registry.takes_local_sizes(schema.op)
                 ):
-                    decision = whole(
-                        view,
-                        spec,
-                        sizes,
-                        decision,
-                        name,
-                        may_redistribute=partial(may_redistribute, schema, spec, sizes),
-                    )
+                    may = partial(may_redistribute, schema, spec, sizes)
+                    decision = whole(view, spec, sizes, decision, name, may_redistribute=may)
+            except RuntimeError as error:
+                refused(name, error)
+                raise
             if decision.outcome != "redistribution" and any(
                 cut_of(p) is not None for p in decision.output
             ):

@@ -1,0 +1,256 @@
+"""Patch 1: what of this project goes into it, and the hooks in ``_view_ops.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from upstream.edits import Hook, behind
+from upstream.extract import Form, expanded
+from upstream.stack import Patch
+from upstream.wrap import formatted
+
+HERE = Path(__file__).parent
+MODULE = "torch/distributed/tensor/_ops/_view_propagation.py"
+TEST = "test/distributed/tensor/test_view_propagation.py"
+VIEW_OPS = "torch/distributed/tensor/_ops/_view_ops.py"
+
+SPECS = ("InputDim", "Split", "Flatten", "Singleton", "Repeat", "Broadcast", "NewDim")
+
+# Sizes are ints: what may also be a symbol elsewhere is answered at once.
+ON_INTS = Form(
+    calls={
+        "is_at_most": "{} <= {}".format,
+        "is_multiple": "{} % {} == 0".format,
+        "is_same": "{} == {}".format,
+        "_is_one": "{} == 1".format,
+        "least": "min({}, {})".format,
+        "most": "max({}, {})".format,
+        "number": lambda value, choices: value,
+        "known": str,
+        "unknown": str,
+        "_varargs": str,
+        "strided_shard": "_StridedShard({}, split_factor={})".format,
+        "Carried": lambda *fields: f"Carried({', '.join(fields[:2])})",
+    },
+    names={
+        "_SINGLETON": "Singleton()",
+        "_input_dim": "InputDim",
+        "_shard": "Shard",
+        "StridedShard": "_StridedShard",
+    },
+    leave=frozenset(
+        {
+            "Carried.traced",
+            "View.layout",
+            "View.output_shape",
+        }
+    ),
+    edits={
+        "Deal": [('"tuple[int, ...] | None"', "tuple[int, ...] | None")],
+        "Cut": [('"tuple[int, int] | None"', "tuple[int, int] | None")],
+        "Carried": [
+            ("        traced: sizes do not divide, and it is proved for each kind of device.\n", "")
+        ],
+        "carry": [
+            (
+                """
+    The method, and why it is complete, is in docs/how-it-works.md ("The deal").
+
+    Raises:
+        Undecided: sizes are symbols, and it depends on a fact that is not known.
+""",
+                "",
+            ),
+            ("kinds = kinds_of(view)", "kinds: Kinds = [(view.sizes, view.target)]"),
+        ],
+        "_carry_nothing": [("single, kinds_of(single)", "single, [(single.sizes, single.target)]")],
+        "_place": [("not is_same(factor, smallest) and deal", "deal")],
+        "View": [
+            (
+                '''        """Where an input dim stands in the source.
+
+        Raises:
+            ValueError: there is no such dim.
+        """
+        try:
+            return self.source.index(dim)
+        except ValueError:
+            raise ValueError(
+                f"a placement names dim {dim}; the shape {tuple(self.input_shape)} has "
+                f"{len(self.input_shape)} dims, counted from 0"
+            ) from None
+''',
+                '''        """Where an input dim stands in the source."""
+        return self.source.index(dim)
+''',
+            ),
+            ('        "__dict__",\n', ""),
+            ('        "rank",\n', ""),
+            ("        rank: int | None = None,\n", ""),
+            ("        self.rank = len(target) if rank is None else rank\n", ""),
+            (
+                """ ``rank`` is the number of target dims that a placement may name: a
+    trailing target dim beyond it (the two halves of a complex number) has no name.
+""",
+                "\n",
+            ),
+        ],
+        "view_of": [
+            (
+                """
+    The DimMap may be ours or torch's (torch.distributed.tensor._ops._view_ops): specs are told
+    apart by class name. Input dims""",
+                "\n    Input dims",
+            ),
+            ('type(spec).__name__ == "InputDim"', "isinstance(spec, InputDim)"),
+            ("        TypeError: the DimMap has a spec that is none.\n", ""),
+            ("dim_map: Sequence[Any]) -> View:", "dim_map: DimMap) -> View | None:"),
+            (
+                "for an input of that shape.\n",
+                "for an input of that shape; None if sizes are symbolic.\n",
+            ),
+            (
+                "    if 0 in target:",
+                "    if not _are_ints(sizes, target):\n        return None\n    if 0 in target:",
+            ),
+        ],
+        "_Reading": [
+            (
+                """        try:
+            read = _READERS[type(spec).__name__]
+        except KeyError:
+            raise TypeError(
+                f"unknown DimSpec {spec!r} in the rule; known: {', '.join(sorted(_READERS))}"
+            ) from None
+        return read(self, spec)
+""",
+                "        return _READERS[type(spec)](self, spec)\n",
+            ),
+            ('type(spec).__name__ == "InputDim"', "isinstance(spec, InputDim)"),
+        ],
+        "_READERS": [
+            ("dict[str, ", "dict[type[DimSpec], "),
+            *((f'"{spec}":', f"{spec}:") for spec in SPECS),
+        ],
+        "reshape": [
+            ("*sizes: int | Sequence[int]", "sizes: Sequence[int]"),
+            (
+                """    if Size in map(type, shape) or Size in map(type, target):
+        return _regrouped(shape, target)
+""",
+                "",
+            ),
+            ("_varargs(sizes)", "tuple(sizes)"),
+        ],
+        "cut_of": [("as views and redistribution see it", "as views see it")],
+    },
+)
+
+
+def module() -> str:
+    """``_view_propagation.py``."""
+    text = expanded((HERE / "_view_propagation.py.in").read_text(), ON_INTS)
+    return formatted(text.replace("view.rank", "len(view.target)"))
+
+
+def test() -> str:
+    """Its tests, which are PyTorch's in form and have no counterpart here."""
+    return formatted((HERE / "test_view_propagation.py.in").read_text())
+
+
+IMPORT = "from torch.distributed.tensor._ops._view_propagation import"
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(VIEW_OPS, "import math\nfrom coll", "import math\nimport os\nfrom coll"),
+    behind(
+        VIEW_OPS,
+        "Shape = tuple[int, ...]\n",
+        """
+# Whether views go by exact propagation (_view_propagation.py). Read once.
+_USE_CUTE_VIEW_PROPAGATION = os.environ.get("USE_CUTE_VIEW_PROPAGATION", "0") == "1"
+""",
+    ),
+    Hook(
+        VIEW_OPS,
+        """        free_symbols,
+        guard_or_false,
+        guard_or_true,
+    )
+
+    from_nelem = prod(from_size)
+""",
+        f"""        free_symbols,
+        guard_or_false,
+        guard_or_true,
+    )
+
+    if _USE_CUTE_VIEW_PROPAGATION:
+        {IMPORT} (
+            view_groups as exact_view_groups,
+        )
+
+        rule = exact_view_groups(from_size, normalize_sizes(to_size))
+        if rule is not None:
+            return rule
+
+    from_nelem = prod(from_size)
+""",
+    ),
+    Hook(
+        VIEW_OPS,
+        """    rule: DimMap,
+    mesh_sizes: Shape,
+    strict_view: bool = False,
+) -> tuple""",
+        """    rule: DimMap,
+    mesh_sizes: Shape,
+    strict_view: bool = False,
+    needs_whole_dims: bool = False,
+) -> tuple""",
+    ),
+    Hook(
+        VIEW_OPS,
+        """      if the leftmost split size is divisible by the mesh dimension
+    \"\"\"
+""",
+        f"""      if the leftmost split size is divisible by the mesh dimension
+
+    needs_whole_dims: the local op takes dims away only where their local size is 1
+    (squeeze), so they must not be sharded. The rules above never shard them.
+    \"\"\"
+    if _USE_CUTE_VIEW_PROPAGATION:
+        {IMPORT} propagate
+
+        exact = propagate(
+            input_src_placements,
+            global_input_shape,
+            rule,
+            mesh_sizes,
+            strict_view,
+            needs_whole_dims,
+        )
+        if exact is not None:
+            return exact
+
+""",
+    ),
+    Hook(
+        VIEW_OPS,
+        """                mesh.shape,
+                strict_view,
+            )
+""",
+        """                mesh.shape,
+                strict_view,
+                needs_whole_dims=local_op_name is torch.squeeze,
+            )
+""",
+    ),
+)
+
+PATCH = Patch(
+    name="view-propagation",
+    message=(HERE / "message.txt").read_text(),
+    files={MODULE: module, TEST: test},
+    hooks=HOOKS,
+)
