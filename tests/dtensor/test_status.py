@@ -4,6 +4,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -179,7 +180,8 @@ def test_only_flags_that_switch_something_on_ask_for_it(flag):
 def test_arguments_are_the_settings(switch):
     arguments = inspect.signature(switch).parameters.values()
     assert {argument.name: argument.default for argument in arguments} == asdict(Settings())
-    assert all(f"\n        {name}: " in cute_sharding.enable.__doc__ for name in TABLE)
+    described = inspect.getdoc(cute_sharding.enable)
+    assert all(re.search(rf"^ +{name}: ", described, re.M) for name in TABLE)
 
 
 def test_settings_that_differ_have_keys_that_differ():
