@@ -127,7 +127,7 @@ after: shape (28,), placements [_S(0,7)]
     mesh0=1: local (14,)  [2:4, 6:8, 10:12, 14:16, ... 3 more]
     mesh0=2: local (0,)  []
 
-free: no communication (sizes that do not divide: traced and proved on each kind of device)""",
+free: no communication (blocks that are not of one size: proved on each kind of device)""",
     )
 
 

@@ -7,9 +7,11 @@ import random
 from collections import Counter
 from itertools import product
 from math import prod
+from textwrap import fill
 
 import pytest
 from enumeration import cuts_on, shapes_of, signature
+from expecttest import assert_expected_inline
 from simulation import cuts_of, distribute, mesh_of, placements_of, ranks_of
 from torch import arange
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -233,21 +235,33 @@ def suggestions(message):
     return [eval(line, known) for line in lines]
 
 
+def broken(message):
+    return "\n".join(fill(line, 96, subsequent_indent=" > ") for line in message.splitlines())
+
+
 def test_the_error_names_everything_and_says_what_to_do():
     message = refuse((4, 8, 6), (4, 8, 2, 3), (2, 4), ((0, 1), (2, 1)), ("dp", "tp"))
-    for part in (
-        "view.default",
-        "(4, 8, 6)",
-        "(4, 8, 2, 3)",
-        "dp=2, tp=4",
-        "[S(0), S(2)]",
-        "S(2) on mesh dim 1 ('tp')",
-        "4 devices",
-        "Redistribute the input first",
-        "each device receives up to",
-        "cute_sharding.enable(implicit_redistribution=True)",
-    ):
-        assert part in message, message
+    assert_expected_inline(
+        broken(message),
+        """\
+view.default of a DTensor of shape (4, 8, 6) to (4, 8, 2, 3) on mesh (dp=2, tp=4) with
+ > placements [S(0), S(2)] cannot be done without communication: what S(2) on mesh dim 1 ('tp')
+ > gives to its 4 devices is no Shard or _StridedShard of the output.
+Redistribute the input first, for example (cheapest first):
+  .redistribute(placements=[Shard(dim=2), Shard(dim=2)])  then the output is [S(2), S(3)]; each
+ > device receives up to 32 elements
+  .redistribute(placements=[Shard(dim=0), Replicate()])  then the output is [S(0), R]; each
+ > device receives up to 96 elements
+  .redistribute(placements=[Shard(dim=1), Replicate()])  then the output is [S(1), R]; each
+ > device receives up to 96 elements
+or let views do so themselves: cute_sharding.enable(implicit_redistribution=True).
+torch's own rule says: Cannot unflatten unevenly sharded tensor: output dimension 0 (size 2) is
+ > not evenly divisible by mesh dimension 1 (size 4). Please redistribute the tensor before this
+ > operation.
+
+Sharding propagation failed for aten.view.default(Spec(f32[4, 8, 6](S(0)S(2))), [4, 8, 2, 3]) on
+ > DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1)))""",
+    )
     assert len(suggestions(message)) == 3
 
 
