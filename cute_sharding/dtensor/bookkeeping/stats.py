@@ -16,8 +16,19 @@ logger = logging.getLogger("cute_sharding")
 # algebra: free, every block of one size. tracing: free, found and proved by tracing the rule on
 # each kind of device (sizes do not divide). redistribution: the input is redistributed first.
 # refused: an error was raised. stock: left to torch's own rule (a mesh of one device, sizes that
-# differ from rank to rank). Symbolic sizes count as tracing unless they are known to divide.
-OUTCOMES = ("algebra", "tracing", "redistribution", "refused", "stock", "signature", "gate")
+# differ from rank to rank). Symbolic sizes count as tracing unless they are known to divide. free,
+# exchanged: of movement ops, without communication; with one exchange.
+OUTCOMES = (
+    "algebra",
+    "tracing",
+    "redistribution",
+    "refused",
+    "stock",
+    "signature",
+    "gate",
+    "free",
+    "exchanged",
+)
 
 REDISTRIBUTE = "redistribute"
 MOST_KINDS = 1 << 10
@@ -111,6 +122,9 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error was
     raised) and ``stock`` (left to torch's own rule: meshes of one device in all, which torch also
     uses as a stand-in to derive the rules of other ops).
+
+    Of a movement op on a sharded dim (with ``movement``): ``free``, ``exchanged`` (one exchange of
+    what is missing) and ``stock`` (left to what answers without ``movement``).
 
     Of redistributions, beside the outcomes: ``plan`` and ``stock``, how many ran by plan and how
     many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the
