@@ -3,11 +3,12 @@
 - :mod:`cute_sharding.layout`: the algebra.
 - :mod:`cute_sharding.sharding`: a tensor's distribution as a layout, and back.
 - :mod:`cute_sharding.views`: view ops as layouts, and placements carried through them.
+- :mod:`cute_sharding.movement`: slices, splits, rolls, pads and windows as maps of rows.
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
 
-The public names are those in the ``__all__`` of this package and of the five above, and of
+The public names are those in the ``__all__`` of this package and of the six above, and of
 :mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing
 else is promised: modules inside these packages, and names that are in no ``__all__``, may change
 with any release. Versions are semantic from 0.2.0 on (https://semver.org): public names change
@@ -15,7 +16,7 @@ their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``plan_redistribution(...)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
-``USE_CUTE_VIEW_PROPAGATION=1`` and ``USE_CUTE_REDISTRIBUTION=1``.
+``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
 import typing

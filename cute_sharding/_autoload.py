@@ -1,4 +1,4 @@
-"""What `import torch` runs, in every program, once the package is installed: a look at five
+"""What `import torch` runs, in every program, once the package is installed: a look at six
 environment variables.
 
 torch loads this module through the entry-point group ``torch.backends``, at the end of its own
@@ -18,6 +18,7 @@ REDISTRIBUTION_FLAG = "USE_CUTE_REDISTRIBUTION"
 EVERYTHING_FLAG = "USE_CUTE_SHARDING"
 IMPLICIT_FLAG = "USE_CUTE_IMPLICIT_REDISTRIBUTION"
 OPS_FLAG = "USE_CUTE_OPS"
+MOVEMENT_FLAG = "USE_CUTE_MOVEMENT"
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _TARGETS = ("cheapest", "replicate")
 
@@ -45,8 +46,9 @@ def from_environment(environment):  # type: ignore[no-untyped-def]
     """What the flags ask for, as keyword arguments of ``cute_sharding.enable``; None where they ask
     for nothing.
 
-    ``USE_CUTE_SHARDING`` stands for the flags of views and of redistribution where these are not
-    set themselves. Ops are on with views, unless ``USE_CUTE_OPS`` is off.
+    ``USE_CUTE_SHARDING`` stands for the flags of views, redistribution and movement where these are
+    not set themselves. Ops are on with views, unless ``USE_CUTE_OPS`` is off. Movement needs both,
+    and its flag switches views on.
 
     Raises:
         ValueError: a flag has a value that it does not know.
@@ -64,7 +66,13 @@ def from_environment(environment):  # type: ignore[no-untyped-def]
         return value in _ON if value else otherwise
 
     everything = is_on(EVERYTHING_FLAG)
-    views, redistribution = is_on(FLAG, everything), is_on(REDISTRIBUTION_FLAG, everything)
+    moves, ops = is_on(MOVEMENT_FLAG), is_on(OPS_FLAG, True)
+    views, redistribution = is_on(FLAG, everything or moves), is_on(REDISTRIBUTION_FLAG, everything)
+    if moves and not (views and ops):
+        raise ValueError(
+            f"{MOVEMENT_FLAG}={environment[MOVEMENT_FLAG]!r} needs views and other ops as well: "
+            f"leave {FLAG} and {OPS_FLAG} unset"
+        )
     implicit = value_of(IMPLICIT_FLAG)
     if implicit not in _TARGETS + _OFF:
         raise ValueError(
@@ -81,7 +89,8 @@ def from_environment(environment):  # type: ignore[no-untyped-def]
         "views": views,
         "redistribution": redistribution,
         "implicit_redistribution": implicit if implicit in _TARGETS else False,
-        "ops": is_on(OPS_FLAG, True),
+        "ops": ops,
+        "movement": is_on(MOVEMENT_FLAG, everything and views and ops),
     }
 
 

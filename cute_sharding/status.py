@@ -17,6 +17,7 @@ FLAGS = (
     _autoload.REDISTRIBUTION_FLAG,
     _autoload.IMPLICIT_FLAG,
     _autoload.OPS_FLAG,
+    _autoload.MOVEMENT_FLAG,
 )
 
 
@@ -68,7 +69,8 @@ def show(found: dict[str, Any]) -> str:
         implicit = on["implicit_redistribution"]
         ops = ", ops by their signatures" if on["views"] and on["ops"] else ""
         may_move = f", views may redistribute ({implicit})" if implicit else ""
-        lines.append(f"on: {' and '.join(parts)}{ops}{may_move}; {found['why']}")
+        moved = ", movement ops" if on["movement"] else ""
+        lines.append(f"on: {' and '.join(parts)}{ops}{moved}{may_move}; {found['why']}")
     lines += [
         "",
         f"replaced in torch now: {len(found['replaced'])}",

@@ -213,7 +213,9 @@ class Movement:
             if len(found) > 1 or (not found and target.dim is None and not (lacks and there)):
                 return None
             first, count, step, _ = _evenly(found[0]) if found else Slice(0, 0, 1)
-            if count < 0 or (count != count_rows(held(target, n, wanted)) and not lacks):
+            if count < 0 or (
+                target.dim is not None and count != count_rows(held(target, n, wanted))
+            ):
                 return None
             result.append(Slice(first, count, step, target.dim is not None))
         return result

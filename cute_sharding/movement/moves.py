@@ -41,6 +41,7 @@ class Move:
         fill: what rows of the results have that are made of no row.
         adds: rows of a result that are made of several are their sum.
         is_view: on a plain tensor the results are views of the one operand.
+        named: dims of the operands that the op is about, also where it does nothing to them.
 
     >>> from cute_sharding.movement import BY_OP
     >>> roll = BY_OP["torch.roll"].move((8, 4), 2, 0)
@@ -54,16 +55,20 @@ class Move:
     fill: Any = 0
     adds: bool = False
     is_view: bool = False
+    named: frozenset[int] = frozenset()
 
     def touched(self, source: int) -> frozenset[int]:
-        """The dims of an operand that do not go into every result as they are."""
+        """The dims of an operand that do not go into every result as they are, and those that the
+        op names.
+        """
         plain = [
             {one.dim for one, other in link.pairs if one.is_plain and other.is_plain}
             for link in self.links
             if link.source == source
         ]
+        every = range(len(self.inputs[source]))
         return frozenset(
-            d for d in range(len(self.inputs[source])) if not all(d in dims for dims in plain)
+            d for d in every if d in self.named or not all(d in dims for dims in plain)
         )
 
     def home(self, link: Link) -> dict[int, int]:

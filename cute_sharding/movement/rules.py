@@ -67,7 +67,7 @@ def sliced(
     first, stop = _bounds(x[d], start, end)
     count = -(-(stop - first) // step)
     if count == x[d]:
-        return Move((x,), (x,), (Link(0, 0, alike(len(x))),), is_view=True)
+        return Move((x,), (x,), (Link(0, 0, alike(len(x))),), is_view=True, named=frozenset({d}))
     rows = Rows(d, line(0, first, count, 1, step)), Rows(d)
     return Move(
         (x,), (put(x, d, count),), (Link(0, 0, alike(len(x), **{f"d{d}": rows})),), is_view=True
@@ -178,14 +178,14 @@ def rolled(x: Shape, shifts: Any, dims: Any = ()) -> Move | None:
         n, k = x[d], shift % x[d] if x[d] else 0
         if k:
             pairs[f"d{d}"] = Rows(d, line(0, n - k, k) + line(k, 0, n - k)), Rows(d)
-    return Move((x,), (x,), (Link(0, 0, alike(len(x), **pairs)),))
+    return Move((x,), (x,), (Link(0, 0, alike(len(x), **pairs)),), named=frozenset(amounts))
 
 
 def flipped(x: Shape, dims: Sequence[int]) -> Move | None:
     """Row j is row n - 1 - j."""
     turned = {at(x, dim) for dim in dims}
     pairs = {f"d{d}": (Rows(d), Rows(d, None, True)) for d in turned if x[d] > 1}
-    return Move((x,), (x,), (Link(0, 0, alike(len(x), **pairs)),))
+    return Move((x,), (x,), (Link(0, 0, alike(len(x), **pairs)),), named=frozenset(turned))
 
 
 # -- with rows that come from nowhere --------------------------------------------------------------
@@ -195,9 +195,10 @@ def padded(x: Shape, pad: Sequence[int], value: Any = 0) -> Move | None:
     """Rows of ``value`` before and after; fewer rows where ``pad`` is negative."""
     if len(pad) % 2 or len(pad) > 2 * len(x):
         return None
-    shape, pairs = list(x), {}
+    shape, pairs, named = list(x), {}, set()
     for k in range(len(pad) // 2):
         d, (low, high) = len(x) - 1 - k, pad[2 * k : 2 * k + 2]
+        named.add(d)
         if not low and not high:
             continue
         shape[d] = x[d] + low + high
@@ -205,7 +206,9 @@ def padded(x: Shape, pad: Sequence[int], value: Any = 0) -> Move | None:
         pairs[f"d{d}"] = Rows(d, line(first, first - low, stop - first)), Rows(d)
     if min(shape, default=0) < 0:
         return None
-    return Move((x,), (tuple(shape),), (Link(0, 0, alike(len(x), **pairs)),), fill=value)
+    return Move(
+        (x,), (tuple(shape),), (Link(0, 0, alike(len(x), **pairs)),), value, named=frozenset(named)
+    )
 
 
 # -- windows ---------------------------------------------------------------------------------------

@@ -29,7 +29,13 @@ def run(site, *arguments, **flags):
         ({}, None, 0),
         (
             {"USE_CUTE_SHARDING": "1"},
-            {"views": True, "redistribution": True, "implicit_redistribution": False, "ops": True},
+            {
+                "views": True,
+                "redistribution": True,
+                "implicit_redistribution": False,
+                "ops": True,
+                "movement": True,
+            },
             0,
         ),
         (
@@ -44,6 +50,7 @@ def run(site, *arguments, **flags):
                 "redistribution": False,
                 "implicit_redistribution": "replicate",
                 "ops": False,
+                "movement": False,
             },
             0,
         ),
@@ -107,6 +114,7 @@ def test_a_check_that_fails_is_said():
     assert not status.is_well({"flags": {"USE_CUTE_SHARDING": "1"}, "on": None, "checks": []})
 
 
+SETTINGS = ("views", "redistribution", "implicit_redistribution", "ops", "movement")
 NOTHING = dict.fromkeys(status.FLAGS, "")
 
 
@@ -115,14 +123,22 @@ NOTHING = dict.fromkeys(status.FLAGS, "")
     [
         ({}, None),
         ({_autoload.EVERYTHING_FLAG: "0"}, None),
-        ({_autoload.EVERYTHING_FLAG: "on"}, (True, True, False, True)),
-        ({_autoload.EVERYTHING_FLAG: "1", _autoload.OPS_FLAG: "off"}, (True, True, False, False)),
-        ({_autoload.EVERYTHING_FLAG: "1", _autoload.FLAG: "0"}, (False, True, False, True)),
+        ({_autoload.EVERYTHING_FLAG: "on"}, (True, True, False, True, True)),
+        (
+            {_autoload.EVERYTHING_FLAG: "1", _autoload.OPS_FLAG: "off"},
+            (True, True, False, False, False),
+        ),
+        ({_autoload.EVERYTHING_FLAG: "1", _autoload.FLAG: "0"}, (False, True, False, True, False)),
         (
             {_autoload.EVERYTHING_FLAG: "1", _autoload.REDISTRIBUTION_FLAG: "no"},
-            (True, False, False, True),
+            (True, False, False, True, True),
         ),
-        ({_autoload.EVERYTHING_FLAG: "0", _autoload.FLAG: "1"}, (True, False, False, True)),
+        (
+            {_autoload.EVERYTHING_FLAG: "1", _autoload.MOVEMENT_FLAG: "0"},
+            (True, True, False, True, False),
+        ),
+        ({_autoload.MOVEMENT_FLAG: "1"}, (True, False, False, True, True)),
+        ({_autoload.EVERYTHING_FLAG: "0", _autoload.FLAG: "1"}, (True, False, False, True, False)),
         (
             {
                 _autoload.EVERYTHING_FLAG: "1",
@@ -133,23 +149,19 @@ NOTHING = dict.fromkeys(status.FLAGS, "")
         ),
         (
             {_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: " CHEAPEST "},
-            (True, False, "cheapest", True),
+            (True, False, "cheapest", True, False),
         ),
-        ({_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: "0"}, (True, False, False, True)),
+        ({_autoload.FLAG: "1", _autoload.IMPLICIT_FLAG: "0"}, (True, False, False, True, False)),
     ],
     ids=str,
 )
 def test_what_the_flags_ask_for(flags, wanted):
     asked = _autoload.from_environment({**NOTHING, **flags})
-    assert asked == (
-        None
-        if wanted is None
-        else dict(zip(("views", "redistribution", "implicit_redistribution", "ops"), wanted))
-    )
+    assert asked == (None if wanted is None else dict(zip(SETTINGS, wanted)))
     if asked is not None:
         with cute_sharding.enabled(**asked):
             on = cute_sharding.settings()
-            assert (on.views, on.redistribution, on.implicit_redistribution, on.ops) == wanted
+            assert tuple([getattr(on, name) for name in SETTINGS]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -163,6 +175,10 @@ def test_what_the_flags_ask_for(flags, wanted):
         (
             {_autoload.REDISTRIBUTION_FLAG: "1", _autoload.IMPLICIT_FLAG: "cheapest"},
             "says what views may do, and none are switched on: set USE_CUTE_VIEW_PROPAGATION=1",
+        ),
+        (
+            {_autoload.MOVEMENT_FLAG: "1", _autoload.FLAG: "0"},
+            "USE_CUTE_MOVEMENT='1' needs views and other ops as well",
         ),
     ],
 )

@@ -86,7 +86,8 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     mesh = specs[0].mesh
     wanted = [_without_windows(spec, len(x)) for spec, x in zip(specs, move.inputs)]
     cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in wanted])
-    anyway = registry.is_derived(schema.op) or wanted != _given(specs)
+    # What torch has no rule for, or refuses, as splits of nothing.
+    anyway = registry.is_derived(schema.op) or wanted != _given(specs) or 0 in shapes[0]
     choice = chosen(move, cuts, tuple(mesh.shape), anyway=anyway)
     if choice is None:
         return None
