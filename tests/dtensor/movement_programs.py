@@ -1,4 +1,6 @@
-"""Small programs of movement ops, drawn for a shape: the same for the same seed in every process."""
+"""Small programs of movement ops, drawn for a shape: the same for the same seed in every
+process.
+"""
 
 import torch
 import torch.nn.functional as F
