@@ -71,7 +71,7 @@ def test_drawn_programs_forward_and_backward(name, world):
         (lambda x: x.roll(1, 0), (16, 3), [Shard(0)], [Shard(0)], 3),
         (lambda x: x.flip(0), (16, 3), [Shard(0)], [Shard(0)], 12),
         (lambda x: F.pad(x, (0, 0, 2, 0)), (18, 3), [Shard(0)], [Shard(0)], 6),
-        (lambda x: x.unfold(0, 3, 1), (18, 2), [Shard(0)], [Shard(0)], 4),
+        (lambda x: x.unfold(0, 3, 1), (18, 2), [Shard(0)], [Shard(0)], 6),
         (lambda x: x.chunk(2, 1)[1], (3, 16), [S(1)], [Shard(1)], 0),
         (lambda x: x[:, 5], (3, 16), [Shard(1)], [Shard(0)], 1),
         (

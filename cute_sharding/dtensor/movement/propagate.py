@@ -86,8 +86,13 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     mesh = specs[0].mesh
     wanted = [_without_windows(spec, len(x)) for spec, x in zip(specs, move.inputs)]
     cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in wanted])
-    # What torch has no rule for, or refuses, as splits of nothing.
-    anyway = registry.is_derived(schema.op) or wanted != _given(specs) or 0 in shapes[0]
+    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
+    # has fewer rows than devices.
+    anyway = (
+        registry.is_derived(schema.op)
+        or wanted != _given(specs)
+        or any(_has_few_rows(spec, shape) for spec, shape in zip(specs, shapes))
+    )
     choice = chosen(move, cuts, tuple(mesh.shape), anyway=anyway)
     if choice is None:
         return None
@@ -145,6 +150,15 @@ def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:
                 return None
             found[m] = of[0].reduce_op
     return found
+
+
+def _has_few_rows(spec: DTensorSpec, shape: Sequence[int]) -> bool:
+    """Whether there are more devices than rows to cut; or no elements."""
+    parts = [1] * len(shape)
+    for p, n in zip(spec.placements, spec.mesh.shape):
+        if isinstance(p, (Shard, StridedShard)):
+            parts[p.dim] *= n
+    return 0 in shape or any(n < k for n, k in zip(shape, parts))
 
 
 def _is_foreign(pending: dict[int, str]) -> bool:
