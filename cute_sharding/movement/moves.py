@@ -41,6 +41,8 @@ class Move:
         fill: what rows of the results have that are made of no row.
         adds: rows of a result that are made of several are their sum.
         is_view: on a plain tensor the results are views of the one operand.
+        triangle: of tril and triu: whether it is the lower one, and the number of the diagonal up
+            to which, or from which on, the elements of the last two dims are kept.
         named: dims of the operands that the op is about, also where it does nothing to them.
 
     >>> from cute_sharding.movement import BY_OP
@@ -56,6 +58,7 @@ class Move:
     adds: bool = False
     is_view: bool = False
     named: frozenset[int] = frozenset()
+    triangle: tuple[bool, int] | None = None
 
     def touched(self, source: int) -> frozenset[int]:
         """The dims of an operand that do not go into every result as they are, and those that the

@@ -211,6 +211,18 @@ def padded(x: Shape, pad: Sequence[int], value: Any = 0) -> Move | None:
     )
 
 
+def triangle(is_lower: bool) -> Rule:
+    """All rows stay where they are, and elements beyond a diagonal become 0."""
+
+    def rule(x: Shape, diagonal: int = 0) -> Move | None:
+        if len(x) < 2:
+            return None
+        links = (Link(0, 0, alike(len(x))),)
+        return Move((x,), (x,), links, triangle=(is_lower, diagonal))
+
+    return rule
+
+
 # -- windows ---------------------------------------------------------------------------------------
 
 

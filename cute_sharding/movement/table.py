@@ -63,6 +63,8 @@ TABLE: tuple[Row, ...] = (
     Row("torch.roll", rules.rolled, ("roll.default",)),
     Row("torch.flip", rules.flipped, ("flip.default",), "also fliplr, flipud"),
     Row("torch.nn.functional.pad", rules.padded, ("constant_pad_nd.default",), "with a constant"),
+    Row("torch.tril", rules.triangle(True), ("tril.default",), "free on any cut"),
+    Row("torch.triu", rules.triangle(False), ("triu.default",), "free on any cut"),
     Row("Tensor.unfold", rules.unfolded, ("unfold.default",)),
     Row("unfold's gradient", rules.unfolded_backward, ("unfold_backward.default",)),
 )

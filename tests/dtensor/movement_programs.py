@@ -95,6 +95,16 @@ def _unfold(rng, shape, d):
     return (size, step), shape[d] > 0 and (lambda x: x.unfold(d, size, step))
 
 
+def _tril(rng, shape, d):
+    diagonal = rng.randint(-4, 4)
+    return diagonal, len(shape) > 1 and (lambda x: x.tril(diagonal))
+
+
+def _triu(rng, shape, d):
+    diagonal = rng.randint(-4, 4)
+    return diagonal, len(shape) > 1 and (lambda x: x.triu(diagonal))
+
+
 def _next_token(rng, shape, d):
     length = max(shape[d] - 1, 0)
     return None, lambda x: (x.narrow(d, 0, length) * 2, x.narrow(d, shape[d] - length, length))
@@ -132,6 +142,8 @@ PROGRAMS = {
     "flip": _flip,
     "pad": _pad,
     "unfold": _unfold,
+    "tril": _tril,
+    "triu": _triu,
     "next token": _next_token,
     "rotated halves": _rotated_halves,
     "causal windows": _causal,

@@ -76,6 +76,8 @@ DRAWN = {
     ),
     "torch.flip": lambda rng, x, d: ([d] if rng.random() < 0.6 else [*range(len(x))],),
     "torch.nn.functional.pad": lambda rng, x, d: (_pads(rng, x),),
+    "torch.tril": lambda rng, x, d: (rng.randint(-3, 3),) if len(x) > 1 else None,
+    "torch.triu": lambda rng, x, d: (rng.randint(-3, 3),) if len(x) > 1 else None,
     "Tensor.unfold": lambda rng, x, d: (d, *_window(rng, x[d])) if x[d] else None,
     "unfold's gradient": lambda rng, x, d: (d, *_window(rng, x[d])) if x[d] else None,
 }

@@ -20,9 +20,9 @@ from movements import (
 from cute_sharding.movement import BY_OP, TABLE, Movement, chosen
 
 SUM = "unfold's gradient"
-# A row among zeros: what it is made of has no such dim, so nothing that is cut is touched.
-UNTOUCHED = "select's gradient"
-OPS = tuple(op for op in DRAWN if op not in (SUM, UNTOUCHED))
+# A row among zeros: what it is made of has no such dim. A triangle: rows stay where they are.
+UNTOUCHED = ("select's gradient", "torch.tril", "torch.triu")
+OPS = tuple(op for op in DRAWN if op not in (SUM, *UNTOUCHED))
 
 
 def prepared(case, choice):

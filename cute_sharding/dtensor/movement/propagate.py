@@ -90,6 +90,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     # has fewer rows than devices.
     anyway = (
         registry.is_derived(schema.op)
+        or (move.triangle is not None and any(cut for some in cuts for cut in some))
         or wanted != _given(specs)
         or any(_has_few_rows(spec, shape) for spec, shape in zip(specs, shapes))
     )

@@ -12,7 +12,7 @@ import torch
 
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.memory.writes import note_movement
-from cute_sharding.dtensor.movement.windows import sum_of_windows, windows_of
+from cute_sharding.dtensor.movement.windows import sum_of_windows, triangle_of, windows_of
 from cute_sharding.dtensor.redistributing.executor import all_to_all
 from cute_sharding.dtensor.redistributing.groups import group_of
 from cute_sharding.dtensor.redistributing.packing import (
@@ -33,6 +33,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placem
 from cute_sharding.movement import Movement
 from cute_sharding.movement.exchange import Transfer
 from cute_sharding.redistribution.chains import chain_of
+from cute_sharding.redistribution.meeting import rows_held
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,20 +158,24 @@ class Runner:
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         part, move, like = self._part(rank), self.movement.move, operands[0]
-        shape = part.target_shapes[k]
+        shape, device = part.target_shapes[k], place(self.mesh, rank)
+        own = [(i, copy) for i, onto, copies in part.own if onto == k for copy in copies]
+        if len(own) == 1 and not part.filled[k] and not part.unpacks[k]:
+            # All of it is its own.
+            found = read(operands[own[0][0]], own[0][1]).reshape(shape)
+            result = self._finished(found.clone() if move.is_view else found, k, device)
+            return result.clone() if result is found else result
         if part.filled[k]:
-            target = like.new_full(shape, self._fill(place(self.mesh, rank)))
+            target = like.new_full(shape, self._fill(device))
         else:
             target = like.new_empty(shape)
-        for i, onto, copies in part.own:
-            if onto == k:
-                for copy in copies:
-                    write(copy, operands[i], target, add=move.adds)
+        for i, copy in own:
+            write(copy, operands[i], target, add=move.adds)
         if part.unpacks[k]:
             buffer = from_wire(received, like.dtype)
             for copy in part.unpacks[k]:
                 write(copy, buffer, target, add=move.adds)
-        return self._finished(target, k, place(self.mesh, rank))
+        return self._finished(target, k, device)
 
     def _fill(self, device: tuple[int, ...]) -> Any:
         """What rows that are made of no row have on a device: where something is pending, so that
@@ -183,7 +188,13 @@ class Runner:
         return fill
 
     def _finished(self, target: torch.Tensor, k: int, device: tuple[int, ...]) -> torch.Tensor:
-        """Rows that lie backward are turned; windows are taken."""
+        """Rows that lie backward are turned; windows are taken; triangles are cut out."""
+        if self.movement.move.triangle is not None:
+            held, across = (
+                rows_held(n, chain_of(chain, self.movement.mesh, device))
+                for n, chain in [*zip(self.movement.move.outputs[k], self.movement.targets[k])][-2:]
+            )
+            return triangle_of(target, *self.movement.move.triangle, held, across)
         backward = []
         for link in self.movement.move.links:
             for _, rows in link.pairs if link.target == k else ():

@@ -1,5 +1,5 @@
-"""Windows of a dim: from the rows that a device's windows are made of, each once, and back to their
-sum.
+"""What devices do by themselves: windows of the rows that theirs are made of, each once, and back
+to their sum; triangles of matrices of which they have some rows and columns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from cute_sharding.movement.rows import Window, beginnings, spans
-from cute_sharding.redistribution.meeting import Chain, Run, count_rows, rows_held
+from cute_sharding.redistribution.meeting import Chain, Run, Runs, count_rows, rows_held
 
 
 def windows_of(rows: torch.Tensor, dim: int, n: int, chain: Chain, window: Window) -> torch.Tensor:
@@ -66,13 +66,30 @@ def _step(begin: Sequence[Run]) -> int | None:
     return None
 
 
-def _index(begin: Sequence[Run], window: Window, device: torch.device) -> torch.Tensor:
+def _index(begin: Runs, window: Window, device: torch.device) -> torch.Tensor:
     """For each window the rows that it is made of."""
-    first = torch.empty(count_rows(tuple(begin)), dtype=torch.int64, device=device)
-    for run in begin:
-        at, row = (torch.tensor(start, device=device) for start in (run.x, run.y))
+    first = _numbers(tuple([run.flipped() for run in begin]), device)
+    return first.unsqueeze(-1) + torch.arange(window.size, device=device)
+
+
+def triangle_of(
+    matrices: torch.Tensor, is_lower: bool, diagonal: int, rows: Runs, columns: Runs
+) -> torch.Tensor:
+    """tril or triu of the matrices of which a device has these rows and columns."""
+    if all(len(some) <= 1 and not any(run.loops for run in some) for some in (rows, columns)):
+        below = (rows[0].x if rows else 0) - (columns[0].x if columns else 0)
+        return (matrices.tril if is_lower else matrices.triu)(diagonal + below)
+    above = _numbers(columns, matrices.device) - _numbers(rows, matrices.device).unsqueeze(-1)
+    return matrices.masked_fill(above > diagonal if is_lower else above < diagonal, 0)
+
+
+def _numbers(rows: Runs, device: torch.device) -> torch.Tensor:
+    """The number of each row, in the order in which the device has them."""
+    numbers = torch.empty(count_rows(rows), dtype=torch.int64, device=device)
+    for run in rows:
+        x, y = (torch.tensor(start, device=device) for start in (run.x, run.y))
         for count, dx, dy in (*run.loops, (run.length, 1, 1)):
             turns = torch.arange(count, device=device)
-            at, row = at.unsqueeze(-1) + turns * dx, row.unsqueeze(-1) + turns * dy
-        first[at.reshape(-1)] = row.reshape(-1)
-    return first.unsqueeze(-1) + torch.arange(window.size, device=device)
+            x, y = x.unsqueeze(-1) + turns * dx, y.unsqueeze(-1) + turns * dy
+        numbers[y.reshape(-1)] = x.reshape(-1)
+    return numbers
