@@ -3,6 +3,7 @@
 - :mod:`cute_sharding.layout`: the algebra.
 - :mod:`cute_sharding.sharding`: a tensor's distribution as a layout, and back.
 - :mod:`cute_sharding.views`: view ops as layouts, and placements carried through them.
+- :mod:`cute_sharding.movement`: slices, splits, rolls, pads and windows as maps of rows.
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
@@ -15,7 +16,7 @@ their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``plan_redistribution(...)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
-``USE_CUTE_VIEW_PROPAGATION=1`` and ``USE_CUTE_REDISTRIBUTION=1``.
+``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
 import typing

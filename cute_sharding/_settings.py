@@ -38,6 +38,8 @@ class Setting(NamedTuple):
         in_everything: whether :data:`EVERYTHING` stands for its flag. Where none of those is on,
             nothing is.
         of_views: whether it does nothing without ``views``.
+        needs: settings without which it cannot be on; its flag stands for theirs, too.
+        because: why it cannot.
     """
 
     flag: str
@@ -47,6 +49,8 @@ class Setting(NamedTuple):
     choices: tuple[str, ...] = ()
     in_everything: bool = False
     of_views: bool = False
+    needs: tuple[str, ...] = ()
+    because: str = ""
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -128,15 +132,34 @@ class Settings:
             "of_views": True,
         },
     )
+    movement: bool = field(
+        default=False,
+        metadata={
+            "flag": "USE_CUTE_MOVEMENT",
+            "by_default": "off",
+            "shown": "movement ops",
+            "in_everything": True,
+            "needs": ("views", "ops"),
+            "because": "what movement ops make may be a _StridedShard, which torch's own rules of "
+            "other ops take for something else",
+        },
+    )
 
     @classmethod
     def of(cls, **arguments: Any) -> Settings:
         """The settings that arguments of ``enable`` ask for.
 
         Raises:
-            ValueError: one has a value that it does not know.
+            ValueError: one has a value that it does not know, or is on without what it needs.
         """
-        return cls(**{name: TABLE[name].taken(name, value) for name, value in arguments.items()})
+        found = cls(**{name: TABLE[name].taken(name, value) for name, value in arguments.items()})
+        for name, setting in TABLE.items():
+            if getattr(found, name) and not all(getattr(found, need) for need in setting.needs):
+                raise ValueError(
+                    f"{name}=True with {' or '.join(f'{need}=False' for need in setting.needs)}: "
+                    f"{setting.because}; leave {' and '.join(setting.needs)} on"
+                )
+        return found
 
     @property
     def key(self) -> str:
@@ -155,19 +178,29 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
     for nothing.
 
     Raises:
-        ValueError: a flag has a value that it does not know, or says what views may do where none
-            are switched on.
+        ValueError: a flag has a value that it does not know, says what views may do where none
+            are switched on, or needs others that are off.
     """
 
     def said(setting: Setting) -> Any:
         return setting.read(environment.get(setting.flag, ""))
 
     everything = bool(said(Setting(EVERYTHING, False, "", "")))
+    found = {name: said(setting) for name, setting in TABLE.items()}
+    needed = {need for name, setting in TABLE.items() if found[name] for need in setting.needs}
     asked = {}
     for name, setting in TABLE.items():
-        found = said(setting)
         otherwise = everything if setting.in_everything else setting.default
-        asked[name] = otherwise if found is None else found
+        asked[name] = otherwise or name in needed if found[name] is None else found[name]
+    for name, setting in TABLE.items():
+        if asked[name] and not all(asked[need] for need in setting.needs):
+            if found[name]:
+                flags = " and ".join(TABLE[need].flag for need in setting.needs)
+                raise ValueError(
+                    f"{setting.flag}={environment[setting.flag]!r} needs "
+                    f"{' and '.join(setting.needs)} as well: leave {flags} unset"
+                )
+            asked[name] = False
     for name, setting in TABLE.items():
         wanted = asked[name] and asked[name] != setting.default
         if wanted and setting.of_views and not asked["views"]:

@@ -1,4 +1,4 @@
-"""Writes docs/rules.md from the rule table.
+"""Writes docs/rules.md from the tables of view ops and of movement ops.
 
 python docs/generate_rules.py          # write it
 python docs/generate_rules.py --check  # fail if it is not what the code says
@@ -9,6 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from cute_sharding.movement import TABLE as MOVEMENTS
+from cute_sharding.movement import Move
+from cute_sharding.movement import Row as MovementRow
+from cute_sharding.movement.moves import Link
+from cute_sharding.redistribution.meeting import Run
 from cute_sharding.views import TABLE, Row
 from cute_sharding.views.dim_map import DimSpec
 
@@ -36,6 +41,78 @@ EXAMPLES = {
     "torch.view_as_real": ((2, 3), ()),
     "torch.view_as_complex": ((2, 3, 2), ()),
 }
+
+
+# The same for movement ops; operands that are several are a list.
+MOVED = {
+    "Tensor.__getitem__": ((4, 12), (1, 1, 9, 2)),
+    "slice's gradient": ((4, 4), ((4, 12), 1, 1, 9, 2)),
+    "torch.select": ((4, 12), (1, -1)),
+    "select's gradient": ((4,), ((4, 12), 1, 11)),
+    "torch.unbind": ((3, 4), (0,)),
+    "torch.split": ((4, 12), (5, 1)),
+    "torch.split, by sizes": ((4, 12), ((3, 9), 1)),
+    "torch.cat": ([(4, 3), (4, 5)], (1,)),
+    "torch.roll": ((4, 12), (2, 1)),
+    "torch.flip": ((4, 12), ((1,),)),
+    "torch.nn.functional.pad": ((4, 12), ((2, 1),)),
+    "torch.tril": ((4, 4), (1,)),
+    "torch.triu": ((4, 4), (1,)),
+    "Tensor.unfold": ((4, 12), (1, 4, 2)),
+    "unfold's gradient": ((4, 5, 4), ((4, 12), 1, 4, 2)),
+}
+
+
+def pieces(move: Move) -> str:
+    """The rows of the results, and of the operands that they are made of, one dim a text."""
+    found = [text for link in move.links for text in pieces_of(move, link)]
+    if move.triangle is not None:
+        found.append("rows stay; elements beyond the diagonal become 0")
+    return "; ".join(found) or "as they are"
+
+
+def pieces_of(move: Move, link: Link) -> list[str]:
+    found = []
+    for source, target in link.pairs:
+        if source.is_plain and target.is_plain and source.dim == target.dim:
+            continue
+        some = source if source.dim is not None else target
+        name = f"in{link.source}" if len(move.inputs) > 1 else "in"
+        out = f"out{link.target}" if len(move.outputs) > 1 else "out"
+        window = source.window or target.window
+        if target.backward and some.dim is not None:
+            found.append(f"{out}[j] = {name}[{move.inputs[0][some.dim] - 1} - j]")
+        elif window is not None:
+            verb = "=" if target.window else "+="
+            one, other = f"{out}[w]", f"{name}[{window.step}w + i]"
+            pair = (one, other) if target.window else (f"{out}[{window.step}w + i]", f"{name}[w]")
+            found.append(f"{pair[0]} {verb} {pair[1]}, i < {window.size}")
+        else:
+            runs = source.runs or target.runs or ()
+            found += [run_text(run, name, out, source.runs is not None) for run in runs]
+    return found
+
+
+def run_text(run: Run, name: str, out: str, is_of_source: bool) -> str:
+    count, dx, dy = run.loops[0] if run.loops else (run.length, 1, 1)
+    x, y = (affine(start, step, count) for start, step in ((run.x, dx), (run.y, dy)))
+    one, other = (x, y) if is_of_source else (y, x)
+    return f"{out}[{one}] = {name}[{other}]" + (f", j < {count}" if count > 1 else "")
+
+
+def affine(start: int, step: int, count: int) -> str:
+    if count == 1:
+        return str(start)
+    return f"{'' if step == 1 else step}j" + (f" + {start}" if start else "")
+
+
+def line_of_movement(row: MovementRow) -> str:
+    shape, args = MOVED[row.op]
+    move = row.move(shape, *args)
+    assert move is not None
+    example = f"`{shape}`, `{', '.join(map(str, args))}`"
+    overloads = ", ".join(f"`{name}`" for name in row.overloads)
+    return f"| `{row.op}` | {overloads} | {example} | {pieces(move)} |"
 
 
 def spec_text(spec: DimSpec) -> str:
@@ -96,6 +173,17 @@ def page() -> str:
             *map(line, TABLE),
             "",
             *notes,
+            "",
+            "## Movement ops",
+            "",
+            "Generated from `cute_sharding/movement/table.py`: which rows of the dim the results "
+            "are made of ([Movement](movement.md)). Rows that are not named come from nowhere.",
+            "",
+            "| op | aten overloads | example | rows |",
+            "|---|---|---|---|",
+            *map(line_of_movement, MOVEMENTS),
+            "",
+            *[f"- `{row.op}`: {row.note}." for row in MOVEMENTS if row.note],
             "",
         ]
     )

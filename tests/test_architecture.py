@@ -15,7 +15,17 @@ PACKAGE = Path(__file__).parent.parent / "cute_sharding"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Downward, as the files of a folder may import: itself and what stands below it.
-LAYERS = ["_settings", "layout", "sharding", "views", "redistribution", "ops", "dtensor", "drawing"]
+LAYERS = [
+    "_settings",
+    "layout",
+    "sharding",
+    "views",
+    "redistribution",
+    "ops",
+    "movement",
+    "dtensor",
+    "drawing",
+]
 ADAPTER = "dtensor"
 # Optional, so imported when a picture is rendered, and by one function alone.
 RENDERERS = ("rich", "matplotlib")
@@ -226,6 +236,7 @@ ROOMS = [
     "redistributing",
     "view_propagation",
     "memory",
+    "movement",
     "ops",
     "switch",
     "reports",

@@ -91,15 +91,15 @@ def rows_held(n: int, chain: Chain) -> Runs:
         for start, length, period, count in runs(n, split_factor, parts, device):
             taken.append(Run(start, at, ((count, period, length),) if count > 1 else (), length))
             at += length * count
-        found = _meet([run.flipped() for run in found], taken)
+        found = meet_on_x([run.flipped() for run in found], taken)
         n = at
-    return tuple(_joined(found))
+    return tuple(join(found))
 
 
 @lru_cache(maxsize=1 << 14)
 def meet(n: int, one: Chain, other: Chain) -> Runs:
     """The rows of ``n`` that two devices both hold: x on the one, y on the other."""
-    return tuple(_joined(_meet(rows_held(n, one), rows_held(n, other))))
+    return tuple(join(meet_on_x(rows_held(n, one), rows_held(n, other))))
 
 
 def count_rows(found: Sequence[Run]) -> int:
@@ -157,7 +157,7 @@ def _cut(run: Run, first: int, stop: int) -> list[Run]:
     return result
 
 
-def _meet(ones: Sequence[Run], others: Sequence[Run]) -> list[Run]:
+def meet_on_x(ones: Sequence[Run], others: Sequence[Run]) -> list[Run]:
     """(y of the one, y of the other) wherever their x are equal."""
     result: list[Run] = []
     for one in ones:
@@ -187,9 +187,9 @@ def _meet_runs(one: Run, other: Run) -> list[Run]:
     if times >= 2:
         # Both repeat from window to window as long as both last.
         loop = (times, window // p * dy, window // q * dz)
-        once = _meet(_cut(one, first, first + window), _cut(other, first, first + window))
+        once = meet_on_x(_cut(one, first, first + window), _cut(other, first, first + window))
         rest = first + times * window
-        return [Run(r.x, r.y, (loop, *r.loops), r.length) for r in once] + _meet(
+        return [Run(r.x, r.y, (loop, *r.loops), r.length) for r in once] + meet_on_x(
             _cut(one, rest, stop), _cut(other, rest, stop)
         )
     if p < q:
@@ -202,7 +202,7 @@ def _meet_runs(one: Run, other: Run) -> list[Run]:
     return result
 
 
-def _joined(found: list[Run]) -> list[Run]:
+def join(found: list[Run]) -> list[Run]:
     """The same pairs in fewer runs: runs that touch are one, neighbours that differ by one step are
     turns of a loop, and loops that touch are one.
     """
@@ -229,10 +229,10 @@ def _folded(found: list[Run]) -> list[Run]:
 
 
 def _step_between(last: Run, following: Run) -> tuple[int, int] | None:
-    """From one run to another of the same form that begins after it; else None."""
+    """From one run to another of the same form that begins after it on both sides; else None."""
     if (following.loops, following.length) != (last.loops, last.length):
         return None
-    if following.x < last.reach:
+    if following.x < last.reach or following.y < last.flipped().reach:
         return None
     return following.x - last.x, following.y - last.y
 

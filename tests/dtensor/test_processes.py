@@ -53,6 +53,14 @@ def test_views_on_four(tmp_path):
     run(4, tmp_path, ("views", [0, 1, 2, 3], 30), ("views", [[0, 1], [2, 3]], 30), ("slices",))
 
 
+def test_movements(tmp_path):
+    run(
+        4,
+        tmp_path,
+        *[("movements", ranks, 60) for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])],
+    )
+
+
 def test_redistributions(tmp_path):
     run(
         4,

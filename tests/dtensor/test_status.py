@@ -34,7 +34,13 @@ def run(site, *arguments, **flags):
         ({}, None, 0),
         (
             {"USE_CUTE_SHARDING": "1"},
-            {"views": True, "redistribution": True, "implicit_redistribution": False, "ops": True},
+            {
+                "views": True,
+                "redistribution": True,
+                "implicit_redistribution": False,
+                "ops": True,
+                "movement": True,
+            },
             0,
         ),
         (
@@ -49,6 +55,7 @@ def run(site, *arguments, **flags):
                 "redistribution": False,
                 "implicit_redistribution": "replicate",
                 "ops": False,
+                "movement": False,
             },
             0,
         ),
@@ -113,7 +120,7 @@ def test_a_check_that_fails_is_said():
 
 
 NOTHING = dict.fromkeys(FLAGS, "")
-VIEWS, IMPLICIT, REDISTRIBUTION, OPS = (setting.flag for setting in TABLE.values())
+VIEWS, IMPLICIT, REDISTRIBUTION, OPS, MOVEMENT = (setting.flag for setting in TABLE.values())
 
 
 @pytest.mark.parametrize(
@@ -121,10 +128,12 @@ VIEWS, IMPLICIT, REDISTRIBUTION, OPS = (setting.flag for setting in TABLE.values
     [
         ({}, None),
         ({EVERYTHING: "0"}, None),
-        ({EVERYTHING: "on"}, {"redistribution": True}),
+        ({EVERYTHING: "on"}, {"redistribution": True, "movement": True}),
         ({EVERYTHING: "1", OPS: "off"}, {"redistribution": True, "ops": False}),
         ({EVERYTHING: "1", VIEWS: "0"}, {"views": False, "redistribution": True}),
-        ({EVERYTHING: "1", REDISTRIBUTION: "no"}, {}),
+        ({EVERYTHING: "1", REDISTRIBUTION: "no"}, {"movement": True}),
+        ({EVERYTHING: "1", MOVEMENT: "0"}, {"redistribution": True}),
+        ({MOVEMENT: "1"}, {"movement": True}),
         ({EVERYTHING: "0", VIEWS: "1"}, {}),
         ({EVERYTHING: "1", VIEWS: "0", REDISTRIBUTION: "0"}, None),
         ({VIEWS: "1", IMPLICIT: " CHEAPEST "}, {"implicit_redistribution": "cheapest"}),
@@ -156,6 +165,10 @@ def test_what_the_flags_ask_for(flags, wanted):
         (
             {REDISTRIBUTION: "1", IMPLICIT: "cheapest"},
             "says what views may do, and none are switched on: set USE_CUTE_VIEW_PROPAGATION=1",
+        ),
+        (
+            {MOVEMENT: "1", VIEWS: "0"},
+            "USE_CUTE_MOVEMENT='1' needs views and ops as well",
         ),
     ],
 )

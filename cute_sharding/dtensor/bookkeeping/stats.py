@@ -17,8 +17,19 @@ logger = logging.getLogger("cute_sharding")
 # blocks are not known to be of one size (no graph is traced; the name is older than the method).
 # redistribution: the input is redistributed first. refused: an error was raised. stock: left to
 # torch's own rule (a mesh of one device, sizes that differ from rank to rank). signature: of other
-# ops, answered by their signature. gate: of other ops, given what torch would have had.
-OUTCOMES = ("algebra", "tracing", "redistribution", "refused", "stock", "signature", "gate")
+# ops, answered by their signature. gate: of other ops, given what torch would have had. free,
+# exchanged: of movement ops, without communication; with one exchange.
+OUTCOMES = (
+    "algebra",
+    "tracing",
+    "redistribution",
+    "refused",
+    "stock",
+    "signature",
+    "gate",
+    "free",
+    "exchanged",
+)
 
 REDISTRIBUTE = "redistribute"
 MOST_KINDS = 1 << 10
@@ -113,6 +124,9 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     raised) and ``stock`` (left to torch's own rule: meshes of one device in all, which torch also
     uses as a stand-in to derive the rules of other ops). Of other ops: ``signature`` (answered by
     the op's signature) and ``gate`` (given what torch would have had).
+
+    Of a movement op on a sharded dim (with ``movement``): ``free``, ``exchanged`` (one exchange of
+    what is missing) and ``stock`` (left to what answers without ``movement``).
 
     Of redistributions, beside the outcomes: ``plan`` and ``stock``, how many ran by plan and how
     many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the

@@ -139,6 +139,45 @@ class Copy:
             )
 
 
+class MovedCopy(Copy):
+    """What a movement op gave that is a view on a plain tensor, and here a copy: rows of it came
+    from other devices. Nothing is taken back.
+    """
+
+    def __init__(self, source: torch.Tensor, spec: DTensorSpec, moved: torch.Tensor, name: str):
+        super().__init__(source, spec, spec, moved)
+        self._name = name
+
+    def is_like(self, other: Copy) -> bool:
+        """No two are."""
+        return False
+
+    def check(self, op: Any, tensor: Any) -> None:
+        """
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            f"{registry.name_of(op)} writes in place to what {self._name} has made of a DTensor of "
+            f"shape {tuple(self.spec.shape)} with placements {text(self.spec.placements)}. On a "
+            "plain tensor that is a view; here it is a copy, as rows of it came from other "
+            "devices, and that DTensor would not have what is written. Write to .clone() of it, "
+            "or make a new tensor, with torch.where or torch.slice_scatter, say."
+        )
+
+
+def note_movement(source: torch.Tensor, spec: DTensorSpec, moved: torch.Tensor, name: str) -> None:
+    """Take note that the op of that name has made the local tensor ``moved`` of ``source``."""
+    source, moved = collective_ops.in_flight(source), collective_ops.in_flight(moved)
+    if (
+        not dispatch_modes.is_tracing()
+        and has_memory(source)
+        and has_memory(moved)
+        and not local_tensors.share_memory(source, moved)
+    ):
+        _linked(MovedCopy(source, spec, moved, name), source, moved)
+
+
 def note_copy(
     source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor
 ) -> None:
@@ -152,7 +191,10 @@ def note_copy(
         or local_tensors.share_memory(source, moved)
     ):
         return
-    copy = Copy(source, spec, spec_of_moved, moved)
+    _linked(Copy(source, spec, spec_of_moved, moved), source, moved)
+
+
+def _linked(copy: Copy, source: torch.Tensor, moved: torch.Tensor) -> None:
     setattr(local_tensors.storage_of(moved), _COPY, copy)
     memory = local_tensors.storage_of(source)
     if not hasattr(memory, _COPIES):

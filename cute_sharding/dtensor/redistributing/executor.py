@@ -152,7 +152,7 @@ def _exchange_once(
     received = (
         collective_ops.all_gather(buffer, group)
         if gathers
-        else _all_to_all(part, buffer, local, group, mesh)
+        else all_to_all(part, buffer, local, group, mesh)
     )
     del buffer
     if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
@@ -169,13 +169,14 @@ def _exchange_once(
     return result
 
 
-def _all_to_all(
-    part: Callable[[int], Transfer],
+def all_to_all(
+    part: Callable[[int], Any],
     buffer: torch.Tensor,
     local: torch.Tensor,
     group: Any,
     mesh: Any,
 ) -> torch.Tensor:
+    """What a rank gets for its buffer, by the ``sends`` and ``receives`` of ``part(rank)``."""
     width = 1 if local.dtype in WIRE else local.element_size()
     receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
     sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
@@ -255,7 +256,7 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
     buffer = on_each_rank(lambda rank, x: to_wire(pack(part(rank), x)), local)
-    received = waited(_all_to_all(part, buffer, local, group, mesh))
+    received = waited(all_to_all(part, buffer, local, group, mesh))
     result = on_each_rank(
         lambda rank, got: _REDUCE[step.op](
             from_wire(got, local.dtype).view(step.parts, *shape(rank))

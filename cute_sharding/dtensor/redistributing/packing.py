@@ -79,10 +79,10 @@ def pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
     if part.packs is None:
         return local.contiguous().view(-1)
     if fills(part.packs, (sum(part.sends),)):
-        return _of(local, part.packs[0]).reshape(-1)
+        return read(local, part.packs[0]).reshape(-1)
     buffer = local.new_empty(sum(part.sends))
     for copy in part.packs:
-        _copy(copy, local, buffer)
+        write(copy, local, buffer)
     return buffer
 
 
@@ -96,18 +96,18 @@ def unpack(
         return received.view(part.target_shape)
     if target is None and not part.own and fills(part.unpacks, part.target_shape):
         return (
-            _of(received, part.unpacks[0])
+            read(received, part.unpacks[0])
             .clone(memory_format=torch.contiguous_format)
             .view(part.target_shape)
         )
     if target is None:
         target = local.new_empty(part.target_shape)
     for copy in part.unpacks:
-        _copy(copy, received, target)
+        write(copy, received, target)
     if part.own:
         local = checked(part, local)
     for copy in part.own:
-        _copy(copy, local, target)
+        write(copy, local, target)
     return target
 
 
@@ -127,7 +127,7 @@ def keep(
         and local.is_contiguous()
     ):
         return (
-            _of(local, own[0]).clone(memory_format=torch.contiguous_format).view(part.target_shape)
+            read(local, own[0]).clone(memory_format=torch.contiguous_format).view(part.target_shape)
         )
     if local.ndim > len(part.target_shape):
         target = local.new_empty((*part.target_shape, *local.shape[len(part.target_shape) :]))
@@ -139,18 +139,19 @@ def keep(
             below *= max(part.target_shape[dim], 1)
         target = local.new_empty_strided(part.target_shape, strides)
     for copy in own:
-        _copy(copy, local, target)
+        write(copy, local, target)
     return target
 
 
-def _copy(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:
+def write(copy: Copy, x: torch.Tensor, y: torch.Tensor, *, add: bool = False) -> None:
     """Between tensors of which ``y`` is ours, as it was made: so we know how it lies. Of ``x`` we
     do only where nothing is compiled, as a compiler lays out what it computes as it likes.
     """
-    _strided(y, copy.sizes, copy.y, copy.dy).copy_(_of(x, copy))
+    into = _strided(y, copy.sizes, copy.y, copy.dy)
+    _ = into.add_(read(x, copy)) if add else into.copy_(read(x, copy))
 
 
-def _of(x: torch.Tensor, copy: Copy) -> torch.Tensor:
+def read(x: torch.Tensor, copy: Copy) -> torch.Tensor:
     """What is copied, a view of ``x``."""
     return (
         _taken(x, copy.sizes, copy.x, copy.dx)

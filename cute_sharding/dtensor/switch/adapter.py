@@ -22,6 +22,7 @@ from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate, has_values
 from cute_sharding.dtensor.memory import state
 from cute_sharding.dtensor.memory.writes import LIVE, note_copy, reach, take_back
+from cute_sharding.dtensor.movement import movement_first
 from cute_sharding.dtensor.ops import (
     gated_handler,
     given,
@@ -53,6 +54,7 @@ from cute_sharding.dtensor.torch_private import (
 from cute_sharding.dtensor.torch_private.patch import Installed, require
 from cute_sharding.dtensor.view_propagation.slices import WHOLE_SLICES, slice_strategy
 from cute_sharding.dtensor.view_propagation.view_strategy import strategy_of
+from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 from cute_sharding.views import BY_OVERLOAD
 
@@ -70,6 +72,7 @@ def enable(
     redistribution: bool = False,
     views: bool = True,
     ops: bool = True,
+    movement: bool = False,
 ) -> None:
     """Propagate DTensor's view ops by layout algebra, from the next op on, in every thread.
 
@@ -90,9 +93,14 @@ def enable(
         ops: what views make, other ops are handed as their signatures say (cute_sharding/ops). With
             False, by torch's own rules, some of which are wrong on it. Without ``views`` it does
             nothing.
+        movement: slices, splits, cat, roll, flip, pad and unfold of a sharded dim move what is
+            missing, in one exchange, or nothing, where some placements of the result are free; what
+            torch gathers the dim for. An in-place write to such a result that is a copy, and on a
+            plain tensor a view, raises.
 
     Raises:
-        ValueError: ``implicit_redistribution`` is none of those.
+        ValueError: ``implicit_redistribution`` is none of those; or ``movement`` without ``views``
+            and ``ops``.
 
     A torch newer than those that were checked gives one RuntimeWarning in a process; one that is
     older raises a RuntimeError.
@@ -137,6 +145,7 @@ def enabled(
     redistribution: bool = False,
     views: bool = True,
     ops: bool = True,
+    movement: bool = False,
 ) -> Iterator[None]:
     """:func:`enable` inside the ``with`` block, and what was before after it.
 
@@ -242,10 +251,11 @@ def _fill(installed: Installed, settings: Settings) -> None:
             rule = slice_strategy(first, registry.registration(op))
             registry.install_strategy(installed, op, rule)
     if settings.views and settings.ops:
+        others = propagation(registry.propagation())
         op_hooks.install_propagation(
             installed,
-            propagation(registry.propagation()),
-            tuple(SIGNATURES),
+            movement_first(others, _tag_traced) if settings.movement else others,
+            tuple({**SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             gated_handler,
             writing_handler,
             op_hooks.Writes(reach, _take_back, LIVE),
@@ -381,6 +391,8 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
     """
 
     def redistribute_local_args(op_info: Any, schema: op_schemas.OpSchema, *options: Any) -> None:
+        if answers.is_run_by_function(schema):
+            return None  # which is given them as they are
         try:
             # Each view comes by here: what there is to care for is found once.
             care = schema._cute_sharding_care  # type: ignore[attr-defined]

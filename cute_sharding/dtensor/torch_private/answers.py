@@ -27,10 +27,12 @@ __all__ = [
     "OutputSharding",
     "WrittenBack",
     "as_on_one_device",
+    "by_function",
     "from_other_specs",
     "generate_redistribute_costs",
     "is_by_plan",
     "is_marked",
+    "is_run_by_function",
     "keywords",
     "marked",
     "moves_first",
@@ -296,6 +298,32 @@ def with_outputs(
         found.needs_redistribute,
         found.use_val_from_redistribute_schema,
     )
+
+
+def by_function(
+    schema: OpSchema,
+    function: Callable[..., Any],
+    mesh: Any,
+    given: Sequence[tuple[Placement, ...]],
+    metas: Any,
+) -> OutputSharding:
+    """torch's answer for an op that is run by ``function``, on local tensors as they are, with
+    results of the placements ``given``: as one that torch rewrites to another op.
+    """
+    suggestion = OpSchema(schema.op, schema.args_schema, schema.kwargs_schema, schema.schema_info)
+    rewritten: Any = suggestion
+    rewritten.op, rewritten._cute_sharding_function = function, True
+    specs = [
+        DTensorSpec(mesh, placements, meta)
+        for placements, meta in zip(given, [metas] if isinstance(metas, TensorMeta) else metas)
+    ]
+    outputs: Any = specs[0] if isinstance(metas, TensorMeta) else tuple(specs)
+    return OutputSharding(outputs, suggestion, needs_redistribute=True)
+
+
+def is_run_by_function(schema: OpSchema) -> bool:
+    """Whether the op is run by a function of ours, which is given local tensors as they are."""
+    return hasattr(schema, "_cute_sharding_function")
 
 
 def _by_plan(schema: OpSchema | None) -> Any:

@@ -1,0 +1,214 @@
+"""Movement ops of real models on sharded dims, by torch and here: time, bytes received, memory.
+
+python -m benchmarks.movement             # 4 processes over gloo, tensors of 64 MB
+python -m benchmarks.movement --megabytes 1 --repeats 1   # quickly
+
+Time is that of the slowest rank, the least of several runs; bytes are what the busiest rank
+receives; memory is the most that a rank's process has beyond what it had before (Linux).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from math import exp, log, prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard as Strided
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import cute_sharding
+
+WORLD = 4
+
+
+class Pattern(NamedTuple):
+    """What is run, on a tensor of that shape (of 2**24 elements) and those placements."""
+
+    name: str
+    shape: tuple[int, ...]
+    placement: Placement
+    run: Callable[[DTensor], Any]
+
+
+def _rotated(x: DTensor) -> DTensor:
+    one, other = x.chunk(2, -1)
+    return torch.cat([-other, one], -1)
+
+
+def _shifted(x: DTensor) -> DTensor:
+    return x.roll((-3, -3), (1, 2))
+
+
+def _with_new_token(cache: DTensor) -> DTensor:
+    new = torch.zeros(*cache.shape[:2], 1, cache.shape[3])
+    mesh = cache.device_mesh
+    return torch.cat([cache, DTensor.from_local(new, mesh, [Replicate()], run_check=False)], 2)
+
+
+def _windows(x: DTensor) -> DTensor:
+    """What a causal convolution of 4 steps reads."""
+    return F.pad(x, (0, 0, 3, 0)).unfold(1, 4, 1)
+
+
+SEQUENCE = (8, 2048, 1024)
+PATTERNS = (
+    Pattern("next tokens x[:, 1:]", SEQUENCE, Shard(1), lambda x: x[:, 1:]),
+    Pattern("all but the last x[:, :-1]", SEQUENCE, Shard(1), lambda x: x[:, :-1]),
+    Pattern("last token x[:, -1]", SEQUENCE, Shard(1), lambda x: x[:, -1]),
+    Pattern("first half x[:, :n / 2]", SEQUENCE, Shard(1), lambda x: x[:, : x.shape[1] // 2]),
+    Pattern("fused QKV, chunk", SEQUENCE, Strided(2, split_factor=4), lambda x: x.chunk(4, 2)),
+    Pattern("fused gate and up", SEQUENCE, Strided(2, split_factor=2), lambda x: x.chunk(2, 2)),
+    Pattern("QKV cut plainly, chunk", SEQUENCE, Shard(2), lambda x: x.chunk(4, 2)),
+    Pattern("RoPE, halves rotated", SEQUENCE, Shard(2), _rotated),
+    Pattern(
+        "shifted windows, roll", (8, 64, 64, 512), Shard(1), lambda x: x.roll((-3, -3), (1, 2))
+    ),
+    Pattern("KV cache, cat", (4, 16, 2048, 128), Shard(2), _with_new_token),
+    Pattern("causal windows, pad and unfold", SEQUENCE, Shard(1), _windows),
+    Pattern("reversed sequence, flip", SEQUENCE, Shard(1), lambda x: x.flip(1)),
+    Pattern("causal mask, tril", (4096, 4096), Shard(0), lambda x: x.tril()),
+)
+
+
+class Received(TorchDispatchMode):
+    """Counts the bytes that collectives bring to this rank from others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func.namespace == "_c10d_functional":
+            width, me = args[0].element_size(), dist.get_rank()
+            if func._opname == "all_gather_into_tensor":
+                self.bytes += args[0].numel() * width * (args[1] - 1)
+            elif func._opname == "all_to_all_single":
+                self.bytes += sum(n for k, n in enumerate(args[1]) if k != me) * width
+            elif func._opname == "all_reduce":
+                self.bytes += 2 * args[0].numel() * width * (WORLD - 1) // WORLD
+            elif func._opname == "reduce_scatter_tensor":
+                self.bytes += args[0].numel() * width * (WORLD - 1) // WORLD
+        return func(*args, **(kwargs or {}))
+
+
+class Measured(NamedTuple):
+    """Of the slowest or busiest rank; seconds, bytes, bytes."""
+
+    seconds: float
+    received: int
+    memory: int
+
+
+def _waited(results: Any) -> None:
+    for result in results if isinstance(results, (list, tuple)) else [results]:
+        local = result.to_local()
+        getattr(local, "wait", lambda: None)()
+
+
+def _peak() -> int:
+    """The most memory that this process has had since :func:`_forget_peak`, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _measure(pattern: Pattern, x: DTensor, repeats: int) -> Measured | None:
+    try:
+        with Received() as received:
+            _waited(pattern.run(x))
+    except Exception:
+        return None
+    _forget_peak()
+    before, times = _peak(), []
+    for _ in range(repeats):
+        dist.barrier()
+        begin = time.perf_counter()
+        _waited(pattern.run(x))
+        times.append(time.perf_counter() - begin)
+    of_all = torch.tensor([times, [float(received.bytes)] * repeats, [_peak() - before] * repeats])
+    of_all = of_all.double()
+    dist.all_reduce(of_all, op=dist.ReduceOp.MAX)
+    return Measured(of_all[0].min().item(), int(of_all[1, 0]), int(of_all[2, 0]))
+
+
+def _local(pattern: Pattern, mesh: DeviceMesh, megabytes: float) -> DTensor:
+    first = max(int(pattern.shape[0] * megabytes / 64), 1)
+    shape = (first, *pattern.shape[1:])
+    d = pattern.placement.dim  # type: ignore[attr-defined]
+    local = list(shape)
+    local[d] //= WORLD
+    size, stride = torch.Size(shape), tuple([prod(shape[k + 1 :]) for k in range(len(shape))])
+    given = torch.rand(local)
+    placements = [pattern.placement]
+    return DTensor.from_local(given, mesh, placements, run_check=False, shape=size, stride=stride)
+
+
+def _worker(rank: int, rendezvous: str, megabytes: float, repeats: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    ratios = []
+    if rank == 0:
+        print(f"{'':32}{'seconds':>17}{'MB received':>19}{'MB more held':>19}")
+        print(f"{'':32}{'torch':>8}{'here':>9}{'torch':>10}{'here':>9}{'torch':>10}{'here':>9}")
+    for pattern in PATTERNS:
+        x = _local(pattern, mesh, megabytes)
+        stock = _measure(pattern, x, repeats)
+        with cute_sharding.enabled(movement=True):
+            ours = _measure(pattern, x, repeats)
+        assert ours is not None, pattern.name
+        if stock is not None:
+            ratios.append(ours.seconds / stock.seconds)
+        if rank == 0:
+            print(_line(pattern.name, stock, ours), flush=True)
+    if rank == 0:
+        mean = exp(sum(map(log, ratios)) / len(ratios))
+        print(f"time here / torch: geometric mean {mean:.3f}, most {max(ratios):.3f}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _line(name: str, stock: Measured | None, ours: Measured) -> str:
+    def pair(a: float | None, b: float, digits: int) -> str:
+        return f"{'raises' if a is None else f'{a:.{digits}f}':>10}{b:9.{digits}f}"
+
+    mega = 1 << 20
+    return (
+        f"{name:30}"
+        + pair(stock and stock.seconds, ours.seconds, 4)
+        + pair(stock and stock.received / mega, ours.received / mega, 2)
+        + pair(stock and stock.memory / mega, ours.memory / mega, 0)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=float, default=64, help="of each tensor")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.start_processes(
+            _worker,
+            args=(f"{folder}/rendezvous", options.megabytes, options.repeats),
+            nprocs=WORLD,
+            start_method="spawn",
+        )
+
+
+if __name__ == "__main__":
+    main()

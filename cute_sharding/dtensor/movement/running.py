@@ -1,0 +1,252 @@
+"""Running a movement on local tensors: one all-to-all at the most, and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.compiled.library import after
+from cute_sharding.dtensor.memory.writes import note_movement
+from cute_sharding.dtensor.movement.windows import sum_of_windows, triangle_of, windows_of
+from cute_sharding.dtensor.redistributing.executor import all_to_all
+from cute_sharding.dtensor.redistributing.groups import group_of
+from cute_sharding.dtensor.redistributing.packing import (
+    from_wire,
+    read,
+    to_wire,
+    write,
+)
+from cute_sharding.dtensor.redistributing.ranks import on_each_rank, peers, place
+from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.torch_private import (
+    collective_ops,
+    dispatch_modes,
+    local_tensors,
+    process_groups,
+)
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
+from cute_sharding.movement import Movement
+from cute_sharding.movement.exchange import Transfer
+from cute_sharding.redistribution.chains import chain_of
+from cute_sharding.redistribution.meeting import rows_held
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """What stands in for the local form of a movement op: called with the op's arguments, in which
+    local tensors stand for DTensors.
+
+    Attributes:
+        movement: from the operands' placements to the results'.
+        mesh: the DeviceMesh.
+        dims: the mesh dims whose ranks exchange.
+        specs: of the operands.
+        placements: to which these are brought first.
+        pending: the reduction that is pending on mesh dims.
+        name: of the op.
+        is_view: whether its results are views.
+    """
+
+    movement: Movement
+    mesh: Any
+    dims: tuple[int, ...]
+    specs: tuple[DTensorSpec, ...]
+    placements: tuple[tuple[Placement, ...], ...]
+    pending: tuple[tuple[int, str], ...]
+    name: str
+    is_view: bool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = [
+            leaf for leaf in local_tensors.leaves(args, kwargs) if isinstance(leaf, torch.Tensor)
+        ]
+        operands = [self._brought(x, i) for i, x in enumerate(given)]
+        results = self._views(operands) if self._is_viewed else None
+        if results is None:
+            results = self._copies(operands)
+            if self.is_view:
+                for result in results:
+                    note_movement(given[0], self.specs[0], result, self.name)
+        single = len(results) == 1 and self.name not in _LISTS
+        return results[0] if single else results
+
+    def _brought(self, local: torch.Tensor, i: int) -> torch.Tensor:
+        spec, placements = self.specs[i], self.placements[i]
+        local = collective_ops.waited(local)
+        if placements == tuple(spec.placements):
+            return local
+        target = DTensorSpec(self.mesh, placements, spec.tensor_meta)
+        return redistribute_local_tensor(local, spec, target, counted=False)
+
+    # -- without communication ---------------------------------------------------------------------
+
+    @property
+    def _is_viewed(self) -> bool:
+        return self.is_view and not self.dims and self.movement.is_view
+
+    def _views(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each result the local tensor as a view of the operand's."""
+
+        def view(rank: int, x: torch.Tensor, k: int) -> torch.Tensor:
+            device = place(self.mesh, rank)
+            return self._finished(_sliced(x, self.movement, k, device), k, device)
+
+        return [
+            on_each_rank(lambda rank, x, k=k: view(rank, x, k), operands[0])
+            for k in range(len(self.movement.move.outputs))
+        ]
+
+    # -- with copies -------------------------------------------------------------------------------
+
+    def _part(self, rank: int) -> Transfer:
+        return _transfer_of(self.movement, self.mesh, self.dims, rank)
+
+    def _copies(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        dtype = operands[0].dtype
+        for x in operands[1:]:
+            dtype = torch.promote_types(dtype, x.dtype)
+        operands = [
+            on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
+            for i, x in enumerate(operands)
+        ]
+        received = operands[0]
+        if self.dims:
+            buffer = on_each_rank(
+                lambda rank, *locals: to_wire(_packed(self._part(rank), locals)), *operands
+            )
+            group = group_of(self.mesh, self.dims)
+            received = collective_ops.waited(
+                all_to_all(self._part, buffer, operands[0], group, self.mesh)
+            )
+        results = []
+        for k in range(len(self.movement.move.outputs)):
+            result = on_each_rank(
+                lambda rank, got, *locals, k=k: self._result(rank, k, got, locals),
+                received,
+                *operands,
+            )
+            results.append(result)
+        if (
+            self.dims
+            and dispatch_modes.is_tracing()
+            and not any(self._part(process_groups.this_rank()).receives)
+        ):
+            results[0] = after(results[0], received)  # a rank that only sends
+        return results
+
+    def _prepared(self, local: torch.Tensor, i: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
+        """The operand as the exchange numbers its rows, and of the results' dtype."""
+        if local.is_conj() or local.is_neg():
+            local = local.resolve_conj().resolve_neg()
+        local = local if local.dtype == dtype else local.to(dtype)
+        for source, _ in self.movement.move.links[0].pairs:
+            if source.window is not None and source.dim is not None:
+                n, chain = self._rows(source.dim, self.movement.sources[i], i, rank)
+                local = sum_of_windows(local, source.dim, n, chain, source.window)
+        return local
+
+    def _rows(self, d: int, chains: Any, i: int, rank: int) -> tuple[int, Any]:
+        chain = chain_of(chains[d], self.movement.mesh, place(self.mesh, rank))
+        return self.movement.move.inputs[i][d], chain
+
+    def _result(
+        self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        part, move, like = self._part(rank), self.movement.move, operands[0]
+        shape, device = part.target_shapes[k], place(self.mesh, rank)
+        own = [(i, copy) for i, onto, copies in part.own if onto == k for copy in copies]
+        if len(own) == 1 and not part.filled[k] and not part.unpacks[k]:
+            # All of it is its own.
+            found = read(operands[own[0][0]], own[0][1]).reshape(shape)
+            result = self._finished(found.clone() if move.is_view else found, k, device)
+            return result.clone() if result is found else result
+        if part.filled[k]:
+            target = like.new_full(shape, self._fill(device))
+        else:
+            target = like.new_empty(shape)
+        for i, copy in own:
+            write(copy, operands[i], target, add=move.adds)
+        if part.unpacks[k]:
+            buffer = from_wire(received, like.dtype)
+            for copy in part.unpacks[k]:
+                write(copy, buffer, target, add=move.adds)
+        return self._finished(target, k, device)
+
+    def _fill(self, device: tuple[int, ...]) -> Any:
+        """What rows that are made of no row have on a device: where something is pending, so that
+        it comes to the fill.
+        """
+        fill = 0 if self.movement.move.adds else self.movement.move.fill
+        for m, op in self.pending:
+            if device[m] and op in ("sum", "product"):
+                fill = 0 if op == "sum" else 1
+        return fill
+
+    def _finished(self, target: torch.Tensor, k: int, device: tuple[int, ...]) -> torch.Tensor:
+        """Rows that lie backward are turned; windows are taken; triangles are cut out."""
+        if self.movement.move.triangle is not None:
+            held, across = (
+                rows_held(n, chain_of(chain, self.movement.mesh, device))
+                for n, chain in [*zip(self.movement.move.outputs[k], self.movement.targets[k])][-2:]
+            )
+            return triangle_of(target, *self.movement.move.triangle, held, across)
+        backward = []
+        for link in self.movement.move.links:
+            for _, rows in link.pairs if link.target == k else ():
+                if rows.window is not None and rows.dim is not None:
+                    n = self.movement.move.outputs[k][rows.dim]
+                    chain = chain_of(self.movement.targets[k][rows.dim], self.movement.mesh, device)
+                    return windows_of(target, rows.dim, n, chain, rows.window)
+                if rows.backward and rows.dim is not None:
+                    backward.append(rows.dim)
+        return target.flip(backward) if backward else target
+
+
+# Ops that give a list, also of one tensor.
+_LISTS = frozenset(
+    {
+        "split.Tensor",
+        "split_with_sizes.default",
+        "split_with_sizes_copy.default",
+        "unbind.int",
+    }
+)
+
+
+@lru_cache(maxsize=1 << 12)
+def _transfer_of(movement: Movement, mesh: Any, dims: tuple[int, ...], rank: int) -> Transfer:
+    return movement.transfer(place(mesh, rank), peers(mesh, dims, rank))
+
+
+def _packed(part: Transfer, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The send buffer."""
+    total = sum(part.sends)
+    whole = [(x, some) for x, some in zip(operands, part.packs) if some]
+    if len(whole) == 1 and len(whole[0][1]) == 1 and prod(whole[0][1][0].sizes) == total:
+        return read(whole[0][0], *whole[0][1]).reshape(-1)
+    buffer = operands[0].new_empty(total)
+    for x, some in whole:
+        for copy in some:
+            write(copy, x, buffer)
+    return buffer
+
+
+def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]) -> torch.Tensor:
+    """What a device needs of its own, by slices of its dims."""
+    gone = 0
+    steps = movement.slices(k, device)
+    assert steps is not None
+    for d, (first, count, step, is_kept) in enumerate(steps):
+        at = d - gone
+        if not is_kept:
+            x, gone = x.select(at, first), gone + 1
+        elif (first, count, step) != (0, x.shape[at], 1):
+            last = first + max(count - 1, 0) * step
+            x = x.narrow(at, first, last + 1 - first if count else 0)
+            x = x if step == 1 else x[(slice(None),) * at + (slice(None, None, step),)]
+    return x

@@ -1,0 +1,83 @@
+"""A movement op as a map of rows: which rows of which tensors its results are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from cute_sharding.movement.rows import Rows
+
+Shape: TypeAlias = "tuple[int, ...]"
+# Of each dim of an exchange: how its rows are those of the source, and those of the target.
+Pairs: TypeAlias = "tuple[tuple[Rows, Rows], ...]"
+
+
+class Link(NamedTuple):
+    """What one result takes from one operand.
+
+    Attributes:
+        source, target: which operand, and which result.
+        pairs: of each dim of the exchange, how its rows are those of the one and of the other.
+
+    >>> rows = Rows(0)
+    >>> Link(0, 0, ((rows, rows),)).pairs[0][0].is_plain
+    True
+    """
+
+    source: int
+    target: int
+    pairs: Pairs
+
+
+@dataclass(frozen=True)
+class Move:
+    """A movement op on tensors of given shapes. Rows of the result that are made of several rows of
+    the operand (windows) are named by the rows that they are made of.
+
+    Attributes:
+        inputs, outputs: the shapes of operands and results. Of windows, without the dim that counts
+            the rows within one.
+        links: what the results are made of.
+        fill: what rows of the results have that are made of no row.
+        adds: rows of a result that are made of several are their sum.
+        is_view: on a plain tensor the results are views of the one operand.
+        triangle: of tril and triu: whether it is the lower one, and the number of the diagonal up
+            to which, or from which on, the elements of the last two dims are kept.
+        named: dims of the operands that the op is about, also where it does nothing to them.
+
+    >>> from cute_sharding.movement import BY_OP
+    >>> roll = BY_OP["torch.roll"].move((8, 4), 2, 0)
+    >>> isinstance(roll, Move), roll.outputs, roll.touched(0)
+    (True, ((8, 4),), frozenset({0}))
+    """
+
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    links: tuple[Link, ...]
+    fill: Any = 0
+    adds: bool = False
+    is_view: bool = False
+    named: frozenset[int] = frozenset()
+    triangle: tuple[bool, int] | None = None
+
+    def touched(self, source: int) -> frozenset[int]:
+        """The dims of an operand that do not go into every result as they are, and those that the
+        op names.
+        """
+        plain = [
+            {one.dim for one, other in link.pairs if one.is_plain and other.is_plain}
+            for link in self.links
+            if link.source == source
+        ]
+        every = range(len(self.inputs[source]))
+        return frozenset(
+            d for d in every if d in self.named or not all(d in dims for dims in plain)
+        )
+
+    def home(self, link: Link) -> dict[int, int]:
+        """For dims of the link's operand, the dim of the result that goes on with their rows."""
+        return {
+            one.dim: other.dim
+            for one, other in link.pairs
+            if one.dim is not None and other.dim is not None
+        }

@@ -1,0 +1,259 @@
+"""The rules of movement ops: from the arguments to a map of rows. Each is called with the op's
+arguments, where tensors are their shapes, and gives None for arguments of which none is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from sys import maxsize
+from typing import Any
+
+from cute_sharding.movement.moves import Link, Move, Pairs, Shape
+from cute_sharding.movement.rows import Rows, Window
+from cute_sharding.redistribution.meeting import Run, Runs
+
+Rule = Callable[..., "Move | None"]
+
+
+def line(x: int, y: int, count: int, dx: int = 1, dy: int = 1) -> Runs:
+    """``count`` rows from (x, y) on, the steps dx and dy apart."""
+    if count <= 0:
+        return ()
+    if dx == dy == 1 or count == 1:
+        return (Run(x, y, (), count),)
+    return (Run(x, y, ((count, dx, dy),), 1),)
+
+
+def alike(ndim: int, **other: tuple[Rows, Rows]) -> Pairs:
+    """Pairs of the dims of tensors of as many dims, all as they are but for those named ``d0``,
+    ``d1`` and so on.
+    """
+    return tuple([other.get(f"d{d}", (Rows(d), Rows(d))) for d in range(ndim)])
+
+
+def at(shape: Shape, dim: int) -> int:
+    """The dim counted from 0.
+
+    Raises:
+        IndexError: there is no such dim.
+    """
+    if not -len(shape) <= dim < len(shape):
+        raise IndexError(f"dim {dim} of a tensor of {len(shape)} dims")
+    return dim % len(shape)
+
+
+def put(shape: Shape, dim: int, *sizes: int) -> Shape:
+    """The shape with other sizes in the place of the dim's."""
+    return (*shape[:dim], *sizes, *shape[dim + 1 :])
+
+
+# -- parts of a dim --------------------------------------------------------------------------------
+
+
+def _bounds(n: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """Of a slice, as torch takes them: from the end where negative, and within the dim."""
+    first, stop = 0 if start is None else start, maxsize if end is None else end
+    first, stop = (min(max(k + n if k < 0 else k, 0), n) for k in (first, stop))
+    return first, max(first, stop)
+
+
+def sliced(
+    x: Shape, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Move | None:
+    """Rows ``start + j·step``."""
+    if not x or step < 1:
+        return None
+    d = at(x, dim)
+    first, stop = _bounds(x[d], start, end)
+    count = -(-(stop - first) // step)
+    if count == x[d]:
+        return Move((x,), (x,), (Link(0, 0, alike(len(x))),), is_view=True, named=frozenset({d}))
+    rows = Rows(d, line(0, first, count, 1, step)), Rows(d)
+    return Move(
+        (x,), (put(x, d, count),), (Link(0, 0, alike(len(x), **{f"d{d}": rows})),), is_view=True
+    )
+
+
+def sliced_backward(
+    gradient: Shape, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Move:
+    """Row j of the gradient becomes row ``start + j·step``, among zeros."""
+    d = at(gradient, dim)
+    first, _ = _bounds(sizes[d], start, end)
+    rows = Rows(d), Rows(d, line(0, first, gradient[d], 1, step))
+    return Move((gradient,), (tuple(sizes),), (Link(0, 0, alike(len(sizes), **{f"d{d}": rows})),))
+
+
+def _one_row(ndim: int, d: int, index: int) -> Pairs:
+    """The row of that number of ``ndim`` dims, and a tensor that has no such dim."""
+    return (
+        *[(Rows(k), Rows(k)) for k in range(d)],
+        (Rows(d, line(0, index, 1)), Rows(None)),
+        *[(Rows(k), Rows(k - 1)) for k in range(d + 1, ndim)],
+    )
+
+
+def _turned(pairs: Pairs) -> Pairs:
+    return tuple([(target, source) for source, target in pairs])
+
+
+def selected(x: Shape, dim: int, index: int) -> Move | None:
+    """One row, and the dim is gone."""
+    d = at(x, dim)
+    if not -x[d] <= index < x[d]:
+        return None
+    pairs = _one_row(len(x), d, index % x[d])
+    return Move((x,), (put(x, d),), (Link(0, 0, pairs),), is_view=True)
+
+
+def selected_backward(gradient: Shape, sizes: Sequence[int], dim: int, index: int) -> Move | None:
+    """The gradient becomes one row, among zeros."""
+    shape = tuple(sizes)
+    d = at(shape, dim)
+    pairs = _turned(_one_row(len(shape), d, index % shape[d]))
+    return Move((gradient,), (shape,), (Link(0, 0, pairs),))
+
+
+def unbound(x: Shape, dim: int = 0) -> Move | None:
+    """Each row by itself."""
+    d = at(x, dim)
+    links = [Link(0, k, _one_row(len(x), d, k)) for k in range(x[d])]
+    return Move((x,), (put(x, d),) * x[d], tuple(links), is_view=True) if links else None
+
+
+def split_with_sizes(x: Shape, sizes: Sequence[int], dim: int = 0) -> Move | None:
+    """Parts of those sizes, one after the other."""
+    d = at(x, dim)
+    if sum(sizes) != x[d]:
+        return None
+    links, first = [], 0
+    for k, size in enumerate(sizes):
+        rows = Rows(d, line(0, first, size)), Rows(d)
+        links.append(Link(0, k, alike(len(x), **{f"d{d}": rows})))
+        first += size
+    return Move((x,), tuple([put(x, d, n) for n in sizes]), tuple(links), is_view=True)
+
+
+def split(x: Shape, size: int, dim: int = 0) -> Move | None:
+    """Parts of ``size`` rows, of which the last may have fewer."""
+    n = x[at(x, dim)]
+    if size < 1:
+        return None
+    parts = max(-(-n // size), 1)
+    return split_with_sizes(x, [min(size, n - k * size) for k in range(parts)], dim)
+
+
+# -- together --------------------------------------------------------------------------------------
+
+
+def concatenated(tensors: Sequence[Shape], dim: int = 0) -> Move | None:
+    """One after the other. Tensors of shape (0,) are left out, as torch does."""
+    ndim = max(map(len, tensors))
+    if any(len(x) != ndim for x in tensors) or not ndim:
+        return None
+    d = at(tensors[0], dim)
+    links, first = [], 0
+    for i, x in enumerate(tensors):
+        rows = Rows(d), Rows(d, line(0, first, x[d]))
+        links.append(Link(i, 0, alike(ndim, **{f"d{d}": rows})))
+        first += x[d]
+    return Move(tuple(tensors), (put(tensors[0], d, first),), tuple(links))
+
+
+# -- the same rows in another order ----------------------------------------------------------------
+
+
+def rolled(x: Shape, shifts: Any, dims: Any = ()) -> Move | None:
+    """Row j is row j - shift, around the end."""
+    shifts, dims = ([k] if isinstance(k, int) else list(k) for k in (shifts, dims))
+    if not dims and len(x) == 1 and len(shifts) == 1:
+        dims = [0]
+    if len(shifts) != len(dims) or not dims:
+        return None
+    amounts: dict[int, int] = {}
+    for shift, dim in zip(shifts, dims):
+        amounts[at(x, dim)] = amounts.get(at(x, dim), 0) + shift
+    pairs = {}
+    for d, shift in amounts.items():
+        n, k = x[d], shift % x[d] if x[d] else 0
+        if k:
+            pairs[f"d{d}"] = Rows(d, line(0, n - k, k) + line(k, 0, n - k)), Rows(d)
+    return Move((x,), (x,), (Link(0, 0, alike(len(x), **pairs)),), named=frozenset(amounts))
+
+
+def flipped(x: Shape, dims: Sequence[int]) -> Move | None:
+    """Row j is row n - 1 - j."""
+    turned = {at(x, dim) for dim in dims}
+    pairs = {f"d{d}": (Rows(d), Rows(d, None, True)) for d in turned if x[d] > 1}
+    return Move((x,), (x,), (Link(0, 0, alike(len(x), **pairs)),), named=frozenset(turned))
+
+
+# -- with rows that come from nowhere --------------------------------------------------------------
+
+
+def padded(x: Shape, pad: Sequence[int], value: Any = 0) -> Move | None:
+    """Rows of ``value`` before and after; fewer rows where ``pad`` is negative."""
+    if len(pad) % 2 or len(pad) > 2 * len(x):
+        return None
+    shape, pairs, named = list(x), {}, set()
+    for k in range(len(pad) // 2):
+        d, (low, high) = len(x) - 1 - k, pad[2 * k : 2 * k + 2]
+        named.add(d)
+        if not low and not high:
+            continue
+        shape[d] = x[d] + low + high
+        first, stop = max(low, 0), min(x[d] + low, shape[d])
+        pairs[f"d{d}"] = Rows(d, line(first, first - low, stop - first)), Rows(d)
+    if min(shape, default=0) < 0:
+        return None
+    return Move(
+        (x,), (tuple(shape),), (Link(0, 0, alike(len(x), **pairs)),), value, named=frozenset(named)
+    )
+
+
+def triangle(is_lower: bool) -> Rule:
+    """All rows stay where they are, and elements beyond a diagonal become 0."""
+
+    def rule(x: Shape, diagonal: int = 0) -> Move | None:
+        if len(x) < 2:
+            return None
+        links = (Link(0, 0, alike(len(x))),)
+        return Move((x,), (x,), links, triangle=(is_lower, diagonal))
+
+    return rule
+
+
+# -- windows ---------------------------------------------------------------------------------------
+
+
+def unfolded(x: Shape, dim: int, size: int, step: int) -> Move | None:
+    """Windows of ``size`` rows, ``step`` apart, whose rows are a last dim. One window alone is a
+    slice, of which that dim may be cut.
+    """
+    if not x:
+        return None
+    d = at(x, dim)
+    if not 0 < size <= x[d] or step < 1:
+        return None
+    count, ndim = (x[d] - size) // step + 1, len(x)
+    if count == 1:
+        rows = Rows(d, line(0, 0, size)), Rows(ndim)
+        pairs = (*alike(ndim, **{f"d{d}": (Rows(None), Rows(d))}), rows)
+        return Move((x,), ((*put(x, d, 1), size),), (Link(0, 0, pairs),), is_view=True)
+    pair = Rows(d), Rows(d, window=Window(size, step))
+    return Move(
+        (x,), (put(x, d, count),), (Link(0, 0, alike(ndim, **{f"d{d}": pair})),), is_view=True
+    )
+
+
+def unfolded_backward(
+    gradient: Shape, sizes: Sequence[int], dim: int, size: int, step: int
+) -> Move | None:
+    """Each row has the sum of what the windows that it is in have of it."""
+    shape = tuple(sizes)
+    if not shape or size < 1:
+        return None
+    d = at(shape, dim)
+    pair = Rows(d, window=Window(size, step)), Rows(d)
+    links = (Link(0, 0, alike(len(shape), **{f"d{d}": pair})),)
+    return Move((gradient[:-1],), (shape,), links, adds=True)

@@ -1,0 +1,89 @@
+"""The table of movement ops: one row for each, op -> map of rows -> exchange.
+
+A row is all that is known of an op: how its arguments make a :class:`Move`, and which aten
+overloads it answers for in DTensor's dispatcher. Ops that are made of others (narrow, chunk,
+tensor_split, hstack) come there as those. docs/rules.md shows the table.
+
+Source: the ops' definitions in PyTorch's documentation and in
+aten/src/ATen/native/native_functions.yaml.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cute_sharding.movement import rules
+from cute_sharding.movement.moves import Move
+
+
+@dataclass(frozen=True)
+class Row:
+    """One movement op.
+
+    Attributes:
+        op: its name in torch.
+        rule: ``(operands' shapes and arguments) -> Move``.
+        overloads: the aten overloads.
+        note: what a reader of the table should know.
+
+    >>> row = BY_OP["torch.flip"]
+    >>> isinstance(row, Row), row.overloads
+    (True, ('flip.default',))
+    """
+
+    op: str
+    rule: rules.Rule
+    overloads: tuple[str, ...] = ()
+    note: str = field(default="", compare=False)
+
+    def move(self, *args: Any, **kwargs: Any) -> Move | None:
+        """The op on tensors of those shapes, which stand for them among the arguments; None: no map
+        is known for such arguments.
+
+        >>> BY_OP["torch.cat"].move([(2, 3), (2, 5)], 1).outputs
+        ((2, 8),)
+        """
+        return self.rule(*args, **kwargs)
+
+
+TABLE: tuple[Row, ...] = (
+    Row("Tensor.__getitem__", rules.sliced, ("slice.Tensor",), "slices; also narrow, tensor_split"),
+    Row("slice's gradient", rules.sliced_backward, ("slice_backward.default",)),
+    Row("torch.select", rules.selected, ("select.int",), "also an int as index"),
+    Row("select's gradient", rules.selected_backward, ("select_backward.default",)),
+    Row("torch.unbind", rules.unbound, ("unbind.int",)),
+    Row("torch.split", rules.split, ("split.Tensor",), "also chunk"),
+    Row(
+        "torch.split, by sizes",
+        rules.split_with_sizes,
+        ("split_with_sizes.default", "split_with_sizes_copy.default"),
+    ),
+    Row("torch.cat", rules.concatenated, ("cat.default",), "also hstack, vstack, dstack"),
+    Row("torch.roll", rules.rolled, ("roll.default",)),
+    Row("torch.flip", rules.flipped, ("flip.default",), "also fliplr, flipud"),
+    Row("torch.nn.functional.pad", rules.padded, ("constant_pad_nd.default",), "with a constant"),
+    Row("torch.tril", rules.triangle(True), ("tril.default",), "free on any cut"),
+    Row("torch.triu", rules.triangle(False), ("triu.default",), "free on any cut"),
+    Row("Tensor.unfold", rules.unfolded, ("unfold.default",)),
+    Row("unfold's gradient", rules.unfolded_backward, ("unfold_backward.default",)),
+)
+"""The rows, one for each movement op.
+
+>>> sum(row.op == "torch.roll" for row in TABLE)
+1
+"""
+
+BY_OP: dict[str, Row] = {row.op: row for row in TABLE}
+"""The rows by the name that the op has in torch.
+
+>>> BY_OP["torch.select"].move((4, 6), 1, -1).outputs
+((4,),)
+"""
+
+BY_OVERLOAD: dict[str, Row] = {name: row for row in TABLE for name in row.overloads}
+"""For each aten overload its row.
+
+>>> BY_OVERLOAD["roll.default"].op
+'torch.roll'
+"""

@@ -1,0 +1,192 @@
+"""Movement ops on sharded dims: values and gradients as on one device; what is received is what is
+missing, in one collective; what is free is a view; what is off is torch's.
+"""
+
+import logging
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from drawing import draw_placements
+from movement_programs import MESHES, PROGRAMS, draw, listed
+from op_programs import S, assert_close, values
+from simulation import distribute, is_partial, most_received, plain, ranks_of, watched_wire
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import cute_sharding
+
+DRAWS = 4
+
+
+def on_one_device(function, full):
+    with plain():
+        x = full.clone().requires_grad_()
+        results = listed(function(x))
+        gradients = [values(*result.shape) + 0.5 for result in results]
+        (gradient,) = torch.autograd.grad(results, x, gradients)
+    return results, gradients, gradient
+
+
+def compare(function, full, mesh, placements, case):
+    wanted, gradients, gradient = on_one_device(function, full)
+    terms = 1
+    for n, p in zip(mesh, placements):
+        terms *= n if is_partial(p) else 1
+    with cute_sharding.enabled(movement=True):
+        x = distribute(full / terms, mesh, placements, requires_grad=True)
+        results = listed(function(x))
+        given = [
+            distribute(g, mesh, [Replicate() if is_partial(p) else p for p in result.placements])
+            for g, result in zip(gradients, results)
+        ]
+        (found,) = torch.autograd.grad(results, x, given)
+    for result, want in zip(results, wanted, strict=True):
+        assert_close(result.detach(), want.detach(), case)
+    assert_close(found, gradient, (case, "gradient"))
+
+
+@pytest.mark.parametrize("world", MESHES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_drawn_programs_forward_and_backward(name, world):
+    rng = random.Random(f"{name} {world}")
+    with ranks_of((world,)):
+        for _ in range(DRAWS):
+            drawn, shape, program = draw(rng, name)
+            mesh = rng.choice(MESHES[world])
+            placements = draw_placements(rng, mesh, shape, pending="sum", chance=0.1)
+            case = f"{name} {drawn} of {shape} on {mesh}: {placements}"
+            compare(program, values(*shape), mesh, placements, case)
+
+
+# -- what is on the wire ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "placements", "after", "received"),
+    [
+        (lambda x: x[1:], (16, 3), [Shard(0)], [Shard(0)], 3),
+        (lambda x: x[:-1], (16, 3), [Shard(0)], [Shard(0)], 0),
+        (lambda x: x.roll(1, 0), (16, 3), [Shard(0)], [Shard(0)], 3),
+        (lambda x: x.flip(0), (16, 3), [Shard(0)], [Shard(0)], 12),
+        (lambda x: F.pad(x, (0, 0, 2, 0)), (18, 3), [Shard(0)], [Shard(0)], 6),
+        (lambda x: x.unfold(0, 3, 1), (18, 2), [Shard(0)], [Shard(0)], 6),
+        (lambda x: x.chunk(2, 1)[1], (3, 16), [S(1)], [Shard(1)], 0),
+        (lambda x: x[:, 5], (3, 16), [Shard(1)], [Shard(0)], 1),
+        (
+            lambda x: torch.cat([x, x], 1),
+            (3, 16),
+            [Shard(1)],
+            [S(1)],
+            0,
+        ),
+    ],
+)
+def test_what_is_missing_is_received(function, shape, placements, after, received, monkeypatch):
+    with ranks_of((4,)), cute_sharding.enabled(movement=True):
+        x = distribute(values(*shape), (4,), placements)
+        with watched_wire(monkeypatch) as wire, CommDebugMode() as communicated:
+            result = function(x)
+        assert list(result.placements) == after
+        assert most_received(wire) == received
+        assert communicated.get_total_counts() == (received > 0)
+
+
+def test_an_op_is_one_collective_at_the_most():
+    rng = random.Random(5)
+    ops = ["slice", "select", "roll of all dims", "flip", "pad", "unfold", "unbind", "tensor_split"]
+    with ranks_of((8,)):
+        for _ in range(60):
+            name = rng.choice(ops)
+            mesh = rng.choice(MESHES[8])
+            drawn, shape, program = draw(rng, name)
+            placements = draw_placements(rng, mesh, shape)
+            with cute_sharding.enabled(movement=True), CommDebugMode() as communicated:
+                program(distribute(values(*shape), mesh, placements))
+            most = 4 if name == "tensor_split" else 1
+            case = name, drawn, shape, mesh, placements
+            assert communicated.get_total_counts() <= most, case
+
+
+# -- views and copies ------------------------------------------------------------------------------
+
+
+def test_what_is_free_is_a_view_of_the_local_tensor():
+    with ranks_of((2,)), cute_sharding.enabled(movement=True):
+        full = values(4, 12)
+        x = distribute(full, (2,), [S(1)])
+        x.chunk(2, 1)[1].zero_()
+        with plain():
+            full = full.clone()
+            full[:, 6:] = 0
+        assert_close(x, full, "written through a chunk")
+
+
+def test_writes_to_copies_are_refused():
+    """Where torch gathers, they go to a copy, and are lost without a word."""
+    with ranks_of((2,)):
+        full = values(8, 3)
+        x = distribute(full, (2,), [Shard(0)])
+        x[1:].zero_()
+        assert_close(x, full, "torch loses the write")
+        with cute_sharding.enabled(movement=True):
+            part = x[1:]
+            with pytest.raises(RuntimeError, match=r"zero_.default writes in place to what slice"):
+                part.zero_()
+            part.clone().zero_()
+            assert_close(x, full, "nothing is written")
+
+
+# -- what is counted, and switched -----------------------------------------------------------------
+
+
+def test_counts_and_the_log(caplog):
+    with ranks_of((4,)), cute_sharding.enabled(movement=True):
+        x = distribute(values(16, 3), (4,), [Shard(0)])
+        cute_sharding.reset_stats()
+        with caplog.at_level(logging.DEBUG, "cute_sharding"):
+            x[1:], x[:-1], x.roll(1, 0)
+        stats = cute_sharding.stats()
+    assert stats["slice.Tensor"]["exchanged"] == stats["slice.Tensor"]["free"] == 1
+    assert stats["roll.default"]["exchanged"] == 1
+    said = [message for message in caplog.messages if message.startswith("roll.default")]
+    assert said == [
+        "roll.default of (16, 3): [S(0)] -> [S(0)], 3 elements received on mesh dims (0,)"
+    ]
+
+
+def test_off_is_as_before():
+    for settings in ({}, {"redistribution": True}):
+        with ranks_of((4,)), cute_sharding.enabled(**settings):
+            x = distribute(values(16, 3), (4,), [Shard(0)])
+            assert list(x[1:].placements) == [Replicate()]
+            with pytest.raises(RuntimeError, match="unfold"):
+                x.unfold(0, 3, 1)
+
+
+def test_it_needs_views_and_ops():
+    for lacking in ("views", "ops"):
+        with pytest.raises(ValueError, match="leave views and ops on"):
+            cute_sharding.enable(movement=True, **{lacking: False})
+
+
+def test_dims_that_are_not_cut_are_left_to_what_runs_now():
+    with ranks_of((2,)), cute_sharding.enabled(movement=True):
+        x = distribute(values(4, 6), (2,), [Shard(0)])
+        cute_sharding.reset_stats()
+        x[:, 1:], x.roll(1, 1), x.flip(1)
+        counted = cute_sharding.stats()
+    assert not any(of["free"] or of["exchanged"] or of["stock"] for of in counted.values())
+
+
+def test_pending_sums_stay_pending():
+    with ranks_of((4,)), cute_sharding.enabled(movement=True):
+        x = distribute(values(8, 4), (2, 2), [Partial(), Shard(0)])
+        for function in (lambda x: x[1:], lambda x: x.roll(1, 0), lambda x: F.pad(x, (0, 0, 1, 1))):
+            assert list(function(x).placements) == [Partial(), Shard(0)]
+        padded = F.pad(x, (0, 0, 1, 1), value=3.0)
+        with plain():
+            full = F.pad(2 * values(8, 4), (0, 0, 1, 1), value=3.0)
+        assert_close(padded, full, "what is filled in is filled in once")
+        assert isinstance(padded, DTensor)

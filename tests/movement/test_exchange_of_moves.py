@@ -1,0 +1,137 @@
+"""Movement ops, run on all devices at once: every device ends with what index arrays say, and
+receives what it lacks, each element once.
+"""
+
+import numpy as np
+import pytest
+from enumeration import devices
+from movements import (
+    DRAWN,
+    cases,
+    elements,
+    is_ever_free,
+    lacking,
+    locals_of,
+    results,
+    run,
+    windows_of_gradient,
+)
+
+from cute_sharding.movement import BY_OP, TABLE, Movement, chosen
+
+SUM = "unfold's gradient"
+# A row among zeros: what it is made of has no such dim. A triangle: rows stay where they are.
+UNTOUCHED = ("select's gradient", "torch.tril", "torch.triu")
+OPS = tuple(op for op in DRAWN if op not in (SUM, *UNTOUCHED))
+
+
+def prepared(case, choice):
+    """Index arrays: what each device holds of the operands, and is to hold of the results."""
+    given = elements(case)
+    operands = [locals_of(x.numpy(), case.mesh, c) for x, c in zip(given, case.cuts)]
+    arrays = [array.numpy() for array in results(case, given)]
+    wanted = [locals_of(array, case.mesh, c) for array, c in zip(arrays, choice.cuts)]
+    return operands, arrays, wanted
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_everyone_ends_with_its_rows_and_receives_what_it_lacks(op):
+    communicated = 0
+    for case, choice in cases(op, 120, ops=(op,)):
+        operands, _, wanted = prepared(case, choice)
+        after, received = run(choice.movement, operands)
+        for device in devices(case.mesh):
+            for got, want in zip(after[device], [of[device] for of in wanted], strict=True):
+                assert got.shape == want.shape and (got == want).all(), (case, choice.cuts, device)
+        assert received == lacking(operands, wanted), (case, choice.cuts)
+        assert choice.movement.received_elements == max(received.values())
+        assert choice.movement.communicates == (max(received.values()) > 0)
+        communicated += choice.movement.communicates
+    assert communicated > 5
+
+
+def test_sums_of_windows_are_added_where_they_belong():
+    for case, choice in cases(SUM, 150, ops=(SUM,)):
+        rng = np.random.default_rng(len(str(case)))
+        (shape,), (sizes, d, size, step) = case.shapes, case.args
+        gradient = rng.integers(1, 9, shape)
+        whole = np.zeros(sizes, int)
+        for w in range(shape[d]):
+            for i in range(size):
+                np.moveaxis(whole, d, 0)[w * step + i] += np.take(gradient, w, axis=d)[..., i]
+        operands = windows_of_gradient(case, gradient)
+        after, received = run(choice.movement, [operands], add=True)
+        want = locals_of(whole, case.mesh, choice.cuts[0])
+        for device in devices(case.mesh):
+            assert (after[device][0] == want[device]).all(), (case, choice.cuts, device)
+        assert choice.movement.received_elements == max(received.values())
+
+
+def test_free_placements_are_found():
+    """Whether there are any is found by trying all."""
+    free, found = 0, 0
+    sizes = {"meshes": [(2,), (4,), (2, 2), (2, 3), (8,)], "sizes": [0, 1, 2, 3, 4, 6, 8, 12]}
+    for case, choice in cases(7, 700, ops=OPS, most=60, **sizes):
+        operands, arrays, _ = prepared(case, choice)
+        if is_ever_free(case.mesh, arrays, operands):
+            free += 1
+            found += choice.movement.received_elements == 0
+    assert free > 300 and found >= 0.985 * free, (found, free)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "cuts", "received"),
+    [
+        ("torch.roll", (1, 0), (0, 1), 64),
+        ("torch.roll", (100, 0), (0, 1), 6400),
+        ("torch.flip", ((0,),), (0, 1), 128 * 64),
+        ("Tensor.__getitem__", (0, 0, 512), (0, 1), 64 * 64),
+        ("Tensor.__getitem__", (0, 1, None), (0, 1), 64),
+        ("torch.split", (512, 0), (0, 1), 2 * 64 * 64),
+        ("torch.nn.functional.pad", ((0, 0, 2, 0),), (0, 1), 5 * 64),
+        ("Tensor.unfold", (0, 3, 1), (0, 1), 2 * 64),
+        ("torch.split", (32, 1), (1, 2), 0),
+    ],
+)
+def test_what_a_device_receives_of_1024_rows_on_8_devices(op, args, cuts, received):
+    found = chosen(BY_OP[op].move((1024, 64), *args), ((cuts,),), (8,))
+    assert found.movement.received_elements == received
+
+
+def test_planning_does_not_depend_on_the_number_of_rows():
+    """A thousand times as many rows are as many copies."""
+    for op in ("torch.roll", "torch.flip"):
+        counts = []
+        for n in (1 << 10, 1 << 20):
+            args = (n // 8 + 3, 0) if op == "torch.roll" else ((0,),)
+            movement = chosen(BY_OP[op].move((n + 1, 4), *args), (((0, 2),),), (8,)).movement
+            part = movement.transfer((3,), movement.slice_of((3,), (0,)))
+            counts.append(sum(len(c) for c in (*part.packs, *part.unpacks)))
+        assert counts[0] == counts[1], op
+
+
+def test_a_copy_is_sent_once_though_many_windows_need_it():
+    move = BY_OP["Tensor.unfold"].move((32,), 0, 5, 1)
+    movement = Movement(move, (4,), ((((0, 1),),),), ((((0, 1),),),))
+    assert [movement.received_by((k,)) for k in range(4)] == [3, 3, 3, 3]
+
+
+def test_ops_that_touch_no_cut_dim_are_not_for_us():
+    for row in TABLE:
+        if row.op in ("torch.roll", "torch.flip", "Tensor.__getitem__"):
+            assert (
+                chosen(
+                    row.move((4, 6), [1], [0])
+                    if row.op == "torch.roll"
+                    else row.move((4, 6), (0,))
+                    if row.op == "torch.flip"
+                    else row.move((4, 6), 0, 1),
+                    (((1, 1),),),
+                    (2,),
+                )
+                is None
+            )
+
+
+def test_all_rows_of_the_table_are_drawn():
+    assert {row.op for row in TABLE} == set(DRAWN)
