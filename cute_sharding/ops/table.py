@@ -236,6 +236,7 @@ TABLE: tuple[Row, ...] = (
             "_prelu_kernel.default",
             "_prelu_kernel_backward.default",
             "hardswish.default",
+            "rsub.Tensor",
             "floor_divide.default",
             "masked_fill.Tensor",
             "complex.default",
