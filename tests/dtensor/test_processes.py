@@ -61,6 +61,10 @@ def test_movements(tmp_path):
     )
 
 
+def test_movements_in_models_and_in_graphs(tmp_path):
+    run(4, tmp_path, ("movement_models",), ("compiled_movements",))
+
+
 def test_redistributions(tmp_path):
     run(
         4,
