@@ -74,6 +74,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
         return None
     pending = _pending(specs)
     if pending is None:
+        count(name, "stock")
         return None
     shapes = [tuple(spec.shape) for spec in specs]
     args, kwargs = op_schemas.with_shapes(schema, shapes)
@@ -100,6 +101,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     dims = _group(mesh, choice.movement)
     metas = registry.output_metas(schema)
     if dims is None or metas is None:
+        count(name, "stock")
         return None
     outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
     _note(name, schema, choice.movement, specs, outputs)
