@@ -87,6 +87,25 @@ def test_explain_scalars_and_empty_tensors(capsys, shape, placements, view):
     assert "free" in out
 
 
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        ("--slice 1,1", "a device receives up to 4 elements\n  (1,) -> (0,): 4"),
+        ("--slice 1,0,15", "free: no communication"),
+        ("--select 1,-1", "after: shape (4,), placements [S(0)]"),
+        ("--split 1,8", "after, part 1: shape (4, 8), placements [S(1)]"),
+        ("--roll 1,2", "(3,) -> (0,): 8"),
+        ("--flip 1", "(3,) -> (0,): 16"),
+        ("--pad 1,2,2", "after: shape (4, 20)"),
+        ("--cat 1", "after: shape (4, 32), placements [_S(1,2)]"),
+        ("--unfold 1,3,1", "after: shape (4, 14)"),
+    ],
+)
+def test_explain_of_movement_ops(capsys, op, said):
+    code, out, _ = run(capsys, f"explain --shape 4,16 --mesh 4 --placements S(1) {op}")
+    assert code == 0 and said in out, out
+
+
 def test_explain_needs_no_torch():
     code = (
         f"import sys; from cute_sharding.cli import main; main({ISSUE.split()}); "
@@ -273,6 +292,13 @@ def test_plan_within_a_memory_limit(capsys):
         ("explain --shape 4 --mesh 2 --placements Q(0) --view 4", "'Q(0)'"),
         ("explain --shape 4 --mesh 2 --placements S(1) --view 4", "names dim 1"),
         ("explain --shape 4 --mesh 2 --placements R,R --view 4", "2 placements"),
+        ("explain --shape 4 --mesh 2 --placements R --roll 0", "--roll '0': write DIM,SHIFT"),
+        ("explain --shape 4 --mesh 2 --placements R --flip 3", "dim 3 of a tensor of 1 dims"),
+        (
+            "explain --shape 4 --mesh 2 --placements R --flip 0 --view 4",
+            "give one of --flip, --view",
+        ),
+        ("explain --shape 4 --mesh 2 --placements R --unfold 0,9,1", "does not fit a tensor"),
         ("explain --shape 4 --mesh 2 --placements R --view 5", "5 elements"),
         ("explain --shape 4 --mesh 2 --placements R --permute 1", "out of range"),
         ("explain --shape 4 --mesh 2 --placements R", "--view, --permute"),

@@ -8,6 +8,7 @@ from itertools import islice, product
 from math import prod
 from typing import Any
 
+from cute_sharding.cli import moves
 from cute_sharding.cli.arguments import read_mesh, read_sizes, read_view
 from cute_sharding.cli.for_all import explain_for_all
 from cute_sharding.drawing.views import replaced
@@ -24,6 +25,11 @@ RUNS_SHOWN = 4
 
 def run_explain(arguments: argparse.Namespace) -> dict[str, Any]:
     placements = parse_placements(arguments.placements)
+    moved = moves.asked(arguments)
+    if moved is not None:
+        names, mesh = read_mesh(arguments.mesh)
+        before = Sharding(read_sizes(arguments.shape, "--shape"), mesh, placements)
+        return moves.explain_move(moved, getattr(arguments, moved), names, before, _described)
     for_all = None
     if "=" in arguments.shape:
         for_all, arguments = explain_for_all(arguments, placements)
@@ -136,6 +142,8 @@ def _modes(layout: Layout, sharding: Sharding, names: Sequence[str]) -> list[dic
 
 
 def show_explain(result: dict[str, Any]) -> str:
+    if "outputs" in result:
+        return moves.show_move(result, _show_side)
     mesh = ", ".join(f"{name}={n}" for name, n in result["mesh"].items())
     lines = [f"{result['op']} on mesh ({mesh})", ""]
     if "for_all" in result:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cute_sharding import status
+from cute_sharding.cli import moves
 from cute_sharding.cli.arguments import UsageError
 from cute_sharding.cli.draw import run_draw, show_draw
 from cute_sharding.cli.explain import run_explain, show_explain
@@ -23,6 +24,7 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
         help=PLACEMENTS,
     )
     _view_options(parser)
+    moves.add_options(parser)
 
 
 def _view_options(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +117,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command(
         "explain",
-        "what a view does to a sharding: layouts, placements, who holds what",
+        "what a view or a movement op does to a sharding: layouts, placements, who holds what",
         _explain_options,
         run_explain,
         show_explain,

@@ -10,7 +10,6 @@ from math import prod
 from pathlib import Path
 from unittest.mock import patch
 
-import movement_programs
 import torch
 import torch.distributed as dist
 from drawing import (
@@ -126,33 +125,6 @@ def views(ranks, count):
     # Where a rank is outside of the mesh, DTensor asks no rule anything.
     assert outcomes[0] > count // 3 or dist.get_rank() not in mesh.mesh
     assert outcomes[1:] == [0, 0]
-
-
-def movements(ranks, count):
-    """Drawn programs of movement ops, forward and backward."""
-    mesh = mesh_of_ranks(ranks)
-    sizes = tuple(mesh.shape)
-    rng = random.Random(f"movements {ranks}")
-    names = [*movement_programs.PROGRAMS]
-    with cute_sharding.enabled(movement=True):
-        for k in range(count):
-            name = names[k % len(names)]
-            drawn, shape, program = movement_programs.draw(rng, name)
-            placements = draw_placements(rng, sizes, shape)
-            case = (name, drawn, shape, placements, ranks)
-            single = number(shape).requires_grad_()
-            expected = movement_programs.listed(program(single))
-            gradients = [number(tuple(part.shape)) + 0.5 for part in expected]
-            (wanted,) = torch.autograd.grad(expected, single, gradients)
-            tensor = distribute(number(shape), mesh, placements)
-            results = movement_programs.listed(program(tensor))
-            for result, part in zip(results, expected, strict=True):
-                assert_holds(result, part.detach(), case)
-            given = [distribute(g, mesh, r.placements).detach() for g, r in zip(gradients, results)]
-            (found,) = torch.autograd.grad(results, tensor, given)
-            assert_holds(found, wanted, (case, "gradient"))
-        moved = [of["exchanged"] for of in cute_sharding.stats().values()]
-    assert sum(moved) > count // 8
 
 
 def redistributions(ranks, count):

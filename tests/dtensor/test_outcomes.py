@@ -17,6 +17,8 @@ NONE = {
     "stock": 0,
     "signature": 0,
     "gate": 0,
+    "free": 0,
+    "exchanged": 0,
 }
 
 

@@ -4,6 +4,7 @@ empty ranks, and ranks outside of the mesh.
 
 import time
 
+import movement_worker
 import processes_worker
 import pytest
 import torch.multiprocessing as multiprocessing
@@ -57,8 +58,19 @@ def test_movements(tmp_path):
     run(
         4,
         tmp_path,
-        *[("movements", ranks, 60) for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])],
+        *[
+            (movement_worker.movements, ranks, 60)
+            for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
+        ],
     )
+
+
+def test_movements_in_models_and_in_graphs(tmp_path):
+    run(4, tmp_path, (movement_worker.movement_models,), (movement_worker.compiled_movements,))
+
+
+def test_slices_of_any_size_in_one_graph(tmp_path):
+    run(4, tmp_path, (movement_worker.slices_of_any_size,))
 
 
 def test_redistributions(tmp_path):

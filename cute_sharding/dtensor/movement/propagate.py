@@ -9,6 +9,7 @@ from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.movement.dynamic import dynamic_of
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.redistributing.groups import groups_at_hand
 from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of, text
@@ -71,9 +72,10 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
-        return None
+        return dynamic_of(name, schema, specs)
     pending = _pending(specs)
     if pending is None:
+        count(name, "stock")
         return None
     shapes = [tuple(spec.shape) for spec in specs]
     args, kwargs = op_schemas.with_shapes(schema, shapes)
@@ -100,6 +102,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     dims = _group(mesh, choice.movement)
     metas = registry.output_metas(schema)
     if dims is None or metas is None:
+        count(name, "stock")
         return None
     outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
     _note(name, schema, choice.movement, specs, outputs)

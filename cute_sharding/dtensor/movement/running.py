@@ -68,7 +68,7 @@ class Runner:
         operands = [self._brought(x, i) for i, x in enumerate(given)]
         results = self._views(operands) if self._is_viewed else None
         if results is None:
-            results = self._copies(operands)
+            results = self.copies(operands)
             if self.is_view:
                 for result in results:
                     note_movement(given[0], self.specs[0], result, self.name)
@@ -106,7 +106,8 @@ class Runner:
     def _part(self, rank: int) -> Transfer:
         return _transfer_of(self.movement, self.mesh, self.dims, rank)
 
-    def _copies(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def copies(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each result the local tensor, in memory of its own."""
         dtype = operands[0].dtype
         for x in operands[1:]:
             dtype = torch.promote_types(dtype, x.dtype)

@@ -33,14 +33,27 @@ def run_opaque(
     """What ``plan`` does for the sizes at hand, for any sizes: the op, on this rank's tensor of a
     DTensor of symbolic ``shape``.
     """
-    key = _name(mesh)
-    _meshes[key] = mesh
-    how = repr((key, plan.source.chains, plan.source.pending, plan.source.kept, plan.target.chains))
+    how = repr(
+        (
+            name_of(mesh),
+            plan.source.chains,
+            plan.source.pending,
+            plan.source.kept,
+            plan.target.chains,
+        )
+    )
     # Compilers keep what is waited for, also where a rank's result has no elements: other ranks
     # wait in the collectives behind it.
     return collective_ops.waited_in_graph(
         torch.ops.cute_sharding.redistribute(local, list(shape), how)
     )
+
+
+def name_of(mesh: Any) -> str:
+    """By what a graph names the mesh; :func:`mesh_named` knows it from then on."""
+    key = _name(mesh)
+    _meshes[key] = mesh
+    return key
 
 
 @lru_cache(maxsize=1 << 8)
@@ -58,17 +71,25 @@ def _name(mesh: Any) -> str:
     ).hexdigest()[:16]
 
 
-_parsed = lru_cache(maxsize=1 << 10)(literal_eval)
+parsed = lru_cache(maxsize=1 << 10)(literal_eval)
 
 
-def _read(how: str) -> tuple[Any, Held, Any]:
-    key, chains, pending, kept, target = _parsed(how)
+def mesh_named(key: str, how: str) -> Any:
+    """
+    Raises:
+        RuntimeError: no graph was made for such a mesh in this process.
+    """
     if key not in _meshes:
         raise RuntimeError(
             f"a compiled program redistributes on a mesh that this process has not met ({how}): "
             "compile it in this process"
         )
-    return _meshes[key], Held(chains, pending, kept), target
+    return _meshes[key]
+
+
+def _read(how: str) -> tuple[Any, Held, Any]:
+    key, chains, pending, kept, target = parsed(how)
+    return mesh_named(key, how), Held(chains, pending, kept), target
 
 
 def _redistribute(local: torch.Tensor, shape: list[int], how: str) -> torch.Tensor:

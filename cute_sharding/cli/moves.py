@@ -1,0 +1,163 @@
+"""``explain`` of movement ops: what each device has of the result already, and who sends what to
+whom.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from itertools import islice, product
+from math import prod
+from typing import Any, NamedTuple
+
+from cute_sharding.cli.arguments import UsageError
+from cute_sharding.movement import BY_OP, Movement, chosen
+from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
+
+Placements = tuple["Shard | Replicate | Partial", ...]
+# Devices whose messages are listed.
+DEVICES_SHOWN = 16
+
+
+class Option(NamedTuple):
+    """An option of ``explain``: what its numbers are, how few there may be, and the op for them;
+    a number that is left out is None.
+    """
+
+    form: str
+    least: int
+    op: str
+    arguments: Callable[..., tuple[Any, ...]]
+    example: str
+
+
+def _pads(ndim: int, dim: int, before: int, after: int) -> tuple[Any, ...]:
+    return ((0, 0) * (ndim - 1 - dim % ndim) + (before, after),)
+
+
+# By name: called with the number of dims, and the numbers.
+OPTIONS = {
+    "slice": Option(
+        "DIM,START,STOP,STEP",
+        2,
+        "Tensor.__getitem__",
+        lambda _, dim, start, stop=None, step=1: (dim, start, stop, step or 1),
+        "1,1 is x[:, 1:]",
+    ),
+    "select": Option("DIM,INDEX", 2, "torch.select", lambda _, *numbers: numbers, "1,-1"),
+    "split": Option(
+        "DIM,ROWS", 2, "torch.split", lambda _, dim, rows: (rows, dim), "1,6: parts of 6 rows"
+    ),
+    "roll": Option("DIM,SHIFT", 2, "torch.roll", lambda _, dim, shift: (shift, dim), "0,1"),
+    "flip": Option("DIM,...", 1, "torch.flip", lambda _, *dims: (dims,), "0"),
+    "pad": Option("DIM,BEFORE,AFTER", 3, "torch.nn.functional.pad", _pads, "1,2,0"),
+    "cat": Option(
+        "DIM,TIMES", 1, "torch.cat", lambda _, dim, times=2: (dim,), "1,2: with itself, along dim 1"
+    ),
+    "unfold": Option("DIM,SIZE,STEP", 3, "Tensor.unfold", lambda _, *numbers: numbers, "1,3,1"),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    for name, option in OPTIONS.items():
+        parser.add_argument(
+            f"--{name}", metavar=option.form, help=f"a movement op, such as {option.example}"
+        )
+
+
+def asked(arguments: argparse.Namespace) -> str | None:
+    """The movement op that is asked for.
+
+    Raises:
+        UsageError: several are, or a view as well.
+    """
+    names = [name for name in OPTIONS if getattr(arguments, name) is not None]
+    views = [name for name in ("view", "permute", "expand", "repeat") if getattr(arguments, name)]
+    if len(names) > 1 or (names and views):
+        raise UsageError(f"give one of --{', --'.join([*names, *views])}")
+    return names[0] if names else None
+
+
+def explain_move(
+    name: str,
+    text: str,
+    names: Sequence[str],
+    before: Sharding,
+    described: Callable[[Sharding, Sequence[str]], dict[str, Any]],
+) -> dict[str, Any]:
+    """The movement as data: before, after, and the messages."""
+    numbers = _read(name, text)
+    shape, mesh, option = before.shape, before.mesh, OPTIONS[name]
+    times = (numbers[1] or 2) if name == "cat" and len(numbers) > 1 else 2
+    given: Any = [shape] * times if name == "cat" else shape
+    try:
+        move = BY_OP[option.op].move(given, *option.arguments(len(shape), *numbers))
+    except (IndexError, TypeError) as error:
+        raise UsageError(f"--{name} {text!r}: {error}") from None
+    if move is None:
+        raise UsageError(f"--{name} {text!r} does not fit a tensor of shape {shape}")
+    choice = chosen(move, (before.cuts,) * len(move.inputs), mesh, anyway=True)
+    assert choice is not None
+    return {
+        "op": f"{name}({text})",
+        "mesh": dict(zip(names, mesh)),
+        "input": described(before, names),
+        "free": not choice.movement.communicates,
+        "received_elements": choice.movement.received_elements,
+        "mesh_dims": [names[m] for m in choice.movement.mesh_dims],
+        "messages": _messages(choice.movement),
+        "outputs": [
+            described(Sharding(x, mesh, _placements(before.placements, cuts)), names)
+            for x, cuts in zip(move.outputs, choice.cuts)
+        ],
+    }
+
+
+def _read(name: str, text: str) -> list[int | None]:
+    if not re.fullmatch(r"\s*-?\d+\s*(,\s*(-?\d+)?\s*)*", text):
+        raise UsageError(f"--{name} {text!r}: write {OPTIONS[name].form}")
+    numbers = [int(part) if part.strip() else None for part in text.split(",")]
+    if len(numbers) < OPTIONS[name].least:
+        raise UsageError(f"--{name} {text!r}: write {OPTIONS[name].form}")
+    return numbers
+
+
+def _placements(given: Placements, cuts: Sequence[tuple[int, int] | None]) -> Placements:
+    return tuple(
+        p if isinstance(p, Partial) else Replicate() if cut is None else Shard(*cut)
+        for p, cut in zip(given, cuts)
+    )
+
+
+def _messages(movement: Movement) -> list[dict[str, Any]]:
+    """Of the first devices, what each is sent by others."""
+    found = []
+    for receiver in islice(product(*map(range, movement.mesh)), DEVICES_SHOWN):
+        for sender in movement.slice_of(receiver, movement.mesh_dims):
+            size = sum(
+                prod(copy.sizes)
+                for link in movement.move.links
+                for copy in movement.copies(link, sender, receiver)
+            )
+            if sender != receiver and size:
+                found.append({"from": list(sender), "to": list(receiver), "elements": size})
+    return found
+
+
+def show_move(result: dict[str, Any], show_side: Callable[[str, dict[str, Any]], list[str]]) -> str:
+    mesh = ", ".join(f"{name}={n}" for name, n in result["mesh"].items())
+    lines = [f"{result['op']} on mesh ({mesh})", "", *show_side("before", result["input"]), ""]
+    several = len(result["outputs"]) > 1
+    for k, output in enumerate(result["outputs"]):
+        lines += [*show_side(f"after, part {k}" if several else "after", output), ""]
+    if result["free"]:
+        return "\n".join([*lines, "free: no communication"])
+    lines.append(
+        f"one exchange on {', '.join(result['mesh_dims'])}: a device receives up to "
+        f"{result['received_elements']} elements"
+    )
+    for message in result["messages"]:
+        sender, receiver = (tuple(message[side]) for side in ("from", "to"))
+        lines.append(f"  {sender} -> {receiver}: {message['elements']}")
+    return "\n".join(lines)

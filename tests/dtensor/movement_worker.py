@@ -1,0 +1,114 @@
+"""What the processes of test_processes.py run of movement ops, as in processes_worker.py."""
+
+import random
+import runpy
+from pathlib import Path
+
+import movement_programs
+import torch
+import torch.distributed as dist
+from drawing import draw_placements
+from processes_worker import assert_holds, distribute, mesh_of_ranks
+from simulation import number
+from torch.distributed.tensor import Replicate, Shard
+
+import cute_sharding
+
+
+def movements(ranks, count):
+    """Drawn programs of movement ops, forward and backward."""
+    mesh = mesh_of_ranks(ranks)
+    sizes = tuple(mesh.shape)
+    rng = random.Random(f"movements {ranks}")
+    names = [*movement_programs.PROGRAMS]
+    with cute_sharding.enabled(movement=True):
+        for k in range(count):
+            name = names[k % len(names)]
+            drawn, shape, program = movement_programs.draw(rng, name)
+            placements = draw_placements(rng, sizes, shape)
+            case = (name, drawn, shape, placements, ranks)
+            single = number(shape).requires_grad_()
+            expected = movement_programs.listed(program(single))
+            gradients = [number(tuple(part.shape)) + 0.5 for part in expected]
+            (wanted,) = torch.autograd.grad(expected, single, gradients)
+            tensor = distribute(number(shape), mesh, placements)
+            results = movement_programs.listed(program(tensor))
+            for result, part in zip(results, expected, strict=True):
+                assert_holds(result, part.detach(), case)
+            given = [distribute(g, mesh, r.placements).detach() for g, r in zip(gradients, results)]
+            (found,) = torch.autograd.grad(results, tensor, given)
+            assert_holds(found, wanted, (case, "gradient"))
+        moved = [of["exchanged"] for of in cute_sharding.stats().values()]
+    assert sum(moved) > count // 8
+
+
+def movement_models():
+    """A training step of each of the models in examples/."""
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "movement_models.py"))
+    mesh = mesh_of_ranks([*range(dist.get_world_size())])
+    with cute_sharding.enabled(movement=True, redistribution=True):
+        for model in example["models"]():
+            said = example["run"](model, mesh)
+            assert said.startswith("as on one device"), (model.name, said)
+        counted = cute_sharding.stats()
+    assert counted["roll.default"]["exchanged"] and counted["unfold.default"]["exchanged"]
+
+
+def compiled_movements():
+    """Movement ops in graphs, forward and backward."""
+    mesh = mesh_of_ranks([*range(dist.get_world_size())])
+    programs = {
+        "next tokens": (lambda x: (x[:, 1:] * 2).sin(), (4, 17, 3), Shard(1)),
+        "roll": (lambda x: x.roll(3, 1) * x, (4, 17, 3), Shard(1)),
+        "gate": (lambda x: torch.mul(*x.chunk(2, -1)), (4, 16), Shard(1)),
+        "windows": (
+            lambda x: torch.nn.functional.pad(x, (0, 0, 2, 0)).unfold(1, 3, 1).sum(-1),
+            (2, 16, 3),
+            Shard(1),
+        ),
+        "flip": (lambda x: x.flip(1) * x, (2, 15), Shard(1)),
+        "last": (lambda x: x[:, -1] * 2, (4, 16, 8), Shard(1)),
+        "tril": (lambda x: x.tril() + 1, (16, 16), Shard(0)),
+    }
+    with cute_sharding.enabled(movement=True):
+        for name, (program, shape, placement) in programs.items():
+            torch._dynamo.reset()
+            single = (number(shape) / 10).requires_grad_()
+            expected = program(single)
+            gradient = number(tuple(expected.shape)) + 0.5
+            (wanted,) = torch.autograd.grad(expected, single, gradient)
+            compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=False)
+            tensor = distribute(number(shape) / 10, mesh, [placement])
+            result = compiled(tensor)
+            assert_holds(result, expected.detach(), name)
+            given = distribute(gradient, mesh, result.placements).detach()
+            (found,) = torch.autograd.grad(result, tensor, given)
+            assert_holds(found, wanted, (name, "gradient"))
+
+
+def slices_of_any_size():
+    """One graph for all lengths of a sequence, and the same exchange as where it runs eagerly."""
+    mesh = mesh_of_ranks([*range(dist.get_world_size())])
+    torch._dynamo.reset()
+
+    def program(x):
+        return (x[:, 1:] * x[:, :-1]).sin()
+
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=True)
+    with cute_sharding.enabled(movement=True):
+        for length in (17, 24, 31, 18):
+            single = (number((2, length, 3)) / 10).requires_grad_()
+            expected = program(single)
+            gradient = number(tuple(expected.shape)) + 0.5
+            (wanted,) = torch.autograd.grad(expected, single, gradient)
+            tensor = distribute(number((2, length, 3)) / 10, mesh, [Shard(1)])
+            result = compiled(tensor)
+            assert list(result.placements) == [Shard(1)]
+            assert_holds(result, expected.detach(), length)
+            given = distribute(gradient, mesh, result.placements).detach()
+            (found,) = torch.autograd.grad(result, tensor, given)
+            assert Replicate() not in found.placements
+            whole = torch.allclose(found.full_tensor(), wanted, rtol=1e-5, atol=1e-4)
+            assert whole, (length, "gradient")
+    assert cute_sharding.stats()["slice.Tensor"]["exchanged"] > 0
+    assert not cute_sharding.stats()["slice.Tensor"]["signature"]
