@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.layout.size import is_multiple, is_same
+from cute_sharding.layout.size import is_at_most, is_multiple, is_same
 from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor_of
 from cute_sharding.views.view import View
 
@@ -257,7 +257,7 @@ def _nearest(view: View, at: int) -> Cut:
     reach = prod(view.sizes[at:])
     best: Cut = None
     for dim in range(view.rank):
-        if prod(view.target[dim:]) >= reach:
+        if is_at_most(reach, prod(view.target[dim:])):
             best = (dim, 1)
     return best
 

@@ -111,7 +111,8 @@ ON_INTS = Form(
             ),
             (
                 "    if 0 in target:",
-                "    if not _are_ints(sizes, target):\n        return None\n    if 0 in target:",
+                "    if not _are_ints((*sizes, *target)):\n        return None\n"
+                "    if 0 in target:",
             ),
         ],
         "_Reading": [
