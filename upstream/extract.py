@@ -24,16 +24,33 @@ class Form:
     Attributes:
         calls: what a call of a function becomes, given its arguments as text.
         names: what a name becomes.
-        conditional: which arm of ``a if type(n) is int else b`` is kept: 0 or 1.
+        conditional: which arm of ``a if type(n) is int else b`` is kept, 0 or 1; None for both.
         edits: for each definition, what is replaced by what.
         leave: attributes and methods of classes that are left out, as ``Class.name``.
     """
 
     calls: Mapping[str, Callable[..., str]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    conditional: int = 0
+    conditional: int | None = 0
     edits: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     leave: frozenset[str] = frozenset()
+
+
+def chosen(template: str, **conditions: bool) -> str:
+    """A template with those parts between lines ``#if condition``, ``#else`` and ``#endif`` that
+    hold, and without the others.
+    """
+    result, keep = [], True
+    for line in template.splitlines(keepends=True):
+        if line.startswith("#if "):
+            keep = conditions[line[4:].strip()]
+        elif line.strip() == "#else":
+            keep = not keep
+        elif line.strip() == "#endif":
+            keep = True
+        elif keep:
+            result.append(line)
+    return "".join(result)
 
 
 def expanded(template: str, form: Form) -> str:
@@ -146,6 +163,8 @@ def _next_change(text: str, form: Form) -> tuple[tuple[int, int], str] | None:
                 found.append((span(node), f"({new})" if id(node) in bound_tightly else new))
         elif isinstance(node, ast.Name) and node.id in form.names:
             found.append((span(node), form.names[node.id]))
+        elif form.conditional is None:
+            continue
         elif isinstance(node, ast.IfExp) and re.fullmatch(r"type\(\w+\) is int", source(node.test)):
             start, stop = span(node)
             if re.search(r"[^\w]\($", text[:start]) and text[stop : stop + 1] == ")":

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from upstream.bugs.mean_losses import PATCH as MEAN_LOSSES
 from upstream.stack import Patch
+from upstream.symbolic_sizes.patch import PATCH as SYMBOLIC_SIZES
 from upstream.view_propagation.patch import PATCH as VIEW_PROPAGATION
 
-STACK: tuple[Patch, ...] = (VIEW_PROPAGATION,)
+STACK: tuple[Patch, ...] = (VIEW_PROPAGATION, SYMBOLIC_SIZES)
+
+# Each by itself, on torch as it is.
+BUGS: tuple[Patch, ...] = (MEAN_LOSSES,)

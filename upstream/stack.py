@@ -68,8 +68,8 @@ def write(patches: Sequence[Patch], package: Path, tree: Path, out: Path) -> lis
     """Write the stack against the PyTorch whose ``torch`` package is installed at ``package``, and
     return the patches' files, in order.
 
-    ``tree`` is an empty folder: a repository of the files that the stack touches is made there,
-    with one commit for each patch.
+    ``tree`` is an empty folder, or none yet: a repository of the files that the stack touches is
+    made there, with one commit for each patch.
     """
 
     def git(*arguments: str) -> str:
@@ -82,6 +82,7 @@ def write(patches: Sequence[Patch], package: Path, tree: Path, out: Path) -> lis
             text=True,
         ).stdout
 
+    tree.mkdir(parents=True, exist_ok=True)
     git("init", "--quiet", "--initial-branch=main")
     for path in touched(patches):
         (tree / path).parent.mkdir(parents=True, exist_ok=True)

@@ -83,8 +83,8 @@ def split_factor_of(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> i
     """The smallest split factor that deals ``n`` rows of ``inner`` elements as ``dealt``,
     or None.
     """
-    piece, odd = divmod(dealt[0], inner)
-    if odd or (piece < 2 if type(piece) is int else is_at_most(piece, 1)):
+    piece = dealt[0] // inner
+    if dealt[0] % inner or (piece < 2 if type(piece) is int else is_at_most(piece, 1)):
         return None
     smallest = -(-n // piece)
     return smallest if deal(n, inner, smallest, parts) == dealt else None
@@ -94,9 +94,10 @@ def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
     """How many of ``n`` rows device ``device`` of ``parts`` holds."""
     if n == 0:
         return 0
-    piece, block = piece_and_block(n, split_factor, parts)
-    full, rest = divmod(n, piece)
-    size = full * most(0, least(block, piece - device * block))
+    piece = -(-n // split_factor)
+    rest = n % piece
+    block = -(-piece // parts)
+    size = n // piece * most(0, least(block, piece - device * block))
     if rest:
         block = -(-rest // parts)
         size += most(0, least(block, rest - device * block))

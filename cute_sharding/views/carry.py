@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.layout.size import is_multiple, is_same
+from cute_sharding.layout.size import is_at_most, is_multiple, is_same
 from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor_of
 from cute_sharding.views.view import View
 
@@ -184,7 +184,7 @@ def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> 
     of device.
     """
     if len(kinds) == 1:
-        even = _place_even(view, *kinds[0], at, split_factor * parts, parts)
+        even = _place_even(view, *kinds[0], at, split_factor, parts)
         if even is not None:
             return even
     where = -1
@@ -221,20 +221,20 @@ def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> 
 
 
 def _place_even(
-    view: View, source: Sequence[int], target: Sequence[int], at: int, blocks: int, parts: int
+    view: View, source: Sequence[int], target: Sequence[int], at: int, split_factor: int, parts: int
 ) -> Cut:
-    """:func:`_place` where source dim ``at`` is dealt in so many ``blocks``, all of one size: then
-    the two deals are equal if pieces divide the target dim and rows of it divide blocks. None also
-    where that is not known to be so.
+    """:func:`_place` where source dim ``at`` is dealt in blocks of one size, and so is a target dim
+    in pieces as long: then the blocks are as long too. None also where that is not known to be so.
     """
-    if not is_multiple(source[at], blocks):
+    if not is_multiple(source[at], split_factor * parts):
         return None
-    block = source[at] // blocks * prod(source[at + 1 :])
-    piece = block * parts
+    piece = source[at] // split_factor * prod(source[at + 1 :])
     dim, inner = dim_of(piece, target)
     reach = inner * target[dim]
-    if 0 <= dim < view.rank and is_multiple(reach, piece) and is_multiple(block, inner):
-        return dim, reach // piece
+    if 0 <= dim < view.rank and is_multiple(reach, piece):
+        factor = reach // piece
+        if is_multiple(target[dim], factor * parts):
+            return dim, factor
     return None
 
 
@@ -258,7 +258,7 @@ def _nearest(view: View, at: int) -> Cut:
     reach = prod(view.sizes[at:])
     best: Cut = None
     for dim in range(view.rank):
-        if prod(view.target[dim:]) >= reach:
+        if is_at_most(reach, prod(view.target[dim:])):
             best = (dim, 1)
     return best
 
@@ -266,8 +266,11 @@ def _nearest(view: View, at: int) -> Cut:
 def _divided(view: View, kinds: Kinds, cut: Cut, found: Cut, parts: int) -> Kinds:
     """The kinds of device after a mesh dim deals ``cut`` of the source and ``found`` of the target
     out alike; kinds that hold nothing are left out.
+
+    A dim that is kept stands alike among the others before and after: whatever is left of it is a
+    factor of all deals of the dims before it, and makes no difference between two.
     """
-    if cut is None or found is None or parts == 1:
+    if cut is None or found is None or parts == 1 or cut[0] in view.kept:
         return kinds
     at, split_factor = view.position(cut[0]), cut[1]
     dim, factor = found

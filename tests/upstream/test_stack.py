@@ -17,7 +17,7 @@ from benchmarks.views import MODEL_VIEWS, drawn_case, held  # noqa: E402
 from cute_sharding.dtensor import propagate_shape_and_sharding  # noqa: E402
 from cute_sharding.views import BY_OP, dim_map  # noqa: E402
 from upstream import conformance  # noqa: E402
-from upstream.patches import STACK  # noqa: E402
+from upstream.patches import BUGS, STACK  # noqa: E402
 from upstream.shadow import apply, run, shadow  # noqa: E402
 from upstream.stack import counted, touched, write  # noqa: E402
 
@@ -52,11 +52,14 @@ def answers(folder, cases, **flags):
 
 
 def test_the_package_is_absent_there(copies):
-    code = "import importlib.util, torch; print(importlib.util.find_spec('cute_sharding'))"
+    code = (
+        "import importlib.util, torch; "
+        "print(importlib.util.find_spec('cute_sharding'), torch.__file__)"
+    )
     for folder in copies:
-        assert run(folder, ["-c", code]).split() == ["None"]
-        code = "import torch; print(torch.__file__)"
-        assert run(folder, ["-c", code]).strip() == str(folder / "torch" / "__init__.py")
+        found, path = run(folder, ["-c", code]).split()
+        assert found == "None"
+        assert path == str(folder / "torch" / "__init__.py")
 
 
 def test_lines(written):
@@ -232,3 +235,23 @@ def test_model_views_are_timed(copies):
     ratios = json.loads(run(copies[0], [WORKER, "times"], given=json.dumps(cases)))
     assert len(ratios) == 3
     assert all(0 < ratio < 2 for ratio in ratios)
+
+
+# -- torch's own bugs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_a_bug_is_there_and_mended(bug, tmp_path):
+    """Its test, with LocalTensor, fails without the patch, and passes with it."""
+    [patch] = write([bug], SITE / "torch", tmp_path / "tree", tmp_path / "out")
+    assert counted(patch).columns <= 88
+    [test] = bug.tests
+    shadow(SITE, tmp_path / "torch", [*touched([bug]), *bug.files])
+    (tmp_path / "torch" / test).parent.mkdir(parents=True)
+    (tmp_path / "torch" / test).write_text(bug.files[test]())
+    alone = [test, "-k", "LocalTensor"]
+    with pytest.raises(AssertionError, match=r"FAILED \((failures|errors)="):
+        run(tmp_path / "torch", alone)
+    (tmp_path / "torch" / test).unlink()
+    apply(patch, tmp_path / "torch")
+    run(tmp_path / "torch", alone)

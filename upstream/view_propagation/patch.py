@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from upstream.edits import Hook, behind
-from upstream.extract import Form, expanded
+from upstream.extract import Form, chosen, expanded
 from upstream.stack import Patch
 from upstream.wrap import formatted
 
@@ -111,7 +111,8 @@ ON_INTS = Form(
             ),
             (
                 "    if 0 in target:",
-                "    if not _are_ints(sizes, target):\n        return None\n    if 0 in target:",
+                "    if not _are_ints((*sizes, *target)):\n        return None\n"
+                "    if 0 in target:",
             ),
         ],
         "_Reading": [
@@ -149,8 +150,13 @@ ON_INTS = Form(
 
 def module() -> str:
     """``_view_propagation.py``."""
-    text = expanded((HERE / "_view_propagation.py.in").read_text(), ON_INTS)
-    return formatted(text.replace("view.rank", "len(view.target)"))
+    return module_in(ON_INTS, symbolic=False)
+
+
+def module_in(form: Form, *, symbolic: bool) -> str:
+    """The module, of sizes that are numbers or also of symbols."""
+    template = chosen((HERE / "_view_propagation.py.in").read_text(), symbolic=symbolic)
+    return formatted(expanded(template, form).replace("view.rank", "len(view.target)"))
 
 
 def test() -> str:

@@ -1,0 +1,1 @@
+"""Patch 2: exact propagation of view ops, of sizes that are symbols."""
