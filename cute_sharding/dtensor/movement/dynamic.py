@@ -87,7 +87,7 @@ class _Runner:
             [0 if n is None else n for n in numbers],
             how,
         )
-        return collective_ops.awaited(moved)  # other ranks wait, also where this one gets nothing
+        return collective_ops.waited_in_graph(moved)  # other ranks wait, also where this one gets nothing
 
     def _numbers(self, arguments: Sequence[Any]) -> list[Any]:
         """dim, start, end and step"""
