@@ -87,7 +87,8 @@ class _Runner:
             [0 if n is None else n for n in numbers],
             how,
         )
-        return collective_ops.waited_in_graph(moved)  # other ranks wait, also where this one gets nothing
+        # Other ranks wait, also where this one gets nothing.
+        return collective_ops.waited_in_graph(moved)
 
     def _numbers(self, arguments: Sequence[Any]) -> list[Any]:
         """dim, start, end and step"""
