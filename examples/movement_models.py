@@ -2,8 +2,10 @@
 of an image, a causal convolution over a sequence, attention with fused projections and a
 next-token loss. Each is compared with one device.
 
-    torchrun --nproc-per-node=4 examples/movement_models.py  # torch gathers, and raises for one
-    USE_CUTE_SHARDING=1 torchrun --nproc-per-node=4 examples/movement_models.py  # halos
+    torchrun --nproc-per-node=4 examples/movement_models.py
+
+By torch what they cut is gathered, and one raises; with USE_CUTE_MOVEMENT=1 (and
+USE_CUTE_REDISTRIBUTION=1) they exchange halos.
 
 The models are plain PyTorch, and know nothing of devices.
 """

@@ -49,7 +49,11 @@ ON_INTS = Form(
         "Deal": [('"tuple[int, ...] | None"', "tuple[int, ...] | None")],
         "Cut": [('"tuple[int, int] | None"', "tuple[int, int] | None")],
         "Carried": [
-            ("        traced: sizes do not divide, and it is proved for each kind of device.\n", "")
+            (
+                "        traced: whether not all blocks are known to be of one size, so that it is "
+                "proved for each\n            kind of device. (No graph is traced.)\n",
+                "",
+            )
         ],
         "carry": [
             (
@@ -143,7 +147,19 @@ ON_INTS = Form(
             ),
             ("_varargs(sizes)", "tuple(sizes)"),
         ],
-        "cut_of": [("as views and redistribution see it", "as views see it")],
+        "cut_of": [
+            (" The one place that says so.", ""),
+            ("tuple[int, Any] | None", "Cut"),
+            (
+                """        f"placement {placement!r} is of a kind that is not known here, "
+        f"{type(placement).__name__}: redistribute the tensor to Shard, Replicate or Partial "
+        "first, which is left to torch"
+""",
+                """        f"placement {placement!r} is of a kind that views cannot carry: "
+        "redistribute to Shard, Replicate or Partial first"
+""",
+            ),
+        ],
     },
 )
 
