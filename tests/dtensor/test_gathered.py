@@ -2,17 +2,21 @@
 would have; and again where it was written to since.
 """
 
+import copy
 import gc
+import io
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from simulation import assert_holds, distribute, number, plain, ranks_of
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
+from cute_sharding.dtensor.memory.gathered import gathered_of
 from cute_sharding.dtensor.memory.writes import LIVE
 
 SHAPE, MESH = (4, 3, 8), (4,)
@@ -120,7 +124,7 @@ def test_it_goes_with_the_view():
             x, before = source(), len(LIVE)
             v = x.view(4, 24)
             v.cumsum(-1)
-            (gathered,) = v._local_tensor._cute_sharding_own
+            (gathered,) = gathered_of(v._local_tensor)
             memory = weakref.ref(gathered)
             del gathered
             assert memory() is not None and len(LIVE) == before + 1
@@ -134,6 +138,23 @@ def test_it_goes_with_the_view():
         gc.enable()
 
 
+def test_it_is_neither_saved_nor_copied_with_the_view():
+    def saved(tensor):
+        file = io.BytesIO()
+        torch.save(tensor, file)
+        return file.getvalue()
+
+    mesh = DeviceMesh("cpu", torch.arange(4))
+    with cute_sharding.enabled():
+        x = DTensor.from_local(torch.rand(4, 3, 2), mesh, [Shard(2)], run_check=False)
+        v = x.view(4, 24)
+        before = saved(v._local_tensor)
+        v.cumsum(-1)
+        assert gathered_of(v._local_tensor)
+        assert saved(v._local_tensor) == before
+        assert not gathered_of(copy.deepcopy(v)._local_tensor)
+
+
 def test_placements_of_the_program_itself_are_gathered_each_time():
     """A parameter lives long; torch gathers it at each use, and so is it here."""
     with ranks_of(MESH), cute_sharding.enabled():
@@ -141,7 +162,7 @@ def test_placements_of_the_program_itself_are_gathered_each_time():
         own = distribute(number((4, 24)), MESH, x.placements)
         assert gathers(own.cumsum, -1)[1] == 1
         assert gathers(own.cumsum, -1)[1] == 1
-        assert not hasattr(own._local_tensor, "_cute_sharding_own")
+        assert not gathered_of(own._local_tensor)
 
 
 def test_ops_that_give_views_have_copies_of_their_own():

@@ -2,7 +2,7 @@
 
 A view that is free hands on shards where torch's would have gathered, once, for all ops that follow
 and for their gradients. An op that needs the whole of it would gather at each use, and its gradient
-again, since autograd keeps the shard. So what was gathered is kept by the local tensor that it was
+again, since autograd keeps the shard. So what was gathered is kept for the local tensor that it was
 gathered of, and is gone with that: torch's replica lives as long.
 
 Whether it is still right must be known alike on every rank, or some would gather alone. So it is
@@ -17,12 +17,15 @@ import weakref
 from collections.abc import Callable
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from cute_sharding.dtensor.memory.writes import GATHERED, LIVE, count_of_writes, has_memory
 from cute_sharding.dtensor.torch_private import collective_ops, local_tensors
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
 
-_OWN = "_cute_sharding_own"
+# Of a local tensor, what was gathered of it: beside the tensor and not on it, where it would be
+# saved and copied with it.
+_OF: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class Gathered:
@@ -56,7 +59,7 @@ def once(
     source = collective_ops.in_flight(local)
     if not has_memory(source):
         return move()
-    own: list[Gathered] = [g for g in getattr(local, _OWN, ()) if not g.is_stale]
+    own = [gathered for gathered in gathered_of(local) if not gathered.is_stale]
     for gathered in own:
         if gathered.is_right(source, target):
             return gathered.moved
@@ -68,5 +71,10 @@ def once(
         setattr(memory, GATHERED, weakref.WeakSet())
     gathered = Gathered(source, target, moved)
     getattr(memory, GATHERED).add(gathered)
-    setattr(local, _OWN, [*own, gathered])
+    _OF[local] = [*own, gathered]
     return moved
+
+
+def gathered_of(local: torch.Tensor) -> list[Gathered]:
+    """What is kept of a local tensor."""
+    return _OF.get(local, [])
