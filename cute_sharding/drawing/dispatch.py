@@ -56,7 +56,7 @@ def draw(
         names: names for the mesh dims; by default those of the DTensor or of the plan.
 
     Returns:
-        A :class:`~cute_sharding.drawing.Picture`: shown by a notebook, ``print`` or ``.show()``,
+        A ``Picture`` (cute_sharding.drawing): shown by a notebook, ``print`` or ``.show()``,
             written by ``.save(path)``.
 
     Raises:

@@ -36,7 +36,7 @@ class Layout:
     an index to the value at its lexicographic coordinate. An index at or beyond ``size`` runs on
     along the outermost leaf, as in CuTe: this is what makes a tile that does not divide a layout
     well defined. Equality is equality of shape and stride; :func:`coalesce` gives the normal form
-    of the function. The source is CuTe (see :mod:`cute_sharding.layout.algebra`).
+    of the function. The source is CuTe (see cute_sharding/layout/algebra).
 
     Raises:
         LayoutError: shape and stride are nested differently, a size is negative, or one of them is
