@@ -44,7 +44,7 @@ def main() -> None:
     commands = [command for command in pages.commands("README.md") if name in command.text]
     assert commands
     status = "USE_CUTE_SHARDING=1 cute-sharding status"
-    commands.append(pages.Command(status, "...\non: views and redistribution, ...", 0))
+    commands.append(pages.Command(status, "...\non: views, redistribution, ...", 0))
     for command in commands:
         said = pages.complaint(command, "README.md", environment)
         assert not said, said
