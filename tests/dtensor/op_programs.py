@@ -61,6 +61,7 @@ PROGRAMS = {
     "amax": (lambda x: x.amax((0, 1)), (4, 6, 3)),
     "amin, kept": (lambda x: x.amin(1, keepdim=True), (4, 6)),
     "max": (lambda x: x.max(), (4, 6)),
+    "logsumexp, kept": (lambda x: x.logsumexp(0, keepdim=True) + x * 0, (3, 4, 6)),
     "logsumexp": (lambda x: x.logsumexp(1), (4, 6)),
     "var": (lambda x: x.var(1), (4, 6)),
     "std": (lambda x: x.std(), (4, 6)),

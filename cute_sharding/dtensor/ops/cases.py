@@ -86,9 +86,8 @@ _AVERAGES = frozenset(
 )
 
 
-# And of these those that torch gets wrong on any shards: a gradient of a mean that it divides by
-# the elements of a shard, a mean whose rows have weights, for which it divides by the number of
-# rows, and reductions of all dims that say so by naming none.
+# And of these those that torch gets wrong on any shards: gradients and weighted means that it
+# divides by other counts, reductions that name no dim, and logsumexp that keeps its dims.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
     **dict.fromkeys(
@@ -114,6 +113,7 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
         ),
         lambda schema: _names_no_dim(schema),
     ),
+    "logsumexp.default": lambda schema: len(schema.args_schema) > 2 and schema.args_schema[2],
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
