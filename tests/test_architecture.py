@@ -359,13 +359,8 @@ SOURCES = sorted(
 # Functions that are longer, by folder and name, and why. None is added without a reason.
 LONGER = {
     ("drawing", "draw"): "its docstring: what is drawn of each kind of argument",
-    ("dtensor", "by_signature"): "to do: cuts of operands, assignment and answer are three parts",
-    ("dtensor", "gated_handler"): "to do: what torch would have had is a part",
-    ("dtensor", "plan_redistribution"): "to do: the checks of the arguments are a part",
-    ("dtensor", "prepare"): "to do: what is pending, and foreign reductions, are parts",
+    ("dtensor", "plan_redistribution"): "its docstring: arguments, result, errors, an example",
     ("dtensor", "prepare_groups"): "its docstring: who is to call it, and a program that runs",
-    ("dtensor", "redistribute_local_tensor"): "to do: who answers, and how, are two parts",
-    ("dtensor", "strategy_of"): "to do: a class with a method for each step",
 }
 
 

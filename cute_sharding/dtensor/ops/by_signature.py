@@ -32,47 +32,27 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
     """The op's sharding by its signature; None where it has none for such arguments, or the
     placements are of kinds that no signature carries.
     """
-    mesh = specs[0].mesh
-    if (
-        any(spec.mesh != mesh for spec in specs)
-        or not all(map(can_be_carried, specs))
-        or len(
-            {
-                spec.use_strided_shard_as_shard_order
-                for spec in specs
-                if tensor_specs.split_factors(spec)
-            }
-        )
-        > 1
-    ):
+    if not _can_be_read_as_one(specs):
         return None
     shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
     if shapes is None or factors is None:
         return None
     args, kwargs = op_schemas.with_shapes(schema, shapes)
     pattern = row.pattern(*args, **kwargs)
-    if pattern is None:
+    metas = None if pattern is None else registry.output_metas(schema)
+    if pattern is None or metas is None:
         return None
-    metas = registry.output_metas(schema)
-    if metas is None:
-        return None
-    symbolic = symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
-    reduce = row.reduction(*args, **kwargs)
-    results = answers.shapes_of_results(metas)
+    operands = [
+        Operand(shape, parts_of(spec.placements, factors)) for spec, shape in zip(specs, shapes)
+    ]
     try:
-        signature = parse(pattern, tuple([len(spec.shape) for spec in specs]), len(results))
-        if symbolic and not _known_to_fit(signature, specs):
-            return None
-        if not symbolic and not signature.gives(shapes, results):
-            logger.debug("%s: results of shapes %s are not what %s says", name, results, signature)
-            return None
+        signature = _signature(pattern, specs, operands, answers.shapes_of_results(metas))
+        symbolic = symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
+        reduce = row.reduction(*args, **kwargs)
         found = assign(
             signature,
-            [
-                Operand(shape, parts_of(spec.placements, factors))
-                for spec, shape in zip(specs, shapes)
-            ],
-            tuple(mesh.shape),
+            operands,
+            tuple(specs[0].mesh.shape),
             reduce=None if symbolic and reduce != "sum" else reduce,
             linear=row.linear,
             filled=row.filled,
@@ -82,10 +62,8 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
         return None
     wanted = [placed(parts, factors) for parts in found.operands]
     given = [placed(parts, factors) for parts in found.results]
-    flag = any(
-        spec.use_strided_shard_as_shard_order for spec in specs if tensor_specs.split_factors(spec)
-    )
-    if flag and not says_what_it_means(specs, wanted):
+    as_order = True in _read_as_order(specs)
+    if as_order and not says_what_it_means(specs, wanted):
         return None
     count(name, "signature")
     if logger.isEnabledFor(logging.DEBUG):
@@ -97,7 +75,44 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             ", ".join(map(text, given)),
             found.received,
         )
-    return answers.op_sharding(schema, specs, wanted, given, metas, as_order=flag)
+    return answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+
+
+def _read_as_order(specs: Sequence[DTensorSpec]) -> set[bool | None]:
+    """How the strided ones are to be read: whether as an order of shards (reading.py)."""
+    return {
+        spec.use_strided_shard_as_shard_order for spec in specs if tensor_specs.split_factors(spec)
+    }
+
+
+def _can_be_read_as_one(specs: Sequence[DTensorSpec]) -> bool:
+    """Whether all are of one mesh, of placements that can be carried, and read in one way."""
+    return (
+        all(spec.mesh == specs[0].mesh for spec in specs)
+        and all(map(can_be_carried, specs))
+        and len(_read_as_order(specs)) <= 1
+    )
+
+
+def _signature(
+    pattern: str,
+    specs: Sequence[DTensorSpec],
+    operands: Sequence[Operand],
+    results: Sequence[tuple[int, ...] | None],
+) -> Signature:
+    """The pattern as a signature that these operands fit: of symbols, in every call of the graph.
+
+    Raises:
+        ValueError: they do not fit it, as far as is known.
+    """
+    shapes = [operand.shape for operand in operands]
+    signature = parse(pattern, tuple([len(shape) for shape in shapes]), len(results))
+    if symints.is_symbolic(*(tuple(spec.shape) for spec in specs)):
+        if not _known_to_fit(signature, specs):
+            raise ValueError(f"sizes of one name in {signature} may differ in another call")
+    elif not signature.gives(shapes, results):
+        raise ValueError(f"results of shapes {results} are not what {signature} says")
+    return signature
 
 
 def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
@@ -107,8 +122,7 @@ def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
     sizes: dict[str, set[str]] = {}
     for spec, names in zip(specs, signature.operands):
         for n, name in zip(spec.shape, names):
-            if symints.size_text(n) != "1" or not name.startswith(
-                "..."
-            ):  # a 1 is one in every call, and broadcast
+            is_broadcast = symints.size_text(n) == "1" and name.startswith("...")
+            if not is_broadcast:  # a 1 is one in every call
                 sizes.setdefault(name, set()).add(symints.size_text(n))
     return all(len(found) == 1 for found in sizes.values())

@@ -87,6 +87,9 @@ def gated(
     return answers.from_other_specs(found, plain)
 
 
+_move = partial(given, move=redistribute_local_tensor)
+
+
 def _is_stray(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and not tensor_specs.is_dtensor(leaf)
 
@@ -95,6 +98,16 @@ def _without_strays(args: tuple[Any, ...], mesh: Any) -> tuple[Any, ...]:
     return tuple(
         [tensor_specs.as_replica(leaf, mesh) if _is_stray(leaf) else leaf for leaf in args]
     )
+
+
+def _replicated(leaf: Any) -> Any:
+    if not tensor_specs.is_dtensor(leaf):
+        return leaf
+    return dispatch.with_placements(leaf, [Replicate()] * leaf.device_mesh.ndim, _move)
+
+
+def _dtensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [leaf for leaf in (*args, *kwargs.values()) if tensor_specs.is_dtensor(leaf)]
 
 
 def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,47 +119,38 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
     gets the placements of the result wrong.
     """
 
-    def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = registry.name_of(op)
-        tensors = [leaf for leaf in (*args, *kwargs.values()) if tensor_specs.is_dtensor(leaf)]
-        if name.startswith("convolution"):
-            strays = any(map(_is_stray, args))  # torch takes these for replicas
-            if all(tensor.device_mesh.size() == 1 for tensor in tensors) or (
-                not strays and _is_right_on(tensors, args)
-            ):
-                return stock(op, args, kwargs)
-            if strays:
-                args = _without_strays(args, tensors[0].device_mesh)
-                run = handler if tensor_specs.takes_strays() else stock
-                return run(op, args, kwargs)
-            schema = dispatch.schema_of(op, args, kwargs)
-            found = by_signature(BY_OVERLOAD[name], name, schema, op_schemas.specs_of(schema))
-            if found is not None:
-                ledger.note(tensors[0].device_mesh, lambda: True)
-                return dispatch.run_as(
-                    op, args, found, partial(given, move=redistribute_local_tensor)
-                )
-        elif not any(
-            tensor_specs.split_factors(tensor._spec) or some_device_is_empty(tensor._spec)
-            for tensor in tensors
+    def replicated(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        count(registry.name_of(op), "gate")
+        given_kwargs = {key: _replicated(value) for key, value in kwargs.items()}
+        return stock(op, tuple(map(_replicated, args)), given_kwargs)
+
+    def convolution(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name, tensors = registry.name_of(op), _dtensors(args, kwargs)
+        strays = any(map(_is_stray, args))  # torch takes these for replicas
+        if all(tensor.device_mesh.size() == 1 for tensor in tensors) or (
+            not strays and _is_right_on(tensors, args)
         ):
             return stock(op, args, kwargs)
+        mesh = tensors[0].device_mesh
+        if strays:
+            run = convolution if tensor_specs.takes_strays() else stock
+            return run(op, _without_strays(args, mesh), kwargs)
+        schema = dispatch.schema_of(op, args, kwargs)
+        found = by_signature(BY_OVERLOAD[name], name, schema, op_schemas.specs_of(schema))
+        if found is None:
+            return replicated(op, args, kwargs)
+        ledger.note(mesh, lambda: True)
+        return dispatch.run_as(op, args, found, _move)
 
-        def plain(leaf: Any) -> Any:
-            return (
-                dispatch.with_placements(
-                    leaf,
-                    [Replicate()] * leaf.device_mesh.ndim,
-                    partial(given, move=redistribute_local_tensor),
-                )
-                if tensor_specs.is_dtensor(leaf)
-                else leaf
-            )
-
-        count(name, "gate")
-        return stock(
-            op, tuple(map(plain, args)), {key: plain(value) for key, value in kwargs.items()}
-        )
+    def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if registry.name_of(op).startswith("convolution"):
+            return convolution(op, args, kwargs)
+        if any(
+            tensor_specs.split_factors(tensor._spec) or some_device_is_empty(tensor._spec)
+            for tensor in _dtensors(args, kwargs)
+        ):
+            return replicated(op, args, kwargs)
+        return stock(op, args, kwargs)
 
     return handler
 

@@ -8,7 +8,8 @@ in which group, must not depend on what one rank alone knows.
 - :mod:`.ranks`, :mod:`.groups`: ranks of a mesh; the process groups at hand
 - :mod:`.reading`: how the _StridedShard placements of a tensor are to be read
 - :mod:`.packing`, :mod:`.executor`: what each rank sends and receives; sending it
-- :mod:`.dynamic`: the same where sizes are symbols
+- :mod:`.dynamic`: one op of a graph that plans and runs anew in each call
+- :mod:`.on_symbols`: a plan where sizes are symbols: by steps that the compiler sees, or by that op
 - :mod:`.stock`: where torch itself redistributes rightly, and what it would move
 - :mod:`.redistribute`: the whole of it
 """

@@ -18,6 +18,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     mesh_dim_text,
 )
 from cute_sharding.redistribution import Network, RedistributionPlan
+from cute_sharding.redistribution.routes import Groups
 
 
 def plan_redistribution(
@@ -66,36 +67,14 @@ def plan_redistribution(
     >>> plan.collectives, plan.received_elements == plan.lower_bound
     (1, True)
     """
-    names, at_hand = (
-        None,
-        None
-        if groups is None
-        else frozenset(tuple(sorted(dims)) for dims in groups if len(dims) > 1),
-    )
-    if isinstance(mesh, DeviceMesh):
-        if (
-            groups is None
-            and dist.is_initialized()
-            and mesh._is_current_rank_part_of_mesh()
-            and process_groups.has_groups(mesh)
-        ):
-            at_hand = groups_at_hand(mesh)
-        names, mesh = mesh.mesh_dim_names, tuple(mesh.shape)
-    sizes, shape = tuple(map(int, mesh)), tuple(map(int, shape))
+    sizes, names, at_hand = _groups_of(mesh, groups)
+    shape = tuple(map(int, shape))
     if any(n < 0 for n in shape):
         raise ValueError(f"shape {shape} has a negative size")
-    if any(n < 1 for n in sizes):
-        raise ValueError(f"mesh {sizes} has a dim without devices")
     source, target = (
         _checked(placements, shape, sizes, name)
         for placements, name in ((src, "src"), (dst, "dst"))
     )
-    for dims in at_hand or ():
-        if not all(0 <= m < len(sizes) for m in dims):
-            raise ValueError(
-                f"groups has {dims}, which are no mesh dims of {sizes}: give sets of numbers from "
-                f"0 to {len(sizes) - 1}"
-            )
     for m, (before, after) in enumerate(zip(source, target)):
         if before != after and (
             isinstance(after, Partial)
@@ -116,6 +95,34 @@ def plan_redistribution(
         names=names,
     ).plan
     return plan.named(names)
+
+
+def _groups_of(
+    mesh: DeviceMesh | Sequence[int], groups: Sequence[Sequence[int]] | None
+) -> tuple[tuple[int, ...], tuple[str, ...] | None, Groups]:
+    """The mesh's sizes, the names of its dims, and which sets of them have a process group."""
+    names, found = None, None
+    if isinstance(mesh, DeviceMesh):
+        if (
+            groups is None
+            and dist.is_initialized()
+            and mesh._is_current_rank_part_of_mesh()
+            and process_groups.has_groups(mesh)
+        ):
+            found = groups_at_hand(mesh)
+        names, mesh = mesh.mesh_dim_names, tuple(mesh.shape)
+    sizes = tuple(map(int, mesh))
+    if any(n < 1 for n in sizes):
+        raise ValueError(f"mesh {sizes} has a dim without devices")
+    if groups is not None:
+        found = frozenset(tuple(sorted(dims)) for dims in groups if len(dims) > 1)
+    for dims in found or ():
+        if not all(0 <= m < len(sizes) for m in dims):
+            raise ValueError(
+                f"groups has {dims}, which are no mesh dims of {sizes}: give sets of numbers from "
+                f"0 to {len(sizes) - 1}"
+            )
+    return sizes, names, found
 
 
 def _checked(

@@ -53,7 +53,7 @@ from cute_sharding.dtensor.torch_private import (
 )
 from cute_sharding.dtensor.torch_private.patch import Installed, require
 from cute_sharding.dtensor.view_propagation.slices import WHOLE_SLICES, slice_strategy
-from cute_sharding.dtensor.view_propagation.view_strategy import strategy_of
+from cute_sharding.dtensor.view_propagation.view_strategy import ViewStrategy
 from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 from cute_sharding.views import BY_OVERLOAD
@@ -243,8 +243,8 @@ def _fill(installed: Installed, settings: Settings) -> None:
         op = registry.overload(name)
         if op is not None:
             stock = registry.registration(op)
-            rule = strategy_of(row, name, strict, stock, settings, _tag_traced)
-            registry.install_strategy(installed, op, rule)
+            strategy = ViewStrategy(row, name, strict, stock, settings, _tag_traced)
+            registry.install_strategy(installed, op, strategy)
     for name, first in WHOLE_SLICES.items() if settings.views else ():
         op = registry.overload(name)
         if op is not None and registry.registration(op).strategy is not None:

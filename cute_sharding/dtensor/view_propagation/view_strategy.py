@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,8 @@ from cute_sharding.dtensor.torch_private import (
     tensor_specs,
 )
 from cute_sharding.dtensor.view_propagation.ambiguity import holds_in_any_reading, whole
-from cute_sharding.dtensor.view_propagation.propagate import ask, decide, refused
-from cute_sharding.views import Row
+from cute_sharding.dtensor.view_propagation.propagate import Decision, ask, decide, refused
+from cute_sharding.views import Row, View
 
 
 def _reachable(settings: Settings, spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:
@@ -35,54 +36,61 @@ def _reachable(settings: Settings, spec: tensor_specs.DTensorSpec, target: Cuts)
         )
 
 
-def strategy_of(
-    row: Row,
-    name: str,
-    strict: bool,
-    stock: registry.Registration,
-    settings: Settings,
-    traced: Callable[[], None],
-) -> Callable[[op_schemas.OpSchema], answers.OpStrategy]:
-    """The sharding strategy of one aten overload; ``traced`` is called where a graph is made."""
+@dataclass(frozen=True)
+class ViewStrategy:
+    """The sharding strategy of one aten overload.
 
-    def strategy(schema: op_schemas.OpSchema) -> answers.OpStrategy:
+    Args:
+        row: the op's row of the rule table.
+        name: the overload's, for messages and counts.
+        strict: whether the op must not communicate.
+        stock: torch's own registration of it.
+        settings: those that are in force.
+        traced: is called where a graph is made.
+    """
+
+    row: Row
+    name: str
+    strict: bool
+    stock: registry.Registration
+    settings: Settings
+    traced: Callable[[], None]
+
+    def __call__(self, schema: op_schemas.OpSchema) -> answers.OpStrategy:
         if dispatch_modes.is_tracing():
-            traced()
+            self.traced()
         given: Any = schema.args_schema[0]
-        shape, arguments = tuple(given.shape), schema.args_schema[1:]
+        shape, arguments, options = tuple(given.shape), schema.args_schema[1:], schema.kwargs_schema
         sized = (
             shape,
             arguments,
-            tuple(schema.kwargs_schema.values()),
+            tuple(options.values()),
             *(tensor_specs.split_factors(option.output_spec) for option in given.strategies),
         )
         if not symints.is_symbolic(*sized):
-            return decided(schema, given, shape, arguments, schema.kwargs_schema)
-        if stock.strategy is not None and not symints.has_shape_env(*sized):
-            count(name, "stock")
+            return self._answer(schema, given, shape, arguments, options)
+        if self.stock.strategy is not None and not symints.has_shape_env(*sized):
+            count(self.name, "stock")
             logger.debug(
                 "%s: shape %s has sizes of another kind than a compiler's: left to torch's own "
                 "rule",
-                name,
+                self.name,
                 shape,
             )
-            return stock.strategy(schema)
+            return self.stock.strategy(schema)
         with symbols_of(*sized):
-            return decided(
-                schema,
-                given,
-                known(shape),
-                known(arguments),
-                {key: known(value) for key, value in schema.kwargs_schema.items()},
-            )
+            options = {key: known(value) for key, value in options.items()}
+            return self._answer(schema, given, known(shape), known(arguments), options)
 
-    def decided(
+    def _answer(
+        self,
         schema: op_schemas.OpSchema,
         given: Any,
         shape: Sequence[int],
         arguments: Sequence[Any],
         options: dict[str, Any],
     ) -> answers.OpStrategy:
+        """A choice for each of the input's, of sizes that the algebra can count with."""
         mesh = schema.get_mesh_from_args(validate=False)
         sizes = tuple(mesh.shape)
         if sizes == (1,):
@@ -90,86 +98,94 @@ def strategy_of(
             # for an op without a rule it traces the decomposition there, and takes what it learns
             # for true of the real mesh (_decompositions.py). So nothing may be answered that is
             # true of one device only.
-            if stock.strategy is not None:
-                count(name, "stock")
-                return stock.strategy(schema)
+            if self.stock.strategy is not None:
+                count(self.name, "stock")
+                return self.stock.strategy(schema)
             sizes = (2,)
-        view = row.view(shape, *arguments, **options)
+        view = self.row.view(shape, *arguments, **options)
         result = answers.OpStrategy([])
         for option in given.strategies:
             spec = option.output_spec
             try:
-                tensor_specs.check_shard_order(spec, name)
-                decision = decide(
-                    view,
-                    spec.placements,
-                    sizes,
-                    strict=strict,
-                    op=name,
-                    row=row,
-                    mesh_names=mesh.mesh_dim_names,
-                    implicit_redistribution=settings.implicit_redistribution,
-                    stock=partial(stock_source, schema, spec, sizes),
-                    diverged=lambda: ledger.diverged(mesh),
-                    reachable=partial(_reachable, settings, spec),
-                )
-                if spec.use_strided_shard_as_shard_order:
-                    decision = decision._replace(output=symints.settled(decision.output))
-                if not holds_in_any_reading(
-                    view, spec, decision, sized=registry.takes_local_sizes(schema.op)
-                ):
-                    may = partial(may_redistribute, schema, spec, sizes)
-                    decision = whole(view, spec, sizes, decision, name, may_redistribute=may)
+                decision = self._decide(schema, spec, view, sizes)
             except RuntimeError as error:
-                refused(name, error)
+                refused(self.name, error)
                 raise
             if decision.outcome != "redistribution" and any(
                 cut_of(p) is not None for p in decision.output
             ):
-                ledger.note(mesh, partial(stock_moves, schema, spec, sizes))
-            count(name, decision.outcome)
+                ledger.note(mesh, partial(self._stock_moves, schema, spec, sizes))
+            count(self.name, decision.outcome)
             result.strategies.append(
                 answers.op_spec(given, spec, mesh, decision.source, decision.output)
             )
         return result
 
-    def stock_source(
-        schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
+    def _decide(
+        self,
+        schema: op_schemas.OpSchema,
+        spec: tensor_specs.DTensorSpec,
+        view: View,
+        sizes: tuple[int, ...],
+    ) -> Decision:
+        """What the view does on these placements, and on either reading of them (reading.py)."""
+        mesh = schema.get_mesh_from_args(validate=False)
+        tensor_specs.check_shard_order(spec, self.name)
+        decision = decide(
+            view,
+            spec.placements,
+            sizes,
+            strict=self.strict,
+            op=self.name,
+            row=self.row,
+            mesh_names=mesh.mesh_dim_names,
+            implicit_redistribution=self.settings.implicit_redistribution,
+            stock=partial(self._stock_source, schema, spec, sizes),
+            diverged=lambda: ledger.diverged(mesh),
+            reachable=partial(_reachable, self.settings, spec),
+        )
+        if spec.use_strided_shard_as_shard_order:
+            decision = decision._replace(output=symints.settled(decision.output))
+        sized = registry.takes_local_sizes(schema.op)
+        if holds_in_any_reading(view, spec, decision, sized=sized):
+            return decision
+        may = partial(self._may_redistribute, schema, spec, sizes)
+        return whole(view, spec, sizes, decision, self.name, may_redistribute=may)
+
+    def _stock_source(
+        self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
     ) -> tuple[tensor_specs.Placement, ...]:
         """The placements that torch's own rule wants of the input. Raises what the rule raises.
         (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three
         dims.)
         """
-        if stock.strategy is None or row.pairs:
-            return registry.stock_input_placements(stock, schema)
+        if self.stock.strategy is None or self.row.pairs:
+            return registry.stock_input_placements(self.stock, schema)
+        shape = tuple(spec.shape)
         rule = registry.torch_rule(
-            row.rule(tuple(spec.shape), *schema.args_schema[1:], **schema.kwargs_schema)
+            self.row.rule(shape, *schema.args_schema[1:], **schema.kwargs_schema)
         )
-        return tuple(
-            registry.stock_propagate(spec.placements, tuple(spec.shape), rule, mesh, strict)[0]
-        )
+        return tuple(registry.stock_propagate(spec.placements, shape, rule, mesh, self.strict)[0])
 
-    def stock_moves(
-        schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
+    def _stock_moves(
+        self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
     ) -> bool:
         """Whether torch would have redistributed the input. (Where it raises, no program that runs
         on torch's rules comes by here.) Of symbols it is not asked, for each answer would be a
         guard.
         """
         return symints.is_symbolic(tuple(spec.shape), schema.args_schema[1:]) or ask(
-            partial(stock_source, schema, spec, mesh)
+            partial(self._stock_source, schema, spec, mesh)
         )[0] not in (None, tuple(spec.placements))
 
-    def may_redistribute(
-        schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
+    def _may_redistribute(
+        self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
     ) -> bool:
         """Whether an input that can be read in two ways may be replicated: where views may
         communicate, or torch runs the view.
         """
         return (
-            not strict
-            or bool(settings.implicit_redistribution)
-            or ask(partial(stock_source, schema, spec, mesh))[0] is not None
+            not self.strict
+            or bool(self.settings.implicit_redistribution)
+            or ask(partial(self._stock_source, schema, spec, mesh))[0] is not None
         )
-
-    return strategy
