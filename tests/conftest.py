@@ -29,7 +29,10 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Which ones run is a matter of their names alone, and of tests with the same parameters the
     same ones: what they set up is then needed for these alone.
+
+    The longest file comes first, as the files are dealt out to several workers in order.
     """
+    items.sort(key=lambda item: item.path.parent.name != "upstream")
     named = {Path(each.partition("::")[0]).resolve() for each in config.args if "::" in each}
     tests = defaultdict(list)
     for item in items:

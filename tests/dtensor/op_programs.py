@@ -216,7 +216,20 @@ def assert_close(actual, expected, case):
             )
 
 
-def compare(function, fulls, mesh, placements, case):
+def compare(function, fulls, mesh, placements, case, **settings):
+    """The program and its gradients, under these settings, with one device."""
+    with cute_sharding.enabled(**settings):
+        ledger.note(
+            mesh_of(mesh),
+            lambda: True,
+            # as after a view that torch would have redistributed for: strict views do not refuse
+            # then
+        )
+        compare_on_torchs(function, fulls, mesh, placements, case)
+
+
+def compare_on_torchs(function, fulls, mesh, placements, case):
+    """As :func:`compare`, under whatever is switched on."""
     with plain():
         singles = [full.clone().requires_grad_(full.is_floating_point()) for full in fulls]
         expected = function(*singles)
@@ -227,27 +240,18 @@ def compare(function, fulls, mesh, placements, case):
             if expected.requires_grad
             else ()
         )
-    with cute_sharding.enabled():
-        ledger.note(
-            mesh_of(mesh),
-            lambda: True,
-            # as after a view that torch would have redistributed for: strict views do not refuse
-            # then
-        )
-        tensors = [
-            distribute(full, mesh, p, requires_grad=full.is_floating_point())
-            for full, p in zip(fulls, placements)
-        ]
-        result = function(*tensors)
-        leaves = [x for x in tensors if x.requires_grad]
-        given = [Replicate() if isinstance(p, Partial) else p for p in result.placements]
-        grads = (
-            torch.autograd.grad(
-                result, leaves, distribute(gradient, mesh, given), allow_unused=True
-            )
-            if wanted
-            else ()
-        )
+    tensors = [
+        distribute(full, mesh, p, requires_grad=full.is_floating_point())
+        for full, p in zip(fulls, placements)
+    ]
+    result = function(*tensors)
+    leaves = [x for x in tensors if x.requires_grad]
+    given = [Replicate() if isinstance(p, Partial) else p for p in result.placements]
+    grads = (
+        torch.autograd.grad(result, leaves, distribute(gradient, mesh, given), allow_unused=True)
+        if wanted
+        else ()
+    )
     assert_close(result.detach(), expected.detach(), case)
     for x, y in zip(grads, wanted, strict=True):
         assert (x is None) == (y is None), case

@@ -12,7 +12,7 @@ from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
-from cute_sharding.dtensor.switch.adapter import WHOLE_SLICES
+from cute_sharding.dtensor.switch.adapter import WHOLE_SLICES, parts_replaced
 from cute_sharding.dtensor.torch_private import registry
 from cute_sharding.views import BY_OVERLOAD
 
@@ -371,3 +371,11 @@ def test_view_as_complex_is_restored_to_its_own_registry():
             op not in propagator.op_single_dim_strategy_funcs and op in propagator.op_strategy_funcs
         )
     assert op in propagator.op_single_dim_strategy_funcs and op not in propagator.op_strategy_funcs
+
+
+def test_without_signatures_all_else_is_in_place():
+    """Views make the same placements, so checkpoints, writes and ops have to be kept right."""
+    with cute_sharding.enabled():
+        expected = parts_replaced()
+    with cute_sharding.enabled(ops=False):
+        assert parts_replaced() == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import isinf
@@ -127,11 +127,13 @@ class Question:
         schema: the op, with specs for its tensors.
         specs: these, in the order of its arguments.
         stock: torch's own answer to such questions.
+        by_signatures: whether signatures may answer it; else torch does, with the gate before it.
     """
 
     schema: OpSchema
     specs: tuple[DTensorSpec, ...]
     stock: Callable[[OpSchema], Any]
+    by_signatures: bool = True
 
     @property
     def name(self) -> str:
@@ -151,7 +153,9 @@ class Question:
 
     @property
     def row(self) -> Row | None:
-        """The op's row in the table of signatures."""
+        """The op's row in the table of signatures, where these may answer."""
+        if not self.by_signatures:
+            return None
         row = BY_OVERLOAD.get(self.name)
         return (
             POINTWISE
@@ -166,9 +170,11 @@ class Question:
 Answer = Callable[[Question], Any]
 
 
-def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
+def propagation(
+    torchs: Callable[[OpSchema], Any], *, by_signatures: bool = True
+) -> Callable[[OpSchema], Any]:
     """What stands in for the propagator's way from an op on specs to the placements that it needs
-    and gives.
+    and gives: by signatures, by torch where it is right, and by the gate for all else.
     """
 
     def stock(schema: OpSchema) -> Any:
@@ -200,7 +206,7 @@ def propagation(torchs: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
         return found
 
     def decide(schema: OpSchema) -> Any:
-        question = Question(schema, tuple(op_schemas.specs_of(schema)), stock)
+        question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, by_signatures)
         replies = (answer(question) for holds, answer in CASES if holds(question))
         found = next(found for found in replies if found is not None)
         return answers.marked(answers.with_keywords(found, schema))
@@ -340,7 +346,8 @@ def _is_derived(question: Question) -> bool:
 
 def _is_pending_pointwise(question: Question) -> bool:
     return (
-        question.is_strided
+        question.by_signatures
+        and question.is_strided
         and question.is_pending
         and question.name not in BY_OVERLOAD
         and op_schemas.is_pointwise(question.schema.op)
@@ -365,9 +372,7 @@ def _is_right_in_torch(question: Question) -> bool:
     """Whether torch's own answer is known to be right. (A mesh of one device is its stand-in for
     ops that it decomposes: what holds there is to hold anywhere.)
     """
-    if not question.is_strided and not _plain_shards_go_wrong(
-        question.name, question.schema, question.specs
-    ):
+    if not question.is_strided and not _plain_shards_go_wrong(question):
         return True
     if question.row is None and (
         question.name in VIEWS
@@ -406,6 +411,7 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (_is_pending_pointwise, _pending_pointwise),
     (_is_right_in_torch, _torchs),
     (lambda question: question.row is not None, _signed),
+    (lambda question: _plain_shards_go_wrong(question), _gate(Shard, StridedShard)),
     (lambda question: question.is_strided and question.row is not POINTWISE, _gate(StridedShard)),
     (lambda question: True, _torchs),
 )
@@ -420,10 +426,10 @@ def _gives_other(stock: Callable[[OpSchema], Any], schema: OpSchema, found: Any)
     return answers.placements_of_outputs(theirs) != answers.placements_of_outputs(found)
 
 
-def _plain_shards_go_wrong(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
-    if name in _WRONG_ON_SHARDS and _WRONG_ON_SHARDS[name](schema):
-        return any(map(is_sharded, specs))
-    return name in _AVERAGES and any(map(is_uneven, specs))
+def _plain_shards_go_wrong(question: Question) -> bool:
+    if question.name in _WRONG_ON_SHARDS and _WRONG_ON_SHARDS[question.name](question.schema):
+        return question.is_sharded
+    return question.name in _AVERAGES and any(map(is_uneven, question.specs))
 
 
 def _names_no_dim(schema: OpSchema) -> bool:

@@ -110,10 +110,10 @@ def _dtensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [leaf for leaf in (*args, *kwargs.values()) if tensor_specs.is_dtensor(leaf)]
 
 
-def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
+def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> Callable[..., Any]:
     """What stands in for torch's function of an op that goes past the propagator: on tensors of
-    which it is not known to be right, the op by its signature; else torch's, on tensors without
-    _StridedShard.
+    which it is not known to be right, the op by its signature, where these may answer; else
+    torch's, on tensors without _StridedShard.
 
     To ops other than convolutions all of such a tensor is given: of a shard beside a replica 2.15
     gets the placements of the result wrong.
@@ -135,6 +135,8 @@ def gated_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         if strays:
             run = convolution if tensor_specs.takes_strays() else stock
             return run(op, _without_strays(args, mesh), kwargs)
+        if not by_signatures:
+            return replicated(op, args, kwargs)
         schema = dispatch.schema_of(op, args, kwargs)
         found = by_signature(BY_OVERLOAD[name], name, schema, op_schemas.specs_of(schema))
         if found is None:

@@ -85,13 +85,14 @@ def enable(
             cheapest placements.
         redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and
             what ops do to their inputs) run by plan: each missing element moves once. Without it
-            these run so: the inputs of ops that are answered here (views; with ``ops`` also others)
+            these run so: the inputs of ops that are answered here (views, and others)
             and what torch is known to move wrongly. All else is moved by torch.
         views: False leaves the view ops to torch, for ``redistribution`` alone. (In place,
             ``squeeze_``, ``t_``, ``transpose_`` and ``unsqueeze_`` keep functions of ours, as
             torch has none that is right.)
         ops: what views make, other ops are handed as their signatures say (cute_sharding/ops). With
-            False, by torch's own rules, some of which are wrong on it. Without ``views`` it does
+            False, torch's rules answer for them; what these are not known to get right is
+            redistributed first, to what torch's views would have made. Without ``views`` it does
             nothing.
         movement: slices, splits, cat, roll, flip, pad and unfold of a sharded dim move what is
             missing, in one exchange, or nothing, where some placements of the result are free; what
@@ -250,13 +251,13 @@ def _fill(installed: Installed, settings: Settings) -> None:
         if op is not None and registry.registration(op).strategy is not None:
             rule = slice_strategy(first, registry.registration(op))
             registry.install_strategy(installed, op, rule)
-    if settings.views and settings.ops:
-        others = propagation(registry.propagation())
+    if settings.views:
+        others = propagation(registry.propagation(), by_signatures=settings.ops)
         op_hooks.install_propagation(
             installed,
             movement_first(others, _tag_traced) if settings.movement else others,
             tuple({**SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
-            gated_handler,
+            partial(gated_handler, by_signatures=settings.ops),
             writing_handler,
             op_hooks.Writes(reach, _take_back, LIVE),
         )
@@ -403,17 +404,17 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
             return local_args(op_info, schema, *options)
         before = op_info.local_args
         outer, _thread.by_plan = getattr(_thread, "by_plan", False), care.by_plan
-        _thread.keeps = settings.ops and care.keeps
+        _thread.keeps = care.keeps
         try:
             local_args(op_info, schema, *options)
             if care.keywords:
                 dispatch.redistribute_keywords(op_info, schema)
         finally:
             _thread.by_plan, _thread.keeps = outer, False
-        if settings.ops and care.copied is not None:
+        if care.copied is not None:
             spec, spec_of_moved = care.copied
             note_copy(before[0], spec, spec_of_moved, op_info.local_args[0])
-        if settings.ops and answers.writes(schema):
+        if answers.writes(schema):
             _thread.moved = dispatch.moved_to(op_info, schema, before)
 
     return redistribute_local_args
