@@ -88,7 +88,7 @@ class Setting(NamedTuple):
                 f"{name}={value!r} is none of {', '.join(map(repr, known))}; True is "
                 f"{self.choices[0]!r}"
             )
-        return self.choices[0] if value in (True,) else value or False
+        return self.choices[0] if value is True else value or False
 
 
 @dataclass(frozen=True)
@@ -181,16 +181,20 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
             are switched on, or needs others that are off.
     """
 
-    def said(setting: Setting) -> Any:
-        return setting.read(environment.get(setting.flag, ""))
-
-    everything = bool(said(Setting(EVERYTHING, False, "", "")))
-    found = {name: said(setting) for name, setting in TABLE.items()}
+    found = {
+        name: setting.read(environment.get(setting.flag, "")) for name, setting in TABLE.items()
+    }
+    everything = bool(Setting(EVERYTHING, False, "", "").read(environment.get(EVERYTHING, "")))
     needed = {need for name, setting in TABLE.items() if found[name] for need in setting.needs}
-    asked = {}
-    for name, setting in TABLE.items():
-        otherwise = everything if setting.in_everything else setting.default
-        asked[name] = otherwise or name in needed if found[name] is None else found[name]
+
+    def asked_of(name: str, setting: Setting) -> Any:
+        if found[name] is not None:
+            return found[name]
+        if name in needed or (everything and setting.in_everything):
+            return True
+        return False if setting.in_everything else setting.default
+
+    asked = {name: asked_of(name, setting) for name, setting in TABLE.items()}
     for name, setting in TABLE.items():
         if asked[name] and not all(asked[need] for need in setting.needs):
             if found[name]:
@@ -201,8 +205,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
                 )
             asked[name] = False
     for name, setting in TABLE.items():
-        wanted = asked[name] and asked[name] != setting.default
-        if wanted and setting.of_views and not asked["views"]:
+        is_on = asked[name] and asked[name] != setting.default
+        if is_on and setting.of_views and not asked["views"]:
             raise ValueError(
                 f"{setting.flag}={environment[setting.flag]!r} says what views may do, and none "
                 f"are switched on: set {TABLE['views'].flag}=1 or {EVERYTHING}=1 as well"

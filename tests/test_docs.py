@@ -212,6 +212,8 @@ INTERNAL = {
     "… has no strategy in this torch": "ask() catches it",
     "… placements for a mesh of … dims": "of torch's own plan, asked with placements already read",
     "a symbolic size outside of symbols_of(...)": "ours to open",
+    "sizes of one name in … may differ in another call": "by_signature catches it and logs it",
+    "results of shapes … are not what … says": "by_signature catches it and logs it",
     "a step of another kind: …": "of a plan that has a kind of step which pictures do not know",
 }
 MESSAGES = messages.messages(PACKAGE)

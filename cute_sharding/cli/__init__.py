@@ -1,7 +1,7 @@
 """``python -m cute_sharding``: a file for each command, and ``main``. Imports no torch.
 
 - :mod:`.explain`, and for sizes that have names :mod:`.for_all`: what a view does to a sharding, as
-  layouts.
+  layouts. :mod:`.moves`: the same of a movement op.
 - :mod:`.draw`: pictures of shardings, views, redistributions and layouts.
 - :mod:`.plan`: how a redistribution goes, by plan and as torch would do it.
 - :mod:`cute_sharding.status`: what is switched on.

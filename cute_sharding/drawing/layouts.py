@@ -28,11 +28,11 @@ def layout_picture(layout: Layout) -> Picture:
     if not prod(mode.size for mode in modes):
         return Picture(title, (Section("", (), captions=("the layout has no coordinates",)),))
     small = len(modes) > 2
-    limits = [(3, LEADING_MODE)] * (len(modes) - 2)
-    limits += [(SMALL_ROWS if small else ROWS,) * 2] if len(modes) > 1 else []
-    limits += [(SMALL_COLUMNS if small else COLUMNS,) * 2] if modes else []
+    limits = [LEADING_MODE] * (len(modes) - 2)
+    limits += [SMALL_ROWS if small else ROWS] if len(modes) > 1 else []
+    limits += [SMALL_COLUMNS if small else COLUMNS] if modes else []
     shown, captions = [], []
-    for m, (mode, (most, _)) in enumerate(zip(modes, limits)):
+    for m, (mode, most) in enumerate(zip(modes, limits)):
         indices = _indices(int(mode.size), most)
         shown.append(indices)
         if None in indices:

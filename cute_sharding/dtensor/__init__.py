@@ -11,6 +11,7 @@ first:
 - :mod:`.view_propagation`: what rules of views answer
 - :mod:`.memory`: writes to copies; checkpoints
 - :mod:`.ops`: ops beside views
+- :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims
 - :mod:`.switch`: on and off
 - :mod:`.reports`: plans without data; whether it works
 """

@@ -39,33 +39,36 @@ def plan_steps(
     elements, between devices that hold the same contribution. Every step communicates among ranks
     that have a process group: those of one mesh dim, or of a set in ``groups``. With None, which
     stands for all sets, on a flat network at most one collective moves elements, and at most one
-    reduces. ``native``: the backend gathers and reduce-scatters better than it exchanges.
+    reduces. ``native``: the backend gathers and reduce-scatters better than it exchanges; without
+    a ``memory_limit`` steps are then turned into such collectives.
 
     Raises:
         ValueError: no plan keeps every device within ``memory_limit`` elements. It names the least
             that would do.
     """
-
-    if memory_limit is None:
-        steps = _cheapest(
-            nominal(shape, mesh, source, target, groups),
-            mesh,
-            source,
-            target,
-            network,
-            groups,
-            native,
-        )
-        steps = tuple([replace(step, shape=shape) for step in steps])
-        if not all(map(_is_right, steps)) or not all(
-            admits(groups, step.mesh_dims) for step in steps
-        ):
-            steps = _cheapest(shape, mesh, source, target, network, groups, native)
-        return _natively(steps) if native else steps
-    start, admitted = (
-        most_local(shape, source.chains, mesh),
-        _admitted(shape, mesh, source, target, network, groups),
+    if memory_limit is not None:
+        return _within(memory_limit, shape, mesh, source, target, network, groups)
+    steps = _cheapest(
+        nominal(shape, mesh, source, target, groups), mesh, source, target, network, groups, native
     )
+    steps = tuple([replace(step, shape=shape) for step in steps])
+    if not all(_is_right(step) and admits(groups, step.mesh_dims) for step in steps):
+        steps = _cheapest(shape, mesh, source, target, network, groups, native)
+    return _natively(steps) if native else steps
+
+
+def _within(
+    memory_limit: int,
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    source: Held,
+    target: Chains,
+    network: Network,
+    groups: Groups,
+) -> tuple[Step, ...]:
+    """The cheapest of the steps, cut into rounds, that keep every device within the limit."""
+    start = most_local(shape, source.chains, mesh)
+    admitted = _admitted(shape, mesh, source, target, network, groups)
     fitting = [
         fitted for steps in admitted if (fitted := _fitted(steps, start, memory_limit)) is not None
     ]

@@ -88,7 +88,7 @@ def test_ops_choose_the_placements_that_torch_chooses(tensor, op):
         )
 
     expected = outcome()
-    with cute_sharding.enabled(ops=False):
+    with cute_sharding.enabled(views=False, redistribution=True):
         assert outcome() == expected
 
 

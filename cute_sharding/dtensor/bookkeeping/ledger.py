@@ -40,8 +40,8 @@ _lock = fork_safe_lock()
 
 
 def note(mesh: Any, question: Question) -> None:
-    """A view of a tensor on ``mesh`` is free; ``question`` says whether torch would have
-    redistributed its input.
+    """An op (a view, one by its signature, a movement) has given a tensor on ``mesh`` placements of
+    ours; ``question`` says whether torch would have given others, or have redistributed its input.
     """
     with _lock:
         page = _page()
@@ -52,8 +52,8 @@ def note(mesh: Any, question: Question) -> None:
 
 
 def diverged(mesh: Any) -> bool:
-    """Whether some view of a tensor on ``mesh`` has been free since :func:`forget` that torch would
-    have redistributed for.
+    """Whether since :func:`forget` some op on ``mesh`` has given what torch would not have: a view
+    was free that torch would have redistributed for, or an op has kept a cut.
     """
     with _lock:
         page = _page()

@@ -122,8 +122,9 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     Outcomes of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not
     divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error was
     raised) and ``stock`` (left to torch's own rule: meshes of one device in all, which torch also
-    uses as a stand-in to derive the rules of other ops). Of other ops: ``signature`` (answered by
-    the op's signature) and ``gate`` (given what torch would have had).
+    uses as a stand-in to derive the rules of other ops; sizes that differ from rank to rank). Of
+    other ops: ``signature`` (answered by the op's signature) and ``gate`` (given what torch would
+    have had).
 
     Of a movement op on a sharded dim (with ``movement``): ``free``, ``exchanged`` (one exchange of
     what is missing) and ``stock`` (left to what answers without ``movement``).

@@ -6,16 +6,18 @@ What stands in for the compiler's own functions is in :mod:`..torch_private` (:m
 
 - A guard: a fact that the algebra could not prove is asked of the trace in :mod:`.symbols`
   (``Symbols.assume``); that two sizes are equal, in :func:`.symbols.equate`; that a size has its
-  value, in :func:`..torch_private.symints.number_of`. What torch guards itself is turned to global
-  sizes in :mod:`..torch_private.compiler`.
+  value, by ``int(unknown(n))``, or in :func:`..torch_private.symints.number_of`; that a condition
+  holds or not, in :func:`..torch_private.symints.is_truly`. What torch guards itself is turned to
+  global sizes in :mod:`..torch_private.compiler`.
 - The size of a local tensor, also of uneven blocks: :mod:`.local_sizes`, by the rule of
   :mod:`cute_sharding.sharding.deal`.
 - Where a collective is waited for: torch's functional collectives put the op that waits behind
   themselves in a graph, and :mod:`..redistributing.executor` asks for no other; the op that
-  redistributes is waited for in :mod:`..redistributing.dynamic`; for a rank that only sends,
-  ``after`` of :mod:`.library` keeps the collective in the graph. That Inductor then moves the waits
-  down to where results are needed is the row WAITS of :mod:`..torch_private.patches`: without it
-  they stand where the collective does.
+  redistributes is waited for in :mod:`..redistributing.dynamic`, that of a movement op in
+  :mod:`..movement.dynamic`; for a rank that only sends, ``after`` of :mod:`.library` keeps the
+  collective in the graph. That Inductor then moves the waits down to where results are needed is
+  the row WAITS of :mod:`..torch_private.patches`, which :mod:`..torch_private.tracing` puts in
+  place: without it they stand where the collective does.
 
 - :mod:`.symbols`: torch's SymInts as sizes of the algebra, and back
 - :mod:`.local_sizes`: the sizes of local tensors

@@ -1,5 +1,5 @@
 """Ops of our own, for graphs: ``after``, and the library that redistributing/dynamic.py defines
-``redistribute`` in.
+``redistribute`` in, and movement/dynamic.py ``move``.
 """
 
 from __future__ import annotations

@@ -222,34 +222,36 @@ _named: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def equate(name: Any, value: Any, others: Sequence[Any] = ()) -> None:
-    """Guard that two sizes are equal (or assert it at run time, where they have no value yet), and
-    write ``name`` for ``value`` from now on, if it is a symbol and not in ``others``.
+    """Take note of a local size that the rule says, ``value``, and that a tensor has, ``name``.
 
-    (The compiler takes one symbol for sizes that are equal in the call it compiles for, so a local
-    size may have that of another dim.)
+    Where the rule says a number there is nothing to note: the size was asked for it. Where the
+    tensor has a number and the rule an expression, the expression is guarded to have that value, if
+    it has one yet. Where both are expressions they are guarded to be equal (or asserted to be so at
+    run time, where they have no value yet); and ``name`` is written for ``value`` from now on, if
+    it is a symbol and not in ``others``. Sizes that differ have another meaning (the compiler takes
+    one symbol for sizes that are equal in the call it compiles for, so a local size may have that
+    of another dim): then nothing but that they differ is guarded.
     """
-    if isinstance(value, torch.SymInt) and not isinstance(name, torch.SymInt):
+    if not isinstance(value, torch.SymInt):
+        return
+    if not isinstance(name, torch.SymInt):
         if value.node.has_hint():
-            bool(
-                value == name
-                # at once: a compiler's later stages take badly to sizes that turn out to be
-                # constants
-            )
-    elif isinstance(value, torch.SymInt):
-        expr, symbol = value.node.expr, name.node.expr
-        if value.node.has_hint() and name.node.has_hint():
-            if not bool(name == value):
-                return
-        else:
-            assert_at_run_time(name == value)
-        taken = {
-            s
-            for other in others
-            if isinstance(other, torch.SymInt)
-            for s in other.node.expr.free_symbols
-        }
-        if symbol.is_Symbol and not expr.is_Symbol and symbol not in taken:
-            _named.setdefault(name.node.shape_env, {})[expr] = symbol
+            # At once: a compiler's later stages take badly to sizes that turn out to be constants.
+            bool(value == name)
+        return
+    if not (value.node.has_hint() and name.node.has_hint()):
+        assert_at_run_time(name == value)
+    elif not bool(name == value):
+        return
+    expr, symbol = value.node.expr, name.node.expr
+    taken = {
+        s
+        for other in others
+        if isinstance(other, torch.SymInt)
+        for s in other.node.expr.free_symbols
+    }
+    if symbol.is_Symbol and not expr.is_Symbol and symbol not in taken:
+        _named.setdefault(name.node.shape_env, {})[expr] = symbol
 
 
 _now: ContextVar[Symbols | None] = ContextVar("cute_sharding_symbols", default=None)

@@ -1,7 +1,8 @@
 """Ops beside views: what they are handed is known to be right.
 
 torch decides by its own rules wherever those are known to be right. Of ops on plain placements
-these are answered here: those by which ranks would draw differently, or that are told sizes; rules
+these are answered here: those by which ranks would draw differently, or that are told sizes; writes
+to what is pending, and values that have nothing to do with it; item(); extremes of nothing; rules
 that torch derives on one device; averages of blocks of different sizes; and the few of which
 torch's own rule is wrong on shards (all in :mod:`.cases`). What views make is another matter: of
 _StridedShard placements an op with a row in the table (cute_sharding/ops) carries what its

@@ -1,7 +1,8 @@
 """Redistribution: from a local tensor and two specs to the steps of a plan, run.
 
-Data moves here; elsewhere only torch's own steps move any, and the scatter with which state is
-distributed (:mod:`..memory.state`). Whoever is asked answers alike on all ranks: what is sent, and
+Data moves here; elsewhere only torch's own steps move any, the scatter with which state is
+distributed (:mod:`..memory.state`), and the exchange of a movement op
+(:mod:`..movement.running`). Whoever is asked answers alike on all ranks: what is sent, and
 in which group, must not depend on what one rank alone knows.
 
 - :mod:`.placements`: placements as cuts of the algebra, and back

@@ -123,7 +123,9 @@ class Means(NamedTuple):
     under which a plan is kept.
 
     A setting that plans depend on is read in :func:`means`, and nowhere else: so it reaches eager
-    programs, compiled ones and the op in graphs of many sizes alike.
+    programs, compiled ones and the op in graphs of many sizes alike. (One by which the plan depends
+    on the sizes in another way, as a limit of memory does, needs guards of its own in
+    :mod:`.on_symbols`.)
     """
 
     memory_limit: int | None
@@ -137,11 +139,7 @@ def means(mesh: Any) -> Means:
     """
     if not process_groups.has_groups(mesh):
         return Means(None, frozenset(), False)
-    backend = _backend(mesh)
-    groups = _at_hand(
-        mesh, process_groups.flattenings(mesh), backend, len(_prepared()), ref(dist.group.WORLD)
-    )
-    return Means(None, groups, is_native(backend))
+    return Means(None, groups_at_hand(mesh), is_native(_backend(mesh)))
 
 
 def _backend(mesh: Any) -> str | None:

@@ -1,8 +1,8 @@
 """The compiler: dynamo's guards, AOTAutograd's subclasses, proxies of symbolic expressions
 (torch/_dynamo, torch/_functorch/_aot_autograd, torch/fx/experimental) and compiled code.
 
-Nothing of it is imported before the program has. Caches may be reset and tagged; what
-:class:`.tracing.Tracing` replaces is made here.
+Nothing of it is imported before the program has. Caches may be reset and tagged; most of what
+:class:`.tracing.Tracing` replaces is made here (waits there, expansion in :mod:`.expansion`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Sizes that are SymInts and the ShapeEnv that knows them
 (torch/fx/experimental/symbolic_shapes.py, torch/utils/_sympy).
 
-Nodes, hints and expressions are read; here guards are added by asking a SymInt for its value, and
-in no other way. (All places that add guards: compiled/__init__.py.)
+Nodes, hints and expressions are read; here guards are added by asking a SymInt for its value
+(:func:`number_of`) or a condition whether it holds (:func:`is_truly`), and in no other way. (All
+places that add guards: compiled/__init__.py.)
 """
 
 from __future__ import annotations

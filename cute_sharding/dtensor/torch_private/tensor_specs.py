@@ -94,12 +94,14 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
 
 
 def mesh_dim_text(m: int, names: Sequence[str] | None) -> str:
-    """How every message writes a mesh dim: by its number, and its name where it has one."""
+    """How messages of what programs run write a mesh dim: by its number, and its name where it has
+    one.
+    """
     return f"mesh dim {m}" + (f" ({names[m]!r})" if names else "")
 
 
 def mesh_text(mesh: Sequence[int], names: Sequence[str] | None) -> str:
-    """How every message writes a mesh: the sizes, by name where the mesh dims have names."""
+    """How they write a mesh: the sizes, by name where the mesh dims have names."""
     sizes = [f"{name}={n}" for name, n in zip(names, mesh)] if names else map(str, mesh)
     return f"({', '.join(sizes)})"
 
