@@ -11,6 +11,7 @@ signature lets it carry; ops that torch is known to get right on any cut are tor
 replicated by plan: the gate.
 
 - :mod:`.cases`: who answers for an op: the one table to read first
+- :mod:`.plain_shards`: which ops torch gets wrong on Shard placements alone
 - :mod:`.by_signature`: the placements that a signature carries
 - :mod:`.written`: pointwise ops that write to one of their operands
 - :mod:`.arguments`: what is gathered for an op, kept for the next

@@ -12,11 +12,11 @@ from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (
     is_sharded,
-    is_uneven,
     some_device_is_empty,
     without,
 )
 from cute_sharding.dtensor.ops.gate import gated
+from cute_sharding.dtensor.ops.plain_shards import plain_shards_go_wrong
 from cute_sharding.dtensor.ops.written import as_what_is_written
 from cute_sharding.dtensor.torch_private import (
     answers,
@@ -77,46 +77,6 @@ CARRIED = frozenset(
         ),
     ]
 )
-
-
-# Rows that are asked about plain shards as well: torch takes an average over blocks of different
-# sizes for one of blocks of one size.
-_AVERAGES = frozenset(
-    name for name in BY_OVERLOAD if "_loss" in name or name.startswith("binary_cross_entropy")
-)
-
-
-# And of these those that torch gets wrong on any shards: gradients and weighted means that it
-# divides by other counts, reductions that name no dim, and logsumexp that keeps its dims.
-_WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
-    "soft_margin_loss_backward.default": lambda schema: True,
-    **dict.fromkeys(
-        (
-            "mse_loss_backward.default",
-            "smooth_l1_loss_backward.default",
-            "huber_loss_backward.default",
-        ),
-        lambda schema: schema.args_schema[3] == 1,
-    ),
-    "binary_cross_entropy_backward.default": lambda schema: (
-        len(schema.args_schema) < 5 or schema.args_schema[4] == 1
-    ),
-    **dict.fromkeys(
-        (
-            "sum.dim_IntList",
-            "nansum.default",
-            "mean.dim",
-            "amax.default",
-            "amin.default",
-            "var.correction",
-            "std.correction",
-        ),
-        lambda schema: _names_no_dim(schema),
-    ),
-    "logsumexp.default": lambda schema: any(arg is True for arg in schema.args_schema[2:]),
-    "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
-    "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
-}
 
 
 @dataclass(frozen=True)
@@ -372,7 +332,7 @@ def _is_right_in_torch(question: Question) -> bool:
     """Whether torch's own answer is known to be right. (A mesh of one device is its stand-in for
     ops that it decomposes: what holds there is to hold anywhere.)
     """
-    if not question.is_strided and not _plain_shards_go_wrong(question):
+    if not question.is_strided and not plain_shards_go_wrong(question.schema, question.specs):
         return True
     if question.row is None and (
         question.name in VIEWS
@@ -411,7 +371,10 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (_is_pending_pointwise, _pending_pointwise),
     (_is_right_in_torch, _torchs),
     (lambda question: question.row is not None, _signed),
-    (lambda question: _plain_shards_go_wrong(question), _gate(Shard, StridedShard)),
+    (
+        lambda question: plain_shards_go_wrong(question.schema, question.specs),
+        _gate(Shard, StridedShard),
+    ),
     (lambda question: question.is_strided and question.row is not POINTWISE, _gate(StridedShard)),
     (lambda question: True, _torchs),
 )
@@ -424,29 +387,6 @@ def _gives_other(stock: Callable[[OpSchema], Any], schema: OpSchema, found: Any)
     except Exception:
         return True
     return answers.placements_of_outputs(theirs) != answers.placements_of_outputs(found)
-
-
-def _plain_shards_go_wrong(question: Question) -> bool:
-    if question.name in _WRONG_ON_SHARDS and _WRONG_ON_SHARDS[question.name](question.schema):
-        return question.is_sharded
-    return question.name in _AVERAGES and any(map(is_uneven, question.specs))
-
-
-def _names_no_dim(schema: OpSchema) -> bool:
-    """Whether the dims of a reduction are an empty list, which stands for all of them."""
-    return len(schema.args_schema) > 1 and schema.args_schema[1] == []
-
-
-def _weighs_rows(schema: OpSchema) -> bool:
-    """Of the mean loss of classes, (scores, targets, weights, reduction, class to ignore), whether
-    its rows count differently: by weights; or, for all that is known, because some are ignored.
-    Torch gets the latter wrong on any shards, where it is left to it: unless a program has shards
-    only here.
-    """
-    weights = schema.args_schema[2]
-    return schema.args_schema[3] == 1 and (
-        isinstance(weights, DTensorSpec) or ledger.diverged(op_schemas.specs_of(schema)[0].mesh)
-    )
 
 
 def _extreme(schema: OpSchema) -> bool:

@@ -1,0 +1,75 @@
+"""Which ops torch gets wrong on Shard placements alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cute_sharding.dtensor.bookkeeping import ledger
+from cute_sharding.dtensor.ops.cuts import is_sharded, is_uneven
+from cute_sharding.dtensor.torch_private import op_schemas, registry
+from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
+from cute_sharding.ops.table import BY_OVERLOAD
+
+# Torch takes an average over blocks of different sizes for one of blocks of one size.
+_AVERAGES = frozenset(
+    name for name in BY_OVERLOAD if "_loss" in name or name.startswith("binary_cross_entropy")
+)
+
+
+# Those that torch gets wrong on any shards: gradients and weighted means that it divides by other
+# counts, reductions that name no dim, and logsumexp that keeps its dims.
+_WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
+    "soft_margin_loss_backward.default": lambda schema: True,
+    **dict.fromkeys(
+        (
+            "mse_loss_backward.default",
+            "smooth_l1_loss_backward.default",
+            "huber_loss_backward.default",
+        ),
+        lambda schema: schema.args_schema[3] == 1,
+    ),
+    "binary_cross_entropy_backward.default": lambda schema: (
+        len(schema.args_schema) < 5 or schema.args_schema[4] == 1
+    ),
+    **dict.fromkeys(
+        (
+            "sum.dim_IntList",
+            "nansum.default",
+            "mean.dim",
+            "amax.default",
+            "amin.default",
+            "var.correction",
+            "std.correction",
+        ),
+        lambda schema: _names_no_dim(schema),
+    ),
+    "logsumexp.default": lambda schema: any(arg is True for arg in schema.args_schema[2:]),
+    "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
+    "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
+}
+
+
+def plain_shards_go_wrong(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether torch's own rule would be wrong on these shards, were they all plain."""
+    name = registry.name_of(schema.op)
+    if name in _WRONG_ON_SHARDS and _WRONG_ON_SHARDS[name](schema):
+        return any(map(is_sharded, specs))
+    return name in _AVERAGES and any(map(is_uneven, specs))
+
+
+def _names_no_dim(schema: OpSchema) -> bool:
+    """Whether the dims of a reduction are an empty list, which stands for all of them."""
+    return len(schema.args_schema) > 1 and schema.args_schema[1] == []
+
+
+def _weighs_rows(schema: OpSchema) -> bool:
+    """Of the mean loss of classes, (scores, targets, weights, reduction, class to ignore), whether
+    its rows count differently: by weights; or, for all that is known, because some are ignored.
+    Torch gets the latter wrong on any shards, where it is left to it: unless a program has shards
+    only here.
+    """
+    weights = schema.args_schema[2]
+    return schema.args_schema[3] == 1 and (
+        isinstance(weights, DTensorSpec) or ledger.diverged(op_schemas.specs_of(schema)[0].mesh)
+    )
