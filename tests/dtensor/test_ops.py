@@ -7,16 +7,12 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from drawing import draw_placements
 from op_programs import (
-    DRAWS,
-    GATED,
     MESHES,
     PROGRAMS,
     S,
     assert_close,
     compare,
-    compare_on_torchs,
     values,
 )
 from simulation import assert_holds, distribute, number, plain, ranks_of
@@ -29,62 +25,6 @@ from cute_sharding.dtensor.ops import CARRIED
 from cute_sharding.dtensor.torch_private import registry
 from cute_sharding.ops import TABLE
 from cute_sharding.views import BY_OVERLOAD as VIEWS
-
-
-def on_any_cut(name, mesh):
-    """(program, values, placements) of which one at least is strided."""
-    function, *shapes = PROGRAMS[name]
-    fulls = [shape if isinstance(shape, torch.Tensor) else values(*shape) for shape in shapes]
-    rng = random.Random(f"{name} {mesh}")
-    done = 0
-    while done < DRAWS:
-        placements = [draw_placements(rng, mesh, tuple(full.shape)) for full in fulls]
-        if name in GATED:  # of plain shards torch makes what it likes
-            placements = [
-                [Replicate() if type(p) is Shard else p for p in some] for some in placements
-            ]
-        if any(isinstance(p, _StridedShard) for some in placements for p in some):
-            done += 1
-            yield function, fulls, placements
-
-
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_on_any_cut(name, mesh):
-    with ranks_of(mesh):
-        for function, fulls, placements in on_any_cut(name, mesh):
-            compare(function, fulls, mesh, placements, f"{name} on {mesh}: {placements}")
-
-
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_on_any_cut_without_signatures(name, mesh):
-    """The gate stands before all that torch is not known to get right. What torch has no rule for,
-    or refuses where strided shards are replicated, raises.
-    """
-    with ranks_of(mesh):
-        for function, fulls, placements in on_any_cut(name, mesh):
-            case = f"{name} on {mesh}: {placements}"
-            try:
-                compare(function, fulls, mesh, placements, case, ops=False)
-            except RuntimeError:
-                plainer = [
-                    [Replicate() if isinstance(p, _StridedShard) else p for p in some]
-                    for some in placements
-                ]
-                with pytest.raises(RuntimeError):
-                    compare_on_torchs(function, fulls, mesh, plainer, case)
-
-
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if "loss" in name or "bce" in name])
-@pytest.mark.parametrize("ops", [True, False])
-def test_losses_on_blocks_of_different_sizes(name, ops):
-    function, *shapes = PROGRAMS[name]
-    fulls = [shape if isinstance(shape, torch.Tensor) else values(*shape) for shape in shapes]
-    placements = [[Shard(fulls[0].ndim - 1)], [Replicate()]]
-    with ranks_of((2,)):
-        compare(function, fulls, (2,), placements, name, ops=ops)
-
 
 # -- what is on the wire ---------------------------------------------------------------------------
 
