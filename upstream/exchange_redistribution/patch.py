@@ -14,8 +14,8 @@ MODULE = "torch/distributed/tensor/_exchange.py"
 TEST = "test/distributed/tensor/test_exchange_redistribution.py"
 REDISTRIBUTE = "torch/distributed/tensor/_redistribute.py"
 
-# The smallest core: one exchange, in which what a device keeps does not travel, replicas of a row do
-# not share its sending, and every buffer is packed.
+# The smallest core: one exchange, in which what a device keeps does not travel, replicas of a row
+# do not share its sending, and every buffer is packed.
 FORM = Form(
     leave=frozenset(
         {"Transfer.peak_elements", "_Buffer.lies_as", "_Buffer.of_source", "_Buffer.of_target"}
@@ -114,7 +114,8 @@ FORM = Form(
     if isinstance(step, Exchange):
         return step.gathering(device, among) if gathers else step.transfer(device, among, turn)
     return step.transfer(device, among)""",
-                "    device = places(mesh, rank)[rank]\n    return step.transfer(device, peers(mesh, step.dims, rank))",
+                "    device = places(mesh, rank)[rank]\n"
+                "    return step.transfer(device, peers(mesh, step.dims, rank))",
             ),
         ],
         "checked": [
@@ -151,10 +152,8 @@ FORM = Form(
         ],
         "unpack": [
             (
-                """    part: Transfer, received: torch.Tensor, local: torch.Tensor, target: torch.Tensor | None = None
-""",
-                """    part: Transfer, received: torch.Tensor, local: torch.Tensor
-""",
+                ", target: torch.Tensor | None = None\n",
+                "\n",
             ),
             ('; or more of it into\n    ``target``.\n    """', '."""'),
             (
@@ -181,11 +180,10 @@ FORM = Form(
         "write": [
             (", *, add: bool = False)", ")"),
             (
-                """Between tensors of which ``y`` is ours, as it was made: so we know how it lies. Of ``x`` we
-    do only where nothing is compiled, as a compiler lays out what it computes as it likes.
-""",
-                """Between contiguous tensors.
-""",
+                "Between tensors of which ``y`` is ours, as it was made: so we know how it lies. "
+                "Of ``x`` we\n    do only where nothing is compiled, as a compiler lays out what "
+                "it computes as it likes.\n",
+                "Between contiguous tensors.\n",
             ),
             (
                 "    _ = into.add_(read(x, copy)) if add else into.copy_(read(x, copy))",
@@ -209,17 +207,13 @@ FORM = Form(
         ],
         "places": [
             (
-                "    found = next((ranks for ranks in process_groups.rank_lists(mesh) if rank in ranks), None)\n",
+                "    found = next((ranks for ranks in process_groups.rank_lists(mesh) "
+                "if rank in ranks), None)\n    if found is None:\n"
+                '        raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")\n',
                 """    with _disable_current_modes():
         lists = mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
     found = next(ranks for ranks in lists if rank in ranks)
 """,
-            ),
-            (
-                """    if found is None:
-        raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")
-""",
-                "",
             ),
         ],
         "peers": [("place(mesh, rank), [", "places(mesh, rank)[rank], [")],
@@ -251,8 +245,7 @@ _USE_CUTE_REDISTRIBUTION = os.environ.get("USE_CUTE_REDISTRIBUTION", "0") == "1"
     ),
     behind(
         REDISTRIBUTE,
-        """        # if rank is not part of mesh, we skip redistribute and simply return local_tensor,
-        # which should be an empty tensor
+        """        # which should be an empty tensor
         return local_tensor
 
 """,
