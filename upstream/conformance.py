@@ -3,6 +3,8 @@
 ``python -S conformance.py answers < cases`` prints for each case the placements of the input and of
 the output, or the name of what was raised. ``python -S conformance.py times < cases`` prints for
 each, of a rule and a propagation with nothing cached, the time with the flag over that without.
+``python -S conformance.py moved < cases`` prints what each rank of a mesh holds after a
+redistribution, whether in one exchange or left to torch's steps.
 """
 
 from __future__ import annotations
@@ -10,13 +12,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import lru_cache
+from itertools import product
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+import torch.distributed as dist
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 def placement(cut: Any) -> Any:
@@ -77,6 +87,76 @@ def ratio(case: dict[str, Any]) -> float:
     return min(on for on, _ in turns) / min(off for _, off in turns)
 
 
+@lru_cache(maxsize=1)
+def made(sizes: tuple[int, ...]) -> DeviceMesh:
+    """A mesh whose ranks all run in this process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=prod(sizes), store=FakeStore())
+    return init_device_mesh("cpu", sizes)
+
+
+def chunked(rows: list[int], parts: int) -> list[list[int]]:
+    size = -(-len(rows) // parts)
+    return [rows[k * size : (k + 1) * size] for k in range(parts)]
+
+
+def held(full: torch.Tensor, mesh: Any, placements: Any, device: Any) -> torch.Tensor:
+    """What a device holds, by the definition of placements. Of a sum the first has all."""
+    for p, parts, k in zip(placements, mesh, device):
+        if isinstance(p, (Shard, _StridedShard)):
+            rows = list(range(full.shape[p.dim]))
+            pieces = chunked(rows, getattr(p, "split_factor", 1))
+            mine = [row for piece in pieces for row in chunked(piece, parts)[k]]
+            full = full.index_select(p.dim, torch.tensor(mine, dtype=torch.int64))
+        elif isinstance(p, Partial) and k:
+            full = torch.zeros_like(full)
+    return full
+
+
+def moved(case: dict[str, Any]) -> Any:
+    """Whether it is done in one exchange, and each rank's flat elements of the result."""
+    mesh, full = made(tuple(case["mesh"])), torch.arange(prod(case["shape"])).view(case["shape"])
+    specs = []
+    for key, ordered in zip(("source", "target"), case["ordered"]):
+        placements = tuple(map(placement, case[key]))
+        strided = any(isinstance(p, _StridedShard) for p in placements)
+        meta = TensorMeta(full.shape, full.stride(), full.dtype)
+        specs.append(
+            DTensorSpec(
+                mesh,
+                placements,
+                meta,
+                use_strided_shard_as_shard_order=ordered if strided else None,
+            )
+        )
+    devices = list(product(*map(range, case["mesh"])))
+    with LocalTensorMode(len(devices)):
+        local = LocalTensor(
+            {
+                rank: held(full, case["mesh"], specs[0].placements, device).contiguous()
+                for rank, device in enumerate(devices)
+            }
+        )
+        try:
+            result: Any = _redistribute.redistribute_local_tensor(local, *specs)
+        except Exception as error:  # whatever torch raises is its answer
+            return [by_exchange(specs), type(error).__name__]
+        result = result.wait() if hasattr(result, "wait") else result
+        return [
+            by_exchange(specs),
+            [result._local_tensors[rank].flatten().tolist() for rank in range(len(devices))],
+        ]
+
+
+def by_exchange(specs: Any) -> bool:
+    try:
+        from torch.distributed.tensor._exchange import left_to_steps
+    except ImportError:
+        return False
+    return _redistribute._USE_CUTE_REDISTRIBUTION and left_to_steps(*specs) is None
+
+
 if __name__ == "__main__":
-    work = {"answers": answer, "times": ratio}[sys.argv[1]]
+    work = {"answers": answer, "times": ratio, "moved": moved}[sys.argv[1]]
     print(json.dumps([work(case) for case in json.load(sys.stdin)]))

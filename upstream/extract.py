@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,8 @@ class Form:
         calls: what a call of a function becomes, given its arguments as text.
         names: what a name becomes.
         conditional: which arm of ``a if type(n) is int else b`` is kept, 0 or 1; None for both.
-        edits: for each definition, what is replaced by what.
+        edits: for each definition, what is replaced by what; of methods that are asked for, as
+            ``Class.name``.
         leave: attributes and methods of classes that are left out, as ``Class.name``.
     """
 
@@ -55,36 +57,40 @@ def chosen(template: str, **conditions: bool) -> str:
 
 def expanded(template: str, form: Form) -> str:
     """A template with the definitions that its lines ``#: path: name, name`` ask for, in their new
-    form.
+    form; methods, asked for as ``Class.name``, as far in as their line.
     """
 
     def definitions(line: re.Match[str]) -> str:
-        path, names = line[1], [name.strip() for name in line[2].split(",")]
+        indent, path, names = line[1], line[2], [name.strip() for name in line[3].split(",")]
         found = [rewritten(definition(PACKAGE / path, name), name, form) for name in names]
         between = (
             "\n\n\n" if any(re.search("^(def|class) ", text, re.M) for text in found) else "\n"
         )
-        return between.join(found)
+        return textwrap.indent(between.join(found), indent)
 
-    return re.sub(r"^#: (\S+): (.+)$", definitions, template, flags=re.M)
+    return re.sub(r"^( *)#: (\S+): (.+)$", definitions, template, flags=re.M)
 
 
 def definition(path: Path, name: str) -> str:
-    """The text of a function, a class or an assignment at a module's top level, with the comment
-    above it.
+    """The text of a function, a class or an assignment at a module's top level, or of a method, as
+    ``Class.name``; with the comment above it, as far in as it stands.
 
     Raises:
         LookupError: the module has none of that name.
     """
     source = path.read_text()
-    for node in ast.parse(source).body:
-        if name in _bound(node):
-            lines = source.splitlines()
-            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]) - 1
-            while first and lines[first - 1].startswith("#"):
-                first -= 1
-            return "\n".join(lines[first : node.end_lineno])
-    raise LookupError(f"{path} defines no {name}")
+    nodes: Sequence[ast.stmt] = [ast.parse(source)]  # type: ignore[list-item]
+    for part in name.split("."):
+        nodes = [
+            child for node in nodes for child in getattr(node, "body", ()) if part in _bound(child)
+        ]
+    if not nodes:
+        raise LookupError(f"{path} defines no {name}")
+    node, lines = nodes[0], source.splitlines()
+    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]) - 1
+    while first and lines[first - 1][node.col_offset :].startswith("#"):
+        first -= 1
+    return "\n".join(lines[first : node.end_lineno])
 
 
 def _bound(node: ast.stmt) -> set[str]:
@@ -102,7 +108,7 @@ def rewritten(text: str, name: str, form: Form) -> str:
                 f"{name}: to be replaced once, and found {text.count(old)} times: {old}"
             )
         text = text.replace(old, new)
-    text = _without_examples(_without(text, form.leave))
+    text = _without_examples(_without(textwrap.dedent(text), form.leave))
     text = re.sub(r"  # type: ignore\[.*?\]", "", text)
     text = re.sub(r":(?:func|class|meth|mod):`~?(?:[\w.]*\.)?(\w+)`", r"``\1``", text)
     while (change := _next_change(text, form)) is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from upstream.bugs.mean_losses import PATCH as MEAN_LOSSES
+from upstream.exchange_redistribution.patch import PATCH as EXCHANGE_REDISTRIBUTION
 from upstream.stack import Patch
 from upstream.symbolic_sizes.patch import PATCH as SYMBOLIC_SIZES
 from upstream.view_propagation.patch import PATCH as VIEW_PROPAGATION
 
-STACK: tuple[Patch, ...] = (VIEW_PROPAGATION, SYMBOLIC_SIZES)
+STACK: tuple[Patch, ...] = (VIEW_PROPAGATION, SYMBOLIC_SIZES, EXCHANGE_REDISTRIBUTION)
 
 # Each by itself, on torch as it is.
 BUGS: tuple[Patch, ...] = (MEAN_LOSSES,)

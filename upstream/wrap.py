@@ -182,5 +182,8 @@ def _docstrings(source: str) -> str:
         text = text.rstrip().removesuffix('"""').rstrip()
         new = filled('"""' + text, indent)
         closed = len(new) == 1 and len(new[0]) + 3 <= COLUMNS
+        if len(new) == 1 and not closed:  # else the formatter closes it on its only line
+            new = filled('"""' + text + '"""', indent)
+            new[-1] = new[-1].removesuffix('"""')
         lines[first:last] = [new[0] + '"""'] if closed else [*new, f'{indent}"""']
     return "\n".join(lines) + "\n"

@@ -82,7 +82,7 @@ def _fold_once(copies: Sequence[Copy]) -> list[Copy]:
 
 
 def _loops(alike: Sequence[Copy]) -> Iterator[Copy]:
-    for first, count, step in turns_of_loops(alike, _step_between):
+    for first, count, step in turns_of_loops(alike, _step_of_copies):
         yield (
             first
             if step is None
@@ -92,7 +92,7 @@ def _loops(alike: Sequence[Copy]) -> Iterator[Copy]:
         )
 
 
-def _step_between(last: Copy, following: Copy) -> tuple[Vector, Vector] | None:
+def _step_of_copies(last: Copy, following: Copy) -> tuple[Vector, Vector] | None:
     delta = (_minus(following.x, last.x), _minus(following.y, last.y))
     # torch has no negative strides.
     return None if any(rows < 0 for vector in delta for rows in vector) else delta

@@ -224,7 +224,7 @@ class Exchange(Step):
         """What ``sender`` sends to ``receiver`` in that round, or None."""
         if not self.meet(sender, receiver):
             return None
-        runs, spread = [], self.spread
+        runs = []
         for d, n in enumerate(self.shape):
             found = meet(
                 n, self.chain(self.source, d, sender), self.chain(self.target, d, receiver)
@@ -232,8 +232,13 @@ class Exchange(Step):
             if not found:
                 return None
             runs.append(found)
-        # Each replica gives a share, and each round another, of the dim that divides best.
-        shares = [(sender[m], self.mesh[m]) for m in spread] + (
+        return self._share(runs, sender, turn)
+
+    def _share(self, runs: list[Runs], sender: Device, turn: int) -> Message | None:
+        """Of what ``sender`` and others have alike, what it is to send in that round: each replica
+        gives a share, and each round another, of the dim that divides best.
+        """
+        shares = [(sender[m], self.mesh[m]) for m in self.spread] + (
             [(turn, self.rounds)] if self.rounds > 1 else []
         )
         for k, parts in shares:
@@ -336,21 +341,13 @@ class Exchange(Step):
 
         out = [between(device, peer) for peer in peers]
         into = [between(peer, device) for peer in peers]
-        sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
-        # A buffer that is the tensor as it lies needs no copy, but its own part then travels along:
-        # worth it where less is its own than would be copied, and within memory.
-        sent, got, kept = sum(sending.sizes), sum(receiving.sizes), own.size
-        alone, whole = len(peers) == 1, self.rounds == 1
-        pack_free = whole and (alone or 2 * kept < sent) and sending.lies_as(source_shape)
-        unpack_free = whole and (alone or 2 * kept < got) and receiving.lies_as(target_shape)
-        if unpack_free and not pack_free and sent > max(prod(source_shape), got):
-            unpack_free = alone
+        pack_free, unpack_free = self._as_they_lie(out, into, own, source_shape, target_shape)
         own_copies: list[Copy] = []
         if not (pack_free or unpack_free):
             own_copies = own.boxes if turn == 0 else []
             me = list(peers).index(device)
             out[me] = into[me] = None
-            sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
+        sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
         return Transfer(
             source_shape,
             target_shape,
@@ -360,6 +357,27 @@ class Exchange(Step):
             tuple(folded(own_copies)),
             None if unpack_free else tuple([c.flipped for c in folded(receiving.copies)]),
         )
+
+    def _as_they_lie(
+        self,
+        out: Sequence[Message | None],
+        into: Sequence[Message | None],
+        own: Message,
+        source_shape: tuple[int, ...],
+        target_shape: tuple[int, ...],
+    ) -> tuple[bool, bool]:
+        """Whether the source is to be the send buffer and the receive buffer the target, as they
+        lie. That needs no copy, but its own part then travels along: worth it where less is its own
+        than would be copied, and within memory.
+        """
+        sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
+        sent, got, kept = sum(sending.sizes), sum(receiving.sizes), own.size
+        alone, whole = len(out) == 1, self.rounds == 1
+        pack_free = whole and (alone or 2 * kept < sent) and sending.lies_as(source_shape)
+        unpack_free = whole and (alone or 2 * kept < got) and receiving.lies_as(target_shape)
+        if unpack_free and not pack_free and sent > max(prod(source_shape), got):
+            unpack_free = alone
+        return pack_free, unpack_free
 
     def gathering(self, device: Device, peers: Sequence[Device]) -> Transfer:
         """The part of ``device`` in an all-gather among ``peers``."""

@@ -24,6 +24,7 @@ from upstream.stack import counted, touched, write  # noqa: E402
 SITE = Path(torch.__file__).parent.parent
 WORKER = str(REPOSITORY / "upstream" / "conformance.py")
 ON = {"USE_CUTE_VIEW_PROPAGATION": "1"}
+EXCHANGE = {"USE_CUTE_REDISTRIBUTION": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +48,16 @@ def copies(written, tmp_path_factory):
     return result
 
 
-def answers(folder, cases, **flags):
-    return json.loads(run(folder, [WORKER, "answers"], given=json.dumps(cases), **flags))
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    """The installed torch, by itself."""
+    folder = tmp_path_factory.mktemp("stock")
+    shadow(SITE, folder, touched(STACK))
+    return folder
+
+
+def answers(folder, cases, work="answers", **flags):
+    return json.loads(run(folder, [WORKER, work], given=json.dumps(cases), **flags))
 
 
 def test_the_package_is_absent_there(copies):
@@ -67,6 +76,7 @@ def test_lines(written):
     assert all(count.columns <= 88 for count in counts.values())
     views = {"view-propagation", "symbolic-sizes"}
     assert sum(count.added for name, count in counts.items() if name in views) <= 900
+    assert counts["exchange-redistribution"].added <= 900
     assert all(patch.tests for patch in STACK)
 
 
@@ -219,6 +229,60 @@ def test_on_other_ops_are_as_good_as_the_package(copies):
             assert answer == ours or (ours is None and case["strict"]), (case, ours)
             answered += ours is not None
         assert answered > 1000
+
+
+def redistributions(count):
+    """Drawn, of plain and strided shards that divide and that do not, and of sums."""
+    rng = random.Random(3)
+    cases = []
+    for mesh in [(2,), (4,), (2, 2), (3, 2), (2, 2, 2), (2, 1, 3), (1, 4)]:
+        for _ in range(count // 7):
+            shape = [rng.choice((0, 1, 2, 3, 4, 5, 6, 8, 12)) for _ in range(rng.randint(1, 3))]
+
+            def draw(others, shape=shape):
+                dim = rng.randrange(len(shape))
+                return rng.choice([*others, [dim, 1], [dim, 1], [dim, rng.choice((2, 3, 4))]])
+
+            others = rng.choice((["R"], ["R", "P"]))
+            cases.append(
+                {
+                    "mesh": mesh,
+                    "shape": shape,
+                    "source": [draw(others) for _ in mesh],
+                    "target": [draw(["R"]) for _ in mesh],
+                    "ordered": [rng.random() < 0.3, rng.random() < 0.3],
+                }
+            )
+    return cases
+
+
+def is_moved_rightly(case, elements):
+    """Whether every rank holds what the target's placements say, of a tensor of flat indices."""
+    placements = list(map(conformance.placement, case["target"]))
+    return elements == list(map(list, held(case["shape"], case["mesh"], placements)))
+
+
+def test_redistributions(copies, stock):
+    """With the flag off those of torch, wrong ones included. With the flag on all that go by
+    exchange are right, and all others are as they were.
+    """
+    cases = redistributions(700)
+    torchs = answers(stock, cases, "moved")
+    assert answers(copies[-1], cases, "moved") == torchs
+    wrong = raised = by_exchange = 0
+    for case, (exchanged, elements), (_, before) in zip(
+        cases, answers(copies[-1], cases, "moved", **EXCHANGE), torchs
+    ):
+        if not exchanged:
+            assert elements == before, case
+            continue
+        assert is_moved_rightly(case, elements), case
+        by_exchange += 1
+        raised += isinstance(before, str)
+        wrong += not (isinstance(before, str) or is_moved_rightly(case, before))
+    assert by_exchange > 300
+    assert wrong > 5  # what the flag is for
+    assert raised > 5
 
 
 def test_model_views_are_timed(copies):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.redistributing.ranks import coordinate, ranks_beside
+from cute_sharding.dtensor.redistributing.ranks import places
 from cute_sharding.dtensor.redistributing.reading import of_source
 from cute_sharding.dtensor.torch_private import (
     collective_ops,
@@ -218,8 +218,8 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
     shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
     chains = of_source(spec, dtensor._local_tensor)
     held = [
-        (rank, _blocks(shape, mesh, chains, coordinate(i, mesh)))
-        for i, rank in enumerate(ranks_beside(spec.mesh, process_groups.this_rank()))
+        (rank, _blocks(shape, mesh, chains, device))
+        for rank, device in places(spec.mesh, process_groups.this_rank()).items()
     ]
     edges = [
         sorted(

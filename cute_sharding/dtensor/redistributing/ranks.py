@@ -53,21 +53,19 @@ def true_on_each_rank(function: Callable[[int], bool]) -> bool:
 
 
 @lru_cache(maxsize=1 << 10)
-def place(mesh: Any, rank: int) -> Device:
-    """The coordinates of a rank on the mesh."""
-    return coordinate(ranks_beside(mesh, rank).index(rank), tuple(mesh.shape))
-
-
-def ranks_beside(mesh: Any, rank: int) -> list[int]:
-    """All ranks of the mesh in its order, or those of ``rank``'s slice if it is a slice of a larger
-    one.
+def places(mesh: Any, rank: int) -> dict[int, Device]:
+    """The coordinates of every rank of the mesh, in its order; of ``rank``'s slice if it is a slice
+    of a larger one.
     """
-    found: list[int] | None = next(
-        (ranks for ranks in process_groups.rank_lists(mesh) if rank in ranks), None
-    )
+    found = next((ranks for ranks in process_groups.rank_lists(mesh) if rank in ranks), None)
     if found is None:
         raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")
-    return found
+    return dict(zip(found, product(*map(range, mesh.shape))))
+
+
+def place(mesh: Any, rank: int) -> Device:
+    """The coordinates of a rank on the mesh."""
+    return places(mesh, rank)[rank]
 
 
 def coordinate(index: int, sizes: tuple[int, ...]) -> Device:
@@ -83,13 +81,13 @@ def peers(mesh: Any, dims: tuple[int, ...], rank: int) -> tuple[Device, ...]:
     """The coordinates of the ranks that differ from ``rank`` on ``dims`` alone, in the order of
     their process group: by rank.
     """
-    ranks, sizes = ranks_beside(mesh, rank), tuple(mesh.shape)
-    found = product(
-        *[range(n) if m in dims else [k] for m, (n, k) in enumerate(zip(sizes, place(mesh, rank)))]
-    )
-    steps = [prod(sizes[m + 1 :]) for m in range(len(sizes))]
+    mine, others = place(mesh, rank), [m for m in range(mesh.ndim) if m not in dims]
     return tuple(
-        sorted(found, key=lambda device: ranks[sum(k * step for k, step in zip(device, steps))])
+        [
+            device
+            for _, device in sorted(places(mesh, rank).items())
+            if all(device[m] == mine[m] for m in others)
+        ]
     )
 
 

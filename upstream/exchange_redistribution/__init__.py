@@ -1,0 +1,1 @@
+"""Patch 3: redistribution by one exchange."""
