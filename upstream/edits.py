@@ -33,6 +33,41 @@ class Hook:
         return source.replace(self.anchor, self.text)
 
 
+@dataclass(frozen=True)
+class EitherHook:
+    """A change of lines that releases have in different words: the hook whose lines stand there.
+
+    Attributes:
+        hooks: of one file.
+    """
+
+    hooks: tuple[Hook, ...]
+
+    @property
+    def path(self) -> str:
+        return self.hooks[0].path
+
+    def applied(self, source: str) -> str:
+        """The file with that hook.
+
+        Raises:
+            LookupError: the lines of none or of several stand in it: this PyTorch is another one.
+        """
+        fitting = [hook for hook in self.hooks if source.count(hook.anchor) == 1]
+        if len(fitting) != 1:
+            raise LookupError(
+                f"{self.path}: the lines of one of these hooks should stand in it, and those of "
+                f"{len(fitting)} do; add a hook with other lines:\n"
+                + "\n".join(hook.anchor for hook in self.hooks)
+            )
+        return fitting[0].applied(source)
+
+
+def either(*hooks: Hook) -> EitherHook:
+    """The one of ``hooks`` whose lines the file has."""
+    return EitherHook(hooks)
+
+
 def behind(path: str, anchor: str, text: str) -> Hook:
     """A hook that adds ``text`` behind ``anchor``."""
     return Hook(path, anchor, anchor + text)

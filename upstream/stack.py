@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from upstream.edits import Hook
+from upstream.edits import EitherHook, Hook
 from upstream.wrap import COLUMNS
 
 # The same stack from the same sources, to the last byte.
@@ -38,7 +38,7 @@ class Patch:
     name: str
     message: str
     files: Mapping[str, Callable[[], str]] = field(default_factory=dict)
-    hooks: Sequence[Hook] = ()
+    hooks: Sequence[Hook | EitherHook] = ()
 
     @property
     def tests(self) -> list[str]:

@@ -17,6 +17,7 @@ from benchmarks.views import MODEL_VIEWS, drawn_case, held  # noqa: E402
 from cute_sharding.dtensor import propagate_shape_and_sharding  # noqa: E402
 from cute_sharding.views import BY_OP, dim_map  # noqa: E402
 from upstream import conformance  # noqa: E402
+from upstream.edits import Hook, either  # noqa: E402
 from upstream.patches import BUGS, STACK  # noqa: E402
 from upstream.shadow import apply, run, shadow  # noqa: E402
 from upstream.stack import counted, touched, write  # noqa: E402
@@ -93,6 +94,14 @@ def test_a_torch_without_an_anchor_is_refused(tmp_path):
         (tmp_path / path).write_text("nothing\n")
     with pytest.raises(LookupError, match="these lines should stand in it once"):
         STACK[0].apply(tmp_path)
+
+
+def test_lines_that_no_release_has_are_refused():
+    hook = either(Hook("a.py", "old\n", "new\n"), Hook("a.py", "older\n", "new\n"))
+    assert hook.applied("older\n") == "new\n"
+    for source in ("oldest\n", "x\nolder\nold\n"):
+        with pytest.raises(LookupError, match="the lines of one of these hooks"):
+            hook.applied(source)
 
 
 @pytest.mark.parametrize("number", range(len(STACK)), ids=[patch.name for patch in STACK])
@@ -306,14 +315,16 @@ def test_model_views_are_timed(copies):
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_a_bug_is_there_and_mended(bug, tmp_path):
-    """Its test, with LocalTensor, fails without the patch, and passes with it."""
+    """Its test fails without the patch, and passes with it: what of it runs in one process, on
+    LocalTensor or as one rank after the other.
+    """
     [patch] = write([bug], SITE / "torch", tmp_path / "tree", tmp_path / "out")
     assert counted(patch).columns <= 88
     [test] = bug.tests
     shadow(SITE, tmp_path / "torch", [*touched([bug]), *bug.files])
     (tmp_path / "torch" / test).parent.mkdir(parents=True)
     (tmp_path / "torch" / test).write_text(bug.files[test]())
-    alone = [test, "-k", "LocalTensor"]
+    alone = [test, "-k", "LocalTensor", "-k", "OneProcess"]
     with pytest.raises(AssertionError, match=r"FAILED \((failures|errors)="):
         run(tmp_path / "torch", alone)
     (tmp_path / "torch" / test).unlink()
