@@ -49,6 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "both": {"redistribution": True},
     "implicit": {"redistribution": True, "implicit_redistribution": "replicate"},
     "cheapest": {"implicit_redistribution": True},
+    "gate": {"ops": False},
 }
 
 
