@@ -46,11 +46,10 @@ def placed_text(holding: Holding) -> str:
         for m, factor in chain:
             placed[m] = f"S({dim})" if factor == 1 else f"_S({dim},{factor})"
     order = [m for chain in holding.chains for m, _ in chain]
-    turned = (
-        any(list(chain) != sorted(chain) for chain in holding.chains if len(chain) > 1)
-        and f", cut in the order {', '.join(holding.names[m] for m in order)}"
-    )
-    return f"[{', '.join(placed)}]{turned or ''}"
+    said = f"[{', '.join(placed)}]"
+    if any(list(chain) != sorted(chain) for chain in holding.chains):
+        said += f", cut in the order {', '.join(holding.names[m] for m in order)}"
+    return said
 
 
 def _in_all(plan: RedistributionPlan) -> str:

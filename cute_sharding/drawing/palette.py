@@ -15,7 +15,9 @@ DEVICES = (
 COMMON, COMMON_COLOUR = -1, "#DDDDDD"
 # Where nobody holds anything, and what is left out.
 BLANK = "#FFFFFF"
+# Of amounts, as in the matrix of who sends how much to whom: of none, and of the most there is.
 NOTHING, MOST = "#F7FBFF", "#08306B"
+# Of text, whichever reads better.
 INK, PAPER = "#000000", "#FFFFFF"
 
 

@@ -8,9 +8,10 @@ dtensor/view_propagation/slices.py.)
 
 To add an op: its row here, with a rule in dim_map.py if it needs one of its own; an example for
 docs/rules.md in docs/generate_rules.py; and the name that torch's operator database has for it in
-tests/views/test_table.py. The adapter goes by the table, and tests fail until all are there. An
-overload that torch registers no view rule for gets no row, also where it is a pure alias: torch
-leaves it to its decomposition or answers it elsewhere.
+tests/views/test_table.py. The adapter goes by the table, and tests fail until all are there. Ops
+and overloads that torch has no view rule for get none, also where they are pure aliases: torch
+leaves them to their decompositions or answers them elsewhere. (Rows without overloads are for the
+functions of torch's dim_maps.)
 """
 
 from __future__ import annotations

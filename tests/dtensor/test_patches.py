@@ -152,13 +152,16 @@ def private_attributes():
 
 def test_private_names_that_are_used_are_rows():
     rows = {
-        part for row in (*patches.TABLE, *used.TABLE) for part in row.place.attribute.split(".")
+        part
+        for row in (*patches.TABLE, *used.TABLE)
+        for place in row.places
+        for part in place.attribute.split(".")
     }
     found = private_attributes()
     assert len(found) > 40
     assert {name: at for name, at in found.items() if name not in rows | {*OPTIONAL}} == {}
     assert set(OPTIONAL) <= set(found), "no longer used"
-    last = {row.place.attribute.rpartition(".")[2] for row in used.TABLE}
+    last = {place.attribute.rpartition(".")[2] for row in used.TABLE for place in row.places}
     assert last - set(found) - {"_base"} == set(), "no longer used"  # _base: looked up by getattr
 
 

@@ -53,10 +53,17 @@ class Name:
     moved: tuple[tuple[Release, Place], ...] = field(default=(), kw_only=True)
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """Where releases have it, the oldest first."""
+        return (
+            Place(self.module, self.attribute, self.file),
+            *(place for _, place in self.moved),
+        )
+
+    @property
     def place(self) -> Place:
         """Where this torch is to have it."""
-        places = [place for since, place in self.moved if _running() >= since]
-        return places[-1] if places else Place(self.module, self.attribute, self.file)
+        return self.places[sum(_running() >= since for since, _ in self.moved)]
 
     @property
     def name(self) -> str:

@@ -72,7 +72,12 @@ def are_known(placements: Sequence[Placement]) -> bool:
 
 def cut_of(placement: Placement) -> tuple[int, Any] | None:
     """What a placement does to the tensor: the dim that it cuts and the split factor, which may be
-    a SymInt; None where it cuts nothing. The one place that says so.
+    a SymInt; None where it cuts nothing.
+
+    A kind that is no (dim, split factor) is none of these. One that is: here, in
+    :func:`..redistributing.placements.placement_of`, in the lists of kinds of
+    :func:`..ops.cuts.can_be_carried` and of movement, and for pictures in drawing/inputs.py, which
+    must not import torch and goes by the names of classes.
 
     Raises:
         RuntimeError: a kind of placement that is not known: it is not taken for Replicate.
