@@ -70,14 +70,13 @@ def are_known(placements: Sequence[Placement]) -> bool:
     return all(isinstance(p, _KINDS) for p in placements)
 
 
+# A new kind that is a (dim, split factor) as well goes here; into placement_of
+# (redistributing/placements.py), which is the inverse; into can_be_carried (ops/cuts.py) and the
+# like list of movement; and for pictures into drawing/inputs.py, which must not import torch and
+# goes by the names of classes.
 def cut_of(placement: Placement) -> tuple[int, Any] | None:
     """What a placement does to the tensor: the dim that it cuts and the split factor, which may be
-    a SymInt; None where it cuts nothing.
-
-    A kind that is no (dim, split factor) is none of these. One that is: here, in
-    :func:`..redistributing.placements.placement_of`, in the lists of kinds of
-    :func:`..ops.cuts.can_be_carried` and of movement, and for pictures in drawing/inputs.py, which
-    must not import torch and goes by the names of classes.
+    a SymInt; None where it cuts nothing. The one place that says so.
 
     Raises:
         RuntimeError: a kind of placement that is not known: it is not taken for Replicate.
