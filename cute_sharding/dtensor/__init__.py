@@ -10,8 +10,8 @@ first:
 - :mod:`.redistributing`: plans, run
 - :mod:`.view_propagation`: what rules of views answer
 - :mod:`.memory`: writes to copies; checkpoints
-- :mod:`.ops`: ops beside views
 - :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims
+- :mod:`.ops`: ops beside views
 - :mod:`.switch`: on and off
 - :mod:`.reports`: plans without data; whether it works
 """

@@ -147,7 +147,7 @@ def split(x: Shape, size: int, dim: int = 0) -> Move | None:
 
 
 def concatenated(tensors: Sequence[Shape], dim: int = 0) -> Move | None:
-    """One after the other. Tensors of shape (0,) are left out, as torch does."""
+    """One after the other. Where some are of shape (0,), which torch leaves out: None."""
     ndim = max(map(len, tensors))
     if any(len(x) != ndim for x in tensors) or not ndim:
         return None

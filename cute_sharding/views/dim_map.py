@@ -181,7 +181,7 @@ def at_least(minimum: int):  # type: ignore[no-untyped-def]
 
 
 def at_least_3d(shape: Sequence[int]) -> DimMap:
-    """atleast_3d: a dim of size 1 in front and behind, or two behind; of a scalar three."""
+    """atleast_3d: a dim of size 1 on either side of one dim, behind two; three of a scalar."""
     before, after = {0: (3, 0), 1: (1, 1), 2: (0, 1)}.get(len(shape), (0, 0))
     return (_SINGLETON,) * before + identity(len(shape)) + (_SINGLETON,) * after
 

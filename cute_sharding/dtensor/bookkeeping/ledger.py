@@ -7,8 +7,9 @@ raise there would stop a program that runs without us, so the view then redistri
 which tensor nobody knows, so that is said of a mesh: it holds for all ranks alike that have run the
 program up to there.
 
-What torch would have done is asked only when a view is about to be refused. Until then each free
-view leaves a question, once for each propagation (DTensor caches them).
+What torch would have done is asked only when it matters: a view is about to be refused, torch
+refuses an op or one draws numbers, or too many questions are open. Until then each free view leaves
+a question, once for each propagation (DTensor caches them).
 """
 
 from __future__ import annotations

@@ -109,10 +109,8 @@ def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, .
             )
         ):
             return Replicate()
-        return (
-            Shard(p.dim - before)
-            if isinstance(p, Shard)
-            else strided_shard(p.dim - before, p.split_factor)
-        )
+        if isinstance(p, StridedShard):  # first: in some releases it is a Shard
+            return strided_shard(p.dim - before, p.split_factor)
+        return Shard(p.dim - before)
 
     return tuple([placed(p) for p in written.placements])

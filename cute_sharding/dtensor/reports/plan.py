@@ -36,7 +36,7 @@ def plan_redistribution(
 
     Nothing is communicated, and no process group is needed. It is what ``redistribute`` runs under
     ``enable(redistribution=True)``, which knows no memory limit; but a backend other than gloo also
-    pads blocks of rows that differ by one, for collectives of its own.
+    pads blocks of rows that are not of one size, for collectives of its own.
 
     Args:
         shape: the global shape.

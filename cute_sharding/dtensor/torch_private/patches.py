@@ -1,9 +1,10 @@
 """The table of what is replaced in torch: every attribute, and every dict of which entries are.
 What is called there and not replaced is in :mod:`.used`.
 
-A row is installed by the file of this room that names it (docs/patches.md says which), or of
-``memory/state.py``. Of a release of torch that does without a row, the row says so by ``before``;
-where a release has moved what it is about, by ``moved``.
+A row is installed by the file of this room that names it (docs/patches.md says which); what stands
+in for rows about state dicts is made in ``memory/state.py``. Of a release of torch that does
+without a row, the row says so by ``before``; where a release has moved what it is about, by
+``moved``.
 
 Nothing is replaced that is no row here (a test compares all of torch before, while and after); what
 stands in for it is made where the row is used. docs/patches.md is written from this table.
