@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from upstream.bugs.convolutions import PATCH as CONVOLUTIONS
+from upstream.bugs.global_sizes import PATCH as GLOBAL_SIZES
 from upstream.bugs.group_names import PATCH as GROUP_NAMES
 from upstream.bugs.mean_losses import PATCH as MEAN_LOSSES
 from upstream.bugs.strided_checkpoints import PATCH as STRIDED_CHECKPOINTS
@@ -18,4 +19,5 @@ BUGS: tuple[Patch, ...] = (
     CONVOLUTIONS,
     STRIDED_CHECKPOINTS,
     GROUP_NAMES,
+    GLOBAL_SIZES,
 )
