@@ -5,6 +5,7 @@ from __future__ import annotations
 from upstream.bugs.convolutions import PATCH as CONVOLUTIONS
 from upstream.bugs.global_sizes import PATCH as GLOBAL_SIZES
 from upstream.bugs.group_names import PATCH as GROUP_NAMES
+from upstream.bugs.logsumexp import PATCH as LOGSUMEXP
 from upstream.bugs.mean_losses import PATCH as MEAN_LOSSES
 from upstream.bugs.strided_checkpoints import PATCH as STRIDED_CHECKPOINTS
 from upstream.stack import Patch
@@ -20,4 +21,5 @@ BUGS: tuple[Patch, ...] = (
     STRIDED_CHECKPOINTS,
     GROUP_NAMES,
     GLOBAL_SIZES,
+    LOGSUMEXP,
 )
