@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from upstream.bugs.convolutions import PATCH as CONVOLUTIONS
+from upstream.bugs.global_sizes import PATCH as GLOBAL_SIZES
 from upstream.bugs.group_names import PATCH as GROUP_NAMES
+from upstream.bugs.logsumexp import PATCH as LOGSUMEXP
 from upstream.bugs.mean_losses import PATCH as MEAN_LOSSES
 from upstream.bugs.strided_checkpoints import PATCH as STRIDED_CHECKPOINTS
 from upstream.exchange_redistribution.patch import PATCH as EXCHANGE_REDISTRIBUTION
@@ -19,4 +21,6 @@ BUGS: tuple[Patch, ...] = (
     CONVOLUTIONS,
     STRIDED_CHECKPOINTS,
     GROUP_NAMES,
+    GLOBAL_SIZES,
+    LOGSUMEXP,
 )

@@ -133,6 +133,6 @@ def counted(patch: Path) -> Counted:
                 tests += 1
             else:
                 added += 1
-        elif line.startswith("-"):
+        elif line.startswith("-") and path:  # before the first file stands the message
             removed += not path.startswith("test/")
     return Counted(added, removed, tests, columns)

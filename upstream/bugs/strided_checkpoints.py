@@ -19,9 +19,8 @@ MESSAGE = """[DTensor][DCP] Checkpoints of strided shards have a chunk for each 
 A checkpoint describes what a rank holds of a DTensor as one chunk, its offset
 and sizes. A _StridedShard whose split factor no other placement makes up for
 is several: of 8 rows on 2 ranks, _StridedShard(0, split_factor=2) puts rows 0,
-1, 4, 5 on rank 0, and they are saved as rows 0 to 3. save then raises for
-overlapping chunks, or, where the chunks happen not to overlap, writes rows in
-the place of others; load fills such a tensor with the wrong rows.
+1, 4, 5 on rank 0, and they are described as rows 0 to 3. So save raises, for
+overlapping chunks, and load puts other rows into such a tensor, without a word.
 
 Such a tensor is now described as a list of chunks, which planners take as they
 do those of a tensor with several local shards. Tensors without _StridedShard,
