@@ -14,7 +14,7 @@ MODULE = "torch/distributed/tensor/_exchange.py"
 TEST = "test/distributed/tensor/test_exchange_redistribution.py"
 REDISTRIBUTE = "torch/distributed/tensor/_redistribute.py"
 
-# The smallest core: one exchange, in which what a device keeps does not travel, replicas of a row
+# The smallest core: one exchange, in which a device sends itself what it keeps, replicas of a row
 # do not share its sending, and every buffer is packed.
 FORM = Form(
     leave=frozenset(
@@ -30,8 +30,11 @@ FORM = Form(
 """,
                 "\n",
             ),
-            ("packs: tuple[Copy, ...] | None\n    own", "packs: tuple[Copy, ...]\n    own"),
-            ("unpacks: tuple[Copy, ...] | None", "unpacks: tuple[Copy, ...]"),
+            (
+                "packs: tuple[Copy, ...] | None\n    own: tuple[Copy, ...]\n    unpacks: "
+                "tuple[Copy, ...] | None",
+                "packs: tuple[Copy, ...]\n    unpacks: tuple[Copy, ...]",
+            ),
         ],
         "Step.chain": [
             (
@@ -66,7 +69,8 @@ FORM = Form(
                 """ in their order; None stands for
         a peer of another group. It keeps its own in the first round.
         """,
-                """ in their order; its own it keeps.
+                """ in their order; to
+        itself it sends what it keeps.
         """,
             ),
             (
@@ -88,19 +92,15 @@ FORM = Form(
             out[me] = into[me] = None
         sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
 """,
-                """
-        def between(sender: Device, receiver: Device) -> list[Copy]:
-            return [] if sender == receiver else self.message(sender, receiver)
-
-        sending = _Buffer.of([between(device, peer) for peer in peers])
+                """        sending = _Buffer.of([self.message(device, peer) for peer in peers])
         receiving = _Buffer.of(
-            [[copy.flipped for copy in between(peer, device)] for peer in peers]
+            [[copy.flipped for copy in self.message(peer, device)] for peer in peers]
         )
 """,
             ),
             ("None if pack_free else ", ""),
             ("None if unpack_free else ", ""),
-            ("folded(own_copies)", "folded(self.message(device, device))"),
+            ("            tuple(folded(own_copies)),\n", ""),
         ],
         "_Buffer": [("def _of(", "def of(")],
         "transfer_of": [
@@ -152,10 +152,18 @@ FORM = Form(
         ],
         "unpack": [
             (
-                ", target: torch.Tensor | None = None\n",
-                "\n",
+                "part: Transfer, received: torch.Tensor, local: torch.Tensor, "
+                "target: torch.Tensor | None = None",
+                "part: Transfer, received: torch.Tensor",
             ),
-            ('; or more of it into\n    ``target``.\n    """', '."""'),
+            (
+                """The target, from what was received and what this rank keeps; or more of it into
+    ``target``.
+    \"""
+""",
+                """The target, from what was received.\"""
+""",
+            ),
             (
                 """    if part.unpacks is None:
         return received.view(part.target_shape)
@@ -168,13 +176,19 @@ FORM = Form(
     if target is None:
         target = local.new_empty(part.target_shape)
 """,
-                "    target = local.new_empty(part.target_shape)\n",
+                """    if not part.unpacks:
+        # An output that needs the collective, which a compiler would leave out else.
+        return received.view(part.target_shape)
+    target = received.new_empty(part.target_shape)
+""",
             ),
             (
                 """    if part.own:
         local = checked(part, local)
-    for""",
-                "    local = checked(part, local)\n    for",
+    for copy in part.own:
+        write(copy, local, target)
+""",
+                "",
             ),
         ],
         "write": [
