@@ -112,7 +112,7 @@ def _move(
     local: torch.Tensor, shape: list[int], onto: list[int], numbers: list[int], how: str
 ) -> torch.Tensor:
     movement, mesh, name = _movement(shape, onto, numbers, how)
-    runner = Runner(movement, mesh, movement.mesh_dims, (), (), (), name, False)
+    runner = Runner(movement, mesh, movement.mesh_dims, (), (), (), name)
     return runner.copies([local])[0].contiguous()
 
 
