@@ -13,6 +13,7 @@ from movement_programs import MESHES, PROGRAMS, draw, listed
 from op_programs import S, assert_close, values
 from simulation import distribute, is_partial, most_received, plain, ranks_of, watched_wire
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._utils import ExplicitRedistributionContext
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
@@ -153,6 +154,28 @@ def test_writes_to_windows_are_refused():
         with pytest.raises(RuntimeError, match="is in several places"):
             rows[1:].zero_()
         assert_close(x, full, "nothing is written")
+
+
+def test_programs_that_redistribute_explicitly_alone():
+    """As on stock, where something is sent; and where nothing is, nothing is redistributed."""
+    with ranks_of((4,)):
+        x = distribute(values(16, 3), (4,), [Shard(0)])
+        for settings in (None, {"movement": True}):
+            cute_sharding.disable()
+            if settings is not None:
+                cute_sharding.enable(**settings)
+            for strict in (False, True):
+                with ExplicitRedistributionContext(strict=strict):
+                    for function in (lambda x: x[1:], lambda x: x.flip(0), lambda x: x.roll(1, 0)):
+                        with pytest.raises(RuntimeError, match=r"[Ii]mplicit redistribution"):
+                            function(x)
+                    if settings is not None:
+                        x[:-1]
+                    x[:, 1:]
+            with ExplicitRedistributionContext(mode="warn"):
+                x[1:]
+            with ExplicitRedistributionContext(), ExplicitRedistributionContext(enable=False):
+                x[1:]
 
 
 # -- what is counted, and switched -----------------------------------------------------------------

@@ -89,14 +89,15 @@ def test_writes_reach_what_is_viewed(name, mesh, movement):
                 raise AssertionError(f"{name} of {case} on {mesh}") from error
 
 
-def test_gradients_of_writes():
+@pytest.mark.parametrize("movement", [False, True], ids=["views", "movement"])
+def test_gradients_of_writes(movement):
     with plain():
         single = number((4, 6)).requires_grad_()
         y = single * 2
         y[1:3].mul_(5.0)
         (expected,) = torch.autograd.grad(y.sum(), single)
         written = y.detach()
-    with ranks_of((2,)), cute_sharding.enabled():
+    with ranks_of((2,)), cute_sharding.enabled(movement=movement):
         x = distribute(number((4, 6)), (2,), [_StridedShard(0, split_factor=2)], requires_grad=True)
         y = x * 2
         y[1:3].mul_(5.0)

@@ -203,6 +203,11 @@ def is_linked(memory: Any) -> bool:
     return hasattr(memory, _COPY) or len(getattr(memory, _COPIES, ())) > 0
 
 
+def is_told(memory: Any) -> bool:
+    """Whether anything is to be done when that memory is written to."""
+    return hasattr(memory, _COPY) or hasattr(memory, _COPIES) or hasattr(memory, GATHERED)
+
+
 def outdate(memory: Any, by: Copy | None = None) -> None:
     """The copies of what lies there have not what was written to it, but for ``by``, and those that
     can be told what that one has.

@@ -15,6 +15,7 @@ program, as compilers make them, has no such writes.)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from cute_sharding.dtensor.memory.copies import (
     copy_in,
     has_memory,
     is_linked,
+    is_told,
     outdate,
     way_back,
 )
@@ -55,13 +57,16 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     written = [
         tensor for tensor in _written_by(op, args, kwargs) if has_memory(tensor._local_tensor)
     ]
-    for tensor in written:
-        for copy in way_back(_memory(tensor)):
+    memories = [_memory(tensor) for tensor in written]
+    if not any(map(is_told, memories)):
+        return
+    for tensor, memory in zip(written, memories):
+        for copy in way_back(memory):
             copy.check(op, tensor)
-    again = _are_of_one([_memory(tensor) for tensor in written])
-    for tensor in written:
-        if not again or not way_back(_memory(tensor)):
-            _written(_memory(tensor))
+    again = _are_of_one(memories)
+    for memory in memories:
+        if not again or not way_back(memory):
+            _written(memory)
     if again:
         _write_again(op, args, kwargs)
 
@@ -191,12 +196,22 @@ def _on_any_rank(tensor: Any, is_so: bool) -> bool:
 
 def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The DTensors that the op writes to."""
-    found = [
-        kwargs.get(argument.name, args[i] if i < len(args) else None)
+    found = []
+    for i, name in _places_written(op):
+        value = kwargs.get(name, args[i] if i < len(args) else None)
+        some = value if isinstance(value, (list, tuple)) else [value]
+        found += [tensor for tensor in some if tensor_specs.is_dtensor(tensor)]
+    return found
+
+
+@cache
+def _places_written(op: Any) -> list[tuple[int, str]]:
+    """Where among the op's arguments, and by which names, those are that it writes to."""
+    return [
+        (i, argument.name)
         for i, argument in enumerate(op._schema.arguments)
         if op_schemas.is_written(op, argument)
     ]
-    return [leaf for leaf in local_tensors.leaves(found) if tensor_specs.is_dtensor(leaf)]
 
 
 def _memory(tensor: Any) -> Any:

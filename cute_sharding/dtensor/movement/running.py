@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -24,11 +24,12 @@ from cute_sharding.dtensor.redistributing.ranks import on_each_rank, peers, plac
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import (
     collective_ops,
+    dispatch,
     dispatch_modes,
     local_tensors,
     process_groups,
 )
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement, Replicate
 from cute_sharding.movement import Movement
 from cute_sharding.movement.exchange import Transfer
 from cute_sharding.redistribution.chains import chain_of
@@ -65,6 +66,8 @@ class Runner:
         given = [
             leaf for leaf in local_tensors.leaves(args, kwargs) if isinstance(leaf, torch.Tensor)
         ]
+        for spec, whole in self._gathered:
+            dispatch.observe(spec, whole, self.name)
         operands = [self._brought(x, i) for i, x in enumerate(given)]
         results = self._views(operands) if self._is_viewed else None
         if results is None:
@@ -73,6 +76,19 @@ class Runner:
                 self.note(self, given[0], results)
         single = len(results) == 1 and self.name not in _LISTS
         return results[0] if single else results
+
+    @cached_property
+    def _gathered(self) -> list[tuple[DTensorSpec, DTensorSpec]]:
+        """Of each operand of which something is sent, its spec, and to what torch would have
+        redistributed it.
+        """
+        dims = self.movement.mesh_dims
+        found = []
+        for spec in self.specs:
+            whole = [Replicate() if m in dims else p for m, p in enumerate(spec.placements)]
+            if tuple(whole) != tuple(spec.placements):
+                found.append((spec, DTensorSpec(self.mesh, tuple(whole), spec.tensor_meta)))
+        return found
 
     def _brought(self, local: torch.Tensor, i: int) -> torch.Tensor:
         spec, placements = self.specs[i], self.placements[i]
