@@ -8,8 +8,8 @@ mostly, of which each device takes its part.
 
 What was moved twice stays one tensor: copies with the same placements are written to together. One
 that was made before its source was written to is stale, and was brought up to date before the op
-read it. Whether it is is known alike on every rank, so that these exchanges meet. (A functionalized
-program, as compilers make them, has no such writes.)
+read it. Whether it is is known alike on every rank, so that these exchanges meet. (What a compiled
+program writes to a copy stays there, as torch has it: see docs/limits.md.)
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _memory(tensor: Any) -> Any:
 
 
 def _written(memory: Any, by: Copy | None = None) -> None:
-    """Something was written to ``memory``: its copies are out of step, but for ``by``, from which
+    """Something was written to ``memory``: its copies are stale, but for ``by``, from which
     it was written, and what could be told the same; and its source is told.
     """
     outdate(memory, by)

@@ -56,8 +56,8 @@ class MovedCopy(Copy):
     def check(self, op: Any, tensor: Any) -> None:
         """
         Raises:
-            RuntimeError: as for any copy; or it is of windows; or what it is of has one element in
-                several places.
+            RuntimeError: as for any copy; or it is windows, which may have rows in common, or what
+                it is of was expanded.
         """
         super().check(op, tensor)
         windows = any(
@@ -73,9 +73,9 @@ class MovedCopy(Copy):
             raise RuntimeError(
                 f"{registry.name_of(op)} writes in place to what {self.runner.name} has made of a "
                 f"DTensor of shape {tuple(self.spec.shape)} with placements "
-                f"{text(self.spec.placements)}: one element of that is in several places of the "
-                "view, and of what is written there nobody can say which it is to be. Write to "
-                ".clone() of it."
+                f"{text(self.spec.placements)}: windows of a sharded dim, or part of what was "
+                "expanded. Where these have one element in several places, nobody can say what "
+                "is to be written to it. Write to .clone() of it."
             )
 
 
