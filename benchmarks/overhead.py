@@ -3,9 +3,9 @@ in one run.
 
     python -m benchmarks.overhead [--calls 10000] [--rounds 9]
 
-Each round times the same calls without the package, with view propagation and with everything on,
-in turn; the ratio is that of each round, and the median is printed. Nothing is communicated: one
-process poses as one rank.
+Each round times the same calls without the package, with view propagation, with redistribution as
+well and with everything on, in turn; the ratio is that of each round, and the median is printed.
+Nothing is communicated: one process poses as one rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import cute_sharding
 SETTINGS: dict[str, dict[str, Any] | None] = {
     "torch": None,
     "views": {},
-    "everything": {"redistribution": True},
+    "both": {"redistribution": True},
+    "everything": {"redistribution": True, "movement": True},
 }
 
 TURNS = 20
@@ -47,6 +48,7 @@ def programs() -> dict[str, Callable[[], object]]:
         "unsqueeze": lambda: x.unsqueeze(0),
         "pointwise": lambda: x + y,
         "pointwise, in place": lambda: x.add_(y),
+        "slice of a whole dim": lambda: x[:, 1:],
         "matmul": lambda: x @ x.transpose(1, 2),
         "squeeze": lambda: column.squeeze(1),
         "redistribute to the same": lambda: x.redistribute(placements=[Shard(0)]),
@@ -139,9 +141,9 @@ def main() -> None:
         f"torch {torch.__version__}: time of {arguments.calls} warm calls, as a multiple of "
         f"torch's own (median of {arguments.rounds} rounds)"
     )
-    print(f"{'':28}{'views':>12}{'everything':>12}")
+    print(f"{'':28}" + "".join(f"{name:>12}" for name in SETTINGS if name != "torch"))
     for name, row in measure(arguments.calls, arguments.rounds).items():
-        print(f"{name:28}{row['views']:12.3f}{row['everything']:12.3f}")
+        print(f"{name:28}" + "".join(f"{row[on]:12.3f}" for on in SETTINGS if on != "torch"))
     times = autoload(10)
     print(
         f"import torch, without DTensor: {times['0']:.2f} ms more with no flag, {times['1']:.2f} "

@@ -2,10 +2,12 @@
 flags: is any worse with them?
 
     python -m benchmarks.programs [--samples 2] [--mesh 2 2] [--seed 0] [--part 0 2] [--only NAME]
+        [--between]
 
-Each tensor that an op is given is a view of one that is cut at random, of another shape. Forward
-and backward, all ranks in one process (LocalTensorMode), against one device. Where stock is right,
-so must be each setting; a program that raises on stock may do anything but give wrong data.
+Each tensor that an op is given is a view of one that is cut at random, of another shape; with
+``--between``, that view moved to and fro, or written to by its slices. Forward and backward, all
+ranks in one process (LocalTensorMode), against one device. Where stock is right, so must be each
+setting; a program that raises on stock may do anything but give wrong data.
 """
 
 from __future__ import annotations
@@ -50,7 +52,34 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "implicit": {"redistribution": True, "implicit_redistribution": "replicate"},
     "cheapest": {"implicit_redistribution": True},
     "gate": {"ops": False},
+    "everything": {"redistribution": True, "movement": True},
+    "movement": {"movement": True},
 }
+
+
+def halved(x: torch.Tensor, d: int) -> list[torch.Tensor]:
+    return [x.narrow(d, 0, x.shape[d] // 2), x.narrow(d, x.shape[d] // 2, -(-x.shape[d] // 2))]
+
+
+def written(x: torch.Tensor, d: int) -> torch.Tensor:
+    """The same, by writes to its halves."""
+    other = -x
+    kept = halved(other, d)
+    for part in halved(other, d):
+        part.neg_()
+    return (other + torch.cat(kept, d)) / 2
+
+
+# What leaves a tensor as it is: (the tensor, a dim).
+BETWEEN: tuple[Callable[[torch.Tensor, int], torch.Tensor], ...] = (
+    lambda x, d: x,
+    lambda x, d: torch.cat(x.chunk(2, d), d),
+    lambda x, d: torch.cat(halved(x, d), d),
+    lambda x, d: x.roll(1, d).roll(-1, d),
+    lambda x, d: x.flip(d).flip(d),
+    lambda x, d: torch.stack(x.unbind(d), d),
+    written,
+)
 
 
 def source_shape(rng: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -130,12 +159,14 @@ def on_mesh(
         if not isinstance(x, torch.Tensor):
             given.append(x)
             continue
-        shape, placements = next(remaining)
+        shape, placements, between = next(remaining)
         leaf = distributed(
             x.detach().reshape(shape).requires_grad_(x.requires_grad), mesh, placements
         )
         leaves.append(leaf)
-        given.append(leaf.view(x.shape) if tuple(x.shape) != tuple(shape) else leaf)
+        view = leaf.view(x.shape) if tuple(x.shape) != tuple(shape) else leaf
+        k, d = between
+        given.append(BETWEEN[k](view, d) if k else view)
     new_args, new_kwargs = tree_unflatten(given, tree)
     results, _ = run(op, new_args, new_kwargs, False)
     return results, gradients_of(results, leaves) if gradients else []
@@ -146,7 +177,7 @@ def expected_of(info: Any, args: Any, kwargs: Any, plan: list[Any], gradients: b
     expected = on_one_device(info, args, kwargs, gradients)
     if expected is None:
         return None
-    shapes = [shape for x, (shape, _) in zip(leaves_of((args, kwargs)), plan) if x.requires_grad]
+    shapes = [shape for x, (shape, *_) in zip(leaves_of((args, kwargs)), plan) if x.requires_grad]
     results, grads = expected
     return results, [
         None if grad is None else grad.reshape(shape) for grad, shape in zip(grads, shapes)
@@ -211,7 +242,10 @@ def measure(info: Any, mesh: DeviceMesh, options: argparse.Namespace, tally: Tal
         for x in leaves_of((args, kwargs)):
             shape = source_shape(rng, tuple(x.shape))
             kind = rng.choice(("even", "uneven"))
-            plan.append((shape, drawn(rng, shape, tuple(options.mesh), kind)))
+            between = (0, 0)
+            if options.between and x.ndim and x.dtype.is_floating_point:
+                between = rng.randrange(len(BETWEEN)), rng.randrange(x.ndim)
+            plan.append((shape, drawn(rng, shape, tuple(options.mesh), kind), between))
         with _disable_current_modes():
             expected = expected_of(info, args, kwargs, plan, gradients)
         if expected is None:
@@ -239,6 +273,7 @@ def main() -> None:
     parser.add_argument("--mesh", type=int, nargs="*", default=[2])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS))
+    parser.add_argument("--between", action="store_true")
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1])
     options = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -138,6 +138,7 @@ class Settings:
             "flag": "USE_CUTE_MOVEMENT",
             "by_default": "off",
             "shown": "movement ops",
+            "in_everything": True,
             "needs": ("views", "ops"),
             "because": "what movement ops make may be a _StridedShard, which torch's own rules of "
             "other ops take for something else",

@@ -292,6 +292,7 @@ TORCH_PRIVATE = [
     "dispatch",
     "views_in_place",
     "op_hooks",
+    "read_hook",
     "redistribution_hook",
     "compiler",
     "expansion",

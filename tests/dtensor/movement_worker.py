@@ -11,6 +11,7 @@ from drawing import draw_placements
 from processes_worker import assert_holds, distribute, mesh_of_ranks
 from simulation import number
 from torch.distributed.tensor import Replicate, Shard
+from writing_programs import drawn_program
 
 import cute_sharding
 
@@ -40,6 +41,32 @@ def movements(ranks, count):
             assert_holds(found, wanted, (case, "gradient"))
         moved = [of["exchanged"] for of in cute_sharding.stats().values()]
     assert sum(moved) > count // 8
+
+
+def writes_and_reads(ranks, count):
+    """Slices of slices, with writes and reads between: all ranks exchange in step, also where some
+    hold a slice for longer than others.
+    """
+    mesh = mesh_of_ranks(ranks)
+    sizes = tuple(mesh.shape)
+    rng = random.Random(f"writes and reads {ranks}")
+    kept = []
+    with cute_sharding.enabled(movement=True, redistribution=True):
+        for seed in range(count):
+            shape = tuple(rng.choice([1, 3, 4, 7, 8]) for _ in range(rng.choice([1, 2, 2])))
+            placements = draw_placements(rng, sizes, shape)
+            single = number(shape)
+            expected = drawn_program(random.Random(seed), single)
+            x = distribute(number(shape), mesh, placements).detach()
+            results = drawn_program(random.Random(seed), x)
+            for k, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+                assert_holds(result.clone(), wanted, (seed, k, shape, placements, ranks))
+            if dist.get_rank() % 2 and shape[0] > 1:
+                kept += [x[1:]]
+            else:
+                x[1:]
+            x.add_(1), single.add_(1)
+            assert_holds(x + 0, single, "what one rank keeps, nobody waits for")
 
 
 def movement_models():

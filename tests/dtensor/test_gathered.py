@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
+from cute_sharding.dtensor.memory.copies import LIVE
 from cute_sharding.dtensor.memory.gathered import gathered_of
-from cute_sharding.dtensor.memory.writes import LIVE
 
 SHAPE, MESH = (4, 3, 8), (4,)
 

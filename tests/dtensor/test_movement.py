@@ -13,6 +13,7 @@ from movement_programs import MESHES, PROGRAMS, draw, listed
 from op_programs import S, assert_close, values
 from simulation import distribute, is_partial, most_received, plain, ranks_of, watched_wire
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._utils import ExplicitRedistributionContext
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
@@ -123,19 +124,58 @@ def test_what_is_free_is_a_view_of_the_local_tensor():
         assert_close(x, full, "written through a chunk")
 
 
-def test_writes_to_copies_are_refused():
+def test_writes_to_copies_reach_what_they_are_of(monkeypatch):
     """Where torch gathers, they go to a copy, and are lost without a word."""
-    with ranks_of((2,)):
-        full = values(8, 3)
-        x = distribute(full, (2,), [Shard(0)])
+    with ranks_of((4,)):
+        full = values(16, 3)
+        x = distribute(full, (4,), [Shard(0)])
         x[1:].zero_()
         assert_close(x, full, "torch loses the write")
         with cute_sharding.enabled(movement=True):
             part = x[1:]
-            with pytest.raises(RuntimeError, match=r"zero_.default writes in place to what slice"):
-                part.zero_()
-            part.clone().zero_()
-            assert_close(x, full, "nothing is written")
+            with watched_wire(monkeypatch) as wire:
+                part.mul_(2.0)
+            with plain():
+                expected = full.clone()
+                expected[1:] *= 2
+            assert_close(x, expected, "written through")
+            assert most_received(wire) == 3, "the row that came in goes back, and no other"
+
+
+def test_writes_to_windows_are_refused():
+    """On a plain tensor it depends on the order in which the elements are written."""
+    with ranks_of((2,)), cute_sharding.enabled(movement=True):
+        full = values(8, 3)
+        x = distribute(full, (2,), [Shard(0)])
+        with pytest.raises(RuntimeError, match=r"zero_.default writes in place to what unfold"):
+            x.unfold(0, 3, 1).zero_()
+        x.unfold(0, 3, 1).clone().zero_()
+        rows = distribute(values(8, 1), (2,), [Shard(0)]).expand(8, 3)
+        with pytest.raises(RuntimeError, match="part of what was expanded"):
+            rows[1:].zero_()
+        assert_close(x, full, "nothing is written")
+
+
+def test_programs_that_redistribute_explicitly_alone():
+    """As on stock, where something is sent; and where nothing is, nothing is redistributed."""
+    with ranks_of((4,)):
+        x = distribute(values(16, 3), (4,), [Shard(0)])
+        for settings in (None, {"movement": True}):
+            cute_sharding.disable()
+            if settings is not None:
+                cute_sharding.enable(**settings)
+            for strict in (False, True):
+                with ExplicitRedistributionContext(strict=strict):
+                    for function in (lambda x: x[1:], lambda x: x.flip(0), lambda x: x.roll(1, 0)):
+                        with pytest.raises(RuntimeError, match=r"[Ii]mplicit redistribution"):
+                            function(x)
+                    if settings is not None:
+                        x[:-1]
+                    x[:, 1:]
+            with ExplicitRedistributionContext(mode="warn"):
+                x[1:]
+            with ExplicitRedistributionContext(), ExplicitRedistributionContext(enable=False):
+                x[1:]
 
 
 # -- what is counted, and switched -----------------------------------------------------------------

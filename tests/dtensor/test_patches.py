@@ -20,6 +20,7 @@ from cute_sharding.dtensor.redistributing.stock import stock_plan
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.dtensor.torch_private import patches, registry, used
 from cute_sharding.dtensor.torch_private.patch import Installed, Place, require
+from cute_sharding.dtensor.torch_private.read_hook import Reads
 from cute_sharding.dtensor.torch_private.tracing import Tracing
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 
@@ -51,6 +52,7 @@ def enable_everything():
     cute_sharding.enable(redistribution=True)
     Tracing.in_force.meet_compiler()
     Tracing.read_numbers()
+    Reads.watch()
 
 
 # -- the rows --------------------------------------------------------------------------------------
@@ -130,9 +132,12 @@ OPTIONAL = {
     "_asdict": "of named tuples",
     "_replace": "of named tuples",
     "_at_fork_reinit": "of Python's locks",
+    "_getframe": "of Python's sys",
     "_installed": "our own",
     "_read": "our own",
     "_reads_numbers": "our own",
+    "_watched": "our own",
+    "_watches": "our own",
 }
 
 

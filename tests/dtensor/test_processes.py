@@ -65,6 +65,17 @@ def test_movements(tmp_path):
     )
 
 
+def test_writes_to_movements_and_reads(tmp_path):
+    run(
+        4,
+        tmp_path,
+        *[
+            (movement_worker.writes_and_reads, ranks, 40)
+            for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
+        ],
+    )
+
+
 def test_movements_in_models_and_in_graphs(tmp_path):
     run(4, tmp_path, (movement_worker.movement_models,), (movement_worker.compiled_movements,))
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.memory import writes
+from cute_sharding.dtensor.memory import copies
 
 
 def assign(x):
@@ -69,14 +69,16 @@ WRITES = {
 }
 
 
+@pytest.mark.parametrize("movement", [False, True], ids=["views", "movement"])
 @pytest.mark.parametrize("mesh", [(3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", WRITES)
-def test_writes_reach_what_is_viewed(name, mesh):
+def test_writes_reach_what_is_viewed(name, mesh, movement):
     rng = random.Random(f"{name} {mesh}")
     with plain():
         expected = number((4, 6))
         WRITES[name](expected)
-    with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution=True):
+    settings = {"implicit_redistribution": True, "movement": movement}
+    with ranks_of(mesh), cute_sharding.enabled(**settings):
         for _ in range(4):
             x = distribute(number((4, 6)), mesh, draw_placements(rng, mesh, (4, 6)))
             case = x.placements
@@ -87,14 +89,15 @@ def test_writes_reach_what_is_viewed(name, mesh):
                 raise AssertionError(f"{name} of {case} on {mesh}") from error
 
 
-def test_gradients_of_writes():
+@pytest.mark.parametrize("movement", [False, True], ids=["views", "movement"])
+def test_gradients_of_writes(movement):
     with plain():
         single = number((4, 6)).requires_grad_()
         y = single * 2
         y[1:3].mul_(5.0)
         (expected,) = torch.autograd.grad(y.sum(), single)
         written = y.detach()
-    with ranks_of((2,)), cute_sharding.enabled():
+    with ranks_of((2,)), cute_sharding.enabled(movement=movement):
         x = distribute(number((4, 6)), (2,), [_StridedShard(0, split_factor=2)], requires_grad=True)
         y = x * 2
         y[1:3].mul_(5.0)
@@ -166,13 +169,27 @@ def test_views_that_were_taken_before_a_write():
             assert_holds(x, expected)
 
 
-def test_what_is_drawn_is_not_drawn_again():
+def test_what_is_drawn_is_drawn_once():
+    """Also into a slice that was taken before what it is a slice of was written to."""
+    for movement in (False, True):
+        with ranks_of((2,)), cute_sharding.enabled(movement=movement):
+            x = distribute(number((4, 2)), (2,), [Shard(0)])
+            old = x[0:3]
+            x.mul_(2.0)
+            old.uniform_()
+            drawn = old.full_tensor().reconcile()
+            with plain():
+                expected = number((4, 2)) * 2
+                expected[0:3] = drawn
+                assert bool((drawn < 1).all())
+            assert_holds(x, expected)
+
+
+def test_several_of_one_are_written_to_one_after_the_other_or_not_at_all():
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(number((4, 2)), (2,), [Shard(0)])
-        old = x[0:2]
-        x.mul_(2.0)
-        with pytest.raises(RuntimeError, match=r"uniform_.*Take them again"):
-            old.uniform_()
+        with pytest.raises(RuntimeError, match="Write to one at a time"):
+            torch._foreach_lerp_([x[:3], x], [x[1:] + 1, x + 2], 0.5)
 
 
 def test_plain_tensors_that_are_written_to_put_copies_out_of_step():
@@ -212,15 +229,15 @@ def test_in_inference_mode():
 def test_copies_cost_nothing_once_they_are_gone():
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(number((4, 2)), (2,), [Shard(0)])
-        before = len(writes.LIVE)
+        before = len(copies.LIVE)
         part = x[1:3]
         alias = part.detach()
-        assert len(writes.LIVE) == before + 1
+        assert len(copies.LIVE) == before + 1
         del part, x
         alias.add_(1.0)  # of what is no more
-        assert len(writes.LIVE) == before + 1
+        assert len(copies.LIVE) == before + 1
         del alias
-        assert len(writes.LIVE) == before
+        assert len(copies.LIVE) == before
 
 
 def test_without_a_graph():

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from cute_sharding.dtensor.memory.writes import GATHERED, LIVE, count_of_writes, has_memory
+from cute_sharding.dtensor.memory.copies import GATHERED, LIVE, count_of_writes, has_memory
 from cute_sharding.dtensor.torch_private import collective_ops, local_tensors
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
 

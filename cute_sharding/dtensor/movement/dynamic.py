@@ -18,7 +18,7 @@ from cute_sharding.dtensor.compiled.symbols import has_values, known, symbols_of
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.redistributing.dynamic import mesh_named, name_of, parsed
 from cute_sharding.dtensor.redistributing.placements import text
-from cute_sharding.dtensor.torch_private import answers, collective_ops, registry, symints
+from cute_sharding.dtensor.torch_private import answers, collective_ops, dispatch, registry, symints
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Replicate, Shard
 from cute_sharding.movement import BY_OVERLOAD, Movement
@@ -66,6 +66,8 @@ class _Runner:
 
     def __call__(self, local: torch.Tensor, *arguments: Any) -> torch.Tensor:
         mesh, spec = self._spec.mesh, self._spec
+        whole = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, spec.tensor_meta)
+        dispatch.observe(spec, whole, self._name)
         numbers = self._numbers(arguments)
         chains: Chains = tuple(
             [
@@ -112,7 +114,7 @@ def _move(
     local: torch.Tensor, shape: list[int], onto: list[int], numbers: list[int], how: str
 ) -> torch.Tensor:
     movement, mesh, name = _movement(shape, onto, numbers, how)
-    runner = Runner(movement, mesh, movement.mesh_dims, (), (), (), name, False)
+    runner = Runner(movement, mesh, movement.mesh_dims, (), (), (), name)
     return runner.copies([local])[0].contiguous()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.redistributing.groups import groups_at_hand
@@ -114,7 +115,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
         tuple(map(tuple, wanted)),
         tuple(pending.items()),
         registry.name_of(schema.op),
-        schema.op._schema._is_view_op(),
+        note_movement if schema.op._schema._is_view_op() else None,
     )
     return answers.by_function(schema, runner, mesh, outputs, metas)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
 import torch
 
 from cute_sharding.dtensor.compiled.library import after
-from cute_sharding.dtensor.memory.writes import note_movement
 from cute_sharding.dtensor.movement.windows import sum_of_windows, triangle_of, windows_of
 from cute_sharding.dtensor.redistributing.executor import all_to_all
 from cute_sharding.dtensor.redistributing.groups import group_of
@@ -25,11 +24,12 @@ from cute_sharding.dtensor.redistributing.ranks import on_each_rank, peers, plac
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import (
     collective_ops,
+    dispatch,
     dispatch_modes,
     local_tensors,
     process_groups,
 )
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement, Replicate
 from cute_sharding.movement import Movement
 from cute_sharding.movement.exchange import Transfer
 from cute_sharding.redistribution.chains import chain_of
@@ -49,7 +49,8 @@ class Runner:
         placements: to which these are brought first.
         pending: the reduction that is pending on mesh dims.
         name: of the op.
-        is_view: whether its results are views.
+        note: where its results are views: is told of those that are copies, as ``note(runner, local
+            tensor, results)``.
     """
 
     movement: Movement
@@ -59,21 +60,35 @@ class Runner:
     placements: tuple[tuple[Placement, ...], ...]
     pending: tuple[tuple[int, str], ...]
     name: str
-    is_view: bool
+    note: Callable[[Runner, torch.Tensor, list[torch.Tensor]], None] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [
             leaf for leaf in local_tensors.leaves(args, kwargs) if isinstance(leaf, torch.Tensor)
         ]
+        for spec, whole in self._gathered:
+            dispatch.observe(spec, whole, self.name)
         operands = [self._brought(x, i) for i, x in enumerate(given)]
         results = self._views(operands) if self._is_viewed else None
         if results is None:
             results = self.copies(operands)
-            if self.is_view:
-                for result in results:
-                    note_movement(given[0], self.specs[0], result, self.name)
+            if self.note is not None:
+                self.note(self, given[0], results)
         single = len(results) == 1 and self.name not in _LISTS
         return results[0] if single else results
+
+    @cached_property
+    def _gathered(self) -> list[tuple[DTensorSpec, DTensorSpec]]:
+        """Of each operand of which something is sent, its spec, and to what torch would have
+        redistributed it.
+        """
+        dims = self.movement.mesh_dims
+        found = []
+        for spec in self.specs:
+            whole = [Replicate() if m in dims else p for m, p in enumerate(spec.placements)]
+            if tuple(whole) != tuple(spec.placements):
+                found.append((spec, DTensorSpec(self.mesh, tuple(whole), spec.tensor_meta)))
+        return found
 
     def _brought(self, local: torch.Tensor, i: int) -> torch.Tensor:
         spec, placements = self.specs[i], self.placements[i]
@@ -87,7 +102,7 @@ class Runner:
 
     @property
     def _is_viewed(self) -> bool:
-        return self.is_view and not self.dims and self.movement.is_view
+        return self.note is not None and not self.dims and self.movement.is_view
 
     def _views(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of each result the local tensor as a view of the operand's."""
@@ -115,15 +130,7 @@ class Runner:
             on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
             for i, x in enumerate(operands)
         ]
-        received = operands[0]
-        if self.dims:
-            buffer = on_each_rank(
-                lambda rank, *locals: to_wire(_packed(self._part(rank), locals)), *operands
-            )
-            group = group_of(self.mesh, self.dims)
-            received = collective_ops.waited(
-                all_to_all(self._part, buffer, operands[0], group, self.mesh)
-            )
+        received = self._received(operands)
         results = []
         for k in range(len(self.movement.move.outputs)):
             result = on_each_rank(
@@ -139,6 +146,36 @@ class Runner:
         ):
             results[0] = after(results[0], received)  # a rank that only sends
         return results
+
+    def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The receive buffer; where nothing is received, any tensor."""
+        if not self.dims:
+            return operands[0]
+        buffer = on_each_rank(
+            lambda rank, *locals: to_wire(_packed(self._part(rank), locals)), *operands
+        )
+        group = group_of(self.mesh, self.dims)
+        return collective_ops.waited(all_to_all(self._part, buffer, operands[0], group, self.mesh))
+
+    def write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
+        """Write to the one result, a local tensor that is there, what the operand has of it. Its
+        other rows stay.
+        """
+
+        def put(
+            rank: int, received: torch.Tensor, x: torch.Tensor, into: torch.Tensor
+        ) -> torch.Tensor:
+            part, lies = self._part(rank), into
+            if into.is_conj() or into.is_neg():
+                lies = into.resolve_conj().resolve_neg()
+            for _, _, copies in part.own:
+                for copy in copies:
+                    write(copy, x, lies)
+            for copy in part.unpacks[0]:
+                write(copy, from_wire(received, lies.dtype), lies)
+            return into if lies is into else into.copy_(lies)
+
+        on_each_rank(put, self._received([operand]), operand, target)
 
     def _prepared(self, local: torch.Tensor, i: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
         """The operand as the exchange numbers its rows, and of the results' dtype."""

@@ -12,7 +12,8 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.memory.writes import LIVE, reach, take_back
+from cute_sharding.dtensor.memory.copies import LIVE
+from cute_sharding.dtensor.memory.writes import reach, take_back
 from cute_sharding.dtensor.ops.arguments import given
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (

@@ -21,7 +21,8 @@ from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate, has_values
 from cute_sharding.dtensor.memory import state
-from cute_sharding.dtensor.memory.writes import LIVE, note_copy, reach, take_back
+from cute_sharding.dtensor.memory.copies import LIVE, before_read, has_stale, note_copy
+from cute_sharding.dtensor.memory.writes import reach, take_back
 from cute_sharding.dtensor.movement import movement_first
 from cute_sharding.dtensor.ops import (
     gated_handler,
@@ -52,6 +53,7 @@ from cute_sharding.dtensor.torch_private import (
     used,
 )
 from cute_sharding.dtensor.torch_private.patch import Installed, require
+from cute_sharding.dtensor.torch_private.read_hook import Reads
 from cute_sharding.dtensor.view_propagation.slices import WHOLE_SLICES, slice_strategy
 from cute_sharding.dtensor.view_propagation.view_strategy import ViewStrategy
 from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
@@ -96,8 +98,7 @@ def enable(
             nothing.
         movement: slices, splits, cat, roll, flip, pad and unfold of a sharded dim move what is
             missing, in one exchange, or nothing, where some placements of the result are free; what
-            torch gathers the dim for. An in-place write to such a result that is a copy, and on a
-            plain tensor a view, raises.
+            torch gathers the dim for. What is written to a slice reaches what it is a slice of.
 
     Raises:
         ValueError: ``implicit_redistribution`` is none of those; or ``movement`` without ``views``
@@ -261,6 +262,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
             writing_handler,
             op_hooks.Writes(reach, _take_back, LIVE),
         )
+        Reads(installed, before_read, has_stale())
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
 
 

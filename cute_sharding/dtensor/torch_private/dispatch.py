@@ -24,6 +24,7 @@ __all__ = [
     "Moved",
     "moved_to",
     "moves",
+    "observe",
     "redistribute_keywords",
     "run_as",
     "run_slowly",
@@ -59,12 +60,21 @@ def viewed(op_info: Any, schema: OpSchema) -> tuple[DTensorSpec, DTensorSpec] | 
     return None if tuple(spec.placements) == tuple(first.placements) else (spec, first)
 
 
+def observe(spec: DTensorSpec, wanted: DTensorSpec, what: str) -> None:
+    """What torch does before it redistributes an argument by itself: a program that has asked for
+    it (``ExplicitRedistributionContext``) is told, or has it refused.
+
+    Raises:
+        RuntimeError: the program has asked for that.
+    """
+    context: Any = _dispatch.ExplicitRedistributionContext  # type: ignore[attr-defined]
+    context.observe_redistribution(spec, wanted, f"Implicit redistribution in {what}")
+
+
 def redistribute_keywords(op_info: Any, schema: OpSchema) -> None:
     dispatch: Any = _dispatch
     for name, (spec, wanted) in keywords(schema).items():
-        dispatch.ExplicitRedistributionContext.observe_redistribution(
-            spec, wanted, f"Implicit redistribution of {name} of {schema.op}"
-        )
+        observe(spec, wanted, f"{schema.op}, of {name}")
         op_info.local_kwargs[name] = dispatch.redistribute_local_tensor(
             op_info.local_kwargs[name], spec, wanted
         )

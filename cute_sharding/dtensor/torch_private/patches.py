@@ -116,6 +116,18 @@ TAIL = Patch(
     lacking="writes could not be followed",
 )
 
+LOCAL_TENSOR = Patch(
+    module=_TENSOR,
+    attribute="DTensor._local_tensor",
+    file="torch/distributed/tensor/_api.py",
+    why="A slice of a sharded dim that is kept while what it is a slice of is written to has the "
+    "old values: it is a copy. While there are such copies, who reads a local tensor has it "
+    "brought up to date first. Else it is torch's own attribute, as every op reads it.",
+    until="torch raises for writes to what has such slices, or gives none",
+    test="tests/dtensor/test_reads.py::test_what_is_read_is_what_was_written",
+    lacking="slices that are kept would be read with old values",
+)
+
 # -- redistribution --------------------------------------------------------------------------------
 
 _MOVES: dict[str, Any] = {
