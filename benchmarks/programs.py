@@ -216,6 +216,9 @@ class Tally:
         if (before == RIGHT and after != RIGHT) or (after == WRONG and before != WRONG):
             self.counts[f"{name} WORSE"] += 1
             self._say(f"WORSE {name}: {before} -> {after}: {program}: {why}")
+        elif after == WRONG:
+            self.counts[f"{name} wrong, as stock"] += 1
+            self._say(f"WRONG {name}, as stock: {program}: {why}")
 
     def _say(self, text: str) -> None:
         print(text.replace("\n", " ")[:700], flush=True)
