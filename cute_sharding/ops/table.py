@@ -203,8 +203,19 @@ TABLE: tuple[Row, ...] = (
             ),
         )
     ),
-    Row(("_adaptive_avg_pool3d.default",), windows.windowed(3), filled=True),
-    Row(("_adaptive_avg_pool3d_backward.default",), windows.windowed(3, "yx", "x"), filled=True),
+    *(
+        row
+        for n in (2, 3)
+        for row in (
+            Row((f"_adaptive_avg_pool{n}d.default",), windows.windowed(n), filled=True),
+            Row(
+                (f"_adaptive_avg_pool{n}d_backward.default",),
+                windows.windowed(n, "yx", "x"),
+                filled=True,
+            ),
+            Row((f"max_unpool{n}d.default",), windows.windowed(n, "yy", "x"), filled=True),
+        )
+    ),
     *(
         row
         for n in (1, 2, 3)

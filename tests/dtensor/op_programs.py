@@ -128,6 +128,15 @@ PROGRAMS = {
     "average pool in one dim": (lambda x: F.avg_pool1d(x, 2), (3, 4, 6)),
     "average pool in space": (lambda x: F.avg_pool3d(x, 2), (2, 3, 4, 4, 5)),
     "average pool to a size": (lambda x: F.adaptive_avg_pool3d(x, 2), (2, 3, 4, 4, 5)),
+    "average pool of one image": (lambda x: F.adaptive_avg_pool2d(x, (5, 4)), (4, 6, 5)),
+    "unpooling of one image": (
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        (4, 6, 4),
+    ),
+    "unpooling of one image in space": (
+        lambda x: F.max_unpool3d(*F.max_pool3d(x, 2, return_indices=True), 2),
+        (4, 4, 6, 4),
+    ),
     "max pool": (lambda x: F.max_pool2d(x, 2), (4, 3, 6, 5)),
     "max pool in space": (lambda x: F.max_pool3d(x, 2), (2, 3, 4, 4, 5)),
     "max pool to a size": (lambda x: F.adaptive_max_pool2d(x, 3), (4, 3, 6, 5)),

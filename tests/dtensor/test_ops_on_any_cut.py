@@ -66,3 +66,12 @@ def test_losses_on_blocks_of_different_sizes(name, ops):
     placements = [[Shard(fulls[0].ndim - 1)], [Replicate()]]
     with ranks_of((2,)):
         compare(function, fulls, (2,), placements, name, ops=ops)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "one image" in name])
+def test_rows_of_one_image_are_no_channels(name, dim):
+    """Torch takes the second dim for channels whether or not there is one for several images."""
+    function, shape = PROGRAMS[name]
+    with ranks_of((2,)):
+        compare(function, [values(*shape)], (2,), [[Shard(dim)]], name)

@@ -18,7 +18,8 @@ _AVERAGES = frozenset(
 
 
 # Those that torch gets wrong on any shards: gradients and weighted means that it divides by other
-# counts, reductions that name no dim, and logsumexp that keeps its dims.
+# counts, reductions that name no dim, logsumexp that keeps its dims, and pools of one image, whose
+# rows it takes for channels.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
     **dict.fromkeys(
@@ -45,6 +46,9 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
         lambda schema: _names_no_dim(schema),
     ),
     "logsumexp.default": lambda schema: any(arg is True for arg in schema.args_schema[2:]),
+    "_adaptive_avg_pool2d_backward.default": lambda schema: _is_one_image(schema, 2),
+    "max_unpool2d.default": lambda schema: _is_one_image(schema, 2),
+    "max_unpool3d.default": lambda schema: _is_one_image(schema, 3),
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
@@ -61,6 +65,12 @@ def plain_shards_go_wrong(schema: OpSchema, specs: Sequence[DTensorSpec]) -> boo
 def _names_no_dim(schema: OpSchema) -> bool:
     """Whether the dims of a reduction are an empty list, which stands for all of them."""
     return len(schema.args_schema) > 1 and schema.args_schema[1] == []
+
+
+def _is_one_image(schema: OpSchema, spatial: int) -> bool:
+    """Whether the first operand has channels and the dims of an image, and no dim for several."""
+    first = schema.args_schema[0]
+    return isinstance(first, DTensorSpec) and len(first.shape) == spatial + 1
 
 
 def _weighs_rows(schema: OpSchema) -> bool:
