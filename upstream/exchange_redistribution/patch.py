@@ -147,7 +147,11 @@ FORM = Form(
     if fills(part.packs, (sum(part.sends),)):
         return read(local, part.packs[0]).reshape(-1)
 """,
-                "",
+                """    if not part.packs:
+        # Of the tensor all the same: or a compiler takes the exchange of a gradient, of
+        # which nothing is sent, for part of the forward pass.
+        return local.view(-1)[:0]
+""",
             )
         ],
         "unpack": [
@@ -177,7 +181,7 @@ FORM = Form(
         target = local.new_empty(part.target_shape)
 """,
                 """    if not part.unpacks:
-        # An output that needs the collective, which a compiler would leave out else.
+        # Of the buffer all the same: or a compiler leaves the exchange out.
         return received.view(part.target_shape)
     target = received.new_empty(part.target_shape)
 """,
