@@ -121,7 +121,7 @@ def test_meshes_smaller_than_the_world(tmp_path):
         *[
             (job, ranks, 20)
             for ranks in ([3, 1, 4], [[4, 1], [2, 0]])
-            for job in ("views", "redistributions")
+            for job in ("views", "redistributions", movement_worker.writes_and_reads)
         ],
     )
 

@@ -203,8 +203,13 @@ def is_linked(memory: Any) -> bool:
     return hasattr(memory, _COPY) or len(getattr(memory, _COPIES, ())) > 0
 
 
-def is_told(memory: Any) -> bool:
-    """Whether anything is to be done when that memory is written to."""
+def may_be_told(local: torch.Tensor) -> bool:
+    """Whether anything may be to be done when a local tensor is written to. Where there are copies
+    of others, every write asks.
+    """
+    if type(local) is not torch.Tensor or local.layout is not torch.strided:
+        return has_memory(local)
+    memory = local.untyped_storage()
     return hasattr(memory, _COPY) or hasattr(memory, _COPIES) or hasattr(memory, GATHERED)
 
 

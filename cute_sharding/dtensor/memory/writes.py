@@ -25,7 +25,7 @@ from cute_sharding.dtensor.memory.copies import (
     copy_in,
     has_memory,
     is_linked,
-    is_told,
+    may_be_told,
     outdate,
     way_back,
 )
@@ -52,14 +52,12 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     Raises:
         RuntimeError: what was written cannot be taken there, or not be written again.
     """
-    if dispatch_modes.is_tracing():
-        return
     written = [
-        tensor for tensor in _written_by(op, args, kwargs) if has_memory(tensor._local_tensor)
+        tensor for tensor in _written_by(op, args, kwargs) if may_be_told(tensor._local_tensor)
     ]
-    memories = [_memory(tensor) for tensor in written]
-    if not any(map(is_told, memories)):
+    if not written or dispatch_modes.is_tracing():
         return
+    memories = [_memory(tensor) for tensor in written]
     for tensor, memory in zip(written, memories):
         for copy in way_back(memory):
             copy.check(op, tensor)

@@ -62,8 +62,8 @@ class MovedCopy(Copy):
         super().check(op, tensor)
         windows = any(
             rows.window is not None
-            for link in self.runner.movement.move.links
-            for _, rows in link.pairs
+            for part in self.runner.movement.move.links
+            for _, rows in part.pairs
         )
         meta = self.spec.tensor_meta
         expanded = meta is not None and any(
