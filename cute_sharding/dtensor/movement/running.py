@@ -12,7 +12,7 @@ import torch
 
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.memory.writes import note_movement
-from cute_sharding.dtensor.movement.windows import sum_of_windows, triangle_of, windows_of
+from cute_sharding.dtensor.movement.windows import collapsed, expanded, triangle_of
 from cute_sharding.dtensor.redistributing.executor import all_to_all
 from cute_sharding.dtensor.redistributing.groups import group_of
 from cute_sharding.dtensor.redistributing.packing import (
@@ -145,15 +145,12 @@ class Runner:
         if local.is_conj() or local.is_neg():
             local = local.resolve_conj().resolve_neg()
         local = local if local.dtype == dtype else local.to(dtype)
-        for source, _ in self.movement.move.links[0].pairs:
-            if source.window is not None and source.dim is not None:
-                n, chain = self._rows(source.dim, self.movement.sources[i], i, rank)
-                local = sum_of_windows(local, source.dim, n, chain, source.window)
+        links = [link for link in self.movement.move.links if link.source == i]
+        for source, _ in links[0].pairs if links else ():
+            if source.form is not None:
+                side = self.movement.side(source, i, place(self.mesh, rank))
+                local = collapsed(local, source, side)
         return local
-
-    def _rows(self, d: int, chains: Any, i: int, rank: int) -> tuple[int, Any]:
-        chain = chain_of(chains[d], self.movement.mesh, place(self.mesh, rank))
-        return self.movement.move.inputs[i][d], chain
 
     def _result(
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
@@ -199,10 +196,9 @@ class Runner:
         backward = []
         for link in self.movement.move.links:
             for _, rows in link.pairs if link.target == k else ():
-                if rows.window is not None and rows.dim is not None:
-                    n = self.movement.move.outputs[k][rows.dim]
-                    chain = chain_of(self.movement.targets[k][rows.dim], self.movement.mesh, device)
-                    return windows_of(target, rows.dim, n, chain, rows.window)
+                if rows.form is not None:
+                    side = self.movement.side(rows, k, device, of_result=True)
+                    target = expanded(target, rows, side)
                 if rows.backward and rows.dim is not None:
                     backward.append(rows.dim)
         return target.flip(backward) if backward else target
@@ -242,6 +238,10 @@ def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]
     gone = 0
     steps = movement.slices(k, device)
     assert steps is not None
+    (link,) = [link for link in movement.move.links if link.target == k]
+    for rows, _ in link.pairs:
+        if rows.form is not None:
+            x = collapsed(x, rows, movement.side(rows, link.source, device))
     for d, (first, count, step, is_kept) in enumerate(steps):
         at = d - gone
         if not is_kept:
@@ -250,4 +250,5 @@ def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]
             last = first + max(count - 1, 0) * step
             x = x.narrow(at, first, last + 1 - first if count else 0)
             x = x if step == 1 else x[(slice(None),) * at + (slice(None, None, step),)]
-    return x
+    onto = [target.dim for _, target in link.pairs if target.dim is not None]
+    return x if onto == sorted(onto) else x.permute([onto.index(d) for d in sorted(onto)])
