@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from cute_sharding.movement import TABLE as MOVEMENTS
-from cute_sharding.movement import Move
+from cute_sharding.movement import Diagonal, Fold, Move, Window
 from cute_sharding.movement import Row as MovementRow
+from cute_sharding.movement.forms import Form
 from cute_sharding.movement.moves import Link
 from cute_sharding.redistribution.meeting import Run
 from cute_sharding.views import TABLE, Row
@@ -60,6 +61,12 @@ MOVED = {
     "torch.triu": ((4, 4), (1,)),
     "Tensor.unfold": ((4, 12), (1, 4, 2)),
     "unfold's gradient": ((4, 5, 4), ((4, 12), 1, 4, 2)),
+    "torch.nn.functional.pad, reflect": ((4, 12), ((2, 1),)),
+    "reflection_pad's gradient": ((4, 15), ((4, 12), (2, 1))),
+    "torch.nn.functional.pad, replicate": ((4, 12), ((2, 1),)),
+    "replication_pad's gradient": ((4, 15), ((4, 12), (2, 1))),
+    "torch.diagonal": ((4, 12), (1,)),
+    "diagonal's gradient": ((4,), ((4, 12), 1, 0, 1)),
 }
 
 
@@ -77,20 +84,41 @@ def pieces_of(move: Move, link: Link) -> list[str]:
         if source.is_plain and target.is_plain and source.dim == target.dim:
             continue
         some = source if source.dim is not None else target
-        name = f"in{link.source}" if len(move.inputs) > 1 else "in"
+        name = f"in{link.source}" if len({one.source for one in move.links}) > 1 else "in"
         out = f"out{link.target}" if len(move.outputs) > 1 else "out"
-        window = source.window or target.window
         if target.backward and some.dim is not None:
             found.append(f"{out}[j] = {name}[{move.inputs[0][some.dim] - 1} - j]")
-        elif window is not None:
-            verb = "=" if target.window else "+="
-            one, other = f"{out}[w]", f"{name}[{window.step}w + i]"
-            pair = (one, other) if target.window else (f"{out}[{window.step}w + i]", f"{name}[w]")
-            found.append(f"{pair[0]} {verb} {pair[1]}, i < {window.size}")
+        elif (form := source.form or target.form) is not None:
+            found += formed(form, name, out, target.form is not None)
         else:
             runs = source.runs or target.runs or ()
             found += [run_text(run, name, out, source.runs is not None) for run in runs]
     return found
+
+
+def formed(form: Form, name: str, out: str, is_of_target: bool) -> list[str]:
+    """What rows stand for others: those of the result; or of the operand, which are added up."""
+
+    def said(row: str, of: str, more: str) -> str:
+        return (
+            f"{out}[{row}] = {name}[{of}]" if is_of_target else f"{out}[{of}] += {name}[{row}]"
+        ) + more
+
+    match form:
+        case Window(_, size, step):
+            return [said("w, i", f"{step}w + i", f", i < {size}")]
+        case Fold(pieces):
+            signs = {0: "", 1: "j", -1: "-j"}
+            return [
+                said("j", f"{signs[a]}{b:+}" if a else str(b), f", {start} <= j < {stop}")
+                for start, stop, a, b in pieces
+            ]
+        case Diagonal(_, down, right, length):
+            pair = f"{affine(down, 1, 2)}, {affine(right, 1, 2)}"
+            one, other = (f"{out}[{pair}]", f"{name}[j]")
+            if not is_of_target:
+                one, other = f"{out}[j]", f"{name}[{pair}]"
+            return [f"{one} = {other}, j < {length}"]
 
 
 def run_text(run: Run, name: str, out: str, is_of_source: bool) -> str:

@@ -98,7 +98,9 @@ def test_explain_scalars_and_empty_tensors(capsys, shape, placements, view):
         ("--flip 1", "(3,) -> (0,): 16"),
         ("--pad 1,2,2", "after: shape (4, 20)"),
         ("--cat 1", "after: shape (4, 32), placements [_S(1,2)]"),
-        ("--unfold 1,3,1", "after: shape (4, 14)"),
+        ("--unfold 1,3,1", "after: shape (4, 14, 3)"),
+        ("--reflect 1,2,0", "after: shape (4, 18)"),
+        ("--diagonal 0,0,1", "free: no communication"),
     ],
 )
 def test_explain_of_movement_ops(capsys, op, said):

@@ -52,6 +52,20 @@ OPTIONS = {
     "roll": Option("DIM,SHIFT", 2, "torch.roll", lambda _, dim, shift: (shift, dim), "0,1"),
     "flip": Option("DIM,...", 1, "torch.flip", lambda _, *dims: (dims,), "0"),
     "pad": Option("DIM,BEFORE,AFTER", 3, "torch.nn.functional.pad", _pads, "1,2,0"),
+    "reflect": Option(
+        "DIM,BEFORE,AFTER",
+        3,
+        "torch.nn.functional.pad, reflect",
+        _pads,
+        "1,2,0: a pad by reflection",
+    ),
+    "diagonal": Option(
+        "OFFSET,DIM,DIM",
+        1,
+        "torch.diagonal",
+        lambda _, offset, one=0, other=1: (offset, one, other),
+        "0,0,1",
+    ),
     "cat": Option(
         "DIM,TIMES", 1, "torch.cat", lambda _, dim, times=2: (dim,), "1,2: with itself, along dim 1"
     ),

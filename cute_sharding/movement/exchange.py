@@ -9,7 +9,7 @@ on the mesh dims that do not cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -17,7 +17,7 @@ from math import prod
 from typing import NamedTuple
 
 from cute_sharding.movement.moves import Link, Move
-from cute_sharding.movement.rows import Rows, beginnings, between, held, needed
+from cute_sharding.movement.rows import Rows, between, held, needed
 from cute_sharding.redistribution.chains import Chains, Device, chain_of, cutting, up_to
 from cute_sharding.redistribution.copies import Copy, Vector, folded, from_runs, packed
 from cute_sharding.redistribution.cost import coordinates
@@ -45,6 +45,15 @@ class Transfer(NamedTuple):
     own: tuple[tuple[int, int, tuple[Copy, ...]], ...]
     unpacks: tuple[tuple[Copy, ...], ...]
     filled: tuple[bool, ...]
+
+
+class Side(NamedTuple):
+    """Of the dims of a tensor that the rows of an exchange are made of: their sizes, and how a
+    device holds each.
+    """
+
+    sizes: tuple[int, ...]
+    chains: tuple[Chain, ...]
 
 
 class Slice(NamedTuple):
@@ -87,12 +96,20 @@ class Movement:
         On meshes of more than 64 devices the first, middle and last coordinates of each mesh dim
         stand for the others.
         """
+        return max(map(self.received_by, self._devices()))
+
+    @cached_property
+    def is_free(self) -> bool:
+        """Whether none receives anything."""
+        return not any(map(self.received_by, self._devices()))
+
+    def _devices(self) -> Iterator[Device]:
+        """Those that are looked at."""
         used = {m for chains in (*self.sources, *self.targets) for m in cutting(chains)}
         devices = prod(self.mesh)
-        some = product(
+        return product(
             *(coordinates(n, devices) if m in used else (0,) for m, n in enumerate(self.mesh))
         )
-        return max(map(self.received_by, some))
 
     def received_by(self, device: Device) -> int:
         """What one device receives, in elements."""
@@ -104,37 +121,42 @@ class Movement:
             return sum(self._size(link, other, device) for other in others if other != device)
         need = 1
         for d, (source, target) in enumerate(link.pairs):
-            of, n, _, wanted = self._dim(link, d, device, device)
+            (of, _), (n, wanted) = self._dim(link, d, device, device)
             need *= count_rows(needed(source, of, target, n, wanted))
         return need - self._size(link, device, device)
 
     def _size(self, link: Link, sender: Device, receiver: Device) -> int:
         return prod(map(count_rows, self._box(link, sender, receiver)))
 
-    def _dim(
-        self, link: Link, d: int, sender: Device, receiver: Device
-    ) -> tuple[int, int, Chain, Chain]:
-        """Of one dim of the exchange: the rows of the operand's and of the result's, and how the
-        devices hold them.
+    def _dim(self, link: Link, d: int, sender: Device, receiver: Device) -> tuple[Side, Side]:
+        """Of one dim of the exchange: the rows of the operand's and of the result's dims, and how
+        the devices hold them.
         """
         source, target = link.pairs[d]
-        shape, onto = self.move.inputs[link.source], self.move.outputs[link.target]
-        had: Chain = ()
-        wanted: Chain = ()
-        of = n = 1
-        if source.dim is not None:
-            of = shape[source.dim]
-            had = chain_of(self.sources[link.source][source.dim], self.mesh, sender)
-        if target.dim is not None:
-            n = onto[target.dim]
-            wanted = chain_of(self.targets[link.target][target.dim], self.mesh, receiver)
-        return of, n, had, wanted
+        return (
+            self.side(source, link.source, sender),
+            self.side(target, link.target, receiver, of_result=True),
+        )
+
+    def side(self, rows: Rows, k: int, device: Device, *, of_result: bool = False) -> Side:
+        """The sizes of the dims of an operand, or of a result, that rows are made of, and how the
+        device holds them.
+        """
+        shape, chains = (
+            (self.move.outputs[k], self.targets[k])
+            if of_result
+            else (self.move.inputs[k], self.sources[k])
+        )
+        return Side(
+            tuple([shape[d] for d in rows.dims]),
+            tuple([chain_of(chains[d], self.mesh, device) for d in rows.dims]),
+        )
 
     def _box(self, link: Link, sender: Device, receiver: Device) -> tuple[Runs, ...]:
         """The rows that the one has and the other needs."""
         found = []
         for d, (source, target) in enumerate(link.pairs):
-            of, n, had, wanted = self._dim(link, d, sender, receiver)
+            (of, had), (n, wanted) = self._dim(link, d, sender, receiver)
             found.append(between(source, of, had, target, n, wanted))
         return tuple(found)
 
@@ -185,16 +207,24 @@ class Movement:
     @cached_property
     def is_view(self) -> bool:
         """Whether what each device needs of each result is a slice of its own of the one operand,
-        one step in each dim; windows of it, at one step.
+        one step in each dim; windows of it, at one step; a diagonal of rows that lie together.
         """
         if self.communicates or self.move.adds or len(self.move.inputs) != 1:
             return False
         devices = prod(self.mesh)
         some = list(product(*(coordinates(n, devices) for n in self.mesh)))
         return all(
-            self.slices(k, device) is not None and self._takes_windows_evenly(k, device)
-            for k in range(len(self.move.outputs))
+            self.slices(link.target, device) is not None and self._are_views(link, device)
+            for link in self.move.links
             for device in some
+        )
+
+    def _are_views(self, link: Link, device: Device) -> bool:
+        return all(
+            rows.form is None
+            or rows.form.is_view(*map(rows_held, *self.side(rows, k, device, of_result=of_result)))
+            for pair in link.pairs
+            for rows, k, of_result in zip(pair, link[:2], (False, True))
         )
 
     def slices(self, output: int, device: Device) -> list[Slice] | None:
@@ -207,7 +237,7 @@ class Movement:
         (link,), result = links, []
         lacks = 0 in self.local_shape(output, device)
         for d, (source, target) in enumerate(link.pairs):
-            of, n, had, wanted = self._dim(link, d, device, device)
+            (of, had), (n, wanted) = self._dim(link, d, device, device)
             found = between(source, of, had, target, n, wanted)
             there = count_rows(held(Rows(source.dim), of, had))
             if len(found) > 1 or (not found and target.dim is None and not (lacks and there)):
@@ -219,17 +249,6 @@ class Movement:
                 return None
             result.append(Slice(first, count, step, target.dim is not None))
         return result
-
-    def _takes_windows_evenly(self, output: int, device: Device) -> bool:
-        for link in self.move.links:
-            for _, rows in link.pairs if link.target == output else ():
-                if rows.window is not None and rows.dim is not None:
-                    n = self.move.outputs[output][rows.dim]
-                    chain = chain_of(self.targets[output][rows.dim], self.mesh, device)
-                    begin = beginnings(rows_held(n, chain), rows.window)
-                    if len(begin) > 1 or any(_evenly(run.flipped()).rows < 0 for run in begin):
-                        return False
-        return True
 
     # -- on one device -----------------------------------------------------------------------------
 
@@ -250,23 +269,22 @@ class Movement:
         return found if all(found) else None
 
     def local_shape(self, output: int, device: Device) -> tuple[int, ...]:
-        """What the device holds of a result; of windows, the rows that they are made of."""
-        windows = {
+        """What the device holds of a result as the exchange numbers its rows: of windows the rows
+        that they are made of, in the place of two dims.
+        """
+        formed = {
             target.dim: target
             for link in self.move.links
             for _, target in link.pairs
-            if link.target == output and target.window is not None
+            if link.target == output and target.form is not None
         }
+        gone = {d for rows in formed.values() for d in rows.dims[1:]}
+        every = [formed.get(d, Rows(d)) for d in range(len(self.move.outputs[output]))]
         return tuple(
             [
-                count_rows(
-                    held(
-                        windows.get(d, Rows(d)),
-                        n,
-                        chain_of(self.targets[output][d], self.mesh, device),
-                    )
-                )
-                for d, n in enumerate(self.move.outputs[output])
+                count_rows(held(rows, *self.side(rows, output, device, of_result=True)))
+                for d, rows in enumerate(every)
+                if d not in gone
             ]
         )
 

@@ -31,12 +31,10 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Move:
-    """A movement op on tensors of given shapes. Rows of the result that are made of several rows of
-    the operand (windows) are named by the rows that they are made of.
+    """A movement op on tensors of given shapes.
 
     Attributes:
-        inputs, outputs: the shapes of operands and results. Of windows, without the dim that counts
-            the rows within one.
+        inputs, outputs: the shapes of operands and results.
         links: what the results are made of.
         fill: what rows of the results have that are made of no row.
         adds: rows of a result that are made of several are their sum.
@@ -77,7 +75,5 @@ class Move:
     def home(self, link: Link) -> dict[int, int]:
         """For dims of the link's operand, the dim of the result that goes on with their rows."""
         return {
-            one.dim: other.dim
-            for one, other in link.pairs
-            if one.dim is not None and other.dim is not None
+            d: other.dim for one, other in link.pairs for d in one.dims if other.dim is not None
         }

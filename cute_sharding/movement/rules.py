@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from sys import maxsize
 from typing import Any
 
+from cute_sharding.movement.forms import Diagonal, Fold, Window
 from cute_sharding.movement.moves import Link, Move, Pairs, Shape
-from cute_sharding.movement.rows import Rows, Window
+from cute_sharding.movement.rows import Rows
 from cute_sharding.redistribution.meeting import Run, Runs
 
 Rule = Callable[..., "Move | None"]
@@ -223,27 +224,19 @@ def triangle(is_lower: bool) -> Rule:
     return rule
 
 
-# -- windows ---------------------------------------------------------------------------------------
+# -- windows, folds and diagonals ------------------------------------------------------------------
 
 
 def unfolded(x: Shape, dim: int, size: int, step: int) -> Move | None:
-    """Windows of ``size`` rows, ``step`` apart, whose rows are a last dim. One window alone is a
-    slice, of which that dim may be cut.
-    """
+    """Windows of ``size`` rows, ``step`` apart, whose rows are a last dim."""
     if not x:
         return None
-    d = at(x, dim)
+    d, ndim = at(x, dim), len(x)
     if not 0 < size <= x[d] or step < 1:
         return None
-    count, ndim = (x[d] - size) // step + 1, len(x)
-    if count == 1:
-        rows = Rows(d, line(0, 0, size)), Rows(ndim)
-        pairs = (*alike(ndim, **{f"d{d}": (Rows(None), Rows(d))}), rows)
-        return Move((x,), ((*put(x, d, 1), size),), (Link(0, 0, pairs),), is_view=True)
-    pair = Rows(d), Rows(d, window=Window(size, step))
-    return Move(
-        (x,), (put(x, d, count),), (Link(0, 0, alike(ndim, **{f"d{d}": pair})),), is_view=True
-    )
+    pair = Rows(d), Rows(d, form=Window(ndim, size, step))
+    onto = (*put(x, d, (x[d] - size) // step + 1), size)
+    return Move((x,), (onto,), (Link(0, 0, alike(ndim, **{f"d{d}": pair})),), is_view=True)
 
 
 def unfolded_backward(
@@ -254,6 +247,96 @@ def unfolded_backward(
     if not shape or size < 1:
         return None
     d = at(shape, dim)
-    pair = Rows(d, window=Window(size, step)), Rows(d)
+    pair = Rows(d, form=Window(len(shape), size, step)), Rows(d)
     links = (Link(0, 0, alike(len(shape), **{f"d{d}": pair})),)
-    return Move((gradient[:-1],), (shape,), links, adds=True)
+    return Move((gradient,), (shape,), links, adds=True)
+
+
+# How rows before the first and after the last of n are made, by pieces: (start, stop, a, b).
+_BEYOND: dict[str, Callable[[int], tuple[tuple[int, int, int, int], ...]]] = {
+    "reflect": lambda n: ((-n, 0, -1, 0), (0, n, 1, 0), (n, 2 * n, -1, 2 * n - 2)),
+    "replicate": lambda n: ((-maxsize, 0, 0, 0), (0, n, 1, 0), (n, maxsize, 0, n - 1)),
+}
+
+# The most rows on one side.
+_MOST: dict[str, Callable[[int], int]] = {
+    "reflect": lambda n: n - 1,
+    "replicate": lambda n: maxsize,
+}
+
+
+def _folds(x: Shape, pad: Sequence[int], mode: str) -> tuple[Shape, dict[int, Fold]] | None:
+    """The padded shape, and of each padded dim which rows it is made of."""
+    if len(pad) % 2 or len(pad) > 2 * len(x):
+        return None
+    shape, folds = list(x), {}
+    for k in range(len(pad) // 2):
+        d, (low, high) = len(x) - 1 - k, pad[2 * k : 2 * k + 2]
+        shape[d] = n = x[d] + low + high
+        if x[d] < 1 or n < 1 or max(low, high) > _MOST[mode](x[d]):
+            return None
+        pieces = [
+            (max(start + low, 0), min(stop + low, n), a, b - a * low)
+            for start, stop, a, b in _BEYOND[mode](x[d])
+        ]
+        folds[d] = Fold(tuple([piece for piece in pieces if piece[0] < piece[1]]))
+    return tuple(shape), folds
+
+
+def folded(mode: str) -> Rule:
+    """Padding with rows that the tensor has."""
+
+    def rule(x: Shape, pad: Sequence[int]) -> Move | None:
+        found = _folds(x, pad, mode)
+        if found is None:
+            return None
+        pairs = {f"d{d}": (Rows(d), Rows(d, form=fold)) for d, fold in found[1].items()}
+        return Move((x,), (found[0],), (Link(0, 0, alike(len(x), **pairs)),))
+
+    return rule
+
+
+def folded_backward(mode: str) -> Rule:
+    """Each row has the sum of the gradients of the rows that were made of it."""
+
+    def rule(gradient: Shape, x: Shape, pad: Sequence[int]) -> Move | None:
+        found = _folds(x, pad, mode)
+        if found is None or found[0] != tuple(gradient):
+            return None
+        pairs = {f"d{d}": (Rows(d, form=fold), Rows(d)) for d, fold in found[1].items()}
+        links = (Link(0, 0, alike(len(x), **pairs)),)
+        return Move((gradient, x), (x,), links, adds=True)
+
+    return rule
+
+
+def _diagonal(
+    shape: Shape, offset: int, dim1: int, dim2: int
+) -> tuple[Shape, tuple[tuple[Rows, Rows], ...]] | None:
+    """The shape of a diagonal, and which of its rows are those of a tensor of ``shape``."""
+    if len(shape) < 2:
+        return None
+    one, other = at(shape, dim1), at(shape, dim2)
+    if one == other:
+        return None
+    down, right = max(-offset, 0), max(offset, 0)
+    count = max(min(shape[one] - down, shape[other] - right), 0)
+    kept = [d for d in range(len(shape)) if d not in (one, other)]
+    crossing = Rows(one, form=Diagonal(other, down, right, count)), Rows(len(kept))
+    pairs = [(Rows(d), Rows(k)) for k, d in enumerate(kept)]
+    in_order = sorted([*pairs, crossing], key=lambda pair: pair[0].dims)
+    return (*[shape[d] for d in kept], count), tuple(in_order)
+
+
+def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Move | None:
+    """Element j of both dims, which becomes row j of a last dim."""
+    found = _diagonal(x, offset, dim1, dim2)
+    return found and Move((x,), (found[0],), (Link(0, 0, found[1]),), is_view=True)
+
+
+def diagonal_backward(
+    gradient: Shape, sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> Move | None:
+    """The gradient becomes the diagonal, among zeros."""
+    found = _diagonal(tuple(sizes), offset, dim1, dim2)
+    return found and Move((gradient,), (tuple(sizes),), (Link(0, 0, _turned(found[1])),))

@@ -25,6 +25,8 @@ class Row:
         op: its name in torch.
         rule: ``(operands' shapes and arguments) -> Move``.
         overloads: the aten overloads.
+        reads: how many of its operands the results are made of; None: all. The gradient of a pad is
+            given what was padded, too.
         note: what a reader of the table should know.
 
     >>> row = BY_OP["torch.flip"]
@@ -36,6 +38,7 @@ class Row:
     rule: rules.Rule
     overloads: tuple[str, ...] = ()
     note: str = field(default="", compare=False)
+    reads: int | None = None
 
     def move(self, *args: Any, **kwargs: Any) -> Move | None:
         """The op on tensors of those shapes, which stand for them among the arguments; None: no map
@@ -45,6 +48,10 @@ class Row:
         ((2, 8),)
         """
         return self.rule(*args, **kwargs)
+
+
+def _of_dims(name: str) -> tuple[str, ...]:
+    return tuple([name.format(f"{n}d") for n in (1, 2, 3)])
 
 
 TABLE: tuple[Row, ...] = (
@@ -65,6 +72,30 @@ TABLE: tuple[Row, ...] = (
     Row("torch.nn.functional.pad", rules.padded, ("constant_pad_nd.default",), "with a constant"),
     Row("torch.tril", rules.triangle(True), ("tril.default",), "free on any cut"),
     Row("torch.triu", rules.triangle(False), ("triu.default",), "free on any cut"),
+    Row(
+        "torch.nn.functional.pad, reflect",
+        rules.folded("reflect"),
+        _of_dims("reflection_pad{}.default"),
+    ),
+    Row(
+        "reflection_pad's gradient",
+        rules.folded_backward("reflect"),
+        _of_dims("reflection_pad{}_backward.default"),
+        reads=1,
+    ),
+    Row(
+        "torch.nn.functional.pad, replicate",
+        rules.folded("replicate"),
+        _of_dims("replication_pad{}.default"),
+    ),
+    Row(
+        "replication_pad's gradient",
+        rules.folded_backward("replicate"),
+        _of_dims("replication_pad{}_backward.default"),
+        reads=1,
+    ),
+    Row("torch.diagonal", rules.diagonal, ("diagonal.default",)),
+    Row("diagonal's gradient", rules.diagonal_backward, ("diagonal_backward.default",)),
     Row("Tensor.unfold", rules.unfolded, ("unfold.default",)),
     Row("unfold's gradient", rules.unfolded_backward, ("unfold_backward.default",)),
 )

@@ -126,6 +126,103 @@ def _causal(rng, shape, d):
     return size, shape[d] > 0 and (lambda x: F.pad(x, pads).unfold(d, size, 1))
 
 
+def _diagonal(rng, shape, d):
+    if len(shape) < 2:
+        return None, None
+    offset, dims = rng.randint(-3, 3), rng.sample(range(len(shape)), 2)
+    return (offset, dims), lambda x: x.diagonal(offset, *dims)
+
+
+def _rot90(rng, shape, d):
+    if len(shape) < 2:
+        return None, None
+    turns, dims = rng.randint(-1, 5), rng.sample(range(len(shape)), 2)
+    return (turns, dims), lambda x: torch.rot90(x, turns, dims)
+
+
+def _beyond(mode, dims=None):
+    """Padding with rows that the tensor has, of images of one to three dims in batches."""
+
+    def program(rng, shape, d):
+        spatial = len(shape) - 1
+        if spatial < 1 or 0 in shape:
+            return None, None
+        pads = []
+        for n in shape[::-1][:spatial]:
+            most = {"reflect": min(n - 1, 3), "circular": min(n, 3), "replicate": 3}[mode]
+            pads += [rng.randint(0, most), rng.randint(0, most)]
+        return pads, lambda x: F.pad(x[None], pads, mode=mode)[0]
+
+    return program
+
+
+def _repeat_interleave(rng, shape, d):
+    times = rng.randint(0, 3)
+    return times, lambda x: x.repeat_interleave(times, d)
+
+
+def _pixel_shuffle(rng, shape, d):
+    factor = rng.randint(1, 3)
+    fits = len(shape) == 3 and shape[0] and shape[0] % factor**2 == 0
+    return factor, fits and (lambda x: F.pixel_shuffle(x, factor))
+
+
+def _pixel_unshuffle(rng, shape, d):
+    factor = rng.randint(1, 3)
+    fits = len(shape) == 3 and not (shape[1] % factor or shape[2] % factor)
+    return factor, fits and (lambda x: F.pixel_unshuffle(x, factor))
+
+
+def _columns(rng, shape, d):
+    """torch.nn.functional.unfold"""
+    size, step, pad = rng.randint(1, 3), rng.randint(1, 2), rng.randint(0, 1)
+    fits = len(shape) == 3 and shape[0] and min(shape[1:]) + 2 * pad >= size and 0 not in shape
+    return (size, step, pad), fits and (lambda x: F.unfold(x[None], size, 1, pad, step)[0])
+
+
+def _stack(rng, shape, d):
+    place = rng.randint(0, len(shape))
+    return place, lambda x: torch.stack([x, x * 2], place)
+
+
+def _stacks(rng, shape, d):
+    which = rng.choice([torch.hstack, torch.vstack, torch.dstack])
+    return which.__name__, lambda x: which([x, x * 2])
+
+
+def _split_at(rng, shape, d):
+    at = sorted(rng.randint(0, shape[d]) for _ in range(2))
+    return at, lambda x: weighted(x.tensor_split(at, d))
+
+
+def _index(rng, shape, d):
+    which = [rng.choice([slice(None), slice(1, None), slice(None, -1), -1, None]) for _ in shape]
+    lacks = any(k == -1 and n == 0 for k, n in zip([k for k in which if k is not None], shape))
+    which = (*which, ...)
+    return which, not lacks and (lambda x: x[which])
+
+
+def _narrow_copy(rng, shape, d):
+    start = rng.randint(0, shape[d])
+    length = rng.randint(0, shape[d] - start)
+    return (start, length), lambda x: torch.narrow_copy(x, d, start, length)
+
+
+def _select_scatter(rng, shape, d):
+    index = rng.randrange(shape[d]) if shape[d] else None
+    return index, index is not None and (
+        lambda x: torch.select_scatter(x * 2, x.select(d, index), d, index)
+    )
+
+
+def _slice_scatter(rng, shape, d):
+    start = rng.randint(0, shape[d])
+    stop = rng.randint(start, shape[d])
+    return (start, stop), lambda x: torch.slice_scatter(
+        x * 2, x.narrow(d, start, stop - start), d, start, stop
+    )
+
+
 # By name: (rng, shape, dim) -> (what was drawn, the program; False: none on such a shape).
 PROGRAMS = {
     "slice": _slice,
@@ -147,14 +244,31 @@ PROGRAMS = {
     "next token": _next_token,
     "rotated halves": _rotated_halves,
     "causal windows": _causal,
+    "diagonal": _diagonal,
+    "rot90": _rot90,
+    "reflect": _beyond("reflect"),
+    "replicate": _beyond("replicate"),
+    "circular": _beyond("circular"),
+    "repeat_interleave": _repeat_interleave,
+    "pixel_shuffle": _pixel_shuffle,
+    "pixel_unshuffle": _pixel_unshuffle,
+    "columns": _columns,
+    "stack": _stack,
+    "hstack and others": _stacks,
+    "tensor_split at": _split_at,
+    "index": _index,
+    "narrow_copy": _narrow_copy,
 }
+
+# Of these autograd makes gradients of DTensors and plain tensors together.
+FORWARD = {"select_scatter": _select_scatter, "slice_scatter": _slice_scatter}
 
 
 def draw(rng, name):
     """(what was drawn, shape, program)"""
     while True:
         shape = draw_shape(rng)
-        drawn, program = PROGRAMS[name](rng, shape, rng.randrange(len(shape)))
+        drawn, program = {**PROGRAMS, **FORWARD}[name](rng, shape, rng.randrange(len(shape)))
         # Of tensors of shape (0,) autograd gives cat plain zeros as gradients, whatever they are.
         if program and shape != (0,):
             return drawn, shape, program

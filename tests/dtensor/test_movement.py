@@ -110,6 +110,22 @@ def test_an_op_is_one_collective_at_the_most():
             assert communicated.get_total_counts() <= most, case
 
 
+def test_the_gradient_of_windows_that_are_cut_within_is_one_collective():
+    with plain():
+        full = values(9, 4).requires_grad_()
+        windows = full.unfold(0, 3, 2)
+        gradient = values(*windows.shape) + 0.5
+        (wanted,) = torch.autograd.grad(windows, full, gradient)
+    with ranks_of((4,)), cute_sharding.enabled(movement=True):
+        x = distribute(values(9, 4), (4,), [Shard(0)], requires_grad=True)
+        result = x.unfold(0, 3, 2)
+        given = distribute(gradient, (4,), [Shard(2)])
+        with CommDebugMode() as communicated:
+            (found,) = torch.autograd.grad(result, x, given)
+        assert_close(found, wanted, "gradient")
+        assert communicated.get_total_counts() == 1
+
+
 # -- views and copies ------------------------------------------------------------------------------
 
 

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from enumeration import cuts_on, devices, rows_of
+from enumeration import cuts_on, devices, rows_after, rows_of
 from torch.nn import functional as F
 
 from cute_sharding.movement import BY_OP, chosen
-from cute_sharding.movement.rows import beginnings
-from cute_sharding.redistribution.chains import chain_of
-from cute_sharding.redistribution.meeting import rows_held
+from cute_sharding.movement.forms import Diagonal, Fold, Window
+from cute_sharding.movement.rows import held
 
 MESHES = [(2,), (4,), (2, 2), (2, 3), (2, 2, 2), (8,), (1, 3)]
 SIZES = [0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 24]
@@ -59,6 +58,31 @@ def _slice(rng, n):
     return rng.choice(some), rng.choice(some), rng.choice([1, 1, 2, 3, 5])
 
 
+def _beyond(rng, shape, most):
+    """Rows before and after each of some dims."""
+    pads = []
+    for n in shape[::-1][: rng.randint(1, len(shape))]:
+        if n == 0:
+            return None
+        low = rng.randint(-min(n - 1, 2), most(n))
+        pads += [low, rng.randint(-min(n - 1 + min(low, 0), 2), most(n))]
+    return (tuple(pads),)
+
+
+def _reflected(rng, x, d):
+    return _beyond(rng, x, lambda n: min(n - 1, 4))
+
+
+def _replicated(rng, x, d):
+    return _beyond(rng, x, lambda n: 4)
+
+
+def _diagonal(rng, x, d):
+    if len(x) < 2:
+        return None
+    return rng.randint(-4, 4), *rng.sample(range(len(x)), 2)
+
+
 # How arguments are drawn, for a tensor of that shape and one of its dims; None: not for such a one.
 DRAWN = {
     "Tensor.__getitem__": lambda rng, x, d: (d, *_slice(rng, x[d])),
@@ -80,6 +104,12 @@ DRAWN = {
     "torch.triu": lambda rng, x, d: (rng.randint(-3, 3),) if len(x) > 1 else None,
     "Tensor.unfold": lambda rng, x, d: (d, *_window(rng, x[d])) if x[d] else None,
     "unfold's gradient": lambda rng, x, d: (d, *_window(rng, x[d])) if x[d] else None,
+    "torch.nn.functional.pad, reflect": _reflected,
+    "reflection_pad's gradient": _reflected,
+    "torch.nn.functional.pad, replicate": _replicated,
+    "replication_pad's gradient": _replicated,
+    "torch.diagonal": _diagonal,
+    "diagonal's gradient": _diagonal,
 }
 TOGETHER = {"torch.cat"}
 
@@ -95,7 +125,23 @@ DONE = {
     "torch.flip": torch.flip,
     "torch.nn.functional.pad": lambda x, pads: F.pad(x, pads, value=NOWHERE),
     "Tensor.unfold": lambda x, d, size, step: x.unfold(d, size, step),
+    "torch.nn.functional.pad, reflect": lambda x, pads: _padded(x, pads, "reflect"),
+    "torch.nn.functional.pad, replicate": lambda x, pads: _padded(x, pads, "edge"),
+    "torch.diagonal": torch.diagonal,
 }
+# Gradients: of which op, where what is lacking are sums.
+SUMS = {
+    "unfold's gradient": "Tensor.unfold",
+    "reflection_pad's gradient": "torch.nn.functional.pad, reflect",
+    "replication_pad's gradient": "torch.nn.functional.pad, replicate",
+}
+
+
+def _padded(x, pads, mode):
+    widths = [(0, 0)] * (x.ndim - len(pads) // 2) + [*zip(pads[::2], pads[1::2])][::-1]
+    more = np.pad(x.numpy(), [(max(a, 0), max(b, 0)) for a, b in widths], mode)
+    kept = [slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(widths, more.shape)]
+    return torch.from_numpy(more[tuple(kept)].copy())
 
 
 def draw(rng, ops=tuple(DRAWN), meshes=MESHES, sizes=SIZES, most=900):
@@ -118,18 +164,18 @@ def draw(rng, ops=tuple(DRAWN), meshes=MESHES, sizes=SIZES, most=900):
             shapes = [(*shape[:d], len(range(a, b, args[4])), *shape[d + 1 :])]
         if op == "select's gradient":
             shapes, args = [(*shape[:d], *shape[d + 1 :])], (shape, *args)
-        if op == "unfold's gradient":
-            count = (shape[d] - args[1]) // args[2] + 1
-            shapes, args = [(*shape[:d], count, *shape[d + 1 :], args[1])], (shape, *args)
+        if op in SUMS or op == "diagonal's gradient":
+            of = torch.zeros(shape, dtype=torch.int64)
+            shapes = [tuple(DONE[SUMS.get(op, "torch.diagonal")](of, *args).shape)]
+            args = (shape, *args)
         cuts = tuple(
             tuple(drawn_cut(rng, x, d if op in ("torch.cat",) else None) for _ in mesh)
             for x in shapes
         )
         if op == "torch.cat" and rng.random() < 0.6:
             cuts = (cuts[0],) * len(cuts)
-        if op == "unfold's gradient":  # windows themselves are never cut
-            last = len(shapes[0]) - 1
-            cuts = tuple(tuple(None if c and c[0] == last else c for c in some) for some in cuts)
+        if op in SUMS and "pad" in op:  # which is also given what was padded
+            cuts = (*cuts, tuple(drawn_cut(rng, shape) for _ in mesh))
         return Case(op, shapes, args, mesh, cuts)
 
 
@@ -152,9 +198,11 @@ def elements(case):
 
 def results(case, given):
     """The op on one device."""
-    if case.op in ("slice's gradient", "select's gradient"):
+    if case.op in ("slice's gradient", "select's gradient", "diagonal's gradient"):
         whole = torch.full(tuple(case.args[0]), NOWHERE)
-        if case.op == "select's gradient":
+        if case.op == "diagonal's gradient":
+            whole.diagonal(*case.args[1:]).copy_(given[0])
+        elif case.op == "select's gradient":
             whole.select(case.args[1], case.args[2]).copy_(given[0])
         else:
             _, d, a, b, step = case.args
@@ -232,47 +280,88 @@ def write(out, copy, x, add):
 
 
 def finished(movement, k, device, out):
-    """What the device does by itself: rows that lie backward are turned, windows are taken."""
+    """What the device does by itself: rows that lie backward are turned, those that stand for
+    others are made of them.
+    """
     for link in movement.move.links:
         for _, target in link.pairs:
             if link.target == k and target.backward:
                 out = np.flip(out, target.dim)
-            if target.window is not None:
-                n = movement.move.outputs[k][target.dim]
-                chain = chain_of(movement.targets[k][target.dim], movement.mesh, device)
-                begin = {}
-                for r in beginnings(rows_held(n, chain), target.window):
-                    at = np.stack(
-                        places(
-                            [c for c, _, _ in r.loops] + [r.length],
-                            (r.x, r.y),
-                            [(a, b) for _, a, b in r.loops] + [(1, 1)],
-                        )
-                    )
-                    begin |= dict(at.reshape(2, -1).T.tolist())
-                rows = [begin[w] + np.arange(target.window.size) for w in sorted(begin)]
-                assert sorted(begin) == list(range(len(begin)))
-                rows = np.array(rows, int).reshape(len(begin), target.window.size)
-                out = np.moveaxis(np.take(out, rows, axis=target.dim), target.dim + 1, -1)
+            if link.target == k and target.form is not None:
+                where, numbers = by_number(movement, k, device, target, of_result=True)
+                out = EXPANDED[type(target.form)](out, target, where, *numbers)
     return out
 
 
-def windows_of_gradient(case, gradient):
-    """Of the gradient of windows: what a device has of the rows that its windows are made of, added
-    up; each row once, in ascending order.
-    """
-    _, d, size, step = case.args
-    found = {}
-    for device in devices(case.mesh):
-        numbers = rows_of(case.shapes[0], case.mesh, case.cuts[0], device)
-        rows = sorted({w * step + i for w in numbers[d] for i in range(size)})
-        local = np.moveaxis(gradient[np.ix_(*numbers)], d, 0)
-        out = np.zeros((len(rows), *local.shape[1:-1]), int)
-        for at, w in enumerate(numbers[d]):
-            for i in range(size):
-                out[rows.index(w * step + i)] += local[at, ..., i]
-        found[device] = np.moveaxis(out, 0, d)
-    return found
+def by_number(movement, k, device, rows, of_result):
+    """Where the rows of an exchange lie on a device; and the rows of the dims that it holds."""
+    sizes, chains = movement.side(rows, k, device, of_result=of_result)
+    where = {}
+    for r in held(rows, sizes, chains):
+        steps = [(a, b) for _, a, b in r.loops] + [(1, 1)]
+        at = places([c for c, _, _ in r.loops] + [r.length], (r.x, r.y), steps)
+        where |= dict(np.stack(at).reshape(2, -1).T.tolist())
+    assert sorted(where.values()) == list(range(len(where)))
+    return where, [rows_after(n, chain) for n, chain in zip(sizes, chains)]
+
+
+def folded(form, j):
+    return next(a * j + b for start, stop, a, b in form.pieces if start <= j < stop)
+
+
+def windows_of(out, rows, where, windows, within):
+    index = [[where[w * rows.form.step + i] for i in within] for w in windows]
+    index = np.array(index, int).reshape(len(windows), len(within))
+    assert set(index.reshape(-1)) == set(where.values())
+    return np.moveaxis(np.take(out, index, axis=rows.dim), rows.dim + 1, -1)
+
+
+def fold_of(out, rows, where, numbers):
+    index = np.array([where[folded(rows.form, j)] for j in numbers], int)
+    assert set(index) == set(where.values())
+    return np.take(out, index, axis=rows.dim)
+
+
+def with_diagonal(out, rows, where, down, right):
+    d, e, form = rows.dim, rows.form.across, rows.form
+    out = np.moveaxis(out, d - (e < d), -1)
+    whole = np.full((*out.shape[:-1], len(down), len(right)), NOWHERE)
+    for j, at in where.items():
+        whole[..., down.index(j + form.down), right.index(j + form.right)] = out[..., at]
+    return np.moveaxis(whole, (-2, -1), (d, e))
+
+
+EXPANDED = {Window: windows_of, Fold: fold_of, Diagonal: with_diagonal}
+
+
+def collapsed(case, movement, locals_):
+    """Operands as the exchange numbers their rows: what stands for a row is added up."""
+    result = dict(locals_)
+    for source, _ in movement.move.links[0].pairs:
+        for device in devices(case.mesh) if source.form is not None else ():
+            where, numbers = by_number(movement, 0, device, source, of_result=False)
+            x = result[device]
+            d, form = source.dim, source.form
+            if isinstance(form, Diagonal):
+                x = np.moveaxis(x, (d, form.across), (0, 1))
+                at = sorted(where, key=where.get)
+                x = [
+                    x[numbers[0].index(j + form.down), numbers[1].index(j + form.right)] for j in at
+                ]
+                shape = [n for k, n in enumerate(result[device].shape) if k not in source.dims]
+                x = np.array(x, int).reshape(len(at), *shape)
+                result[device] = np.moveaxis(x, 0, d - (form.across < d))
+                continue
+            x = np.moveaxis(x, d, 0)
+            out = np.zeros((len(where), *x.shape[1 : x.ndim - isinstance(form, Window)]), int)
+            for at, j in enumerate(numbers[0]):
+                if isinstance(form, Fold):
+                    out[where[folded(form, j)]] += x[at]
+                    continue
+                for i, within in enumerate(numbers[1]):
+                    out[where[j * form.step + within]] += x[at, ..., i]
+            result[device] = np.moveaxis(out, 0, d)
+    return result
 
 
 def lacking(operands, wanted):

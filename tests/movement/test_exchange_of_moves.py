@@ -4,25 +4,27 @@ receives what it lacks, each element once.
 
 import numpy as np
 import pytest
+import torch
 from enumeration import devices
 from movements import (
+    DONE,
     DRAWN,
+    SUMS,
     cases,
+    collapsed,
     elements,
     is_ever_free,
     lacking,
     locals_of,
     results,
     run,
-    windows_of_gradient,
 )
 
 from cute_sharding.movement import BY_OP, TABLE, Movement, chosen
 
-SUM = "unfold's gradient"
 # A row among zeros: what it is made of has no such dim. A triangle: rows stay where they are.
 UNTOUCHED = ("select's gradient", "torch.tril", "torch.triu")
-OPS = tuple(op for op in DRAWN if op not in (SUM, *UNTOUCHED))
+OPS = tuple(op for op in DRAWN if op not in (*SUMS, *UNTOUCHED))
 
 
 def prepared(case, choice):
@@ -37,9 +39,12 @@ def prepared(case, choice):
 @pytest.mark.parametrize("op", OPS)
 def test_everyone_ends_with_its_rows_and_receives_what_it_lacks(op):
     communicated = 0
-    for case, choice in cases(op, 120, ops=(op,)):
+    for case, choice in cases(op, 160, ops=(op,)):
         operands, _, wanted = prepared(case, choice)
-        after, received = run(choice.movement, operands)
+        given = operands
+        if case.op == "torch.diagonal":
+            given = [collapsed(case, choice.movement, operands[0])]
+        after, received = run(choice.movement, given)
         for device in devices(case.mesh):
             for got, want in zip(after[device], [of[device] for of in wanted], strict=True):
                 assert got.shape == want.shape and (got == want).all(), (case, choice.cuts, device)
@@ -50,16 +55,17 @@ def test_everyone_ends_with_its_rows_and_receives_what_it_lacks(op):
     assert communicated > 5
 
 
-def test_sums_of_windows_are_added_where_they_belong():
-    for case, choice in cases(SUM, 150, ops=(SUM,)):
+@pytest.mark.parametrize("op", SUMS)
+def test_sums_are_added_where_they_belong(op):
+    for case, choice in cases(op, 120, ops=(op,)):
         rng = np.random.default_rng(len(str(case)))
-        (shape,), (sizes, d, size, step) = case.shapes, case.args
+        (shape,), (sizes, *args) = case.shapes, case.args
         gradient = rng.integers(1, 9, shape)
-        whole = np.zeros(sizes, int)
-        for w in range(shape[d]):
-            for i in range(size):
-                np.moveaxis(whole, d, 0)[w * step + i] += np.take(gradient, w, axis=d)[..., i]
-        operands = windows_of_gradient(case, gradient)
+        index = DONE[SUMS[op]](torch.arange(int(np.prod(sizes))).reshape(sizes), *args)
+        whole = np.zeros(int(np.prod(sizes)), int)
+        np.add.at(whole, index.numpy().reshape(-1), gradient.reshape(-1))
+        whole = whole.reshape(sizes)
+        operands = collapsed(case, choice.movement, locals_of(gradient, case.mesh, case.cuts[0]))
         after, received = run(choice.movement, [operands], add=True)
         want = locals_of(whole, case.mesh, choice.cuts[0])
         for device in devices(case.mesh):
@@ -76,7 +82,7 @@ def test_free_placements_are_found():
         if is_ever_free(case.mesh, arrays, operands):
             free += 1
             found += choice.movement.received_elements == 0
-    assert free > 300 and found >= 0.985 * free, (found, free)
+    assert free > 300 and found >= 0.995 * free, (found, free)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,7 @@ def test_planning_does_not_depend_on_the_number_of_rows():
 
 def test_a_copy_is_sent_once_though_many_windows_need_it():
     move = BY_OP["Tensor.unfold"].move((32,), 0, 5, 1)
-    movement = Movement(move, (4,), ((((0, 1),),),), ((((0, 1),),),))
+    movement = Movement(move, (4,), ((((0, 1),),),), ((((0, 1),), ()),))
     assert [movement.received_by((k,)) for k in range(4)] == [3, 3, 3, 3]
 
 

@@ -19,6 +19,7 @@ from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.torch_private import collective_ops, registry
 from cute_sharding.movement import Movement
+from cute_sharding.movement.forms import Fold, Window
 
 
 class MovedCopy(Copy):
@@ -61,9 +62,10 @@ class MovedCopy(Copy):
         """
         super().check(op, tensor)
         windows = any(
-            rows.window is not None
+            isinstance(rows.form, (Window, Fold))
             for part in self.runner.movement.move.links
-            for _, rows in part.pairs
+            for pair in part.pairs
+            for rows in pair
         )
         meta = self.spec.tensor_meta
         expanded = meta is not None and any(

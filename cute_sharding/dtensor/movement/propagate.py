@@ -12,6 +12,7 @@ from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
 from cute_sharding.dtensor.movement.running import Runner
+from cute_sharding.dtensor.movement.several import Steps
 from cute_sharding.dtensor.redistributing.groups import groups_at_hand
 from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of, text
 from cute_sharding.dtensor.redistributing.reading import agree
@@ -33,8 +34,9 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     Shard,
     StridedShard,
 )
-from cute_sharding.movement import BY_OVERLOAD, Movement, chosen
-from cute_sharding.movement.choose import Cuts
+from cute_sharding.movement import BY_OVERLOAD, Move, Movement, chosen
+from cute_sharding.movement.free import Cuts
+from cute_sharding.movement.steps import SEVERAL, placed
 
 # Pending reductions that rows of results which are made of no row can be given a part in: what the
 # first device of the mesh dim has there, and what the others have; True: all the fill.
@@ -54,8 +56,9 @@ def movement_first(
 
     def decide(schema: OpSchema) -> Any:
         name = registry.name_of(schema.op)
-        if name in BY_OVERLOAD:
-            found = movement_of(name, schema, op_schemas.specs_of(schema))
+        if name in BY_OVERLOAD or name in SEVERAL:
+            answer = movement_of if name in BY_OVERLOAD else several_of
+            found = answer(name, schema, op_schemas.specs_of(schema))
             if found is not None:
                 if dispatch_modes.is_tracing():
                     traced()
@@ -74,7 +77,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
         return dynamic_of(name, schema, specs)
-    pending = _pending(specs)
+    pending = _pending(specs[: row.reads])
     if pending is None:
         count(name, "stock")
         return None
@@ -84,17 +87,15 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
         move = row.move(*args, **kwargs)
     except (ValueError, IndexError, TypeError):
         return None  # torch says what is wrong
-    if move is None or (pending and move.fill != 0 and not move.adds and _is_foreign(pending)):
+    if move is None or _is_wrong_for(pending, move):
         return None
     mesh = specs[0].mesh
-    wanted = [_without_windows(spec, len(x)) for spec, x in zip(specs, move.inputs)]
-    cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in wanted])
+    cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
     # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
     # has fewer rows than devices.
     anyway = (
         registry.is_derived(schema.op)
         or (move.triangle is not None and any(cut for some in cuts for cut in some))
-        or wanted != _given(specs)
         or any(_has_few_rows(spec, shape) for spec, shape in zip(specs, shapes))
     )
     choice = chosen(move, cuts, tuple(mesh.shape), anyway=anyway)
@@ -106,18 +107,51 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
         count(name, "stock")
         return None
     outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
-    _note(name, schema, choice.movement, specs, outputs)
+    _note(name, [choice.movement], specs, outputs)
     runner = Runner(
         choice.movement,
         mesh,
         dims,
         tuple(specs),
-        tuple(map(tuple, wanted)),
+        tuple(_given(specs)),
         tuple(pending.items()),
         registry.name_of(schema.op),
         note_movement if schema.op._schema._is_view_op() else None,
     )
     return answers.by_function(schema, runner, mesh, outputs, metas)
+
+
+def several_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
+    """An op of several steps as views and movements; None where these are for others to answer."""
+    if len(specs) != 1 or not _is_known(specs):
+        return None
+    (spec,), mesh = specs, specs[0].mesh
+    shape, sizes = tuple(spec.shape), tuple(mesh.shape)
+    if symints.is_symbolic(shape, schema.args_schema[1:]):
+        return None
+    pending = _pending(specs) or {}
+    cuts = tuple([cut_of(p) for p in spec.placements])
+    metas = registry.output_metas(schema)
+    steps = SEVERAL[name](shape, *schema.args_schema[1:])
+    way = steps and placed(steps, shape, cuts, sizes)
+    if not way or metas is None:
+        return None
+    first, found = way
+    runners: list[Runner | None] = []
+    for step in found:
+        if step.movement is None:
+            runners.append(None)
+            continue
+        dims = _group(mesh, step.movement)
+        if dims is None or _is_wrong_for(pending, step.movement.move):
+            return None
+        of_step = step.movement, mesh, dims, (spec,), ((),), tuple(pending.items()), name
+        runners.append(Runner(*of_step))
+    outputs = [_placements(found[-1].cuts, spec, pending)]
+    movements = [step.movement for step in found if step.movement]
+    _note(name, movements, specs, outputs, brought=first != cuts)
+    run = Steps(tuple(found), tuple(runners), spec, _placements(first, spec, pending))
+    return answers.by_function(schema, run, mesh, outputs, metas)
 
 
 def _is_known(specs: Sequence[DTensorSpec]) -> bool:
@@ -166,24 +200,17 @@ def _has_few_rows(spec: DTensorSpec, shape: Sequence[int]) -> bool:
     return 0 in shape or any(n < k for n, k in zip(shape, parts))
 
 
-def _is_foreign(pending: dict[int, str]) -> bool:
-    return any(op not in _FILLED for op in pending.values())
+def _is_wrong_for(pending: dict[int, str], move: Move) -> bool:
+    """Whether what is pending does not stay so: of others than sums, where rows are added up; of
+    reductions that nobody knows, where rows are filled in.
+    """
+    if move.adds:
+        return any(op not in ("sum", "avg") for op in pending.values())
+    return move.fill != 0 and any(op not in _FILLED for op in pending.values())
 
 
 def _given(specs: Sequence[DTensorSpec]) -> list[tuple[Placement, ...]]:
     return [tuple(spec.placements) for spec in specs]
-
-
-def _without_windows(spec: DTensorSpec, ndim: int) -> tuple[Placement, ...]:
-    """The placements without cuts of dims from ``ndim`` on: the rows within a window stay
-    together.
-    """
-    return tuple(
-        [
-            Replicate() if isinstance(p, (Shard, StridedShard)) and p.dim >= ndim else p
-            for p in spec.placements
-        ]
-    )
 
 
 def _placements(cuts: Cuts, given: DTensorSpec, pending: dict[int, str]) -> tuple[Placement, ...]:
@@ -212,17 +239,19 @@ def _group(mesh: Any, movement: Movement) -> tuple[int, ...] | None:
 
 def _note(
     name: str,
-    schema: OpSchema,
-    movement: Movement,
+    movements: Sequence[Movement],
     specs: Sequence[DTensorSpec],
     outputs: Sequence[tuple[Placement, ...]],
+    *,
+    brought: bool = False,
 ) -> None:
     """In the counts, the log, and the ledger of meshes on which torch would have other
-    placements.
+    placements. ``brought``: the operand is redistributed first.
     """
     if any(isinstance(p, (Shard, StridedShard)) for some in outputs for p in some):
         ledger.note(specs[0].mesh, lambda: True)
-    count(name, "exchanged" if movement.communicates else "free")
+    exchanges = [movement for movement in movements if movement.communicates]
+    count(name, "exchanged" if exchanges or brought else "free")
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug(
             "%s of %s: %s -> %s, %s",
@@ -230,7 +259,9 @@ def _note(
             ", ".join(str(tuple(spec.shape)) for spec in specs),
             ", ".join(text(spec.placements) for spec in specs),
             ", ".join(dict.fromkeys(map(text, outputs))),
-            f"{movement.received_elements} elements received on mesh dims {movement.mesh_dims}"
-            if movement.communicates
-            else "free",
+            ", ".join(
+                f"{each.received_elements} elements received on mesh dims {each.mesh_dims}"
+                for each in exchanges
+            )
+            or ("redistributed first" if brought else "free"),
         )

@@ -11,7 +11,12 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.compiled.library import after
-from cute_sharding.dtensor.movement.windows import sum_of_windows, triangle_of, windows_of
+from cute_sharding.dtensor.movement.windows import (
+    collapsed,
+    expanded,
+    put_diagonal,
+    triangle_of,
+)
 from cute_sharding.dtensor.redistributing.executor import all_to_all
 from cute_sharding.dtensor.redistributing.groups import group_of
 from cute_sharding.dtensor.redistributing.packing import (
@@ -30,9 +35,13 @@ from cute_sharding.dtensor.torch_private import (
     process_groups,
 )
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement, Replicate
+from cute_sharding.layout.layout import row_major
 from cute_sharding.movement import Movement
 from cute_sharding.movement.exchange import Transfer
+from cute_sharding.movement.forms import Diagonal
+from cute_sharding.movement.rows import Rows
 from cute_sharding.redistribution.chains import chain_of
+from cute_sharding.redistribution.copies import Copy, flat
 from cute_sharding.redistribution.meeting import rows_held
 
 
@@ -165,32 +174,43 @@ class Runner:
         def put(
             rank: int, received: torch.Tensor, x: torch.Tensor, into: torch.Tensor
         ) -> torch.Tensor:
-            part, lies = self._part(rank), into
+            part, whole = self._part(rank), into
             if into.is_conj() or into.is_neg():
-                lies = into.resolve_conj().resolve_neg()
+                whole = into.resolve_conj().resolve_neg()
+            lies, diagonal = whole, self._diagonal
+            side = diagonal and self.movement.side(
+                diagonal, 0, place(self.mesh, rank), of_result=True
+            )
+            if diagonal and side:
+                lies = collapsed(whole, diagonal, side)
             for _, _, copies in part.own:
                 for copy in copies:
                     write(copy, x, lies)
             for copy in part.unpacks[0]:
                 write(copy, from_wire(received, lies.dtype), lies)
-            return into if lies is into else into.copy_(lies)
+            if diagonal and side:
+                put_diagonal(whole, lies, diagonal, side)
+            return into if whole is into else into.copy_(whole)
 
         on_each_rank(put, self._received([operand]), operand, target)
+
+    @property
+    def _diagonal(self) -> Rows | None:
+        """The rows of the one result where these are a diagonal of it."""
+        pairs = (pair for link in self.movement.move.links for pair in link.pairs)
+        return next((rows for _, rows in pairs if isinstance(rows.form, Diagonal)), None)
 
     def _prepared(self, local: torch.Tensor, i: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
         """The operand as the exchange numbers its rows, and of the results' dtype."""
         if local.is_conj() or local.is_neg():
             local = local.resolve_conj().resolve_neg()
         local = local if local.dtype == dtype else local.to(dtype)
-        for source, _ in self.movement.move.links[0].pairs:
-            if source.window is not None and source.dim is not None:
-                n, chain = self._rows(source.dim, self.movement.sources[i], i, rank)
-                local = sum_of_windows(local, source.dim, n, chain, source.window)
+        links = [link for link in self.movement.move.links if link.source == i]
+        for source, _ in links[0].pairs if links else ():
+            if source.form is not None:
+                side = self.movement.side(source, i, place(self.mesh, rank))
+                local = collapsed(local, source, side)
         return local
-
-    def _rows(self, d: int, chains: Any, i: int, rank: int) -> tuple[int, Any]:
-        chain = chain_of(chains[d], self.movement.mesh, place(self.mesh, rank))
-        return self.movement.move.inputs[i][d], chain
 
     def _result(
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
@@ -198,7 +218,12 @@ class Runner:
         part, move, like = self._part(rank), self.movement.move, operands[0]
         shape, device = part.target_shapes[k], place(self.mesh, rank)
         own = [(i, copy) for i, onto, copies in part.own if onto == k for copy in copies]
-        if len(own) == 1 and not part.filled[k] and not part.unpacks[k]:
+        if (
+            len(own) == 1
+            and not part.filled[k]
+            and not part.unpacks[k]
+            and _is_in_order(own[0][1], tuple(shape))
+        ):
             # All of it is its own.
             found = read(operands[own[0][0]], own[0][1]).reshape(shape)
             result = self._finished(found.clone() if move.is_view else found, k, device)
@@ -236,10 +261,9 @@ class Runner:
         backward = []
         for link in self.movement.move.links:
             for _, rows in link.pairs if link.target == k else ():
-                if rows.window is not None and rows.dim is not None:
-                    n = self.movement.move.outputs[k][rows.dim]
-                    chain = chain_of(self.movement.targets[k][rows.dim], self.movement.mesh, device)
-                    return windows_of(target, rows.dim, n, chain, rows.window)
+                if rows.form is not None:
+                    side = self.movement.side(rows, k, device, of_result=True)
+                    target = expanded(target, rows, side)
                 if rows.backward and rows.dim is not None:
                     backward.append(rows.dim)
         return target.flip(backward) if backward else target
@@ -274,11 +298,28 @@ def _packed(part: Transfer, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     return buffer
 
 
+def _is_in_order(copy: Copy, shape: tuple[int, ...]) -> bool:
+    """Whether a copy fills a tensor of that shape from its first element to its last: then what is
+    read only has to be given the shape.
+    """
+    strides: Any = row_major(shape)
+    step = prod(shape[len(copy.y) :])
+    for n, dy in reversed([*zip(copy.sizes, copy.dy)]):
+        if n != 1 and flat(dy, strides) != step:
+            return False
+        step *= n
+    return True
+
+
 def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]) -> torch.Tensor:
     """What a device needs of its own, by slices of its dims."""
     gone = 0
     steps = movement.slices(k, device)
     assert steps is not None
+    (link,) = [link for link in movement.move.links if link.target == k]
+    for rows, _ in link.pairs:
+        if rows.form is not None:
+            x = collapsed(x, rows, movement.side(rows, link.source, device))
     for d, (first, count, step, is_kept) in enumerate(steps):
         at = d - gone
         if not is_kept:
@@ -287,4 +328,5 @@ def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]
             last = first + max(count - 1, 0) * step
             x = x.narrow(at, first, last + 1 - first if count else 0)
             x = x if step == 1 else x[(slice(None),) * at + (slice(None, None, step),)]
-    return x
+    onto = [target.dim for _, target in link.pairs if target.dim is not None]
+    return x if onto == sorted(onto) else x.permute([onto.index(d) for d in sorted(onto)])

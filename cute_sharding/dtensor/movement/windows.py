@@ -1,75 +1,163 @@
-"""What devices do by themselves: windows of the rows that theirs are made of, each once, and back
-to their sum; triangles of matrices of which they have some rows and columns.
+"""What devices do by themselves where rows of a tensor are not those of the exchange, one for one
+(movement/forms.py): windows, folds and diagonals of the rows that theirs are made of, and back to
+their sum; triangles of matrices of which they have some rows and columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 
-from cute_sharding.movement.rows import Window, beginnings, spans
-from cute_sharding.redistribution.meeting import Chain, Run, Runs, count_rows, rows_held
+from cute_sharding.movement.exchange import Side
+from cute_sharding.movement.forms import Diagonal, Fold, Window
+from cute_sharding.movement.rows import Rows, held
+from cute_sharding.redistribution.meeting import Runs, count_rows, rows_held
 
 
-def windows_of(rows: torch.Tensor, dim: int, n: int, chain: Chain, window: Window) -> torch.Tensor:
-    """The windows that a device holds; their rows are a last dim. A view, where they begin one step
-    apart.
-
-    Args:
-        rows: what they are made of, in ``dim``.
-        n: the number of all windows.
-        chain: how these are cut, with the device's coordinates.
+def collapsed(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:
+    """An operand's local tensor as the exchange numbers its rows: of windows and folds, the sum of
+    what stands for a row; of a diagonal, its elements, a view where rows and columns lie together.
     """
-    held = rows_held(n, chain)
-    begin = beginnings(held, window)
-    step = _step(begin)
+    assert rows.dim is not None and rows.form is not None
+    return _COLLAPSED[type(rows.form)](local, rows, side)
+
+
+def expanded(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:
+    """A result's local tensor, of the rows of the exchange: windows, a view where they begin one
+    step apart; folds; a diagonal among zeros.
+    """
+    assert rows.dim is not None and rows.form is not None
+    return _EXPANDED[type(rows.form)](local, rows, side)
+
+
+def _held(side: Side) -> list[Runs]:
+    return list(map(rows_held, side.sizes, side.chains))
+
+
+def _places(wanted: torch.Tensor, runs: Runs) -> torch.Tensor:
+    """Where rows lie, by their numbers, on a device that has those of ``runs``."""
+    numbers, order = _numbers(runs, wanted.device).sort()
+    return order[torch.searchsorted(numbers, wanted)]
+
+
+# -- windows, and folds ----------------------------------------------------------------------------
+
+
+def _of_windows(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
+    assert of.dim is not None and isinstance(of.form, Window)
+    dim, window, (windows, within) = of.dim, of.form, _held(side)
+    counts = count_rows(windows), count_rows(within)
+    if 0 in counts:
+        return rows.new_empty((*rows.shape[:dim], counts[0], *rows.shape[dim + 1 :], counts[1]))
+    step = window.evenly(windows, within)
     if step is not None:
-        return rows.unfold(dim, window.size, step)
-    if not begin:
-        shape = (*rows.shape[:dim], 0, *rows.shape[dim + 1 :], window.size)
-        return rows.new_empty(shape)
-    index = _index(begin, window, rows.device)
+        return rows.unfold(dim, counts[1], step)
+    index = _index_of_windows(windows, within, window, held(of, *side), rows.device)
     taken = rows.index_select(dim, index.reshape(-1))
     return taken.unflatten(dim, tuple(index.shape)).movedim(dim + 1, -1).contiguous()
 
 
-def sum_of_windows(
-    windows: torch.Tensor, dim: int, n: int, chain: Chain, window: Window
-) -> torch.Tensor:
-    """Of each row that some of a device's windows are made of, the sum of what these have."""
-    held = rows_held(n, chain)
-    begin = beginnings(held, window)
-    shape = list(windows.shape[:-1])
-    shape[dim] = count_rows(spans(held, window))
-    step = _step(begin)
+def _sum_of_windows(local: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
+    assert of.dim is not None and isinstance(of.form, Window)
+    dim, window, (windows, within) = of.dim, of.form, _held(side)
+    shape = list(local.shape[:-1])
+    shape[dim] = count_rows(held(of, *side))
+    if 0 in local.shape:
+        return local.new_zeros(shape)
+    step = window.evenly(windows, within)
     if step is not None:
-        return torch.ops.aten.unfold_backward(windows, shape, dim, window.size, step)
-    result = windows.new_zeros(shape)
-    if not begin:
-        return result
-    index = _index(begin, window, windows.device)
-    return result.index_add_(
-        dim, index.reshape(-1), windows.movedim(-1, dim + 1).flatten(dim, dim + 1)
-    )
+        return torch.ops.aten.unfold_backward(local, shape, dim, count_rows(within), step)
+    index = _index_of_windows(windows, within, window, held(of, *side), local.device)
+    flat = local.movedim(-1, dim + 1).flatten(dim, dim + 1)
+    return local.new_zeros(shape).index_add_(dim, index.reshape(-1), flat)
 
 
-def _step(begin: Sequence[Run]) -> int | None:
-    """How far apart windows begin, the first at row 0; None where that differs."""
-    if len(begin) != 1 or begin[0].x or begin[0].y:
-        return None
-    (run,) = begin
-    if not run.loops:
-        return 1
-    if len(run.loops) == 1 and run.length == 1 and run.loops[0][1] == 1:
-        return run.loops[0][2]
-    return None
+def _index_of_windows(
+    windows: Runs, within: Runs, window: Window, rows: Runs, device: torch.device
+) -> torch.Tensor:
+    """For each window where its rows lie."""
+    numbers = _numbers(windows, device).unsqueeze(-1) * window.step + _numbers(within, device)
+    return _places(numbers, rows)
 
 
-def _index(begin: Runs, window: Window, device: torch.device) -> torch.Tensor:
-    """For each window the rows that it is made of."""
-    first = _numbers(tuple([run.flipped() for run in begin]), device)
-    return first.unsqueeze(-1) + torch.arange(window.size, device=device)
+def _index_of_fold(of: Rows, side: Side, device: torch.device) -> torch.Tensor:
+    """For each row of a fold where what it stands for lies."""
+    assert isinstance(of.form, Fold)
+    numbers = _numbers(_held(side)[0], device)
+    found = torch.zeros_like(numbers)
+    for start, stop, a, b in of.form.pieces:
+        found = torch.where((numbers >= start) & (numbers < stop), numbers * a + b, found)
+    return _places(found, held(of, *side))
+
+
+def _of_fold(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
+    assert of.dim is not None
+    return rows.index_select(of.dim, _index_of_fold(of, side, rows.device))
+
+
+def _sum_of_fold(local: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
+    assert of.dim is not None
+    shape = list(local.shape)
+    shape[of.dim] = count_rows(held(of, *side))
+    index = _index_of_fold(of, side, local.device)
+    return local.new_zeros(shape).index_add_(of.dim, index, local)
+
+
+# -- diagonals, and triangles ----------------------------------------------------------------------
+
+
+def _offset(form: Diagonal, side: Side) -> int | None:
+    """The number of the diagonal in what a device has; None: its rows do not lie together."""
+    firsts = []
+    for some in _held(side):
+        if len(some) > 1 or any(run.loops for run in some):
+            return None
+        firsts.append(some[0].x if some else 0)
+    return form.right - form.down + firsts[0] - firsts[1]
+
+
+def _crossings(of: Rows, side: Side, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the elements of a diagonal lie, in both dims."""
+    assert isinstance(of.form, Diagonal)
+    numbers = _numbers(held(of, *side), device)
+    rows, columns = _held(side)
+    return _places(numbers + of.form.down, rows), _places(numbers + of.form.right, columns)
+
+
+def _of_diagonal(local: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
+    assert of.dim is not None and isinstance(of.form, Diagonal)
+    place = of.dim - (of.form.across < of.dim)
+    offset = _offset(of.form, side)
+    if offset is not None:
+        return local.diagonal(offset, of.dim, of.form.across).movedim(-1, place)
+    matrices = local.movedim((of.dim, of.form.across), (0, 1))
+    return matrices[_crossings(of, side, local.device)].movedim(0, place)
+
+
+def _into_diagonal(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
+    assert of.dim is not None and isinstance(of.form, Diagonal)
+    place = of.dim - (of.form.across < of.dim)
+    sizes = [count_rows(some) for some in _held(side)]
+    elements = rows.movedim(place, 0)
+    result = rows.new_zeros((*sizes, *elements.shape[1:]))
+    offset = _offset(of.form, side)
+    if offset is not None:
+        result.diagonal(offset).copy_(elements.movedim(0, -1))
+    else:
+        result[_crossings(of, side, rows.device)] = elements
+    return result.movedim((0, 1), (of.dim, of.form.across)).contiguous()
+
+
+def put_diagonal(local: torch.Tensor, elements: torch.Tensor, of: Rows, side: Side) -> None:
+    """Write the elements of a diagonal, as :func:`collapsed` gives them, to where they lie; where
+    these are a view of the local tensor they do so already.
+    """
+    assert of.dim is not None and isinstance(of.form, Diagonal)
+    if _offset(of.form, side) is None:
+        place = of.dim - (of.form.across < of.dim)
+        matrices = local.movedim((of.dim, of.form.across), (0, 1))
+        matrices[_crossings(of, side, local.device)] = elements.movedim(place, 0)
 
 
 def triangle_of(
@@ -93,3 +181,12 @@ def _numbers(rows: Runs, device: torch.device) -> torch.Tensor:
             x, y = x.unsqueeze(-1) + turns * dx, y.unsqueeze(-1) + turns * dy
         numbers[y.reshape(-1)] = x.reshape(-1)
     return numbers
+
+
+_Local = Callable[[torch.Tensor, Rows, Side], torch.Tensor]
+_COLLAPSED: dict[type, _Local] = {
+    Window: _sum_of_windows,
+    Fold: _sum_of_fold,
+    Diagonal: _of_diagonal,
+}
+_EXPANDED: dict[type, _Local] = {Window: _of_windows, Fold: _of_fold, Diagonal: _into_diagonal}

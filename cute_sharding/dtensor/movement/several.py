@@ -1,0 +1,65 @@
+"""Ops that are several steps, views and movements (movement/steps.py), run one after the other on
+local tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.movement.running import Runner
+from cute_sharding.dtensor.redistributing.ranks import on_each_rank, place
+from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.torch_private import collective_ops
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
+from cute_sharding.movement.steps import PERMUTE, Placed
+from cute_sharding.redistribution.chains import chain_of, chains_of
+from cute_sharding.redistribution.meeting import count_rows, rows_held
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """What stands in for the local form of such an op: called with the local tensor first.
+
+    Attributes:
+        steps: from the operand's placements to the result's.
+        movements: of each step what runs it; None: a view.
+        spec: of the operand.
+        placements: to which it is brought first.
+    """
+
+    steps: tuple[Placed, ...]
+    movements: tuple[Runner | None, ...]
+    spec: DTensorSpec
+    placements: tuple[Placement, ...]
+
+    def __call__(self, local: torch.Tensor, *_: Any) -> torch.Tensor:
+        local, mesh = collective_ops.waited(local), self.spec.mesh
+        if self.placements != tuple(self.spec.placements):
+            target = DTensorSpec(mesh, self.placements, self.spec.tensor_meta)
+            local = redistribute_local_tensor(local, self.spec, target, counted=False)
+        for step, movement in zip(self.steps, self.movements):
+            if movement is not None:
+                (local,) = movement.copies([local])
+            else:
+                local = on_each_rank(
+                    lambda rank, x, step=step: _viewed(x, step, place(mesh, rank), mesh),
+                    local,
+                )
+        return local.contiguous()
+
+
+def _viewed(local: torch.Tensor, to: Placed, device: Sequence[int], mesh: Any) -> torch.Tensor:
+    """A view carries each device's elements, in their order: so it is one of the local tensor."""
+    if to.step.op == PERMUTE:
+        return local.permute(*to.step.args)
+    chains = chains_of(to.cuts, len(to.shape), tuple(mesh.shape))
+    return local.reshape(
+        [
+            count_rows(rows_held(n, chain_of(chain, tuple(mesh.shape), device)))
+            for n, chain in zip(to.shape, chains)
+        ]
+    )

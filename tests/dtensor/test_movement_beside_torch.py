@@ -1,0 +1,103 @@
+"""Movement ops beside torch alone: what runs there runs here, with the values of one device, and no
+rank receives more.
+"""
+
+import random
+from collections import Counter
+
+import pytest
+import torch.distributed as dist
+from drawing import draw_placements
+from movement_programs import FORWARD, MESHES, PROGRAMS, draw, listed
+from op_programs import assert_close, values
+from simulation import distribute, plain, position, ranks_of
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import cute_sharding
+
+DRAWS = 3
+
+
+class Received(TorchDispatchMode):
+    """The elements that collectives bring to each rank from others."""
+
+    def __init__(self):
+        super().__init__()
+        self.by_rank = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func._opname in FROM_OTHERS and hasattr(args[0], "_local_tensors"):
+            for rank, local in args[0]._local_tensors.items():
+                self.by_rank[rank] += FROM_OTHERS[func._opname](local.numel(), rank, *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _all_to_all(_, rank, receives, sends, group):
+    me = position(
+        rank, dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(group))
+    )
+    return sum(
+        n if isinstance(n, int) else n.node._local_ints[rank]
+        for k, n in enumerate(receives)
+        if k != me
+    )
+
+
+# What a rank receives of others: of its own number of elements, its rank, the arguments.
+FROM_OTHERS = {
+    "all_gather_into_tensor": lambda n, rank, parts, group: n * (parts - 1),
+    "all_to_all_single": _all_to_all,
+    "all_reduce": lambda n, rank, *_: n,
+    "reduce_scatter_tensor": lambda n, rank, op, parts, group: n // parts * (parts - 1),
+    "shard_dim_alltoall": lambda n, rank, *_: n // 2,
+}
+
+
+def ran(program, full, mesh, placements):
+    """The results, and what the busiest rank received; or what was raised."""
+    x = distribute(full, mesh, placements)
+    try:
+        with Received() as received:
+            results = listed(program(x))
+            for result in results:
+                result.to_local()
+    except Exception as error:  # torch alone raises of many kinds
+        return error, 0
+    return results, max(received.by_rank.values(), default=0)
+
+
+def is_right(results, wanted):
+    try:
+        for result, want in zip(results, wanted, strict=True):
+            assert_close(result, want, "torch alone")
+    except (AssertionError, TypeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("world", MESHES)
+@pytest.mark.parametrize("name", [*PROGRAMS, *FORWARD])
+def test_never_worse_than_torch(name, world):
+    rng = random.Random(f"beside {name} {world}")
+    with ranks_of((world,)):
+        for _ in range(DRAWS):
+            drawn, shape, program = draw(rng, name)
+            mesh = rng.choice(MESHES[world])
+            placements = draw_placements(rng, mesh, shape)
+            case = f"{name} {drawn} of {shape} on {mesh}: {placements}"
+            full = values(*shape)
+            with plain():
+                wanted = listed(program(full.clone()))
+            stock, most = ran(program, full, mesh, placements)
+            with cute_sharding.enabled(movement=True):
+                ours, received = ran(program, full, mesh, placements)
+                if isinstance(ours, Exception):
+                    assert isinstance(stock, Exception), (case, ours)
+                    continue
+                for result, want in zip(ours, wanted, strict=True):
+                    assert_close(result, want, case)
+            if is_right(stock, wanted):
+                assert received <= most, (case, received, most)
