@@ -105,9 +105,11 @@ def test_lines_that_no_release_has_are_refused():
 
 
 @pytest.mark.parametrize("number", range(len(STACK)), ids=[patch.name for patch in STACK])
-def test_its_own_tests_pass(copies, number):
+def test_its_own_tests_pass(copies, number, request):
+    """What of them runs in one process; make thorough runs also those of processes over gloo."""
+    alone = [] if request.config.getoption("--one-in") == 1 else ["-k", "LocalTensor"]
     for path in STACK[number].tests:
-        run(copies[number], [path], timeout=900)
+        run(copies[number], [path, *alone], timeout=900)
 
 
 # -- conformance -----------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ def test_redistributions(copies, stock):
     """With the flag off those of torch, wrong ones included. With the flag on all that go by
     exchange are right, and all others are as they were.
     """
-    cases = redistributions(700)
+    cases = redistributions(400)
     torchs = answers(stock, cases, "moved")
     assert answers(copies[-1], cases, "moved") == torchs
     wrong = raised = by_exchange = 0
@@ -289,9 +291,9 @@ def test_redistributions(copies, stock):
         by_exchange += 1
         raised += isinstance(before, str)
         wrong += not (isinstance(before, str) or is_moved_rightly(case, before))
-    assert by_exchange > 300
-    assert wrong > 5  # what the flag is for
-    assert raised > 5
+    assert by_exchange > 150
+    assert wrong > 2  # what the flag is for
+    assert raised > 2
 
 
 def test_model_views_are_timed(copies):
