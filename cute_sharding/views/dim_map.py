@@ -79,13 +79,6 @@ _SINGLETON = Singleton()
 _input_dim = lru_cache(maxsize=64)(InputDim)  # the same few, in every rule
 
 
-@lru_cache(maxsize=256)
-def _dims(first: int, end: int) -> DimSpec:
-    """The input dims ``first`` to ``end - 1`` as one: the same few again."""
-    dims = tuple(map(_input_dim, range(first, end)))
-    return dims[0] if len(dims) == 1 else Flatten(dims)
-
-
 def _is_one(n: int) -> bool:
     """Whether ``n`` is known to be 1. A size that is 1 unknown to us is only a longer way to say
     the same.
@@ -380,7 +373,9 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
         if first == i or f != t:  # an empty tensor's zeros need not match up
             result += [_SINGLETON if n == 1 else NewDim(n) for n in target[start:j]]
             continue
-        dim = _dims(first, i)
+        dim: DimSpec = _input_dim(first)
+        if i > first + 1:
+            dim = Flatten(tuple(map(_input_dim, range(first, i))))
         if j == start + 1:
             result.append(dim)
         else:

@@ -302,7 +302,7 @@ def _check_has_numbers(cuts: Cuts) -> None:
         Undecided: one has none. That it is some number would do; 2 stands for it.
     """
     for cut in cuts:
-        if cut is not None and type(cut[1]) is not int and hinted(cut[1]) is None:
+        if cut is not None and isinstance(cut[1], Size) and hinted(cut[1]) is None:
             raise Undecided(f"{cut[1]} == 2")
 
 
