@@ -66,6 +66,12 @@ ON_INTS = Form(
                 "",
             ),
             ("kinds = kinds_of(view)", "kinds: Kinds = [(view.sizes, view.target)]"),
+            (
+                """    if len(cuts) != len(mesh):
+        raise ValueError(f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one for each")
+""",
+                "",
+            ),
         ],
         "_carry_nothing": [("single, kinds_of(single)", "single, [(single.sizes, single.target)]")],
         "_place": [("not is_same(factor, smallest) and deal", "deal")],
@@ -112,6 +118,11 @@ ON_INTS = Form(
             (
                 "for an input of that shape.\n",
                 "for an input of that shape; None if sizes are symbolic.\n",
+            ),
+            (
+                "    reading = _Reading(input_shape)",
+                "    if not _are_ints(input_shape):\n        return None\n"
+                "    reading = _Reading(input_shape)",
             ),
             (
                 "    if 0 in target:",
@@ -216,6 +227,13 @@ _USE_CUTE_VIEW_PROPAGATION = os.environ.get("USE_CUTE_VIEW_PROPAGATION", "0") ==
             return rule
 
     from_nelem = prod(from_size)
+""",
+    ),
+    Hook(
+        VIEW_OPS,
+        "        if guard_or_true(s > 1) or i not in target_dims\n",
+        """        if guard_or_true(s != 1 if _USE_CUTE_VIEW_PROPAGATION else s > 1)
+        or i not in target_dims
 """,
     ),
     Hook(
