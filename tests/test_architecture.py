@@ -284,6 +284,7 @@ TORCH_PRIVATE = [
     "process_groups",
     "collective_ops",
     "local_tensors",
+    "scatters",
     "tensor_specs",
     "symints",
     "registry",

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from datetime import timedelta
+from itertools import product
 from math import prod
 from pathlib import Path
 from unittest.mock import patch
@@ -23,7 +24,7 @@ from drawing import (
 )
 from simulation import cuts_of, is_partial, locals_of, number, placements_of
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
@@ -160,6 +161,36 @@ def redistributions(ranks, count):
                 assert torch.equal(
                     full, reduced(each, sizes, before, [Replicate()] * len(sizes))[0]
                 ), case
+
+
+def distributed(ranks):
+    """What torch itself distributes lies as placements say, and comes back, under every flag."""
+    mesh = mesh_of_ranks(ranks)
+    everywhere = [Replicate()] * mesh.ndim
+    cuts = [Replicate(), Shard(0), Shard(1)]
+    for settings in (
+        {},
+        {"ops": False},
+        {"redistribution": True, "movement": True},
+        {"views": False, "redistribution": True},
+    ):
+        with cute_sharding.enabled(**settings):
+            for shape in [(8, 2), (7, 3), (1, 3), (0, 2)]:
+                full = number(shape).double()
+                for placements in product(cuts, repeat=mesh.ndim):
+                    case = (ranks, settings, shape, placements)
+                    x = distribute_tensor(full, mesh, placements)
+                    assert_holds(x, full, case)
+                    whole = DTensor.from_local(full, mesh, everywhere, run_check=False)
+                    for tensor, expected in (
+                        (x, full),
+                        (whole.redistribute(placements=placements), full),
+                        (x.cumsum(0), full.cumsum(0)),
+                        (x.softmax(1), full.softmax(1)),
+                    ):
+                        found = tensor.full_tensor()
+                        if dist.get_rank() in mesh.mesh:
+                            assert torch.allclose(found, expected), case
 
 
 def slices():

@@ -19,9 +19,9 @@ import torch
 from cute_sharding.dtensor.redistributing.ranks import places
 from cute_sharding.dtensor.redistributing.reading import of_source
 from cute_sharding.dtensor.torch_private import (
-    collective_ops,
     patches,
     process_groups,
+    scatters,
     state_dicts,
     tensor_specs,
 )
@@ -177,7 +177,7 @@ def scattered(stock: Callable[..., Any]) -> Callable[..., Any]:
         ):
             return stock(self, tensor, mesh, mesh_dim, src_data_rank)
         parts, _ = self._split_tensor(tensor, n, with_padding=False, contiguous=True)
-        return collective_ops.scattered(parts, self.dim, mesh, mesh_dim, src_data_rank)
+        return scatters.scattered(parts, self.dim, mesh, mesh_dim, src_data_rank)
 
     return _shard_tensor
 

@@ -210,7 +210,11 @@ def _halo_is_right(
     """Whether what torch's neighbours in the world tell one another is what they need: of an image
     that keeps its width, or of tiles that need nothing (torch/distributed/tensor/_tp_conv.py).
     """
-    if dilation != 1 or mesh.size() != process_groups.world_size():
+    if (
+        dilation != 1
+        or mesh.size() != process_groups.world_size()
+        or not process_groups.is_ascending(mesh)
+    ):
         return False
     return (padding == 0 and stride == kernel and width % stride == 0) or (
         stride == 1 and kernel % 2 == 1 and padding == kernel // 2 != 0 and width >= padding

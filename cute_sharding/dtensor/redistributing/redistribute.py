@@ -21,6 +21,7 @@ from cute_sharding.dtensor.redistributing.reading import left_to_right, of_sourc
 from cute_sharding.dtensor.redistributing.stock import stock_plan
 from cute_sharding.dtensor.torch_private import (
     dispatch_modes,
+    process_groups,
     redistribution_hook,
     symints,
     tensor_specs,
@@ -30,6 +31,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     MaskPartial,
     Partial,
     Placement,
+    Replicate,
     Shard,
     mesh_dim_text,
 )
@@ -123,11 +125,9 @@ def redistribute_local_tensor(
     before, after = tuple(current.placements), tuple(target.placements)
     shape = sizes_at_hand(current.shape)
     is_symbolic = symints.is_symbolic(tuple(current.shape))
-    source, wanted = (
-        [tensor_specs.with_shape(spec, shape) for spec in (current, target)]
-        if is_symbolic
-        else (current, target)
-    )
+    source, wanted = current, target
+    if is_symbolic:
+        source, wanted = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
     found = planned(
         mesh,
         shape,
@@ -136,6 +136,8 @@ def redistribute_local_tensor(
         of_source(source, local),
         of_target(wanted, is_explicit=is_explicit),
     )
+    if found.handed_out is not None and not process_groups.is_ascending(mesh):
+        return _in_two(local, current, target, found.handed_out, counted)
     plan = found.plan
     if plan.steps and counted:
         count_moves(found.traffic)
@@ -148,6 +150,18 @@ def redistribute_local_tensor(
         for m in found.made:
             local = redistribution_hook.partition_value(after[m], local, mesh, m)
     return local
+
+
+def _in_two(
+    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, m: int, counted: bool
+) -> torch.Tensor:
+    """By way of a replica on that mesh dim: a placement's own method hands its blocks out by the
+    place in the process group, which is not the coordinate there.
+    """
+    whole = [Replicate() if k == m else p for k, p in enumerate(current.placements)]
+    between = DTensorSpec(current.mesh, tuple(whole), current.tensor_meta)
+    local = redistribute_local_tensor(local, current, between, counted=counted)
+    return redistribute_local_tensor(local, between, target, counted=counted)
 
 
 def _without_foreign(

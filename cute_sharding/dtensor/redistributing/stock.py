@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.redistributing.placements import Cuts, counted_from_0, cut_of
-from cute_sharding.dtensor.torch_private import redistribution_hook, tensor_specs
+from cute_sharding.dtensor.torch_private import process_groups, redistribution_hook, tensor_specs
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     Partial,
     Placement,
@@ -54,7 +54,8 @@ def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) 
     """Whether torch is to move ``spec`` to ``target``, by itself: all that a program without our
     views may come to, but for what torch is known to get wrong; and what it gets right of the rest.
     """
-    if not (tensor_specs.split_factors(spec) or tensor_specs.split_factors(target)):
+    strided = tensor_specs.split_factors(spec) or tensor_specs.split_factors(target)
+    if not strided and process_groups.is_ascending(spec.mesh):
         return True  # by far the most redistributions
     return _is_torchs(spec.mesh, tuple(spec.shape), *(_key(s) for s in (spec, target)))
 
@@ -88,6 +89,8 @@ def _is_torchs(
                 shape,
             )
         )
+    if not process_groups.is_ascending(mesh):
+        return False
     made_here = any(
         tensor_specs.split_factors(spec) and not spec.use_strided_shard_as_shard_order
         for spec in specs

@@ -315,7 +315,8 @@ def _is_planned(
     else:
         # torch counts the rows of strided shards one by one, which it cannot of symbols.
         strided = tensor_specs.split_factors(current) or tensor_specs.split_factors(target)
-        wanted = dispatch_modes.is_tracing() and bool(strided)
+        ascend = process_groups.is_ascending(current.mesh)
+        wanted = dispatch_modes.is_tracing() and (bool(strided) or not ascend)
     return wanted and (not is_symbolic or (symints.has_shape_env(shape) and has_values(shape)))
 
 

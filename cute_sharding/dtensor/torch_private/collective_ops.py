@@ -6,15 +6,12 @@ Called here; nothing of them is replaced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as funcol
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._collective_utils import mesh_scatter
-from torch.distributed.tensor.placement_types import Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cute_sharding.dtensor.torch_private.dispatch_modes import is_tracing, local_tensor_mode
@@ -26,7 +23,6 @@ __all__ = [
     "all_to_all",
     "in_flight",
     "reduce_scatter",
-    "scattered",
     "waited",
     "waited_in_graph",
 ]
@@ -126,24 +122,3 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
     While a graph is traced torch's collectives have put the op that waits there themselves.
     """
     return tensor.wait() if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
-
-
-def scattered(
-    parts: Sequence[torch.Tensor], dim: int, mesh: Any, mesh_dim: int, source: int
-) -> torch.Tensor:
-    """This rank's of the parts that the rank ``source`` of its slice has; the parts, of which all
-    ranks know the shapes, differ along ``dim`` alone.
-    """
-    longest = max(part.shape[dim] for part in parts)
-    missing = [longest - part.shape[dim] for part in parts]
-    padded = [
-        torch.nn.functional.pad(part, [0, 0] * (part.ndim - 1 - dim) + [0, n]).contiguous()
-        if n
-        else part.contiguous()
-        for part, n in zip(parts, missing)
-    ]
-    output = torch.empty_like(padded[0])
-    mesh_scatter(output, padded, mesh, mesh_dim=mesh_dim, group_src=source)
-    return Shard._maybe_unpad_tensor_with_sizes(
-        dim, output, missing, mesh.get_coordinate()[mesh_dim], True
-    )

@@ -172,6 +172,20 @@ REDISTRIBUTE_ARGUMENTS = Patch(
     test="tests/dtensor/test_attention.py::test_a_mask_is_brought_where_it_is_needed",
 )
 
+SCATTER = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="mesh_scatter",
+    file="torch/distributed/tensor/placement_types.py",
+    why="distribute_tensor gives the n-th shard to the n-th rank of a process group, whose ranks "
+    "ascend, and not to the rank at coordinate n, where the placements say that it is. It is "
+    "another where the mesh's ranks do not ascend, and torch's all-gathers mistake them alike; "
+    "plans go by coordinates.",
+    until="mesh_scatter orders its list by the mesh's coordinates",
+    test="tests/dtensor/test_processes.py::test_meshes_whose_ranks_do_not_ascend",
+    lacking="what is distributed to meshes whose ranks do not ascend would be read in another "
+    "order",
+)
+
 # -- DTensors in compiled programs -----------------------------------------------------------------
 
 FLATTEN = Patch(

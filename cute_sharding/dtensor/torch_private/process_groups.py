@@ -7,6 +7,8 @@ A mesh's ranks, layout and groups are read. New groups are made only where a pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -19,11 +21,13 @@ from cute_sharding.dtensor.torch_private.dispatch_modes import no_modes
 __all__ = [
     "averages",
     "backend_name",
+    "coordinates_in_groups",
     "flattened_mesh",
     "flattenings",
     "group_of_dim",
     "group_of_flattened",
     "has_groups",
+    "is_ascending",
     "layout_of",
     "new_groups",
     "rank_lists",
@@ -39,6 +43,38 @@ def rank_lists(mesh: Any) -> list[list[int]]:
     """
     with no_modes():
         return mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
+
+
+@lru_cache(maxsize=1 << 8)
+def is_ascending(mesh: Any) -> bool:
+    """Whether ranks lie on each mesh dim as in its process group, which has them ascending. Where
+    they do not, a rank's place in the group is not its coordinate, and torch takes now the one and
+    now the other for the number of its shard: it scatters and gathers by the place, and cuts
+    replicas by the coordinate. Alike on all ranks of all slices of a mesh.
+    """
+    shape = tuple(mesh.shape)
+    for ranks in rank_lists(mesh):
+        for m, parts in enumerate(shape):
+            step = prod(shape[m + 1 :])
+            for first in range(len(ranks)):
+                if first // step % parts + 1 < parts and ranks[first] > ranks[first + step]:
+                    return False
+    return True
+
+
+def coordinates_in_groups(mesh: Any, dim: int) -> dict[int, list[int]]:
+    """For each rank of the mesh the coordinates of the ranks that are in its process group of the
+    mesh dim, in the group's order, which ascends.
+    """
+    parts, step = mesh.shape[dim], prod(tuple(mesh.shape)[dim + 1 :])
+    found = {}
+    for ranks in rank_lists(mesh):
+        for first in range(len(ranks)):
+            if first // step % parts == 0:
+                group = ranks[first : first + parts * step : step]
+                order = sorted(range(parts), key=group.__getitem__)
+                found.update(dict.fromkeys(group, order))
+    return found
 
 
 def has_groups(mesh: Any) -> bool:

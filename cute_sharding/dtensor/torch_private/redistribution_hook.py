@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.collective_ops import waited
 from cute_sharding.dtensor.torch_private.patch import Installed, require
+from cute_sharding.dtensor.torch_private.scatters import by_coordinates
 from cute_sharding.dtensor.torch_private.used import PLANNER
 
 __all__ = [
@@ -50,6 +51,7 @@ def install_redistribution(
     ):
         installed.replace(by_name, once)
     installed.replace(patches.REDISTRIBUTE_ARGUMENTS, local_args)
+    installed.replace(patches.SCATTER, by_coordinates)
 
 
 def require_planner() -> None:
