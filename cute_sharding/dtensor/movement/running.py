@@ -147,14 +147,20 @@ class Runner:
                 received,
                 *operands,
             )
-            results.append(result)
-        if (
-            self.dims
-            and dispatch_modes.is_tracing()
-            and not any(self._part(process_groups.this_rank()).receives)
-        ):
-            results[0] = after(results[0], received)  # a rank that only sends
+            results.append(self._after_all(result, k, operands, received))
         return results
+
+    def _after_all(
+        self, result: torch.Tensor, k: int, operands: Sequence[torch.Tensor], received: torch.Tensor
+    ) -> torch.Tensor:
+        """A result for which all is needed that any rank's is made of."""
+        if not dispatch_modes.is_tracing():
+            return result
+        part = self._part(process_groups.this_rank())
+        if self.dims:
+            return result if part.unpacks[k] else after(result, received)
+        used = {i for i, onto, copies in part.own if onto == k and copies}
+        return after(result, *(x for i, x in enumerate(operands) if i not in used))
 
     def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The receive buffer; where nothing is received, any tensor."""
@@ -163,6 +169,9 @@ class Runner:
         buffer = on_each_rank(
             lambda rank, *locals: to_wire(_packed(self._part(rank), locals)), *operands
         )
+        if dispatch_modes.is_tracing():
+            packs = self._part(process_groups.this_rank()).packs
+            buffer = after(buffer, *(x for x, some in zip(operands, packs) if not some))
         group = group_of(self.mesh, self.dims)
         return collective_ops.waited(all_to_all(self._part, buffer, operands[0], group, self.mesh))
 

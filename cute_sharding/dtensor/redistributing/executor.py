@@ -148,7 +148,7 @@ def _exchange_once(
     ):
         gathers = False
 
-    buffer = on_each_rank(lambda rank, x: to_wire(pack(part(rank), x)), local)
+    buffer = _packed(part, local)
     received = (
         collective_ops.all_gather(buffer, group)
         if gathers
@@ -167,6 +167,14 @@ def _exchange_once(
     if dispatch_modes.is_tracing() and not any(part(process_groups.this_rank()).receives):
         result = after(result, received)  # a rank that only sends
     return result
+
+
+def _packed(part: Callable[[int], Transfer], local: torch.Tensor) -> torch.Tensor:
+    """The send buffer."""
+    buffer = on_each_rank(lambda rank, x: to_wire(pack(part(rank), x)), local)
+    if dispatch_modes.is_tracing() and not any(part(process_groups.this_rank()).sends):
+        return after(buffer, local)  # a rank that only receives
+    return buffer
 
 
 def all_to_all(
@@ -255,7 +263,7 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
         )
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
-    buffer = on_each_rank(lambda rank, x: to_wire(pack(part(rank), x)), local)
+    buffer = _packed(part, local)
     received = waited(all_to_all(part, buffer, local, group, mesh))
     result = on_each_rank(
         lambda rank, got: _REDUCE[step.op](

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.redistributing.ranks import peers, place
 from cute_sharding.dtensor.torch_private import dispatch_modes, symints
 from cute_sharding.redistribution.copies import Copy, fills, flat
@@ -140,7 +141,7 @@ def keep(
         target = local.new_empty_strided(part.target_shape, strides)
     for copy in own:
         write(copy, local, target)
-    return target
+    return after(target, local) if dispatch_modes.is_tracing() and not own else target
 
 
 def write(copy: Copy, x: torch.Tensor, y: torch.Tensor, *, add: bool = False) -> None:

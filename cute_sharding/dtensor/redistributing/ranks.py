@@ -28,7 +28,8 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     """
     mode = dispatch_modes.local_tensor_mode()
     if mode is None:
-        return function(process_groups.this_rank(), *tensors)
+        with dispatch_modes.of_this_rank():
+            return function(process_groups.this_rank(), *tensors)
     tensors = tuple(map(collective_ops.waited, tensors))
     return mode.rank_map(
         lambda rank: function(rank, *(local_tensors.local_of(t, rank) for t in tensors))

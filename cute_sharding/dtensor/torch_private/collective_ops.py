@@ -14,7 +14,11 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cute_sharding.dtensor.torch_private.dispatch_modes import is_tracing, local_tensor_mode
+from cute_sharding.dtensor.torch_private.dispatch_modes import (
+    is_tracing,
+    local_tensor_mode,
+    of_this_rank,
+)
 
 __all__ = [
     "CollectiveCounter",
@@ -38,7 +42,8 @@ def all_to_all(
     buffer: torch.Tensor, receives: list[Any], sends: list[Any], group: Any
 ) -> torch.Tensor:
     if not _is_plain(buffer):
-        return funcol.all_to_all_single(buffer, receives, sends, group)
+        with of_this_rank():
+            return funcol.all_to_all_single(buffer, receives, sends, group)
     return funcol.AsyncCollectiveTensor(
         _c10d.all_to_all_single(buffer, receives, sends, group.group_name)
     )

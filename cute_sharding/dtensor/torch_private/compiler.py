@@ -16,9 +16,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.torch_private import patches
+from cute_sharding.dtensor.torch_private.dispatch_modes import OF_THIS_RANK
 from cute_sharding.dtensor.torch_private.symints import settled_spec
 
 __all__ = [
+    "apart_on_each_rank",
     "by_views",
     "first_wins",
     "forget_compiled_code",
@@ -28,6 +30,7 @@ __all__ = [
     "settled_outputs",
     "tag_compiled_graphs",
     "with_plain_functions",
+    "without_forward_collectives",
 ]
 
 
@@ -53,6 +56,53 @@ def forget_compiled_code() -> None:
     reset = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
     if reset is not None:  # half imported, it has compiled nothing yet
         reset()
+
+
+def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that makes equal nodes one, for all nodes but those that are of this rank.
+
+    Where none of these are made one, what is computed of them is the same graph on all ranks, and
+    of that equal nodes may be.
+    """
+
+    def fx_graph_cse(graph: Any) -> Any:
+        own = [
+            node
+            for node in graph.nodes
+            if node.op == "call_function" and OF_THIS_RANK in node.meta.get("custom", ())
+        ]
+        for i, node in enumerate(own):
+            node.kwargs = {**node.kwargs, OF_THIS_RANK: i}
+        result = stock(graph)
+        for node in (*own, *result.nodes):
+            if OF_THIS_RANK in node.kwargs:
+                node.kwargs = {k: v for k, v in node.kwargs.items() if k != OF_THIS_RANK}
+        return result
+
+    return fx_graph_cse
+
+
+def without_forward_collectives(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that makes a forward and a backward graph, the latter without collectives
+    that the former has and that it uses nothing of.
+    """
+
+    def _extract_fwd_bwd_modules(*args: Any, **options: Any) -> Any:
+        forward, backward = stock(*args, **options)
+        done = {node.name for node in forward.graph.nodes if _is_collective(node)}
+
+        def is_needed(node: Any) -> bool:
+            return node.name not in done and bool(node.is_impure())
+
+        backward.graph.eliminate_dead_code(is_impure_node=is_needed)
+        backward.recompile()
+        return forward, backward
+
+    return _extract_fwd_bwd_modules
+
+
+def _is_collective(node: Any) -> bool:
+    return getattr(node.target, "namespace", None) == "_c10d_functional"
 
 
 def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:

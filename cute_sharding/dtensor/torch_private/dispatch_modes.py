@@ -7,27 +7,40 @@ Asked and entered here; no mode that the program is in is changed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed._local_tensor import LocalTensorMode, enabled_local_tensor_mode
+from torch.fx.traceback import annotate
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "OF_THIS_RANK",
     "active_debug_mode",
     "all_ranks",
     "is_tracing",
     "local_tensor_mode",
     "no_modes",
+    "of_this_rank",
 ]
+
+# What marks nodes of a graph that another rank's graph has not, or with other numbers.
+OF_THIS_RANK = "cute_sharding: of this rank"
 
 
 def is_tracing() -> bool:
     """Whether what runs now becomes part of a graph."""
     return bool(_are_we_tracing())
+
+
+def of_this_rank() -> Any:
+    """A context in which the nodes of a graph that is traced are marked as this rank's own: its
+    rows, its sizes, its peers.
+    """
+    return annotate({OF_THIS_RANK: True}) if is_tracing() else nullcontext()
 
 
 def no_modes() -> Any:

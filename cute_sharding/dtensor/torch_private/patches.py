@@ -336,6 +336,26 @@ KINDS = Patch(
     until="Inductor knows them, or the tracer uses torch.sym_max",
     test="tests/dtensor/test_compiled.py::test_patterns_under_inductor",
 )
+EQUALS = Patch(
+    module="torch._functorch.partitioners",
+    attribute="fx_graph_cse",
+    file="torch/_functorch/partitioners.py",
+    why="Equal nodes of a graph are made one. What is equal on one rank need not be on another: "
+    "two exchanges of which a rank gives and gets as much, of what both times are no rows. That "
+    "rank would wait in one of them, and the others in two.",
+    until="a node of a graph can be kept apart from its equals",
+    test="tests/dtensor/test_ranks_in_step.py::test_equal_exchanges_are_not_made_one",
+)
+BACKWARD = Patch(
+    module="torch._functorch.partitioners",
+    attribute="_extract_fwd_bwd_modules",
+    file="torch/_functorch/partitioners.py",
+    why="A backward graph keeps the collectives of the forward graph that could be computed from "
+    "what is saved, though it uses nothing of them. What is saved goes by local sizes: ranks with "
+    "other rows would wait in other collectives.",
+    until="a backward graph has no collective that it does not need",
+    test="tests/dtensor/test_ranks_in_step.py::test_a_backward_graph_has_no_collective_of_no_use",
+)
 WAITS = Patch(
     module="torch._inductor.config",
     attribute="reorder_for_compute_comm_overlap_passes",

@@ -111,6 +111,8 @@ class Tracing:
         replace(patches.EXPRESSIONS, compiler.of_two_arguments)
         replace(patches.SLOTS, compiler.first_wins)
         replace(patches.KINDS, compiler.with_plain_functions)
+        replace(patches.EQUALS, compiler.apart_on_each_rank)
+        replace(patches.BACKWARD, compiler.without_forward_collectives)
         Tracing.settles = patches.METADATA not in self._installed.missing
         if not patches.WAITS.found():
             replace(patches.WAITS, lambda stock: ["sink_waits"])

@@ -1,0 +1,78 @@
+"""The graphs of all ranks have the same collectives in the same passes, and of each exchange one
+rank sends what another receives; also where a rank has nothing to send or to receive. Compiled as
+Inductor's partitioner cuts them (its min-cut), each rank in a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+# torch's own: the gradients of parts of a split that are not used are plain tensors.
+REFUSED = "got mixed torch.Tensor and DTensor"
+
+
+def run(first, last):
+    """Of each rank, of each program: what was found."""
+    path = os.pathsep.join(map(str, (HERE, HERE.parent, HERE.parent.parent)))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, HERE / "steps_of_ranks.py", *map(str, (rank, first, last))],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    try:
+        return [json.loads(rank.communicate(timeout=400)[0]) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def with_others(sizes):
+    """Of all ranks, without what each gives itself: the fake backend's are not quite a plan's."""
+    return [[*row[:rank], 0, *row[rank + 1 :]] for rank, row in enumerate(sizes)]
+
+
+def assert_in_step(program, is_line, found):
+    """Of one program, the graphs of all ranks."""
+    if all(isinstance(one, str) and REFUSED in one for one in found):
+        return
+    assert not any(isinstance(one, str) for one in found), (program, found)
+    names = [[[call[0] for call in graph] for graph in one] for one in found]
+    assert all(one == names[0] for one in names), (program, names)
+    if not is_line:
+        return  # on one mesh dim all ranks are in each group
+    for calls in zip(*[[call for graph in one for call in graph] for one in found]):
+        if len(calls[0]) == 4:
+            receives, sends = (with_others([call[i] for call in calls]) for i in (2, 3))
+            assert receives == [list(column) for column in zip(*sends)], (program, calls)
+
+
+def assert_all_in_step(first, last):
+    for ranks in zip(*run(first, last)):
+        one = ranks[0]
+        assert_in_step(one["program"], one["is_line"], [rank["graphs"] for rank in ranks])
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_graphs_of_all_ranks_have_the_same_collectives(first):
+    assert_all_in_step(first, first + 10)
+
+
+def test_equal_exchanges_are_not_made_one():
+    """Parts of which two ranks have no rows, so that both exchanges of these are of nothing."""
+    assert_all_in_step(82, 83)
+
+
+def test_a_backward_graph_has_no_collective_of_no_use():
+    """What two ranks save has other sizes than what the others do, so they save other tensors."""
+    assert_all_in_step(37, 38)
