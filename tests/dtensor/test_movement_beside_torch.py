@@ -75,7 +75,7 @@ def is_right(results, wanted):
     try:
         for result, want in zip(results, wanted, strict=True):
             assert_close(result, want, "torch alone")
-    except (AssertionError, TypeError):
+    except (AssertionError, TypeError, RuntimeError):  # the last: local tensors of other shapes
         return False
     return True
 
