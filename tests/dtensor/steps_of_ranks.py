@@ -1,5 +1,6 @@
 """Compiles drawn programs as one rank of four and prints the collectives of their graphs, as JSON:
-``python steps_of_ranks.py RANK FIRST LAST``, the last two seeds. For test_ranks_in_step.py.
+``python steps_of_ranks.py RANK FIRST LAST DYNAMIC``: seeds, and whether for any
+sizes. For test_ranks_in_step.py.
 """
 
 import json
@@ -19,6 +20,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import cute_sharding
 
 MESHES = [(4,), (4,), (2, 2)]
+MOVES = (
+    "c10d_functional.all",
+    "c10d_functional.reduce",
+    "cute_sharding.move",
+    "cute_sharding.redistribute",
+)
 
 
 def draw_placements(rng, mesh, shape):
@@ -84,8 +91,8 @@ def collectives(graph):
     found = []
     for node in graph.graph.nodes:
         name = str(node.target)
-        if node.op == "call_function" and "c10d" in name and "wait_tensor" not in name:
-            sizes = (node.args[1], node.args[2]) if "all_to_all" in name else ()
+        if node.op == "call_function" and any(part in name for part in MOVES):
+            sizes = node.args[1:3] if "all_to_all" in name else ()
             found.append((name, str(node.args[-1]), *map(tuple, sizes)))
     return found
 
@@ -98,7 +105,7 @@ def mesh_of(sizes):
     return mesh
 
 
-def graphs_of(mesh, shape, placements, steps):
+def graphs_of(mesh, shape, placements, steps, is_dynamic):
     """The collectives of the forward graph and of the backward graph."""
     torch._dynamo.reset()
     seen = []
@@ -114,7 +121,7 @@ def graphs_of(mesh, shape, placements, steps):
     x = torch.randn(shape)
     x = distribute_tensor(x, grid, placements, src_data_rank=None).requires_grad_()
 
-    @torch.compile(backend=backend, dynamic=False)
+    @torch.compile(backend=backend, dynamic=bool(is_dynamic))
     def program(x):
         for _, step in steps:
             x = step(x.sin()) * 2
@@ -125,19 +132,19 @@ def graphs_of(mesh, shape, placements, steps):
     return seen
 
 
-def attempt(seed):
+def attempt(seed, is_dynamic):
     mesh, shape, placements, steps = draw(seed)
     said = f"seed {seed}: {shape} on {mesh}, {placements}: {'; '.join(name for name, _ in steps)}"
     try:
-        graphs = graphs_of(mesh, shape, placements, steps)
+        graphs = graphs_of(mesh, shape, placements, steps, is_dynamic)
     except Exception as error:
         graphs = f"{type(error).__name__}: {str(error)[:300]}"
     return {"program": said, "is_line": len(mesh) == 1, "graphs": graphs}
 
 
 if __name__ == "__main__":
-    rank, first, last = map(int, sys.argv[1:])
+    rank, first, last, is_dynamic = map(int, sys.argv[1:])
     dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
     with cute_sharding.enabled(views=True, redistribution=True, movement=True):
-        print(json.dumps([attempt(seed) for seed in range(first, last)]))
+        print(json.dumps([attempt(seed, is_dynamic) for seed in range(first, last)]))
     dist.destroy_process_group()

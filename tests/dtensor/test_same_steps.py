@@ -268,10 +268,8 @@ def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
         "from torch.distributed.device_mesh import DeviceMesh\n"
         "from torch.distributed.tensor import Shard\n"
         "import cute_sharding\n"
-        "from cute_sharding.dtensor.torch_private import collective_ops\n"
+        "from torch._inductor.utils import run_and_get_code\n"
         "from test_same_steps import tensor_of\n"
-        "calls, all_to_all = [], collective_ops.all_to_all\n"
-        "collective_ops.all_to_all = lambda *args: (calls.append(1), all_to_all(*args))[1]\n"
         "mesh = DeviceMesh('cpu', torch.arange(8))\n"
         "def twice(x):\n"
         "    x = x.redistribute(placements=[Shard(1)])\n"
@@ -280,10 +278,10 @@ def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
         "with cute_sharding.enabled(redistribution=True):\n"
         "    for n in (9, 11):\n"
         "        tensor = tensor_of(mesh, (n, 8), [Shard(0)]).detach()\n"
-        "        graph(tensor)\n"
-        "        calls.clear()\n"
-        "        graph(tensor)\n"
-        "        assert len(calls) == 2, (n, calls)\n"
+        "        _, (code,) = run_and_get_code(graph, tensor)\n"
+        "        calls = code.count('= torch.ops._c10d_functional.all_to_all_single.default(')\n"
+        "        calls += code.count('= torch.ops.cute_sharding.redistribute.default(')\n"
+        "        assert calls == 2, (n, code)\n"
     )
     here = Path(__file__).parent
     environment = {

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from cute_sharding.dtensor.compiled.symbols import known, symbols_of, unknown
+import torch
+
+from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
+from cute_sharding.dtensor.torch_private.symints import may_be_number, number_of
 from cute_sharding.layout import Undecided
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.sharding.deal import kinds_of_device, local_size
 
 
 def local_size_of(n: Any, *cuts: tuple[Any, int, int]) -> Any:
@@ -24,11 +27,35 @@ def local_size_of(n: Any, *cuts: tuple[Any, int, int]) -> Any:
     Raises:
         Undecided: it depends on sizes that have no value yet.
     """
-    with symbols_of(n, *(split_factor for split_factor, _, _ in cuts)):
+    given = n, *(split_factor for split_factor, _, _ in cuts)
+    with symbols_of(*given):
+        now = hinted(known(given))
+    is_small = isinstance(n, torch.SymInt) and None not in now and _smallest(now, cuts) < 2
+    if is_small and may_be_number(n):
+        n = number_of(n)
+    with symbols_of(*given):
         rows = known(n)
         for split_factor, parts, coordinate in cuts:
             rows = local_size(rows, known(split_factor), parts, coordinate)
         return unknown(rows, local=True)
+
+
+def _smallest(now: tuple[int, ...], cuts: tuple[tuple[Any, int, int], ...]) -> int:
+    """How many rows the device with the fewest has.
+
+    Of 0 and 1 the compiler makes constants. Where that is the size of one device's rows, from which
+    it learns what the global size is, that is to be a constant for all: what is free, or moved, is
+    decided by it, and they are to decide alike. (Not in a program that has marked dims as dynamic:
+    torch refuses it on a device that has no more rows.)
+    """
+    sizes = {now[0]}
+    for split_factor, (_, parts, _) in zip(now[1:], cuts):
+        sizes = {
+            local_size(n, split_factor, parts, device)
+            for n in sizes
+            for device in kinds_of_device(n, split_factor, parts)
+        }
+    return min(sizes)
 
 
 def local_size_if_known(n: Any, *cuts: tuple[Any, int, int]) -> Any:

@@ -140,11 +140,19 @@ class Symbols:
 
     def _symbol(self, expr: Any) -> Any:
         """Our symbol for a symbol of torch, or for an expression of a kind that we do not know: a
-        positive integer, of which we know the bounds that torch has.
+        positive integer, of which we know the bounds that torch has; or the number that it is now,
+        where that is none.
         """
+        import sympy
+
         if expr not in self._ours:
             ours = symbol(str(expr) if expr.is_Symbol else f"({expr})")
             self._ours[expr], self._torch[ours] = ours, expr
+            now = self._hint_of(ours)
+            if now is not ours and now < 1:  # of an offset, or an empty dim: taken as it is
+                self.assume(Fact("equal", ours, now))
+                self._ours[expr] = sympy.Integer(now)
+                return self._ours[expr]
             lower = self._shape_env.bound_sympy(expr).lower
             if lower.is_Integer and lower > 1:
                 learn(Fact("at most", int(lower), ours))

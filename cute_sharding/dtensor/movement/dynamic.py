@@ -14,17 +14,24 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.compiled.library import library
-from cute_sharding.dtensor.compiled.symbols import has_values, known, symbols_of, unknown
+from cute_sharding.dtensor.compiled.local_sizes import local_size_of
+from cute_sharding.dtensor.compiled.symbols import has_values
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.redistributing.dynamic import mesh_named, name_of, parsed
 from cute_sharding.dtensor.redistributing.placements import text
-from cute_sharding.dtensor.torch_private import answers, collective_ops, dispatch, registry, symints
+from cute_sharding.dtensor.torch_private import (
+    answers,
+    collective_ops,
+    dispatch,
+    dispatch_modes,
+    registry,
+    symints,
+)
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Replicate, Shard
 from cute_sharding.movement import BY_OVERLOAD, Movement
 from cute_sharding.ops.rules.parts import is_whole
 from cute_sharding.redistribution.chains import Chains
-from cute_sharding.sharding.deal import local_size
 
 # Ops of one operand that keep its dims, and where the dim stands among their arguments; after it
 # come start, end and step.
@@ -82,13 +89,14 @@ class _Runner:
             ]
         )
         how = repr((name_of(mesh), self._name, chains, [n is None for n in numbers]))
-        moved = torch.ops.cute_sharding.move(
-            local,
-            list(spec.shape),
-            list(self._onto),
-            [0 if n is None else n for n in numbers],
-            how,
-        )
+        with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
+            moved = torch.ops.cute_sharding.move(
+                local,
+                list(spec.shape),
+                list(self._onto),
+                [0 if n is None else n for n in numbers],
+                how,
+            )
         # Other ranks wait, also where this one gets nothing.
         return collective_ops.waited_in_graph(moved)
 
@@ -124,12 +132,11 @@ def _shape_of(
     key, _, chains, _ = parsed(how)
     mesh = mesh_named(key, how)
     device = mesh.get_coordinate()
-    with symbols_of(tuple(onto)):
-        rows = list(known(tuple(onto)))
-        for d, chain in enumerate(chains):
-            for m, factor in chain:
-                rows[d] = local_size(rows[d], factor, mesh.size(m), device[m])
-        return local.new_empty(unknown(tuple(rows), local=True))
+    rows = [
+        local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
+        for n, chain in zip(onto, chains)
+    ]
+    return local.new_empty(rows)
 
 
 library.define(

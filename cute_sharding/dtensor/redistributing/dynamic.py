@@ -18,7 +18,7 @@ from cute_sharding.dtensor.compiled.library import library
 from cute_sharding.dtensor.compiled.local_sizes import local_size_of
 from cute_sharding.dtensor.redistributing.executor import run
 from cute_sharding.dtensor.redistributing.groups import means
-from cute_sharding.dtensor.torch_private import collective_ops, process_groups
+from cute_sharding.dtensor.torch_private import collective_ops, dispatch_modes, process_groups
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan
 from cute_sharding.redistribution.planner import plan_steps
@@ -44,9 +44,9 @@ def run_opaque(
     )
     # Compilers keep what is waited for, also where a rank's result has no elements: other ranks
     # wait in the collectives behind it.
-    return collective_ops.waited_in_graph(
-        torch.ops.cute_sharding.redistribute(local, list(shape), how)
-    )
+    with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
+        moved = torch.ops.cute_sharding.redistribute(local, list(shape), how)
+    return collective_ops.waited_in_graph(moved)
 
 
 def name_of(mesh: Any) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "has_shape_env",
     "is_symbolic",
     "is_truly",
+    "may_be_number",
     "number_of",
     "settled",
     "settled_spec",
@@ -64,6 +65,18 @@ def number_of(size: Any) -> int:
         if Mod(base, divisor) in shape_env.divisible:
             return int(shape_env.create_symintnode(base, hint=None)) // int(divisor)
     return int(size)
+
+
+def may_be_number(size: Any) -> bool:
+    """Whether the program leaves it to the compiler which sizes are constants: no dim of its inputs
+    is marked as dynamic, which torch holds it to.
+    """
+    inputs = getattr(size.node.shape_env, "tracked_fakes", None) or ()
+    return not any(
+        constraint is not None
+        for one in inputs
+        for constraint in getattr(one.symbolic_context, "constraint_sizes", None) or ()
+    )
 
 
 def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:
