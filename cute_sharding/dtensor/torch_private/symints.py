@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -21,6 +22,7 @@ __all__ = [
     "assert_at_run_time",
     "factors_at_hand",
     "has_shape_env",
+    "hold_to_marks",
     "is_symbolic",
     "is_truly",
     "may_be_number",
@@ -67,16 +69,18 @@ def number_of(size: Any) -> int:
     return int(size)
 
 
+# Traces of programs that have marked a dim of a DTensor as dynamic, which torch holds them to.
+_held: WeakSet[Any] = WeakSet()
+
+
+def hold_to_marks(shape: Sequence[Any]) -> None:
+    """No size of the trace that these are of is to become a constant for our sake."""
+    _held.update(n.node.shape_env for n in shape if isinstance(n, torch.SymInt))
+
+
 def may_be_number(size: Any) -> bool:
-    """Whether the program leaves it to the compiler which sizes are constants: no dim of its inputs
-    is marked as dynamic, which torch holds it to.
-    """
-    inputs = getattr(size.node.shape_env, "tracked_fakes", None) or ()
-    return not any(
-        constraint is not None
-        for one in inputs
-        for constraint in getattr(one.symbolic_context, "constraint_sizes", None) or ()
-    )
+    """Whether the program leaves it to the compiler which sizes are constants."""
+    return size.node.shape_env not in _held
 
 
 def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:

@@ -24,6 +24,7 @@ from cute_sharding.dtensor.torch_private.patch import Installed
 from cute_sharding.dtensor.torch_private.registry import op_handlers, overload
 from cute_sharding.dtensor.torch_private.symints import (
     has_shape_env,
+    hold_to_marks,
     is_symbolic,
     number_of,
     settled,
@@ -78,7 +79,7 @@ class Tracing:
     ) -> None:
         self._installed = installed
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
-        self._knows_compiler = self._reads_numbers = False
+        self._knows_compiler = self._reads_numbers = self._is_marked = False
         Tracing.in_force = self
         installed.before_undo(self._end)
         installed.replace(patches.FLATTEN, self._flatten)
@@ -139,6 +140,9 @@ class Tracing:
     def _flatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def __tensor_flatten__(tensor: DTensor) -> Any:
             self.meet_compiler()
+            self._is_marked = any(
+                getattr(t, "_dynamo_dynamic_indices", None) for t in (tensor, tensor._local_tensor)
+            )
             return stock(tensor)
 
         return __tensor_flatten__
@@ -150,6 +154,8 @@ class Tracing:
             placements, meta, order, requires_grad = context
             local, mesh = inner["_local_tensor"], inner["device_mesh"]
             if is_symbolic(tuple(size)) and has_shape_env(tuple(size)):
+                if self._is_marked:  # an input, which has just been flattened
+                    hold_to_marks(size)
                 expected = self._local_shape(size, mesh, placements)
                 for actual, wanted in zip(local.shape, expected or ()):
                     self._equate(actual, wanted, size)
