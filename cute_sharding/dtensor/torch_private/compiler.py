@@ -65,7 +65,7 @@ def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
     of that equal nodes may be.
     """
 
-    def fx_graph_cse(graph: Any) -> Any:
+    def fx_graph_cse(graph: Any, **options: Any) -> Any:
         own = [
             node
             for node in graph.nodes
@@ -73,7 +73,7 @@ def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
         ]
         for i, node in enumerate(own):
             node.kwargs = {**node.kwargs, OF_THIS_RANK: i}
-        result = stock(graph)
+        result = stock(graph, **options)
         for node in (*own, *result.nodes):
             if OF_THIS_RANK in node.kwargs:
                 node.kwargs = {k: v for k, v in node.kwargs.items() if k != OF_THIS_RANK}
