@@ -28,11 +28,11 @@ def local_size_of(n: Any, *cuts: tuple[Any, int, int]) -> Any:
         Undecided: it depends on sizes that have no value yet.
     """
     given = n, *(split_factor for split_factor, _, _ in cuts)
-    with symbols_of(*given):
-        now = hinted(known(given))
-    is_small = isinstance(n, torch.SymInt) and None not in now and _smallest(now, cuts) < 2
-    if is_small and may_be_number(n):
-        n = number_of(n)
+    if isinstance(n, torch.SymInt) and may_be_number(n):
+        with symbols_of(*given):
+            now = hinted(known(given))
+        if None not in now and _smallest(now, cuts) < 2:
+            n = number_of(n)
     with symbols_of(*given):
         rows = known(n)
         for split_factor, parts, coordinate in cuts:

@@ -73,9 +73,12 @@ def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
         ]
         for i, node in enumerate(own):
             node.kwargs = {**node.kwargs, OF_THIS_RANK: i}
-        result = stock(graph, **options)
-        for node in (*own, *result.nodes):
-            if OF_THIS_RANK in node.kwargs:
+        marked = own
+        try:
+            result = stock(graph, **options)
+            marked = [*own, *result.nodes]
+        finally:
+            for node in marked:
                 node.kwargs = {k: v for k, v in node.kwargs.items() if k != OF_THIS_RANK}
         return result
 
