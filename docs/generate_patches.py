@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from cute_sharding.dtensor.torch_private import patches
+from cute_sharding.dtensor.torch_private import compiler_patches, patches
 from cute_sharding.dtensor.torch_private.patch import Patch
 from cute_sharding.dtensor.torch_private.patches import TABLE
 
@@ -20,11 +20,12 @@ ADAPTER = Path(__file__).parent.parent / "cute_sharding" / "dtensor"
 
 def installers(row: Patch) -> list[str]:
     """The files of the adapter that name the row, which replace it."""
-    name = next(name for name, value in vars(patches).items() if value is row)
+    rows = {**vars(patches), **vars(compiler_patches)}
+    name = next(name for name, value in rows.items() if value is row)
     return [
         path.relative_to(ADAPTER).as_posix()
         for path in sorted(ADAPTER.rglob("*.py"))
-        if re.search(rf"\bpatches\.{name}\b", path.read_text())
+        if re.search(rf"\b(compiler_)?patches\.{name}\b", path.read_text())
     ]
 
 

@@ -279,6 +279,7 @@ def test_imports_between_rooms_run_downward(path):
 TORCH_PRIVATE = [
     "patch",
     "used",
+    "compiler_patches",
     "patches",
     "dispatch_modes",
     "process_groups",

@@ -63,6 +63,28 @@ def chosen(
     return question.free() or question.cheapest()
 
 
+def kept(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> Choice:
+    """The operands' own cuts, of each result in its dims, whatever has to be received for them.
+
+    >>> from cute_sharding.movement import BY_OP
+    >>> kept(BY_OP["Tensor.__getitem__"].move((12,), 0, 1, None), (((0, 1),),), (4,)).cuts
+    (((0, 1),),)
+    """
+    question = _Question(move, cuts, mesh)
+    return question.of_all(question.own)
+
+
+def open_dims(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> tuple[int, ...]:
+    """The mesh dims that have to be decided: those that cut what the op touches, or on which the
+    operands differ. Devices that differ on others send one another nothing.
+
+    >>> from cute_sharding.movement import BY_OP
+    >>> open_dims(BY_OP["torch.roll"].move((8, 4), 2, 0), (((0, 1), (1, 1)),), (2, 2))
+    (0,)
+    """
+    return tuple(_Question(move, cuts, mesh).open)
+
+
 class _Question:
     """What has to be decided.
 

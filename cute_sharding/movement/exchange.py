@@ -183,6 +183,17 @@ class Movement:
         """Whether all devices were looked at."""
         return all(len(coordinates(n, prod(self.mesh))) == n for n in self.mesh)
 
+    def keeps(self, link: Link, d: int) -> bool:
+        """Whether a dim of the exchange stays as it is, on each device, whatever its size is."""
+        one, other = link.pairs[d]
+        return (
+            one.is_plain
+            and other.is_plain
+            and one.dim is not None
+            and other.dim is not None
+            and self.sources[link.source][one.dim] == self.targets[link.target][other.dim]
+        )
+
     def _is_stationary(self, link: Link, m: int) -> bool:
         """Whether no element changes its coordinate on that mesh dim."""
         source, target = self.sources[link.source], self.targets[link.target]

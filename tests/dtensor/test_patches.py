@@ -18,7 +18,7 @@ import cute_sharding
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.redistributing.stock import stock_plan
 from cute_sharding.dtensor.switch import adapter
-from cute_sharding.dtensor.torch_private import patches, registry, used
+from cute_sharding.dtensor.torch_private import compiler_patches, patches, registry, used
 from cute_sharding.dtensor.torch_private.patch import Installed, Place, require
 from cute_sharding.dtensor.torch_private.read_hook import Reads
 from cute_sharding.dtensor.torch_private.tracing import Tracing
@@ -236,7 +236,7 @@ def all_of_torch():
             if isinstance(value, dict):
                 found |= {f"{name}.{attribute}[{key}]": entry for key, entry in value.items()}
     # Two that no module's dict has: they are options, which torch keeps elsewhere.
-    for option in (patches.WAITS, patches.CACHE_KEYS):
+    for option in (compiler_patches.WAITS, compiler_patches.CACHE_KEYS):
         found[option.name] = option.found()
     return found
 
@@ -279,7 +279,7 @@ def test_what_is_replaced_is_in_the_table_and_is_put_back():
     assert set(names(on.values())) == set(names(ROWS))
     assert adapter._installed.missing == [] and Tracing.settles
     assert {row.name for row in ROWS if not row.entries} - set(adapter.parts_replaced()) == {
-        patches.CACHE_KEYS.name
+        compiler_patches.CACHE_KEYS.name
     }
     cute_sharding.disable()
     assert changed(before, all_of_torch()) == set()
@@ -339,7 +339,7 @@ def removable(lacking):
         for row in ROWS
         if bool(row.lacking) is lacking
         and not row.entries
-        and row not in (patches.TAIL, patches.CACHE_KEYS)
+        and row not in (patches.TAIL, compiler_patches.CACHE_KEYS)
     ]
 
 

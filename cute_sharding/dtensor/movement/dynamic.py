@@ -1,147 +1,289 @@
-"""Slices of a sharded dim in a compiled program whose sizes are symbolic: one op that the compiler
-does not look into, and that runs what an eager program runs, on the sizes of each call.
+"""Movement ops in a compiled program whose sizes are symbolic.
 
-The result keeps the operand's placements, so nothing is decided by sizes. What the op is to do is
-written in a string, for graphs are kept on disk (see redistributing/dynamic.py).
+What an op does to the rows of the dims that it touches may be known by numbers, where only other
+dims are symbolic: then it is decided as in an eager program, and what is free is slices of the
+local tensor. Else the result keeps the operand's placements, so that nothing is decided by sizes
+which another call has not; and the op becomes one that the compiler does not look into, which plans
+anew in each call, on the sizes of that call, what an eager program would run. So there is one graph
+for all sizes. What the op is to do is written in a string, for graphs are kept on disk (see
+redistributing/dynamic.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.compiled.library import library
-from cute_sharding.dtensor.compiled.local_sizes import local_size_of
-from cute_sharding.dtensor.compiled.symbols import has_values
-from cute_sharding.dtensor.movement.running import Runner
+from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known, local_size_of
+from cute_sharding.dtensor.movement.running import LISTS, Runner
 from cute_sharding.dtensor.redistributing.dynamic import mesh_named, name_of, parsed
-from cute_sharding.dtensor.redistributing.placements import text
+from cute_sharding.dtensor.redistributing.groups import dims_of_group
+from cute_sharding.dtensor.redistributing.placements import cut_of
 from cute_sharding.dtensor.torch_private import (
     answers,
     collective_ops,
     dispatch,
     dispatch_modes,
+    local_tensors,
+    op_schemas,
     registry,
     symints,
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Replicate, Shard
-from cute_sharding.movement import BY_OVERLOAD, Movement
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.movement import BY_OVERLOAD, Move, Movement
+from cute_sharding.movement.choose import Choice, chosen, kept, open_dims
+from cute_sharding.movement.free import Cuts
 from cute_sharding.ops.rules.parts import is_whole
-from cute_sharding.redistribution.chains import Chains
 
-# Ops of one operand that keep its dims, and where the dim stands among their arguments; after it
-# come start, end and step.
-SLICES = {"slice.Tensor": 1, "slice_backward.default": 2}
+# Where the dim of a slice stands among its arguments; after it come start, end and step.
+_SLICES = {"slice.Tensor": 1, "slice_backward.default": 2}
 
 
-def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
-    """The op as a movement for any sizes; None where it is no slice of a dim that one mesh dim cuts
-    into plain shards.
-    """
-    place = SLICES.get(name)
-    (spec, *others) = specs
-    if place is None or others or not all(type(p) in (Shard, Replicate) for p in spec.placements):
+class Found(NamedTuple):
+    """What runs in the place of the op, and for the sizes at hand what was chosen."""
+
+    runner: Any
+    choice: Choice
+    metas: Any
+
+
+def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Found | None:
+    """The op as a movement for any sizes; None where none is known."""
+    given = op_schemas.with_shapes(schema, [tuple(spec.shape) for spec in specs])
+    mesh, place = specs[0].mesh, _SLICES.get(name)
+    if any(isinstance(p, Partial) for spec in specs for p in spec.placements) or (
+        place is not None and is_whole(*schema.args_schema[place + 1 :])
+    ):
         return None
-    shape, arguments = tuple(spec.shape), schema.args_schema
-    if not (symints.has_shape_env(shape, arguments[1:]) and has_values(shape)):
+    now = _at_hand(*given)
+    move = None if now is None else _move_of(name, *now)
+    if move is None:
         return None
-    d = int(arguments[place]) if len(arguments) > place else 0  # type: ignore[call-overload]
-    d %= len(shape)
-    cutting = [m for m, p in enumerate(spec.placements) if isinstance(p, Shard) and p.dim == d]
-    if len(cutting) != 1 or spec.mesh.size(cutting[0]) == 1 or is_whole(*arguments[place + 1 :]):
+    cuts = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
+    sizes = tuple(mesh.shape)
+    # As in eager programs also what torch has no rule for, or gathers whatever is cut.
+    anyway = registry.is_derived(schema.op) or (move.triangle is not None and any(map(any, cuts)))
+    if not open_dims(move, cuts, sizes) and not anyway:
         return None
     metas = registry.output_metas(schema)
-    count(name, "exchanged")
-    logger.debug(
-        "%s: %s as it is, for any sizes: one exchange, planned in each call",
-        name,
-        text(spec.placements),
+    if _goes_by_numbers(move, schema, specs):
+        choice = chosen(move, cuts, sizes, anyway=True)
+        assert choice is not None
+        if choice.movement.is_view and schema.op._schema._is_view_op():
+            placements = tuple([tuple(spec.placements) for spec in specs])
+            given_as = choice.movement, mesh, (), tuple(specs), placements, ()
+            runner = Runner(*given_as, name, _as_it_is)
+            return Found(runner, choice, metas)
+    elif all(cut is None or cut[1] == 1 for some in cuts for cut in some):
+        choice = kept(move, cuts, sizes)
+    else:
+        return None
+    onto = [shape for shape in answers.shapes_of_results(metas) if shape is not None]
+    if not (_have_groups(move, cuts, mesh) and _are_known(onto, choice.movement, mesh)):
+        return None
+    return Found(_Runner(name, tuple(specs), given, onto, choice.movement), choice, metas)
+
+
+def _at_hand(args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
+    """The arguments as numbers; None where something is none, or has no value yet."""
+    if not symints.has_shape_env(*args, *kwargs.values()) or not all(
+        n is None or isinstance(n, (int, float, torch.SymInt)) for n in tree_leaves((args, kwargs))
+    ):
+        return None
+    return symints.numbers_at_hand((args, kwargs))
+
+
+def _as_it_is(*_: Any) -> None:
+    """What is a view is one of the local tensor, and nobody has to be told."""
+
+
+def _move_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Move | None:
+    try:
+        return BY_OVERLOAD[name].move(*args, **kwargs)
+    except (ValueError, IndexError, TypeError):
+        return None  # torch says what is wrong
+
+
+def _goes_by_numbers(move: Move, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether what the op does to the dims that it touches is the same whatever the symbols are.
+
+    Sizes among its arguments may be those of other dims.
+    """
+    others: set[str] = set()
+    for i, spec in enumerate(specs):
+        touched = move.touched(i)
+        if move.triangle is not None:
+            touched |= {len(spec.shape) - 2, len(spec.shape) - 1}
+        if symints.is_symbolic(*(spec.shape[d] for d in touched)):
+            return False
+        others.update(symints.size_text(n) for d, n in enumerate(spec.shape) if d not in touched)
+    for given in (*schema.args_schema, *schema.kwargs_schema.values()):
+        if isinstance(given, torch.SymInt):
+            return False
+        some = given if isinstance(given, (list, tuple)) else ()
+        if any(isinstance(n, torch.SymInt) and symints.size_text(n) not in others for n in some):
+            return False
+    return True
+
+
+def _have_groups(move: Move, cuts: tuple[Cuts, ...], mesh: Any) -> bool:
+    """Whether all ranks that may have to exchange something, for some sizes, have a group."""
+    dims = open_dims(move, cuts, tuple(mesh.shape))
+    return all(
+        dims_of_group(mesh, some) is not None
+        for count in range(2, len(dims) + 1)
+        for some in combinations(dims, count)
     )
-    runner = _Runner(name, spec, tuple(metas.shape))
-    return answers.by_function(schema, runner, spec.mesh, [tuple(spec.placements)], metas)
+
+
+def _are_known(onto: Sequence[tuple[Any, ...]], movement: Movement, mesh: Any) -> bool:
+    """Whether the sizes of this rank's results can be said."""
+    return all(
+        local_size_if_known(n, *_as_held(chain, mesh)) is not None
+        for shape, chains in zip(onto, movement.targets)
+        for n, chain in zip(shape, chains)
+    )
+
+
+def _as_held(chain: Sequence[tuple[int, int]], mesh: Any) -> list[tuple[int, int, int]]:
+    device = mesh.get_coordinate()
+    return [(factor, mesh.size(m), device[m]) for m, factor in chain]
 
 
 class _Runner:
-    """Called with the op's arguments, the local tensor first."""
+    """Called with the op's arguments, in which local tensors stand for DTensors."""
 
-    def __init__(self, name: str, spec: DTensorSpec, onto: tuple[Any, ...]) -> None:
-        self._name, self._spec, self._onto = name, spec, onto
-
-    def __call__(self, local: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        mesh, spec = self._spec.mesh, self._spec
-        whole = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, spec.tensor_meta)
-        dispatch.observe(spec, whole, self._name)
-        numbers = self._numbers(arguments)
-        chains: Chains = tuple(
-            [
-                tuple(
-                    [
-                        (m, 1)
-                        for m, p in enumerate(spec.placements)
-                        if isinstance(p, Shard) and p.dim == d and mesh.size(m) > 1
-                    ]
-                )
-                for d in range(len(self._onto))
-            ]
+    def __init__(
+        self,
+        name: str,
+        specs: tuple[DTensorSpec, ...],
+        given: tuple[Any, ...],
+        onto: Sequence[tuple[Any, ...]],
+        movement: Movement,
+    ) -> None:
+        args, kwargs = given
+        self._name, self._specs = name, specs
+        self._reads = BY_OVERLOAD[name].reads
+        self._numbers: list[Any] = []
+        arguments = _written((args, tuple(kwargs.values())), self._numbers)
+        self._onto = [n for shape in onto for n in shape]
+        self._how = repr(
+            (
+                name_of(specs[0].mesh),
+                name,
+                movement.sources,
+                movement.targets,
+                tuple(map(len, onto)),
+                arguments,
+                tuple(kwargs),
+            )
         )
-        how = repr((name_of(mesh), self._name, chains, [n is None for n in numbers]))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for spec in self._specs:
+            whole = DTensorSpec(spec.mesh, (Replicate(),) * spec.mesh.ndim, spec.tensor_meta)
+            dispatch.observe(spec, whole, self._name)
+        operands = [
+            collective_ops.waited(leaf)
+            for leaf in local_tensors.leaves(args, kwargs)
+            if isinstance(leaf, torch.Tensor)
+        ]
         with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
             moved = torch.ops.cute_sharding.move(
-                local,
-                list(spec.shape),
-                list(self._onto),
-                [0 if n is None else n for n in numbers],
-                how,
+                operands[: self._reads], self._onto, self._numbers, self._how
             )
         # Other ranks wait, also where this one gets nothing.
-        return collective_ops.waited_in_graph(moved)
-
-    def _numbers(self, arguments: Sequence[Any]) -> list[Any]:
-        """dim, start, end and step"""
-        given = list(arguments[SLICES[self._name] - 1 :])
-        return given + [0, None, None, 1][len(given) :]
+        results = [collective_ops.waited_in_graph(x) for x in moved]
+        return results[0] if len(results) == 1 and self._name not in LISTS else results
 
 
-def _movement(
-    shape: Sequence[int], onto: Sequence[int], numbers: Sequence[int], how: str
-) -> tuple[Movement, Any, str]:
-    key, name, chains, missing = parsed(how)
-    mesh = mesh_named(key, how)
-    given = [None if gone else n for n, gone in zip(numbers, missing)]
-    sizes = [tuple(onto)] if name == "slice_backward.default" else []
-    move = BY_OVERLOAD[name].move(tuple(shape), *sizes, *given)
-    assert move is not None
-    return Movement(move, tuple(mesh.shape), (chains,), (chains,)), mesh, name
+# -- the op's arguments, as numbers and a literal --------------------------------------------------
+
+
+def _written(value: Any, numbers: list[Any]) -> Any:
+    """A literal, in which 0 stands for each integer, and text for other numbers."""
+    if isinstance(value, (tuple, list)):
+        return tuple([_written(part, numbers) for part in value])
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, torch.SymInt)):
+        numbers.append(value)
+        return 0
+    return repr(value)
+
+
+def _read(literal: Any, numbers: Iterator[int]) -> Any:
+    """The inverse of :func:`_written`."""
+    if isinstance(literal, tuple):
+        return tuple([_read(part, numbers) for part in literal])
+    if literal is None or isinstance(literal, bool):
+        return literal
+    return float(literal) if isinstance(literal, str) else next(numbers)
+
+
+# -- the op ----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 10)
+def _movement(numbers: tuple[int, ...], how: str, mesh: tuple[int, ...]) -> Movement:
+    """
+    Raises:
+        RuntimeError: the op cannot be run on such sizes.
+    """
+    _, name, sources, targets, _, arguments, names = parsed(how)
+    args, values = _read(arguments, iter(numbers))
+    move = _move_of(name, args, dict(zip(names, values)))
+    if move is None:
+        raise RuntimeError(
+            f"{name} was compiled for any sizes, and these it is not defined for: {args}"
+        )
+    return Movement(move, mesh, sources, targets)
 
 
 def _move(
-    local: torch.Tensor, shape: list[int], onto: list[int], numbers: list[int], how: str
-) -> torch.Tensor:
-    movement, mesh, name = _movement(shape, onto, numbers, how)
-    runner = Runner(movement, mesh, movement.mesh_dims, (), (), (), name)
-    return runner.copies([local])[0].contiguous()
-
-
-def _shape_of(
-    local: torch.Tensor, shape: list[Any], onto: list[Any], numbers: list[Any], how: str
-) -> torch.Tensor:
-    key, _, chains, _ = parsed(how)
+    operands: list[torch.Tensor], onto: list[int], numbers: list[int], how: str
+) -> list[torch.Tensor]:
+    key, name, *_ = parsed(how)
     mesh = mesh_named(key, how)
-    device = mesh.get_coordinate()
-    rows = [
-        local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
-        for n, chain in zip(onto, chains)
+    movement = _movement(tuple(numbers), how, tuple(mesh.shape))
+    dims = dims_of_group(mesh, movement.mesh_dims)
+    assert dims is not None  # _have_groups
+    runner = Runner(movement, mesh, dims, (), (), (), name)
+    results = runner.copies(operands)
+    return [
+        (x.clone() if any(x is operand for operand in operands) else x).contiguous()
+        for x in results
     ]
-    return local.new_empty(rows)
+
+
+def _shapes_of(
+    operands: list[torch.Tensor], onto: list[Any], numbers: list[Any], how: str
+) -> list[torch.Tensor]:
+    key, _, _, targets, ndims, *_ = parsed(how)
+    mesh = mesh_named(key, how)
+    dtype = operands[0].dtype
+    for x in operands[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    remaining = iter(onto)
+    return [
+        operands[0].new_empty(
+            [local_size_of(next(remaining), *_as_held(chain, mesh)) for chain in chains],
+            dtype=dtype,
+        )
+        for _, chains in zip(ndims, targets, strict=True)
+    ]
 
 
 library.define(
-    "move(Tensor local, SymInt[] shape, SymInt[] onto, SymInt[] numbers, str how) -> Tensor",
+    "move(Tensor[] operands, SymInt[] onto, SymInt[] numbers, str how) -> Tensor[]",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 library.impl("move", _move, "CompositeExplicitAutograd")
-torch.library.register_fake("cute_sharding::move", _shape_of, lib=library)
+torch.library.register_fake("cute_sharding::move", _shapes_of, lib=library)

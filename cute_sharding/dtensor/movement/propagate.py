@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
@@ -13,14 +12,13 @@ from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.movement.several import Steps
-from cute_sharding.dtensor.redistributing.groups import groups_at_hand
+from cute_sharding.dtensor.redistributing.groups import dims_of_group
 from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of, text
 from cute_sharding.dtensor.redistributing.reading import agree
 from cute_sharding.dtensor.torch_private import (
     answers,
     dispatch_modes,
     op_schemas,
-    process_groups,
     registry,
     symints,
     tensor_specs,
@@ -76,7 +74,12 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
-        return dynamic_of(name, schema, specs)
+        anew = dynamic_of(name, schema, specs)
+        if anew is None:
+            return None
+        outputs = [_placements(some, specs[0], {}) for some in anew.choice.cuts]
+        _note(name, [anew.choice.movement], specs, outputs)
+        return answers.by_function(schema, anew.runner, specs[0].mesh, outputs, anew.metas)
     pending = _pending(specs[: row.reads])
     if pending is None:
         count(name, "stock")
@@ -101,7 +104,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     choice = chosen(move, cuts, tuple(mesh.shape), anyway=anyway)
     if choice is None:
         return None
-    dims = _group(mesh, choice.movement)
+    dims = dims_of_group(mesh, choice.movement.mesh_dims)
     metas = registry.output_metas(schema)
     if dims is None or metas is None:
         count(name, "stock")
@@ -142,7 +145,7 @@ def several_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any
         if step.movement is None:
             runners.append(None)
             continue
-        dims = _group(mesh, step.movement)
+        dims = dims_of_group(mesh, step.movement.mesh_dims)
         if dims is None or _is_wrong_for(pending, step.movement.move):
             return None
         of_step = step.movement, mesh, dims, (spec,), ((),), tuple(pending.items()), name
@@ -217,24 +220,6 @@ def _placements(cuts: Cuts, given: DTensorSpec, pending: dict[int, str]) -> tupl
     return tuple(
         [given.placements[m] if m in pending else placement_of(cut) for m, cut in enumerate(cuts)]
     )
-
-
-def _group(mesh: Any, movement: Movement) -> tuple[int, ...] | None:
-    """The mesh dims whose ranks exchange, those that take part and no more than it takes for them
-    to have a process group; None where they have none.
-    """
-    dims = movement.mesh_dims
-    if len(dims) < 2:
-        return dims
-    if not process_groups.has_groups(mesh):
-        return None
-    groups, others = groups_at_hand(mesh), [m for m in range(mesh.ndim) if m not in dims]
-    for more in range(len(others) + 1):
-        for some in combinations(others, more):
-            among = tuple(sorted((*dims, *some)))
-            if among in groups or tuple([m for m in among if mesh.size(m) > 1]) in groups:
-                return tuple([m for m in among if mesh.size(m) > 1])
-    return None
 
 
 def _note(

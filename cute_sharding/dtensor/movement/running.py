@@ -83,7 +83,7 @@ class Runner:
             results = self.copies(operands)
             if self.note is not None:
                 self.note(self, given[0], results)
-        single = len(results) == 1 and self.name not in _LISTS
+        single = len(results) == 1 and self.name not in LISTS
         return results[0] if single else results
 
     @cached_property
@@ -279,7 +279,7 @@ class Runner:
 
 
 # Ops that give a list, also of one tensor.
-_LISTS = frozenset(
+LISTS = frozenset(
     {
         "split.Tensor",
         "split_with_sizes.default",
@@ -331,6 +331,8 @@ def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]
             x = collapsed(x, rows, movement.side(rows, link.source, device))
     for d, (first, count, step, is_kept) in enumerate(steps):
         at = d - gone
+        if movement.keeps(link, d):
+            continue
         if not is_kept:
             x, gone = x.select(at, first), gone + 1
         elif (first, count, step) != (0, x.shape[at], 1):

@@ -170,6 +170,23 @@ def _at_hand(
     return frozenset(among for among in sets if _group_of_several(mesh, among) is not None)
 
 
+def dims_of_group(mesh: Any, dims: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Those mesh dims, and no more than it takes for their ranks to have a process group together;
+    None where they have none.
+    """
+    if len(dims) < 2:
+        return dims
+    if not process_groups.has_groups(mesh):
+        return None
+    groups, others = groups_at_hand(mesh), [m for m in range(mesh.ndim) if m not in dims]
+    for more in range(len(others) + 1):
+        for some in combinations(others, more):
+            among = tuple(sorted((*dims, *some)))
+            if among in groups or tuple([m for m in among if mesh.size(m) > 1]) in groups:
+                return tuple([m for m in among if mesh.size(m) > 1])
+    return None
+
+
 def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
     """The process group of exactly the ranks that differ on those mesh dims alone.
 

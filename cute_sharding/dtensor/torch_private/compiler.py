@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.torch_private import patches
+from cute_sharding.dtensor.torch_private import compiler_patches
 from cute_sharding.dtensor.torch_private.dispatch_modes import OF_THIS_RANK
 from cute_sharding.dtensor.torch_private.symints import settled_spec
 
@@ -24,6 +24,7 @@ __all__ = [
     "by_views",
     "first_wins",
     "forget_compiled_code",
+    "none_of_ours",
     "of_two_arguments",
     "on_global_sizes",
     "settled_metadata",
@@ -40,7 +41,9 @@ def tag_compiled_graphs(tag: str | None) -> None:
 
     None takes the tag away again.
     """
-    config: Any = patches.CACHE_KEYS.owner()  # an option: what it says besides is the program's
+    config: Any = (
+        compiler_patches.CACHE_KEYS.owner()
+    )  # an option: what it says besides is the program's
     kept = [
         part
         for part in config.cache_key_tag.split(" ")
@@ -106,6 +109,27 @@ def without_forward_collectives(stock: Callable[..., Any]) -> Callable[..., Any]
 
 def _is_collective(node: Any) -> bool:
     return getattr(node.target, "namespace", None) == "_c10d_functional"
+
+
+def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that is asked what to do with each function that runs beside a graph, for
+    which those of this package, and all that they call, run as they are. (What a program itself
+    calls of it may still be a part of its graph.)
+    """
+    from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+    from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
+    from torch._dynamo.types import ConvertFrameReturn
+
+    def __call__(wrapper: Any, frame: Any, *rest: Any) -> Any:
+        # By the module's name: methods of dataclasses are in no file.
+        if str(frame.f_globals.get("__name__")).partition(".")[0] != "cute_sharding":
+            return stock(wrapper, frame, *rest)
+        return ConvertFrameReturn(
+            frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP),
+            skip_reason="it is no part of the program",
+        )
+
+    return __call__
 
 
 def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -89,6 +89,8 @@ class Name:
         nothing.
         """
         owner, name = self.owner(), self.place.attribute.rpartition(".")[2]
+        if isinstance(owner, type):  # and not what its metaclass has: every class can be called
+            return next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
         kept = getattr(owner, "__dict__", {})
         return kept[name] if name in kept else getattr(owner, name, None)
 
@@ -195,6 +197,23 @@ class Installed:
         if value is not before:
             self._steps.append((patch, key, lambda: _set(table, key, before)))
             _set(table, key, value)
+
+    def once_imported(self, patch: Patch, action: Callable[[], None]) -> None:
+        """Call ``action()`` once the program has imported the row's module: now, if it has. Where
+        that fails torch's own stays, with a line in the log: an import must not fail for us.
+        """
+        when_imported: Callable[..., Callable[[], None]] = importlib.import_module(
+            "cute_sharding._autoload"
+        ).when_imported  # what runs before all else, and imports nothing
+
+        def or_said() -> None:
+            try:
+                action()
+            except Exception as error:
+                logger.warning("%s is torch's own: %s: %s", patch.name, type(error).__name__, error)
+
+        if patch.is_needed:
+            self.before_undo(when_imported(patch.place.module, or_said))
 
     def before_undo(self, action: Callable[[], None]) -> None:
         """Call ``action()`` before all is put back: to give up waiting for what is to be replaced

@@ -1,5 +1,6 @@
 """The table of what is replaced in torch: every attribute, and every dict of which entries are.
-What is called there and not replaced is in :mod:`.used`.
+Rows of the compiler are in :mod:`.compiler_patches`; what is called there and not replaced is in
+:mod:`.used`.
 
 A row is installed by the file of this room that names it (docs/patches.md says which); what stands
 in for rows about state dicts is made in ``memory/state.py``. Of a release of torch that does
@@ -18,12 +19,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cute_sharding.dtensor.torch_private import compiler_patches
 from cute_sharding.dtensor.torch_private.patch import Patch
 
 _TENSOR = "torch.distributed.tensor"
 _PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
-_AOT = "torch._functorch._aot_autograd"
-_PROXIES = "torch.fx.experimental.proxy_tensor"
 
 # -- placements of views: the propagator's registries ----------------------------------------------
 
@@ -268,116 +268,6 @@ EXPANSION = Patch(
     "every_other_placement",
 )
 
-# -- the compiler, once it is there ----------------------------------------------------------------
-
-GUARDS = Patch(
-    module="torch.fx.experimental.symbolic_shapes",
-    attribute="ShapeEnv.produce_guards_verbose",
-    file="torch/fx/experimental/symbolic_shapes.py",
-    why="Global sizes that are constants of a program are not guarded: torch looks at those of "
-    "local tensors only, which may be the same.",
-    until="dynamo guards the sizes of tensor subclasses, and not of their inner tensors alone",
-    test="tests/dtensor/test_compiled.py::test_global_sizes_that_a_graph_takes_for_constants_are_"
-    "guarded",
-)
-OUTPUTS = Patch(
-    module="torch._dynamo.output_graph",
-    attribute="OutputGraph.compile_and_call_fx_graph",
-    file="torch/_dynamo/output_graph.py",
-    why="What leaves a program has numbers for split factors: they are settled before it is "
-    "compiled.",
-    until="with the row of _split_factor_int",
-    test="tests/dtensor/test_compiled.py::test_a_split_factor_costs_a_graph_only_where_it_leaves_"
-    "the_program",
-)
-METADATA = Patch(
-    module=_AOT + ".subclass_utils",
-    attribute="create_subclass_metadata",
-    file="torch/_functorch/_aot_autograd/subclass_utils.py",
-    why="What AOTAutograd keeps of a DTensor, to make it again at run time, has numbers for split "
-    "factors.",
-    until="with the row of _split_factor_int",
-    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-ALIASES = Patch(
-    module=_AOT + ".runtime_wrappers",
-    attribute="gen_alias_from_base",
-    file="torch/_functorch/_aot_autograd/functional_utils.py",
-    why="A compiled program that returns a view of its input makes it again by as_strided, which "
-    "torch refuses for DTensors that are not as before.",
-    until="as_strided of a DTensor that views it is not refused",
-    test="tests/dtensor/test_compiled.py::test_views_of_inputs_are_returned_with_their_gradients",
-)
-EXPRESSIONS = Patch(
-    module=_PROXIES,
-    attribute="_build_proxy_for_sym_expr",
-    file="torch/fx/experimental/proxy_tensor.py",
-    why="An expression that the tracer has not met before is put together from what it has. 2.13 "
-    "has no function for powers; 2.13 and 2.14 call one of two arguments with products of three; "
-    "all three call functions that Inductor does not know for maxima of three.",
-    until="each of the three is traced to functions of two arguments",
-    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-SLOTS = Patch(
-    module=_PROXIES,
-    attribute="set_proxy_slot",
-    file="torch/fx/experimental/proxy_tensor.py",
-    why="What the tracer knows to compute a symbol stays as it is: torch takes max(s, 1), which is "
-    "s again, for the way to s, and then looks for s without end.",
-    until="set_proxy_slot keeps the first proxy of an expression",
-    test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-KINDS = Patch(
-    module=_PROXIES,
-    attribute="_sympy_handlers",
-    file="torch/fx/experimental/proxy_tensor.py",
-    why="For maxima and minima torch has functions of its own that Inductor does not know; here "
-    "they are torch.sym_max and torch.sym_min.",
-    until="Inductor knows them, or the tracer uses torch.sym_max",
-    test="tests/dtensor/test_compiled.py::test_patterns_under_inductor",
-)
-EQUALS = Patch(
-    module="torch._functorch.partitioners",
-    attribute="fx_graph_cse",
-    file="torch/_functorch/partitioners.py",
-    why="Equal nodes of a graph are made one. What is equal on one rank need not be on another: "
-    "two exchanges of which a rank gives and gets as much, of what both times are no rows. That "
-    "rank would wait in one of them, and the others in two.",
-    until="a node of a graph can be kept apart from its equals",
-    test="tests/dtensor/test_ranks_in_step.py::test_equal_exchanges_are_not_made_one",
-)
-BACKWARD = Patch(
-    module="torch._functorch.partitioners",
-    attribute="_extract_fwd_bwd_modules",
-    file="torch/_functorch/partitioners.py",
-    why="A backward graph keeps the collectives of the forward graph that could be computed from "
-    "what is saved, though it uses nothing of them. What is saved goes by local sizes: ranks with "
-    "other rows would wait in other collectives.",
-    until="a backward graph has no collective that it does not need",
-    test="tests/dtensor/test_ranks_in_step.py::test_a_backward_graph_has_no_collective_of_no_use",
-)
-WAITS = Patch(
-    module="torch._inductor.config",
-    attribute="reorder_for_compute_comm_overlap_passes",
-    file="torch/_inductor/config.py",
-    why="Where Inductor is to overlap communication with computation and is given no way to, as "
-    "since 2.13 it is not, waits sink to where they are needed. A program's own choice stays.",
-    until="the list is not empty by default",
-    test="tests/dtensor/test_compiled.py::test_a_wait_is_scheduled_after_compute_that_needs_nothing"
-    "_of_it",
-)
-CACHE_KEYS = Patch(
-    module="torch.compiler.config",
-    attribute="cache_key_tag",
-    file="torch/compiler/config.py",
-    why="What a rank sends and holds stands in its graph, and torch's keys of compiled graphs on "
-    "disk do not tell ranks apart, nor our settings: a word is added to the tag that is there.",
-    until="torch keeps the graphs of ranks apart, and knows which rules were in force",
-    test="tests/dtensor/test_redistribute_in_programs.py::test_compiled_graphs_of_other_settings_"
-    "are_kept_apart",
-    lacking="graphs that are compiled under other rules would be taken for one another",
-)
-
 # -- checkpoints, state dicts, pictures ------------------------------------------------------------
 
 _BOXES: dict[str, Any] = {
@@ -446,4 +336,7 @@ PICTURES_BY_NAME = Patch(
     test="tests/dtensor/test_state.py::test_pictures",
 )
 
-TABLE = tuple([row for row in list(globals().values()) if isinstance(row, Patch)])
+TABLE = (
+    *[row for row in list(globals().values()) if isinstance(row, Patch)],
+    *compiler_patches.TABLE,
+)

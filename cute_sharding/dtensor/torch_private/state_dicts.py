@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.patch import Installed, Patch
 
@@ -36,24 +35,15 @@ def install_state(
     """Have each method be ``methods[row](torch's)``, and so the functions that hand out state dicts
     and draw pictures, once a program imports these.
     """
-    when_imported: Callable[..., Callable[[], None]] = importlib.import_module(
-        "cute_sharding._autoload"
-    ).when_imported  # what runs before all else, and imports nothing
 
     def later(wrap: Callable[[Any, Any], Any], row: Patch, *by_name: Patch) -> None:
         def action() -> None:
-            try:
-                made = wrap(sys.modules[row.place.module], row.found())
-                for each in (row, *by_name):
-                    if each.place.module in sys.modules:
-                        installed.replace(each, lambda stock: made)
-            except (
-                Exception
-            ) as error:  # it runs where the program imports something, and that must not fail
-                logger.warning("%s is torch's own: %s: %s", row.name, type(error).__name__, error)
+            made = wrap(sys.modules[row.place.module], row.found())
+            for each in (row, *by_name):
+                if each.place.module in sys.modules:
+                    installed.replace(each, lambda stock: made)
 
-        if row.is_needed:
-            installed.before_undo(when_imported(row.place.module, action))
+        installed.once_imported(row, action)
 
     for row, wrap in methods.items():
         installed.replace(row, wrap)

@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cute_sharding.dtensor.torch_private.tensor_specs import split_factors
 
@@ -27,6 +28,7 @@ __all__ = [
     "is_truly",
     "may_be_number",
     "number_of",
+    "numbers_at_hand",
     "settled",
     "settled_spec",
     "shapes_at_hand",
@@ -124,6 +126,16 @@ def has_shape_env(*values: Any) -> bool:
         else not isinstance(v, torch.SymInt) or hasattr(v.node, "shape_env")
         for v in values
     )
+
+
+def numbers_at_hand(value: Any) -> Any | None:
+    """The value with numbers for SymInts, those of the call that is being compiled; None where some
+    has none yet. No guard is added.
+    """
+    given = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.SymInt)]
+    if not all(n.node.has_hint() for n in given):
+        return None
+    return tree_map_only(torch.SymInt, lambda n: int(n.node.hint), value)
 
 
 def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from cute_sharding.dtensor.torch_private import compiler, patches
+from cute_sharding.dtensor.torch_private import compiler, compiler_patches, patches
 from cute_sharding.dtensor.torch_private.expansion import as_they_are
 from cute_sharding.dtensor.torch_private.patch import Installed
 from cute_sharding.dtensor.torch_private.registry import op_handlers, overload
@@ -89,6 +89,10 @@ class Tracing:
         installed.replace(patches.STRIDED_SIZES, self._strided)
         installed.replace(patches.SPLIT_FACTORS, _number_of_split_factor)
         installed.replace(patches.HINTS, _number)
+        installed.once_imported(
+            compiler_patches.FRAMES,
+            lambda: installed.replace(compiler_patches.FRAMES, compiler.none_of_ours),
+        )
         for name, handler in VIEWS_IN_PLACE.items():
             op = overload(name)
             if op is not None and op not in op_handlers():
@@ -105,18 +109,18 @@ class Tracing:
             return
         self._knows_compiler = True
         replace = self._installed.replace
-        replace(patches.GUARDS, compiler.on_global_sizes)
-        replace(patches.OUTPUTS, partial(compiler.settled_outputs, self._read_as_they_are))
-        replace(patches.METADATA, compiler.settled_metadata)
-        replace(patches.ALIASES, partial(compiler.by_views, self._as_view))
-        replace(patches.EXPRESSIONS, compiler.of_two_arguments)
-        replace(patches.SLOTS, compiler.first_wins)
-        replace(patches.KINDS, compiler.with_plain_functions)
-        replace(patches.EQUALS, compiler.apart_on_each_rank)
-        replace(patches.BACKWARD, compiler.without_forward_collectives)
-        Tracing.settles = patches.METADATA not in self._installed.missing
-        if not patches.WAITS.found():
-            replace(patches.WAITS, lambda stock: ["sink_waits"])
+        replace(compiler_patches.GUARDS, compiler.on_global_sizes)
+        replace(compiler_patches.OUTPUTS, partial(compiler.settled_outputs, self._read_as_they_are))
+        replace(compiler_patches.METADATA, compiler.settled_metadata)
+        replace(compiler_patches.ALIASES, partial(compiler.by_views, self._as_view))
+        replace(compiler_patches.EXPRESSIONS, compiler.of_two_arguments)
+        replace(compiler_patches.SLOTS, compiler.first_wins)
+        replace(compiler_patches.KINDS, compiler.with_plain_functions)
+        replace(compiler_patches.EQUALS, compiler.apart_on_each_rank)
+        replace(compiler_patches.BACKWARD, compiler.without_forward_collectives)
+        Tracing.settles = compiler_patches.METADATA not in self._installed.missing
+        if not compiler_patches.WAITS.found():
+            replace(compiler_patches.WAITS, lambda stock: ["sink_waits"])
 
     @classmethod
     def read_numbers(cls) -> None:

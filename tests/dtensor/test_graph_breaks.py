@@ -1,0 +1,13 @@
+"""Where a compiled program's graph breaks, ops run between graphs: what stands in for torch's own
+functions is run there and never compiled, as torch's own is.
+"""
+
+import graph_breaks_worker
+import pytest
+from test_processes import spawn
+
+pytestmark = pytest.mark.processes
+
+
+def test_none_of_ours_is_compiled(tmp_path):
+    spawn(graph_breaks_worker.begin, 2, "several", 2, str(tmp_path / "rendezvous"), ("programs",))
