@@ -11,6 +11,7 @@ from drawing import draw_placements
 from processes_worker import assert_holds, distribute, mesh_of_ranks
 from simulation import number
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from writing_programs import drawn_program
 
 import cute_sharding
@@ -142,3 +143,62 @@ def slices_of_any_size():
             assert whole, (length, "gradient")
     assert cute_sharding.stats()["slice.Tensor"]["exchanged"] > 0
     assert not cute_sharding.stats()["slice.Tensor"]["signature"]
+
+
+def movements_of_any_size():
+    """The other ops likewise: one graph for all lengths, forward and backward."""
+    mesh = mesh_of_ranks([*range(dist.get_world_size())])
+    pad = torch.nn.functional.pad
+    programs = {
+        "roll": (lambda x: x.roll(3, 1) * x, Shard(1)),
+        "flip": (lambda x: x.flip(1) * x, Shard(1)),
+        "cat": (lambda x: torch.cat([x, x * 2], 1).sin(), Shard(1)),
+        "causal windows": (lambda x: pad(x, (0, 0, 2, 0)).unfold(1, 3, 1).sum(-1), Shard(1)),
+        "reflected": (lambda x: pad(x, (2, 1), mode="reflect").sin(), Shard(2)),
+        "last": (lambda x: x[:, -1] * 2, Shard(1)),
+        "halves": (lambda x: torch.mul(*x.split(x.shape[1] // 2, 1)[:2]), Shard(1)),
+        "tril": (lambda x: x.tril(1) + 1, Shard(1)),
+        "fused": (lambda x: torch.mul(*x.chunk(2, -1)), _StridedShard(2, split_factor=2)),
+    }
+    with cute_sharding.enabled(movement=True):
+        for name, (program, placement) in programs.items():
+            torch._dynamo.reset()
+            graphs = []
+            # Of a fused dim the size is a number, as where it comes of a weight: a graph of numbers,
+            # and then one for all lengths.
+            automatic = name == "fused"
+            compiled = torch.compile(
+                program,
+                backend=counting("aot_eager", graphs),
+                fullgraph=True,
+                dynamic=None if automatic else True,
+            )
+            for length in (42, 50, 62, 44):
+                full = number((2, length, 16)) / 10
+                single = full.clone().requires_grad_()
+                expected = program(single)
+                gradient = number(tuple(expected.shape)) + 0.5
+                (wanted,) = torch.autograd.grad(expected, single, gradient)
+                tensor = distribute(full, mesh, [placement])
+                result = compiled(tensor)
+                assert_holds(result, expected.detach(), (name, length))
+                given = distribute(gradient, mesh, result.placements).detach()
+                (found,) = torch.autograd.grad(result, tensor, given)
+                whole = torch.allclose(found.full_tensor(), wanted, rtol=1e-5, atol=1e-4)
+                assert whole, (name, length, "gradient")
+            assert len(graphs) == 1 + automatic, (name, len(graphs))
+        counted = cute_sharding.stats()
+    for name in ("roll.default", "flip.default", "cat.default", "unfold.default", "select.int"):
+        assert counted[name]["exchanged"] and not counted[name]["signature"], (name, counted)
+    assert counted["split.Tensor"]["free"] > 1 and not counted["split.Tensor"]["gate"], counted
+
+
+def counting(backend, graphs):
+    """The backend, of which each graph that it is given is noted."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    def compiler(graph, inputs):
+        graphs.append(graph)
+        return lookup_backend(backend)(graph, inputs)
+
+    return compiler

@@ -84,6 +84,10 @@ def test_slices_of_any_size_in_one_graph(tmp_path):
     run(4, tmp_path, (movement_worker.slices_of_any_size,))
 
 
+def test_movements_of_any_size_in_one_graph(tmp_path):
+    run(4, tmp_path, (movement_worker.movements_of_any_size,))
+
+
 def test_meshes_whose_ranks_do_not_ascend(tmp_path):
     meshes = ([3, 1, 2, 0], [[3, 1], [2, 0]], [[0, 3], [2, 1]], [2, 0], [0, 1, 2, 3])
     run(4, tmp_path, *[("distributed", ranks) for ranks in meshes])

@@ -17,7 +17,6 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from cute_sharding.dtensor.compiled.library import library
 from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known, local_size_of
@@ -93,9 +92,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
 
 def _at_hand(args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
     """The arguments as numbers; None where something is none, or has no value yet."""
-    if not symints.has_shape_env(*args, *kwargs.values()) or not all(
-        n is None or isinstance(n, (int, float, torch.SymInt)) for n in tree_leaves((args, kwargs))
-    ):
+    if not symints.has_shape_env(*args, *kwargs.values()):
         return None
     return symints.numbers_at_hand((args, kwargs))
 

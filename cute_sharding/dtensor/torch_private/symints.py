@@ -130,11 +130,14 @@ def has_shape_env(*values: Any) -> bool:
 
 def numbers_at_hand(value: Any) -> Any | None:
     """The value with numbers for SymInts, those of the call that is being compiled; None where some
-    has none yet. No guard is added.
+    has none yet, or something is neither a number nor None. No guard is added.
     """
-    given = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.SymInt)]
-    if not all(n.node.has_hint() for n in given):
-        return None
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.SymInt):
+            if not leaf.node.has_hint():
+                return None
+        elif not (leaf is None or isinstance(leaf, (int, float))):
+            return None
     return tree_map_only(torch.SymInt, lambda n: int(n.node.hint), value)
 
 
