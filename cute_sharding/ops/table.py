@@ -151,6 +151,9 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(("unbind.int", "select.int"), parts.apart(1, "")),
     Row(("slice.Tensor",), parts.sliced),
+    Row(("slice_scatter.default",), parts.slice_scatter),
+    Row(("select_scatter.default",), parts.select_scatter),
+    Row(("diagonal_scatter.default",), parts.diagonal_scatter),
     Row(("select_backward.default",), parts.select_backward),
     Row(("slice_backward.default",), parts.slice_backward),
     # losses

@@ -164,8 +164,8 @@ def movements_of_any_size():
         for name, (program, placement) in programs.items():
             torch._dynamo.reset()
             graphs = []
-            # Of a fused dim the size is a number, as where it comes of a weight: a graph of numbers,
-            # and then one for all lengths.
+            # The size of a fused dim is a number, as where it comes of a weight. First there is a
+            # graph of numbers, and then one for all lengths.
             automatic = name == "fused"
             compiled = torch.compile(
                 program,

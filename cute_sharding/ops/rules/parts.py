@@ -118,6 +118,35 @@ def sliced(x: Shape, dim: int = 0, *which: Any) -> str:
     return f"{text(names)} -> {text(names) if is_whole(*which) else put(names, dim, '[part]')}"
 
 
+def slice_scatter(x: Shape, source: Shape, dim: int = 0, *which: Any, **named_: Any) -> str | None:
+    """The source in the place of some rows of ``dim``, which is whole, unless these are all."""
+    if len(source) != len(x) or named_:
+        return None
+    names = named(x, [] if is_whole(*which) else [dim])
+    there = text(names) if is_whole(*which) else put(names, dim, "[part]")
+    return f"{text(names)}, {there} -> {text(names)}"
+
+
+def select_scatter(x: Shape, source: Shape, dim: int, index: int) -> str | None:
+    """The source in the place of one row of ``dim``, which is whole."""
+    if len(source) != len(x) - 1:
+        return None
+    names = named(x, [dim])
+    return f"{text(names)}, {put(names, dim, '')} -> {text(names)}"
+
+
+def diagonal_scatter(
+    x: Shape, source: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> str | None:
+    """The source in the place of a diagonal of two dims, which are whole; it is its last dim."""
+    if len(source) != len(x) - 1:
+        return None
+    both = {dim1 % len(x), dim2 % len(x)}
+    names = named(x, [*both])
+    there = [name for d, name in enumerate(names) if d not in both]
+    return f"{text(names)}, {text([*there, '[diagonal]'])} -> {text(names)}"
+
+
 def select_backward(gradient: Shape, sizes: Sequence[int], dim: int, index: int) -> str:
     """The gradient as one row of ``dim``, which is whole in the result."""
     names = named(tuple(sizes), [dim])
