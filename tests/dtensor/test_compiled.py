@@ -247,6 +247,24 @@ def test_a_compiled_redistribution_issues_the_collectives_of_an_eager_one(dynami
     ) and eager.get_total_counts() == 1
 
 
+def test_backward_graphs_have_the_sizes_of_what_they_move(monkeypatch):
+    """Of symbols that a backward graph is not handed Inductor's code says that they are not
+    defined.
+    """
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+
+    def program(x):
+        y = (x[:, 1:] * x[:, :-1]).redistribute(placements=[Shard(2)])
+        return torch.cat([y, y * 2], 2).sin()
+
+    with cute_sharding.enabled(movement=True, redistribution=True):
+        step = compiled(program, True, "inductor")
+        for n in (42, 50):
+            x = sharded((2, n, 40), [Shard(1)], grad=True)
+            (found,) = torch.autograd.grad(step(x).sum(), x)
+            assert found.shape == x.shape and found.placements == x.placements
+
+
 def test_a_gather_of_symbolic_sizes_that_divide_is_seen_by_the_compiler():
     from torch._inductor.utils import run_and_get_code
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -170,7 +170,7 @@ class _Runner:
         self._reads = BY_OVERLOAD[name].reads
         self._numbers: list[Any] = []
         arguments = _written((args, tuple(kwargs.values())), self._numbers)
-        self._onto = [n for shape in onto for n in shape]
+        self._onto, self._movement = onto, movement
         self._how = repr(
             (
                 name_of(specs[0].mesh),
@@ -192,9 +192,15 @@ class _Runner:
             for leaf in local_tensors.leaves(args, kwargs)
             if isinstance(leaf, torch.Tensor)
         ]
+        mesh = self._specs[0].mesh
+        sizes = [
+            local_size_of(n, *_as_held(chain, mesh))
+            for shape, chains in zip(self._onto, self._movement.targets)
+            for n, chain in zip(shape, chains)
+        ]
         with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
             moved = torch.ops.cute_sharding.move(
-                operands[: self._reads], self._onto, self._numbers, self._how
+                operands[: self._reads], sizes, self._numbers, self._how
             )
         # Other ranks wait, also where this one gets nothing.
         results = [collective_ops.waited_in_graph(x) for x in moved]
@@ -227,6 +233,9 @@ def _read(literal: Any, numbers: Iterator[int]) -> Any:
 
 # -- the op ----------------------------------------------------------------------------------------
 
+# The sizes of its results are arguments: a backward graph is handed the symbols that its nodes
+# have as arguments, and no others.
+
 
 @lru_cache(maxsize=1 << 10)
 def _movement(numbers: tuple[int, ...], how: str, mesh: tuple[int, ...]) -> Movement:
@@ -245,7 +254,7 @@ def _movement(numbers: tuple[int, ...], how: str, mesh: tuple[int, ...]) -> Move
 
 
 def _move(
-    operands: list[torch.Tensor], onto: list[int], numbers: list[int], how: str
+    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str
 ) -> list[torch.Tensor]:
     key, name, *_ = parsed(how)
     mesh = mesh_named(key, how)
@@ -261,25 +270,18 @@ def _move(
 
 
 def _shapes_of(
-    operands: list[torch.Tensor], onto: list[Any], numbers: list[Any], how: str
+    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str
 ) -> list[torch.Tensor]:
-    key, _, _, targets, ndims, *_ = parsed(how)
-    mesh = mesh_named(key, how)
+    ndims = parsed(how)[4]
     dtype = operands[0].dtype
     for x in operands[1:]:
         dtype = torch.promote_types(dtype, x.dtype)
-    remaining = iter(onto)
-    return [
-        operands[0].new_empty(
-            [local_size_of(next(remaining), *_as_held(chain, mesh)) for chain in chains],
-            dtype=dtype,
-        )
-        for _, chains in zip(ndims, targets, strict=True)
-    ]
+    remaining = iter(sizes)
+    return [operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype) for ndim in ndims]
 
 
 library.define(
-    "move(Tensor[] operands, SymInt[] onto, SymInt[] numbers, str how) -> Tensor[]",
+    "move(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how) -> Tensor[]",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 library.impl("move", _move, "CompositeExplicitAutograd")

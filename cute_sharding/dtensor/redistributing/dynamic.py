@@ -33,6 +33,11 @@ def run_opaque(
     """What ``plan`` does for the sizes at hand, for any sizes: the op, on this rank's tensor of a
     DTensor of symbolic ``shape``.
     """
+    device = mesh.get_coordinate()
+    onto = [
+        local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
+        for n, chain in zip(shape, plan.target.chains)
+    ]
     how = repr(
         (
             name_of(mesh),
@@ -45,7 +50,7 @@ def run_opaque(
     # Compilers keep what is waited for, also where a rank's result has no elements: other ranks
     # wait in the collectives behind it.
     with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
-        moved = torch.ops.cute_sharding.redistribute(local, list(shape), how)
+        moved = torch.ops.cute_sharding.redistribute(local, list(shape), onto, how)
     return collective_ops.waited_in_graph(moved)
 
 
@@ -92,7 +97,7 @@ def _read(how: str) -> tuple[Any, Held, Any]:
     return mesh_named(key, how), Held(chains, pending, kept), target
 
 
-def _redistribute(local: torch.Tensor, shape: list[int], how: str) -> torch.Tensor:
+def _redistribute(local: torch.Tensor, shape: list[int], onto: list[int], how: str) -> torch.Tensor:
     mesh, source, target = _read(how)
     sizes = tuple(mesh.shape)
     steps = plan_steps(
@@ -107,18 +112,14 @@ def _redistribute(local: torch.Tensor, shape: list[int], how: str) -> torch.Tens
     return (result.clone() if result is local else result).contiguous()
 
 
-def _shape_of(local: torch.Tensor, shape: list[Any], how: str) -> torch.Tensor:
-    mesh, _, target = _read(how)
-    device = mesh.get_coordinate()
-    local_shape = [
-        local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
-        for n, chain in zip(shape, target)
-    ]
-    return local.new_empty(local_shape)
+def _shape_of(local: torch.Tensor, shape: list[Any], onto: list[Any], how: str) -> torch.Tensor:
+    return local.new_empty(onto)
 
 
+# The result's sizes are an argument: a backward graph is handed the symbols that its nodes have as
+# arguments, and no others.
 library.define(
-    "redistribute(Tensor local, SymInt[] shape, str how) -> Tensor",
+    "redistribute(Tensor local, SymInt[] shape, SymInt[] onto, str how) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 library.impl("redistribute", _redistribute, "CompositeExplicitAutograd")
