@@ -247,17 +247,19 @@ def test_a_compiled_redistribution_issues_the_collectives_of_an_eager_one(dynami
     ) and eager.get_total_counts() == 1
 
 
-def test_backward_graphs_have_the_sizes_of_what_they_move(monkeypatch):
+def test_backward_graphs_have_the_sizes_of_what_they_move():
     """Of symbols that a backward graph is not handed Inductor's code says that they are not
     defined.
     """
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
 
     def program(x):
         y = (x[:, 1:] * x[:, :-1]).redistribute(placements=[Shard(2)])
         return torch.cat([y, y * 2], 2).sin()
 
-    with cute_sharding.enabled(movement=True, redistribution=True):
+    with (
+        cute_sharding.enabled(movement=True, redistribution=True),
+        torch._inductor.config.patch(force_disable_caches=True),
+    ):
         step = compiled(program, True, "inductor")
         for n in (42, 50):
             x = sharded((2, n, 40), [Shard(1)], grad=True)
