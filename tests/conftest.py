@@ -39,13 +39,20 @@ def pytest_collection_modifyitems(config, items):
         if item.path not in named:
             tests[item.path, getattr(item, "originalname", item.name)].append(item)
     asked, left_out = config.getoption("--one-in"), set()
+    if asked != 1:
+        left_out |= {item for some in tests.values() for item in some if is_long(item)}
     for (path, _), parameters in tests.items():
         one_in = asked or (ONE_IN if ADAPTER in path.parents else 1)
+        parameters = [item for item in parameters if item not in left_out]
         ordered = sorted(parameters, key=lambda item: crc32(item.name.partition("[")[2].encode()))
         left_out |= {*ordered[-(-len(ordered) // one_in) :]}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def is_long(item):
+    return item.get_closest_marker("long") is not None
 
 
 @pytest.fixture(scope="session")
