@@ -294,6 +294,7 @@ TORCH_PRIVATE = [
     "dispatch",
     "views_in_place",
     "op_hooks",
+    "given_placements",
     "read_hook",
     "redistribution_hook",
     "compiler",

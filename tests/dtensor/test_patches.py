@@ -235,6 +235,8 @@ def all_of_torch():
         for attribute, value in list(vars(owner).items()):
             if isinstance(value, dict):
                 found |= {f"{name}.{attribute}[{key}]": entry for key, entry in value.items()}
+    losses = patches.LOSSES
+    found |= {f"{losses.name}[{key}]": entry for key, entry in losses.found().items()}
     # Two that no module's dict has: they are options, which torch keeps elsewhere.
     for option in (compiler_patches.WAITS, compiler_patches.CACHE_KEYS):
         found[option.name] = option.found()

@@ -16,11 +16,21 @@ replicated by plan: the gate.
 - :mod:`.written`: pointwise ops that write to one of their operands
 - :mod:`.arguments`: what is gathered for an op, kept for the next
 - :mod:`.gate`: what torch would have had; and ops that go past the propagator
+- :mod:`.losses`: what loss_parallel is given
 - :mod:`.cuts`: placements in the terms of signatures
 """
 
 from cute_sharding.dtensor.ops.arguments import given, may_be_kept
 from cute_sharding.dtensor.ops.cases import CARRIED, propagation
 from cute_sharding.dtensor.ops.gate import gated_handler, writing_handler
+from cute_sharding.dtensor.ops.losses import loss_handler
 
-__all__ = ["CARRIED", "gated_handler", "given", "may_be_kept", "propagation", "writing_handler"]
+__all__ = [
+    "CARRIED",
+    "gated_handler",
+    "given",
+    "loss_handler",
+    "may_be_kept",
+    "propagation",
+    "writing_handler",
+]

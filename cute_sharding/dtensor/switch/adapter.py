@@ -27,6 +27,7 @@ from cute_sharding.dtensor.movement import movement_first
 from cute_sharding.dtensor.ops import (
     gated_handler,
     given,
+    loss_handler,
     may_be_kept,
     propagation,
     writing_handler,
@@ -39,6 +40,7 @@ from cute_sharding.dtensor.torch_private import (
     compiler,
     dispatch,
     dispatch_modes,
+    given_placements,
     local_tensors,
     op_hooks,
     op_schemas,
@@ -263,6 +265,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
             op_hooks.Writes(reach, _take_back, LIVE),
         )
         Reads(installed, before_read, has_stale())
+        given_placements.install_given_placements(installed, loss_handler, ledger.diverged)
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
 
 

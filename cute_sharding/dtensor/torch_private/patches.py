@@ -93,6 +93,27 @@ HANDLERS = Patch(
     lacking="ops would go past the rules",
     entries="the handler of {}",
 )
+LOSSES = Patch(
+    module=_TENSOR + ".parallel.loss",
+    attribute="customized_loss_ops",
+    file="torch/distributed/tensor/parallel/loss.py",
+    entries="the handler of {}",
+    why="What loss_parallel computes a loss with looks at the placements of what it is given, and "
+    "raises for strided shards, and for targets that are cut otherwise than the logits. Slices and "
+    "views of ours give such, where torch's give replicas. Replaced once the program imports it.",
+    until="loss_parallel takes what it is given to placements that it can do with",
+    test="tests/dtensor/test_given_placements.py::test_loss_parallel_of_next_tokens",
+)
+LOCAL_MAP = Patch(
+    module=_TENSOR + ".experimental._func_map",
+    attribute="_local_map_wrapped",
+    file="torch/distributed/tensor/experimental/_func_map.py",
+    why="local_map raises where an input has other placements than it names. Slices and views of "
+    "ours leave cut what torch's replicate: it is brought there. Replaced once the program imports "
+    "it.",
+    until="local_map redistributes its inputs unless it is told not to",
+    test="tests/dtensor/test_given_placements.py::test_local_map_of_what_stays_cut",
+)
 TAIL_NAMES = Patch(
     module=_TENSOR + "._dispatch",
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__globals__",

@@ -1,0 +1,74 @@
+"""What loss_parallel is given: torch's losses over a cut vocabulary take logits whose other cuts
+are plain shards, and targets that are cut as these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cute_sharding.dtensor.bookkeeping import ledger
+from cute_sharding.dtensor.bookkeeping.stats import count
+from cute_sharding.dtensor.ops.arguments import given
+from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.torch_private import dispatch, registry
+from cute_sharding.dtensor.torch_private.tensor_specs import (
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    is_dtensor,
+)
+
+# Where the logits stand among the arguments of a loss, and after them its targets.
+_LOGITS = {
+    "_log_softmax.default": 0,
+    "nll_loss_forward.default": 0,
+    "nll_loss2d_forward.default": 0,
+    "nll_loss_backward.default": 1,
+    "nll_loss2d_backward.default": 1,
+}
+
+_move = partial(given, move=redistribute_local_tensor)
+
+
+def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in for torch's function: on meshes where slices and views of ours have left
+    tensors otherwise than torch has them, these are brought to where it can go on.
+    """
+
+    def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = registry.name_of(op)
+        at = _LOGITS.get(name)
+        if at is None or not is_dtensor(args[at]) or not ledger.diverged(args[at].device_mesh):
+            return stock(op, args, kwargs)
+        args = (*args[:at], _brought(args[at], _plain(args[at].placements)), *args[at + 1 :])
+        if not name.startswith("_log") and is_dtensor(args[at + 1]):
+            wanted = _of_targets(args[at])
+            args = (*args[: at + 1], _brought(args[at + 1], wanted), *args[at + 2 :])
+        count(name, "gate")
+        return stock(op, args, kwargs)
+
+    return handler
+
+
+def _plain(placements: tuple[Placement, ...]) -> list[Placement]:
+    return [Replicate() if isinstance(p, StridedShard) else p for p in placements]
+
+
+def _of_targets(logits: Any) -> list[Placement]:
+    """The logits' cuts, without the dim of classes."""
+    classes = 1 if logits.ndim > 1 else 0
+    return [
+        Shard(p.dim - (p.dim > classes))
+        if isinstance(p, Shard) and p.dim != classes
+        else Replicate()
+        for p in logits.placements
+    ]
+
+
+def _brought(tensor: Any, placements: list[Placement]) -> Any:
+    if tuple(placements) == tuple(tensor.placements):
+        return tensor
+    return dispatch.with_placements(tensor, placements, _move)

@@ -1,0 +1,60 @@
+"""Functions of torch that are told which placements their inputs have, and raise for others: the
+losses of loss_parallel (torch/distributed/tensor/parallel/loss.py) and local_map
+(torch/distributed/tensor/experimental/_func_map.py).
+
+Their entries and the function behind them may be replaced here, once a program imports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.torch_private import patches
+from cute_sharding.dtensor.torch_private.patch import Installed
+from cute_sharding.dtensor.torch_private.tensor_specs import is_dtensor
+
+__all__ = ["install_given_placements"]
+
+
+def install_given_placements(
+    installed: Installed,
+    handler: Callable[[Callable[..., Any]], Callable[..., Any]],
+    diverged: Callable[[Any], bool],
+) -> None:
+    """Have ``handler(torch's)`` compute losses, and local_map redistribute inputs on meshes for
+    which ``diverged(mesh)`` holds.
+    """
+
+    def losses() -> None:
+        for op, stock in list(patches.LOSSES.found().items()):
+            installed.put(patches.LOSSES, op, handler(stock))
+
+    installed.once_imported(patches.LOSSES, losses)
+    installed.once_imported(
+        patches.LOCAL_MAP,
+        lambda: installed.replace(patches.LOCAL_MAP, lambda stock: _lenient(stock, diverged)),
+    )
+
+
+def _lenient(stock: Callable[..., Any], diverged: Callable[[Any], bool]) -> Callable[..., Any]:
+    def _local_map_wrapped(
+        function: Any,
+        onto: Any,
+        inputs: Any,
+        gradients: Any,
+        mesh: Any,
+        redistributes: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if inputs is not None and not redistributes:
+            # A compiler cannot be asked which meshes these are: there it is for all.
+            redistributes = torch.compiler.is_compiling() or any(
+                is_dtensor(x) and diverged(x.device_mesh) for x in args
+            )
+        return stock(function, onto, inputs, gradients, mesh, redistributes, *args, **kwargs)
+
+    return _local_map_wrapped

@@ -1,0 +1,75 @@
+"""What the processes of test_given_placements.py run: programs that hand to functions of torch what
+is replicated there, and cut here.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from processes_worker import distribute, mesh_of_ranks, part_of
+from simulation import number
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import local_map
+from torch.distributed.tensor.parallel import loss_parallel
+
+import cute_sharding
+
+R = Replicate()
+
+
+def next_tokens():
+    """Logits that are cut by tokens and vocabulary, and targets that are cut by tokens or not."""
+    mesh = mesh_of_ranks([[0, 1], [2, 3]])
+    ids = torch.arange(14).reshape(2, 7) * 5 % 8
+    for tokens in (R, Shard(1)):
+        for reduction in ("sum", "none"):
+            single = (number((2, 7, 8)) / 10).requires_grad_()
+            wanted = loss_of(single, ids, reduction)
+            wanted.sum().backward()
+            logits = distribute(number((2, 7, 8)) / 10, mesh, [Shard(1), Shard(2)])
+            labels = DTensor.from_local(
+                part_of(ids, mesh, [tokens, R]),
+                mesh,
+                [tokens, R],
+                run_check=False,
+                shape=ids.shape,
+                stride=ids.stride(),
+            )
+            with cute_sharding.enabled(movement=True), loss_parallel():
+                loss = loss_of(logits, labels, reduction)
+                loss.sum().backward()
+            what = tokens, reduction
+            assert torch.allclose(loss.full_tensor(), wanted, rtol=1e-5), what
+            assert torch.allclose(logits.grad.full_tensor(), single.grad, rtol=1e-5), what
+
+
+def loss_of(logits, labels, reduction):
+    return F.cross_entropy(
+        logits[:, :-1].reshape(-1, 8), labels[:, 1:].reshape(-1), reduction=reduction
+    )
+
+
+def mapped():
+    mesh = mesh_of_ranks([*range(dist.get_world_size())])
+
+    def run(x):
+        function = local_map(
+            lambda a: a.cumsum(0), out_placements=[R], in_placements=([R],), device_mesh=mesh
+        )
+        return function(x)
+
+    whole = number((6, 3))
+    x = distribute(whole, mesh, [Shard(0)])
+    with cute_sharding.enabled(movement=True):
+        for what in (lambda x: x.roll(1, 0), lambda x: x[1:4]):
+            rows = what(x)
+            assert rows.placements == (Shard(0),)
+            result = run(rows)
+            assert torch.equal(result.full_tensor(), what(whole).cumsum(0))
+            (found,) = torch.autograd.grad(result.sum(), x)
+            assert found.shape == x.shape
+    plain = distribute(whole, mesh, [Shard(0)])
+    try:
+        run(plain)
+    except ValueError:
+        return
+    raise AssertionError("torch's own error is gone")
