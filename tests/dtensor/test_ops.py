@@ -240,6 +240,20 @@ def test_torchs_own_is_back_afterwards():
     assert state() == before
 
 
+@pytest.mark.parametrize("op", [torch.argmax, torch.argmin])
+def test_an_uncut_dim_is_searched_where_it_lies(op):
+    """Also where some devices have nothing, for which it cannot be searched along the cut dim."""
+    full = values(6, 2)
+    with ranks_of((4,)), cute_sharding.enabled():
+        x = distribute(full, (4,), [Shard(1)])
+        with CommDebugMode() as communicated:
+            found = op(x, 0)
+        assert_close(found, op(full, 0), "along the rows")
+        assert communicated.get_total_counts() == 0 and list(found.placements) == [Shard(0)]
+        assert_close(op(x, 1), op(full, 1), "along the columns")
+        assert_close(op(x), op(full), "of all")
+
+
 def test_what_is_answered_is_counted():
     with ranks_of((2,)), cute_sharding.enabled():
         cute_sharding.reset_stats()

@@ -148,14 +148,22 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if registry.name_of(op).startswith("convolution"):
             return convolution(op, args, kwargs)
+        dim = op_schemas.argument(op, args, kwargs, "dim")
         if any(
-            tensor_specs.split_factors(tensor._spec) or some_device_is_empty(tensor._spec)
+            tensor_specs.split_factors(tensor._spec)
+            or (_cuts(tensor, dim) and some_device_is_empty(tensor._spec))
             for tensor in _dtensors(args, kwargs)
         ):
             return replicated(op, args, kwargs)
         return stock(op, args, kwargs)
 
     return handler
+
+
+def _cuts(tensor: Any, dim: int | None) -> bool:
+    """Whether a dim that is searched is cut; all dims are where none is named."""
+    cut = {p.dim % tensor.ndim for p in tensor.placements if isinstance(p, Shard)}
+    return bool(cut) if dim is None else dim % max(tensor.ndim, 1) in cut
 
 
 def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
