@@ -43,6 +43,8 @@ from cute_sharding.ops.rules.parts import is_whole
 
 # Where the dim of a slice stands among its arguments; after it come start, end and step.
 _SLICES = {"slice.Tensor": 1, "slice_backward.default": 2}
+# For which torch raises, whatever is cut; other ops without a rule it takes apart.
+_WITHOUT_RULE = ("unfold.default", "unfold_backward.default")
 
 
 class Found(NamedTuple):
@@ -67,8 +69,8 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
         return None
     cuts = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
     sizes = tuple(mesh.shape)
-    # As in eager programs also what torch has no rule for, or gathers whatever is cut.
-    anyway = registry.is_derived(schema.op) or (move.triangle is not None and any(map(any, cuts)))
+    # Also what torch has no rule for, or gathers whatever is cut.
+    anyway = name in _WITHOUT_RULE or (move.triangle is not None and any(map(any, cuts)))
     if not open_dims(move, cuts, sizes) and not anyway:
         return None
     metas = registry.output_metas(schema)

@@ -122,10 +122,13 @@ def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     def __call__(wrapper: Any, frame: Any, *rest: Any) -> Any:
         # By the module's name: methods of dataclasses are in no file.
-        if str(frame.f_globals.get("__name__")).partition(".")[0] != "cute_sharding":
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] != "cute_sharding":
             return stock(wrapper, frame, *rest)
+        calls_programs = module.endswith(".given_placements")
+        called = FrameAction.DEFAULT if calls_programs else FrameAction.SKIP
         return ConvertFrameReturn(
-            frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP),
+            frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, called),
             skip_reason="it is no part of the program",
         )
 
