@@ -153,6 +153,15 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
+def test_brackets_are_no_links(page):
+    """`[one][other]` is a link to what other pages call `other`, and the site is not built without
+    one: words in brackets have a backslash before the second.
+    """
+    prose = pages._FENCE.sub("", (ROOT / page).read_text())
+    assert re.findall(r"(?<!\\)\]\[[^\]]*\]", re.sub(r"`[^`\n]*`", "", prose)) == []
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
 def test_images_say_what_they_show(page):
     text = (ROOT / page).read_text()
     assert not re.findall(r"!\[\s*\]\(", text) and "<img" not in text.replace("<img alt=", "")
