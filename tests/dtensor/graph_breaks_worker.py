@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 import torch._dynamo
 import torch.distributed as dist
-from processes_worker import distribute, mesh_of_ranks, start
+from processes_worker import distribute, mesh_of_ranks
 from simulation import number
 from torch._dynamo import convert_frame
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -91,15 +91,3 @@ def programs():
             assert torch.allclose(found, expected), what
             assert not seen["cute_sharding"], (what, seen)
             assert graphs <= stocks, (what, graphs, stocks)
-
-
-def several(*jobs):
-    for job, *args in jobs:
-        globals()[job](*args)
-
-
-def begin(rank, *args):
-    import processes_worker
-
-    processes_worker.several = several
-    start(rank, *args)

@@ -4,10 +4,10 @@ functions is run there and never compiled, as torch's own is.
 
 import graph_breaks_worker
 import pytest
-from test_processes import spawn
+from test_processes import run
 
 pytestmark = pytest.mark.processes
 
 
 def test_none_of_ours_is_compiled(tmp_path):
-    spawn(graph_breaks_worker.begin, 2, "several", 2, str(tmp_path / "rendezvous"), ("programs",))
+    run(2, tmp_path, (graph_breaks_worker.programs,))

@@ -10,6 +10,7 @@ guard by :func:`.symbols.equate`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
 from cute_sharding.dtensor.torch_private.symints import may_be_number, number_of
 from cute_sharding.layout import Undecided
+from cute_sharding.redistribution.chains import Chains
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
 
@@ -38,6 +40,15 @@ def local_size_of(n: Any, *cuts: tuple[Any, int, int]) -> Any:
         for split_factor, parts, coordinate in cuts:
             rows = local_size(rows, known(split_factor), parts, coordinate)
         return unknown(rows, local=True)
+
+
+def local_shape_of(shape: Sequence[Any], chains: Chains, mesh: Any) -> list[Any]:
+    """The sizes of this rank's part of a tensor that is cut as ``chains`` say."""
+    device = mesh.get_coordinate()
+    return [
+        local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
+        for n, chain in zip(shape, chains)
+    ]
 
 
 def _smallest(now: tuple[int, ...], cuts: tuple[tuple[Any, int, int], ...]) -> int:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding.dtensor.compiled.library import library
-from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known, local_size_of
+from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.movement.running import LISTS, Runner
 from cute_sharding.dtensor.redistributing.dynamic import mesh_named, name_of, parsed
 from cute_sharding.dtensor.redistributing.groups import dims_of_group
@@ -36,6 +36,7 @@ from cute_sharding.dtensor.torch_private import (
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.layout import Undecided
 from cute_sharding.movement import BY_OVERLOAD, Move, Movement
 from cute_sharding.movement.choose import Choice, chosen, kept, open_dims
 from cute_sharding.movement.free import Cuts
@@ -144,16 +145,12 @@ def _have_groups(move: Move, cuts: tuple[Cuts, ...], mesh: Any) -> bool:
 
 def _are_known(onto: Sequence[tuple[Any, ...]], movement: Movement, mesh: Any) -> bool:
     """Whether the sizes of this rank's results can be said."""
-    return all(
-        local_size_if_known(n, *_as_held(chain, mesh)) is not None
-        for shape, chains in zip(onto, movement.targets)
-        for n, chain in zip(shape, chains)
-    )
-
-
-def _as_held(chain: Sequence[tuple[int, int]], mesh: Any) -> list[tuple[int, int, int]]:
-    device = mesh.get_coordinate()
-    return [(factor, mesh.size(m), device[m]) for m, factor in chain]
+    try:
+        for shape, chains in zip(onto, movement.targets):
+            local_shape_of(shape, chains, mesh)
+    except Undecided:
+        return False
+    return True
 
 
 class _Runner:
@@ -196,9 +193,9 @@ class _Runner:
         ]
         mesh = self._specs[0].mesh
         sizes = [
-            local_size_of(n, *_as_held(chain, mesh))
+            n
             for shape, chains in zip(self._onto, self._movement.targets)
-            for n, chain in zip(shape, chains)
+            for n in local_shape_of(shape, chains, mesh)
         ]
         with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
             moved = torch.ops.cute_sharding.move(

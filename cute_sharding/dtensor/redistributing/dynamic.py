@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.compiled.library import library
-from cute_sharding.dtensor.compiled.local_sizes import local_size_of
+from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.redistributing.executor import run
 from cute_sharding.dtensor.redistributing.groups import means
 from cute_sharding.dtensor.torch_private import collective_ops, dispatch_modes, process_groups
@@ -33,11 +33,7 @@ def run_opaque(
     """What ``plan`` does for the sizes at hand, for any sizes: the op, on this rank's tensor of a
     DTensor of symbolic ``shape``.
     """
-    device = mesh.get_coordinate()
-    onto = [
-        local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
-        for n, chain in zip(shape, plan.target.chains)
-    ]
+    onto = local_shape_of(shape, plan.target.chains, mesh)
     how = repr(
         (
             name_of(mesh),
