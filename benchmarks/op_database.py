@@ -5,7 +5,9 @@ are in one process (LocalTensorMode), and what they hold is compared with one de
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -261,6 +263,20 @@ def gradients_of(results: list[Any], inputs: list[Any]) -> list[Any]:
 
 class TooLong(BaseException):
     """Not an Exception: torch goes on after those."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise TooLong(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def outcome(program: Callable[[], tuple[list[Any], list[Any]]], expected: Any) -> tuple[str, str]:

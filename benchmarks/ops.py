@@ -23,14 +23,13 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -51,7 +50,6 @@ from benchmarks.op_database import (
     RAISES,
     RIGHT,
     WRONG,
-    TooLong,
     cut_of,
     database,
     distributed,
@@ -59,6 +57,7 @@ from benchmarks.op_database import (
     dtype_of,
     is_drawn,
     leaves_of,
+    limited,
     on_one_device,
     outcome,
     run,
@@ -71,20 +70,6 @@ KINDS = {"even": (2,), "uneven": (2,), "strided": (2,), "nested": (2, 2), "pendi
 
 # Of attention torch derives a rule from what it decomposes to: with a mask that takes an hour.
 SECONDS = 60
-
-
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise TooLong(f"more than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def on_mesh(

@@ -2,7 +2,7 @@
 flags: is any worse with them?
 
     python -m benchmarks.programs [--samples 2] [--mesh 2 2] [--seed 0] [--part 0 2] [--only NAME]
-        [--between]
+        [--between] [--itself] [--kinds strided nested]
 
 Each tensor that an op is given is a view of one that is cut at random, of another shape; with
 ``--between``, that view moved to and fro, or written to by its slices. Forward and backward, all
@@ -40,6 +40,7 @@ from benchmarks.op_database import (
     drawn,
     gradients_of,
     leaves_of,
+    limited,
     on_one_device,
     outcome,
     run,
@@ -69,6 +70,9 @@ def written(x: torch.Tensor, d: int) -> torch.Tensor:
         part.neg_()
     return (other + torch.cat(kept, d)) / 2
 
+
+# Where torch derives a rule by trying placements, it may do so for hours.
+SECONDS = 30
 
 # What leaves a tensor as it is: (the tensor, a dim).
 BETWEEN: tuple[Callable[[torch.Tensor, int], torch.Tensor], ...] = (
@@ -191,9 +195,14 @@ def fits(tensors: list[torch.Tensor]) -> bool:
 
 def outcome_and_bytes(program: Callable[[], Any], expected: Any) -> tuple[str, str, int]:
     """What became of the program, why, and how many bytes rank 0 received."""
+
+    def patient() -> Any:
+        with limited(SECONDS):
+            return program()
+
     received = Received()
     with received:
-        said, why = outcome(program, expected)
+        said, why = outcome(patient, expected)
     return said, why, received.bytes
 
 
@@ -243,8 +252,10 @@ def measure(info: Any, mesh: DeviceMesh, options: argparse.Namespace, tally: Tal
         args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
         plan = []
         for x in leaves_of((args, kwargs)):
-            shape = source_shape(rng, tuple(x.shape))
-            kind = rng.choice(("even", "uneven"))
+            shape = tuple(x.shape)
+            if not options.itself:
+                shape = source_shape(rng, shape)
+            kind = rng.choice(options.kinds)
             between = (0, 0)
             if options.between and x.ndim and x.dtype.is_floating_point:
                 between = rng.randrange(len(BETWEEN)), rng.randrange(x.ndim)
@@ -277,6 +288,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS))
     parser.add_argument("--between", action="store_true")
+    parser.add_argument("--itself", action="store_true", help="no view before the op")
+    parser.add_argument("--kinds", nargs="*", default=["even", "uneven"], help="of placements")
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1])
     options = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -155,6 +155,8 @@ PROGRAMS = {
     "std_mean": (lambda x: sum(torch.std_mean(x, 1)), (5, 6)),
     "std_mean, kept": (lambda x: sum(torch.std_mean(x, (0, 2), keepdim=True)), (5, 6, 3)),
     "index_add": (lambda x, i, s: x.index_add(1, i, s), (4, 6), index(3, below=6), (4, 3)),
+    "mish": (F.mish, (5, 6)),
+    "padded with a constant": (lambda x: F.pad(x, (1, 2, 0, 0, -1, 0), value=2.0), (4, 6, 5)),
     "elu": (lambda x: F.elu(x, 1.5), (5, 6)),
     "leaky_relu": (lambda x: F.leaky_relu(x, 0.2), (5, 6)),
     "softplus": (lambda x: F.softplus(x, 2.0), (5, 6)),

@@ -118,6 +118,13 @@ def sliced(x: Shape, dim: int = 0, *which: Any) -> str:
     return f"{text(names)} -> {text(names) if is_whole(*which) else put(names, dim, '[part]')}"
 
 
+def padded(x: Shape, pads: Sequence[int], *_: Any, **__: Any) -> str:
+    """Rows before and after those of some dims, the last first; these are whole."""
+    names = named(x, [-1 - k for k in range(len(pads) // 2) if any(pads[2 * k : 2 * k + 2])])
+    longer = [f"[to{d}]" if name.startswith("[") else name for d, name in enumerate(names)]
+    return f"{text(names)} -> {text(longer)}"
+
+
 def slice_scatter(x: Shape, source: Shape, dim: int = 0, *which: Any, **named_: Any) -> str | None:
     """The source in the place of some rows of ``dim``, which is whole, unless these are all."""
     if len(source) != len(x) or named_:
