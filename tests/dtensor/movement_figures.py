@@ -73,7 +73,17 @@ def _diagonal(rng, shape, d):
 
 def _of(op, *draws):
     """An op whose argument is drawn and then its dim."""
-    return lambda rng, shape, d: lambda x, arg=rng.choice(draws): op(x, arg, d)
+
+    def drawn(rng, shape, d):
+        arg = rng.choice(draws)
+        return lambda x, arg=arg: op(x, arg, d)
+
+    return drawn
+
+
+def _roll_all(rng, shape, d):
+    by = [rng.randint(-3, 3) for _ in shape]
+    return lambda x, by=by: x.roll(by, [*range(len(by))])
 
 
 SINGLE = {
@@ -85,9 +95,7 @@ SINGLE = {
     "tensor_split": _of(torch.tensor_split, 1, 2, 3, 4),
     "unbind": lambda rng, shape, d: shape[d] and (lambda x: x.unbind(d)),
     "roll": _of(torch.roll, -9, -3, -1, 1, 2, 5),
-    "roll of all": lambda rng, shape, d: (
-        lambda x, by=[rng.randint(-3, 3) for _ in shape]: x.roll(by, [*range(len(by))])
-    ),
+    "roll of all": _roll_all,
     "flip": lambda rng, shape, d: lambda x: x.flip(d),
     "flip of all": lambda rng, shape, d: lambda x: x.flip([*range(len(shape))]),
     "cat": lambda rng, shape, d: lambda x: torch.cat([x, x], d),
