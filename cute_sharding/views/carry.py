@@ -94,26 +94,29 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     kinds = kinds_of(view)
     carried: list[Cut] = []
     for mesh_dim, cut in enumerate(cuts):
-        parts = mesh[mesh_dim]
-        found = None if cut is None else _placed(view, kinds, cut, parts)
-        if found is None and cut is not None and parts > 1:
-            return Carried(tuple(carried), mesh_dim, not _of_one_size(view, cuts, mesh))
-        if mesh_dim < last:
-            kinds = _divided(view, kinds, cut, found, parts)
+        found = None
+        if cut is not None:
+            parts = mesh[mesh_dim]
+            found = _placed(view, kinds, cut, parts)
+            if found is None and parts > 1:
+                return Carried(tuple(carried), mesh_dim, _is_traced(view, cuts, mesh))
+            if mesh_dim < last:
+                kinds = _divided(view, kinds, cut, found, parts)
         carried.append(found)
-    return Carried(tuple(carried), None, not _of_one_size(view, cuts, mesh))
+    return Carried(tuple(carried), None, _is_traced(view, cuts, mesh))
 
 
-def _of_one_size(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
-    """Whether it is known that all blocks are."""
-    left = list(view.input_shape)
+def _is_traced(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
+    """Whether not all blocks are known to be of one size."""
+    left: dict[int, int] = {}  # of the dims that are cut, the rows of a block
     for cut, parts in zip(cuts, mesh):
         if cut is not None and parts > 1:
             dim, split_factor = cut
-            if not is_multiple(left[dim], split_factor * parts):
-                return False
-            left[dim] //= parts
-    return True
+            n = left[dim] if dim in left else view.input_shape[dim]
+            if not is_multiple(n, split_factor * parts):
+                return True
+            left[dim] = n // parts
+    return False
 
 
 def kinds_of(view: View) -> Kinds:

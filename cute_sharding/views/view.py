@@ -125,7 +125,9 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     for spec in dim_map:
         if type(spec).__name__ == "InputDim":
             kept[spec.input_dim] = len(target)
-        target.append(reading.size_of(spec))
+            target.append(reading.input_dim(spec))
+        else:
+            target.append(reading.size_of(spec))
     if len(source) - source.count(None) < len(input_shape):
         gone = sorted(set(range(len(input_shape))).difference(source))
         source[:0] = gone

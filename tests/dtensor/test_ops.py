@@ -306,6 +306,9 @@ def test_what_is_made_anew_is_not_pending():
         x = distribute(values(4, 6), (2,), [Partial()])
         assert list(torch.empty_like(x).placements) == [Replicate()]
         filled = distribute(values(4, 6), (2,), [Partial()]).fill_(3.0)
+        assert list(filled.placements) == [Partial()], "as in torch, whose tests say so"
+        distribute(values(2, 4), (2,), [Shard(1)]).view(4, 2)  # where torch has a replica
+        filled = distribute(values(4, 6), (2,), [Partial()]).fill_(3.0)
         assert_close(filled, torch.full((4, 6), 3.0), "filled")
 
 

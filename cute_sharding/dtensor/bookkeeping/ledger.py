@@ -9,7 +9,8 @@ program up to there.
 
 What torch would have done is asked only when it matters: a view is about to be refused, torch
 refuses an op or one draws numbers, or too many questions are open. Until then each free view leaves
-a question, once for each propagation (DTensor caches them).
+a question, once for each propagation (DTensor caches them). Once the answer was no, each question
+is asked as it comes: what was decided by that answer, and cached, is forgotten when it changes.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ class _Page:
     def __init__(self) -> None:
         self.questions: defaultdict[Any, list[Question]] = defaultdict(list)  # by mesh
         self.diverged: set[Any] = set()
+        self.denied: set[Any] = set()  # meshes of which it was said that they have not
 
 
 _pages: WeakKeyDictionary[Any, _Page] = WeakKeyDictionary()
 _lock = fork_safe_lock()
+
+
+def _forget_answers() -> None:
+    """What is given to :func:`when_diverged`."""
 
 
 def note(mesh: Any, question: Question) -> None:
@@ -48,8 +54,11 @@ def note(mesh: Any, question: Question) -> None:
         page = _page()
         if mesh not in page.diverged:
             page.questions[mesh].append(question)
-            if len(page.questions[mesh]) > MOST_OPEN:
-                diverged(mesh)
+            if mesh in page.denied:
+                if diverged(mesh):
+                    _forget_answers()
+            elif len(page.questions[mesh]) > MOST_OPEN:
+                _ask(page, mesh)
 
 
 def diverged(mesh: Any) -> bool:
@@ -58,11 +67,22 @@ def diverged(mesh: Any) -> bool:
     """
     with _lock:
         page = _page()
-        if mesh not in page.diverged and any(
-            question() for question in page.questions.pop(mesh, [])
-        ):
-            page.diverged.add(mesh)
+        if not _ask(page, mesh):
+            page.denied.add(mesh)
         return mesh in page.diverged
+
+
+def _ask(page: _Page, mesh: Any) -> bool:
+    if mesh not in page.diverged and any(question() for question in page.questions.pop(mesh, [])):
+        page.diverged.add(mesh)
+        page.denied.discard(mesh)
+    return mesh in page.diverged
+
+
+def when_diverged(forget_answers: Callable[[], None]) -> None:
+    """Has that called where a mesh diverges of which :func:`diverged` has said that it had not."""
+    global _forget_answers
+    _forget_answers = forget_answers
 
 
 def forget() -> None:

@@ -5,7 +5,7 @@ explains each one.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
@@ -70,7 +70,7 @@ class Kind(Hashable, Protocol):
         """What torch would receive each time; None where it cannot do it. May take a while."""
 
 
-_counts: Counter[tuple[str, str]] = Counter()  # of (op, outcome)
+_counts: defaultdict[tuple[str, str], int] = defaultdict(int)  # of (op, outcome)
 _moves: Counter[Kind] = (
     Counter()
 )  # how often each kind has run: what it has moved is asked when somebody wants to know

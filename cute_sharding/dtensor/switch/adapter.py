@@ -239,6 +239,7 @@ def _install(settings: Settings | None) -> None:
 
 def _fill(installed: Installed, settings: Settings) -> None:
     """Replace what these settings need of torch_private/patches.py."""
+    ledger.when_diverged(registry.clear_propagation_caches)
     tracing.Tracing(installed, local_size_if_known, equate, as_view)
     redistribution_hook.install_redistribution(
         installed, _redistribution, _redistribution_of_arguments

@@ -82,10 +82,11 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
     Raises:
         RuntimeError: a kind of placement that is not known: it is not taken for Replicate.
     """
-    kind = type(placement)  # isinstance takes longer, and subclasses are rare
-    if kind is Replicate:
+    if type(placement) is Shard:  # isinstance takes longer, and subclasses are rare
+        return placement.dim, 1
+    if type(placement) is Replicate:
         return None
-    if kind is not Shard and isinstance(placement, StridedShard):  # in some releases it is a Shard
+    if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
         return placement.dim, placement.split_factor
     if isinstance(placement, Shard):
         return placement.dim, 1
