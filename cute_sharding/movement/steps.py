@@ -71,6 +71,28 @@ def _unshuffled(x: Shape, factor: int) -> list[Step] | None:
     ]
 
 
+def _turned(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> list[Step] | None:
+    """Quarter turns: an odd number is a flip of one of the dims, and they change places."""
+    if len(dims) != 2 or len(x) < 2:
+        return None
+    a, b = (d % len(x) for d in dims)
+    if a == b or not turns % 4:
+        return None
+    if turns % 4 == 2:
+        return [Step("torch.flip", ((a, b),))]
+    order = [*range(len(x))]
+    order[a], order[b] = b, a
+    return [Step("torch.flip", ((b if turns % 4 == 1 else a,),)), Step(PERMUTE, (tuple(order),))]
+
+
+def _narrowed(x: Shape, dim: int, start: int, length: int) -> list[Step] | None:
+    """A slice, given by its length."""
+    if not x or not -x[dim] <= start <= x[dim]:
+        return None
+    start = start % x[dim] if start < 0 else start
+    return [Step("Tensor.__getitem__", (dim % len(x), start, start + length))]
+
+
 def _pads(padding: Sequence[int], sign: int) -> list[Step]:
     down, right = (sign * n for n in padding)
     if not down and not right:
@@ -139,6 +161,8 @@ SEVERAL: dict[str, Rule] = {
     "pixel_unshuffle.default": _unshuffled,
     "im2col.default": _columns,
     "col2im.default": _of_columns,
+    "rot90.default": _turned,
+    "narrow_copy.default": _narrowed,
 }
 """By overload, from the operand's shape and the arguments to the steps; None: none are known.
 

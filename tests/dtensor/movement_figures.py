@@ -68,7 +68,19 @@ def _narrow(rng, shape, d):
 def _diagonal(rng, shape, d):
     if len(shape) > 1:
         offset, dims = rng.randint(-4, 4), rng.sample(range(len(shape)), 2)
-        return lambda x: x.diagonal(offset, *dims)
+        return lambda x, of=(offset, *dims): x.diagonal(*of)
+
+
+def _rot90(rng, shape, d):
+    if len(shape) > 1:
+        turns, dims = rng.randint(-1, 5), rng.sample(range(len(shape)), 2)
+        return lambda x, of=(turns, dims): torch.rot90(x, *of)
+
+
+def _narrow_copy(rng, shape, d):
+    start = rng.randint(0, shape[d])
+    length = rng.randint(0, shape[d] - start)
+    return lambda x, of=(d, start, length): torch.narrow_copy(x, *of)
 
 
 def _of(op, *draws):
@@ -102,6 +114,9 @@ SINGLE = {
     "pad": _pad,
     "unfold": _unfold,
     "diagonal": _diagonal,
+    "rot90": _rot90,
+    "narrow_copy": _narrow_copy,
+    "stack": lambda rng, shape, d: lambda x: torch.stack([x, x], d),
     "tril": lambda rng, shape, d: len(shape) > 1 and (lambda x: x.tril()),
     "triu": lambda rng, shape, d: len(shape) > 1 and (lambda x: x.triu(1)),
 }

@@ -45,6 +45,11 @@ _FILLED = {
 }
 
 
+# Ops for which torch gathers whatever is cut, also dims that they leave as they are; as for
+# triangles.
+_GATHERED = frozenset(["diagonal.default"])
+
+
 def movement_first(
     others: Callable[[OpSchema], Any], traced: Callable[[], None]
 ) -> Callable[[OpSchema], Any]:
@@ -98,7 +103,10 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     # has fewer rows than devices.
     anyway = (
         registry.is_derived(schema.op)
-        or (move.triangle is not None and any(cut for some in cuts for cut in some))
+        or (
+            (move.triangle is not None or name in _GATHERED)
+            and any(cut for some in cuts for cut in some)
+        )
         or any(_has_few_rows(spec, shape) for spec, shape in zip(specs, shapes))
     )
     choice = chosen(move, cuts, tuple(mesh.shape), anyway=anyway)

@@ -84,6 +84,18 @@ def rolled(x: Shape, shifts: Any, dims: Any = ()) -> str:
     return f"{names} -> {names}"
 
 
+def quarter_turned(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> str | None:
+    """An odd number of turns flips one of the dims, which is whole, and they change places."""
+    if len(dims) != 2:
+        return None
+    a, b = (d % len(x) for d in dims)
+    names = named(x, {0: [], 1: [b], 2: [a, b], 3: [a]}[turns % 4])
+    after = list(names)
+    if turns % 2:
+        after[a], after[b] = names[b], names[a]
+    return f"{text(names)} -> {text(after)}"
+
+
 def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> str:
     """Two dims become one, the last; all three are whole."""
     gone = [dim1 % len(x), dim2 % len(x)]

@@ -118,6 +118,12 @@ def sliced(x: Shape, dim: int = 0, *which: Any) -> str:
     return f"{text(names)} -> {text(names) if is_whole(*which) else put(names, dim, '[part]')}"
 
 
+def narrowed(x: Shape, dim: int, *_: Any) -> str:
+    """Some rows of ``dim``, which is whole."""
+    names = named(x, [dim])
+    return f"{text(names)} -> {put(names, dim, '[part]')}"
+
+
 def padded(x: Shape, pads: Sequence[int], *_: Any, **__: Any) -> str:
     """Rows before and after those of some dims, the last first; these are whole."""
     names = named(x, [-1 - k for k in range(len(pads) // 2) if any(pads[2 * k : 2 * k + 2])])
