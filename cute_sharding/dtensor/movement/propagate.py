@@ -71,6 +71,26 @@ def movement_first(
     return decide
 
 
+def steps_that_are_free(
+    others: Callable[[OpSchema], Any], traced: Callable[[], None]
+) -> Callable[[OpSchema], Any]:
+    """The same where movement is off: of ops that are several views, and free as these, torch
+    derives what the views give.
+    """
+
+    def decide(schema: OpSchema) -> Any:
+        name = registry.name_of(schema.op)
+        if name in SEVERAL:
+            found = several_of(name, schema, op_schemas.specs_of(schema), views_alone=True)
+            if found is not None:
+                if dispatch_modes.is_tracing():
+                    traced()
+                return found
+        return others(schema)
+
+    return decide
+
+
 def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
     """The op as a movement; None where it is none, touches no sharded dim, or has arguments or
     placements for which none is known: these are for others to answer.
@@ -132,8 +152,12 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
 
-def several_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
-    """An op of several steps as views and movements; None where these are for others to answer."""
+def several_of(
+    name: str, schema: OpSchema, specs: Sequence[DTensorSpec], *, views_alone: bool = False
+) -> Any | None:
+    """An op of several steps as views and movements, or as views that are free alone; None where
+    these are for others to answer.
+    """
     if len(specs) != 1 or not _is_known(specs):
         return None
     (spec,), mesh = specs, specs[0].mesh
@@ -148,6 +172,8 @@ def several_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any
     if not way or metas is None:
         return None
     first, found = way
+    if views_alone and (first != cuts or not any(cuts) or any(step.movement for step in found)):
+        return None
     runners: list[Runner | None] = []
     for step in found:
         if step.movement is None:
