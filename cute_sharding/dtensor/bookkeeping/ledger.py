@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -42,8 +42,20 @@ _pages: WeakKeyDictionary[Any, _Page] = WeakKeyDictionary()
 _lock = fork_safe_lock()
 
 
-def _forget_answers() -> None:
-    """What is given to :func:`when_diverged`."""
+class Watch(NamedTuple):
+    """What is done about answers that rest on :func:`diverged`.
+
+    Attributes:
+        forget_answers: called where a mesh diverges of which it was said that it had not.
+        is_tracing: whether a graph is traced, where nothing is asked before it must be: an answer
+            may be a guard.
+    """
+
+    forget_answers: Callable[[], None] = lambda: None
+    is_tracing: Callable[[], bool] = lambda: False
+
+
+_watch = Watch()
 
 
 def note(mesh: Any, question: Question) -> None:
@@ -54,10 +66,8 @@ def note(mesh: Any, question: Question) -> None:
         page = _page()
         if mesh not in page.diverged:
             page.questions[mesh].append(question)
-            if mesh in page.denied:
-                if diverged(mesh):
-                    _forget_answers()
-            elif len(page.questions[mesh]) > MOST_OPEN:
+            soon = mesh in page.denied and not _watch.is_tracing()
+            if soon or len(page.questions[mesh]) > MOST_OPEN:
                 _ask(page, mesh)
 
 
@@ -75,14 +85,16 @@ def diverged(mesh: Any) -> bool:
 def _ask(page: _Page, mesh: Any) -> bool:
     if mesh not in page.diverged and any(question() for question in page.questions.pop(mesh, [])):
         page.diverged.add(mesh)
-        page.denied.discard(mesh)
+        if mesh in page.denied:
+            page.denied.remove(mesh)
+            _watch.forget_answers()
     return mesh in page.diverged
 
 
-def when_diverged(forget_answers: Callable[[], None]) -> None:
-    """Has that called where a mesh diverges of which :func:`diverged` has said that it had not."""
-    global _forget_answers
-    _forget_answers = forget_answers
+def watch(by: Watch) -> None:
+    """Has answers that rest on :func:`diverged` watched, from now on, by that one."""
+    global _watch
+    _watch = by
 
 
 def forget() -> None:
