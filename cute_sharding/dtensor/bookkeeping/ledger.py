@@ -9,8 +9,8 @@ program up to there.
 
 What torch would have done is asked only when it matters: a view is about to be refused, torch
 refuses an op or one draws numbers, or too many questions are open. Until then each free view leaves
-a question, once for each propagation (DTensor caches them). Once the answer was no, each question
-is asked as it comes: what was decided by that answer, and cached, is forgotten when it changes.
+a question, once for each propagation (DTensor caches them). Where the answer was no, and what was
+decided by it is cached, each question is asked as it comes, to forget that when the answer changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Page:
     def __init__(self) -> None:
         self.questions: defaultdict[Any, list[Question]] = defaultdict(list)  # by mesh
         self.diverged: set[Any] = set()
-        self.denied: set[Any] = set()  # meshes of which it was said that they have not
+        self.denied: set[Any] = set()  # meshes that have not, by which something cached goes
 
 
 _pages: WeakKeyDictionary[Any, _Page] = WeakKeyDictionary()
@@ -46,7 +46,8 @@ class Watch(NamedTuple):
     """What is done about answers that rest on :func:`diverged`.
 
     Attributes:
-        forget_answers: called where a mesh diverges of which it was said that it had not.
+        forget_answers: called where a mesh diverges, and something that is cached goes by that it
+            had not.
         is_tracing: whether a graph is traced, where nothing is asked before it must be: an answer
             may be a guard.
     """
@@ -71,13 +72,16 @@ def note(mesh: Any, question: Question) -> None:
                 _ask(page, mesh)
 
 
-def diverged(mesh: Any) -> bool:
+def diverged(mesh: Any, *, is_cached: bool = False) -> bool:
     """Whether since :func:`forget` some op on ``mesh`` has given what torch would not have: a view
     was free that torch would have redistributed for, or an op has kept a cut.
+
+    Args:
+        is_cached: whether what is decided by the answer is cached.
     """
     with _lock:
         page = _page()
-        if not _ask(page, mesh):
+        if not _ask(page, mesh) and is_cached:
             page.denied.add(mesh)
         return mesh in page.diverged
 

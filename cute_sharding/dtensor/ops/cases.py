@@ -112,6 +112,11 @@ class Question:
         return any(isinstance(p, Partial) for spec in self.specs for p in spec.placements)
 
     @property
+    def may_be_ours(self) -> bool:
+        """Whether its operands may have placements here that torch would not have given them."""
+        return ledger.diverged(self.specs[0].mesh, is_cached=True)
+
+    @property
     def row(self) -> Row | None:
         """The op's row in the table of signatures, where these may answer."""
         if not self.by_signatures:
@@ -241,7 +246,7 @@ def _is_made_anew(question: Question) -> bool:
     """
     return question.is_pending and (
         question.name == "empty_like.default"
-        or (question.name == "fill_.Scalar" and ledger.diverged(question.specs[0].mesh))
+        or (question.name == "fill_.Scalar" and question.may_be_ours)
     )
 
 
@@ -275,7 +280,7 @@ def _is_drawn_by_ranks(question: Question) -> bool:
         or op_schemas.draws_apart(question.specs[0].mesh)
     ):
         return False
-    return question.is_strided or ledger.diverged(question.specs[0].mesh)
+    return question.is_strided or question.may_be_ours
 
 
 def _is_extreme_of_nothing(question: Question) -> bool:
