@@ -308,8 +308,8 @@ def test_what_is_made_anew_is_not_pending():
         filled = distribute(values(4, 6), (2,), [Partial()]).fill_(3.0)
         assert list(filled.placements) == [Partial()], "as in torch, whose tests say so"
         distribute(values(2, 4), (2,), [Shard(1)]).view(4, 2)  # where torch has a replica
-        filled = distribute(values(4, 6), (2,), [Partial()]).fill_(3.0)
-        assert_close(filled, torch.full((4, 6), 3.0), "filled")
+        filled = distribute(values(5, 6), (2,), [Partial()]).fill_(3.0)
+        assert_close(filled, torch.full((5, 6), 3.0), "filled")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -9,15 +9,14 @@ program up to there.
 
 What torch would have done is asked only when it matters: a view is about to be refused, torch
 refuses an op or one draws numbers, or too many questions are open. Until then each free view leaves
-a question, once for each propagation (DTensor caches them). Where the answer was no, and what was
-decided by it is cached, each question is asked as it comes, to forget that when the answer changes.
+a question, once for each propagation (DTensor caches them).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -35,28 +34,10 @@ class _Page:
     def __init__(self) -> None:
         self.questions: defaultdict[Any, list[Question]] = defaultdict(list)  # by mesh
         self.diverged: set[Any] = set()
-        self.denied: set[Any] = set()  # meshes that have not, by which something cached goes
 
 
 _pages: WeakKeyDictionary[Any, _Page] = WeakKeyDictionary()
 _lock = fork_safe_lock()
-
-
-class Watch(NamedTuple):
-    """What is done about answers that rest on :func:`diverged`.
-
-    Attributes:
-        forget_answers: called where a mesh diverges, and something that is cached goes by that it
-            had not.
-        is_tracing: whether a graph is traced, where nothing is asked before it must be: an answer
-            may be a guard.
-    """
-
-    forget_answers: Callable[[], None] = lambda: None
-    is_tracing: Callable[[], bool] = lambda: False
-
-
-_watch = Watch()
 
 
 def note(mesh: Any, question: Question) -> None:
@@ -67,38 +48,21 @@ def note(mesh: Any, question: Question) -> None:
         page = _page()
         if mesh not in page.diverged:
             page.questions[mesh].append(question)
-            soon = mesh in page.denied and not _watch.is_tracing()
-            if soon or len(page.questions[mesh]) > MOST_OPEN:
-                _ask(page, mesh)
+            if len(page.questions[mesh]) > MOST_OPEN:
+                diverged(mesh)
 
 
-def diverged(mesh: Any, *, is_cached: bool = False) -> bool:
+def diverged(mesh: Any) -> bool:
     """Whether since :func:`forget` some op on ``mesh`` has given what torch would not have: a view
     was free that torch would have redistributed for, or an op has kept a cut.
-
-    Args:
-        is_cached: whether what is decided by the answer is cached.
     """
     with _lock:
         page = _page()
-        if not _ask(page, mesh) and is_cached:
-            page.denied.add(mesh)
+        if mesh not in page.diverged and any(
+            question() for question in page.questions.pop(mesh, [])
+        ):
+            page.diverged.add(mesh)
         return mesh in page.diverged
-
-
-def _ask(page: _Page, mesh: Any) -> bool:
-    if mesh not in page.diverged and any(question() for question in page.questions.pop(mesh, [])):
-        page.diverged.add(mesh)
-        if mesh in page.denied:
-            page.denied.remove(mesh)
-            _watch.forget_answers()
-    return mesh in page.diverged
-
-
-def watch(by: Watch) -> None:
-    """Has answers that rest on :func:`diverged` watched, from now on, by that one."""
-    global _watch
-    _watch = by
 
 
 def forget() -> None:

@@ -113,8 +113,11 @@ class Question:
 
     @property
     def may_be_ours(self) -> bool:
-        """Whether its operands may have placements here that torch would not have given them."""
-        return ledger.diverged(self.specs[0].mesh, is_cached=True)
+        """Whether its operands may have placements here that torch would not have given them. (The
+        answer is cached with what is decided by it. To forget it when it changes would be to empty
+        torch's cache while torch looks something up in it, which crashes.)
+        """
+        return ledger.diverged(self.specs[0].mesh)
 
     @property
     def row(self) -> Row | None:

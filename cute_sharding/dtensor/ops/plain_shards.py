@@ -81,6 +81,5 @@ def _weighs_rows(schema: OpSchema) -> bool:
     """
     weights = schema.args_schema[2]
     return schema.args_schema[3] == 1 and (
-        isinstance(weights, DTensorSpec)
-        or ledger.diverged(op_schemas.specs_of(schema)[0].mesh, is_cached=True)
+        isinstance(weights, DTensorSpec) or ledger.diverged(op_schemas.specs_of(schema)[0].mesh)
     )

@@ -239,7 +239,6 @@ def _install(settings: Settings | None) -> None:
 
 def _fill(installed: Installed, settings: Settings) -> None:
     """Replace what these settings need of torch_private/patches.py."""
-    ledger.watch(ledger.Watch(registry.clear_propagation_caches, dispatch_modes.is_tracing))
     tracing.Tracing(installed, local_size_if_known, equate, as_view)
     redistribution_hook.install_redistribution(
         installed, _redistribution, _redistribution_of_arguments
