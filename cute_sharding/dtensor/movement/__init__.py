@@ -4,6 +4,6 @@ Local tensors are read, and new ones made; nothing of torch is touched here, and
 DTensor is changed.
 """
 
-from cute_sharding.dtensor.movement.propagate import movement_first, steps_that_are_free
+from cute_sharding.dtensor.movement.propagate import movement_first
 
-__all__ = ["movement_first", "steps_that_are_free"]
+__all__ = ["movement_first"]

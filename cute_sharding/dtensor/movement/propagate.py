@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
@@ -51,42 +52,29 @@ _GATHERED = frozenset(["diagonal.default"])
 
 
 def movement_first(
-    others: Callable[[OpSchema], Any], traced: Callable[[], None]
+    others: Callable[[OpSchema], Any], traced: Callable[[], None], *, is_on: bool
 ) -> Callable[[OpSchema], Any]:
     """The propagator's way from an op on specs to the placements that it needs and gives: that of a
     movement, and else that of ``others``. ``traced`` is called where it becomes part of a graph.
-    """
 
-    def decide(schema: OpSchema) -> Any:
-        name = registry.name_of(schema.op)
-        if name in BY_OVERLOAD or name in SEVERAL:
-            answer = movement_of if name in BY_OVERLOAD else several_of
-            found = answer(name, schema, op_schemas.specs_of(schema))
-            if found is not None:
-                if dispatch_modes.is_tracing():
-                    traced()
-                return found
-        return others(schema)
-
-    return decide
-
-
-def steps_that_are_free(
-    others: Callable[[OpSchema], Any], traced: Callable[[], None]
-) -> Callable[[OpSchema], Any]:
-    """The same where movement is off: of ops that are several views, and free as these, torch
+    Where movement is not on, that is for ops that are several views, and free as these: torch
     derives what the views give.
     """
+    answer_of: dict[str, Callable[..., Any]] = (
+        {**dict.fromkeys(SEVERAL, several_of), **dict.fromkeys(BY_OVERLOAD, movement_of)}
+        if is_on
+        else dict.fromkeys(SEVERAL, partial(several_of, views_alone=True))
+    )
 
     def decide(schema: OpSchema) -> Any:
         name = registry.name_of(schema.op)
-        if name in SEVERAL:
-            found = several_of(name, schema, op_schemas.specs_of(schema), views_alone=True)
-            if found is not None:
-                if dispatch_modes.is_tracing():
-                    traced()
-                return found
-        return others(schema)
+        answer = answer_of.get(name)
+        found = answer and answer(name, schema, op_schemas.specs_of(schema))
+        if found is None:
+            return others(schema)
+        if dispatch_modes.is_tracing():
+            traced()
+        return found
 
     return decide
 

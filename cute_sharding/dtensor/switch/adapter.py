@@ -23,7 +23,7 @@ from cute_sharding.dtensor.compiled.symbols import equate, has_values
 from cute_sharding.dtensor.memory import state
 from cute_sharding.dtensor.memory.copies import LIVE, before_read, has_stale, note_copy
 from cute_sharding.dtensor.memory.writes import reach, take_back
-from cute_sharding.dtensor.movement import movement_first, steps_that_are_free
+from cute_sharding.dtensor.movement import movement_first
 from cute_sharding.dtensor.ops import (
     gated_handler,
     given,
@@ -258,7 +258,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         others = propagation(registry.propagation(), by_signatures=settings.ops)
         op_hooks.install_propagation(
             installed,
-            (movement_first if settings.movement else steps_that_are_free)(others, _tag_traced),
+            movement_first(others, _tag_traced, is_on=settings.movement),
             tuple({**SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             partial(gated_handler, by_signatures=settings.ops),
             writing_handler,
