@@ -110,13 +110,13 @@ SINGLE = {
     "roll of all": _roll_all,
     "flip": lambda rng, shape, d: lambda x: x.flip(d),
     "flip of all": lambda rng, shape, d: lambda x: x.flip([*range(len(shape))]),
-    "cat": lambda rng, shape, d: lambda x: torch.cat([x, x], d),
+    "cat": lambda rng, shape, d: lambda x: torch.cat([x, -x], d),
     "pad": _pad,
     "unfold": _unfold,
     "diagonal": _diagonal,
     "rot90": _rot90,
     "narrow_copy": _narrow_copy,
-    "stack": lambda rng, shape, d: lambda x: torch.stack([x, x], d),
+    "stack": lambda rng, shape, d: lambda x: torch.stack([x, -x], d),
     "tril": lambda rng, shape, d: len(shape) > 1 and (lambda x: x.tril()),
     "triu": lambda rng, shape, d: len(shape) > 1 and (lambda x: x.triu(1)),
 }
@@ -130,6 +130,7 @@ def lacked(results, held, ranks):
         counts = Counter()
         for rank in range(ranks):
             have = held._local_tensor._local_tensors[rank].detach().reshape(-1)
+            have = torch.cat([have, -have])  # what is put together is x and -x
             for result in results:
                 need = result._local_tensor._local_tensors[rank].detach().reshape(-1).unique()
                 counts[rank] += int((~torch.isin(need, have) & (need != 0)).sum())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from drawing import draw_placements
 from op_programs import S, assert_close
-from simulation import distribute, plain, ranks_of
+from simulation import distribute, number, plain, ranks_of
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -92,3 +92,13 @@ def test_strided_shards_are_not_gathered():
         y = distribute(torch.ones(6, 8), (2, 1, 2), [Replicate(), S(0), S(0)])
         assert list(x.relu().placements) == [S(1), Shard(0), Replicate()]
         assert S(1) in torch.where(x > 0, x, y).placements
+
+
+def test_a_view_of_what_stays_cut_here_alone_redistributes():
+    """torch replicates to clone what is pending and strided; its view of that is free."""
+    with plain():
+        x = number((12, 7))
+        expected = x.repeat_interleave(3, 0)
+    with ranks_of((2, 2, 2)), cute_sharding.enabled():
+        given = distribute(x / 2, (2, 2, 2), [Partial(), Shard(1), S(0, 4)])
+        assert_close(given.repeat_interleave(3, 0), expected, "repeated")

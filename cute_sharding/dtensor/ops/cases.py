@@ -337,7 +337,10 @@ def _pending_pointwise(question: Question) -> Any | None:
             return found
     of_two = len(question.specs) == 2  # x + 1 is not linear in x
     row = LINEAR.get(question.name, POINTWISE) if of_two else POINTWISE
-    return by_signature(row, question.name, question.schema, question.specs)
+    found = by_signature(row, question.name, question.schema, question.specs)
+    if found is not None:
+        ledger.note(question.specs[0].mesh, lambda: True)
+    return found
 
 
 def _is_right_in_torch(question: Question) -> bool:
