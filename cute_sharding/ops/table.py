@@ -256,6 +256,8 @@ TABLE: tuple[Row, ...] = (
             "hardswish.default",
             "rsub.Tensor",
             "floor_divide.default",
+            "fill.Tensor",
+            "fill_.Tensor",
             "masked_fill.Tensor",
             "complex.default",
             "polar.default",

@@ -26,7 +26,6 @@ from cute_sharding.dtensor.torch_private import (
     collective_ops,
     dispatch_modes,
     local_tensors,
-    registry,
 )
 from cute_sharding.dtensor.torch_private.read_hook import Reads
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Replicate
@@ -58,7 +57,11 @@ class Copy:
         moved: torch.Tensor,
     ):
         self.source, self.spec, self.spec_of_moved = source, spec, spec_of_moved
-        # Where it lies, but not the tensor itself, whose memory would then be for ever.
+        # Where it lies, but not the tensor itself, whose memory would then be for ever. In a graph
+        # there is no memory, and the tensor is kept while that is traced.
+        self._in_graph = weakref.ref(moved) if local_tensors.is_functional(moved) else None
+        if self._in_graph is not None:
+            dispatch_modes.keep_while_traced(moved)
         self._parts = {
             rank: (
                 weakref.ref(part.untyped_storage()),
@@ -80,6 +83,8 @@ class Copy:
 
     def moved(self) -> torch.Tensor | None:
         """The local tensor that it was moved to, whole; None where it is gone."""
+        if self._in_graph is not None:
+            return self._in_graph()
         found = {}
         for rank, (memory, dtype, offset, size, stride) in self._parts.items():
             storage = memory()
@@ -126,14 +131,18 @@ class Copy:
             redistribute_local_tensor(moved, self.spec_of_moved, self.spec, counted=False)
         )
 
-    def check(self, op: Any, tensor: Any) -> None:
+    def has_taken_back(self) -> None:
+        """The copy has what the source now has: what was written to it was just taken there."""
+        self._count = count_of_writes(self.source)
+
+    def check(self, writer: str, tensor: Any) -> None:
         """
         Raises:
             RuntimeError: what is written to the copy cannot be taken to the source.
         """
         spec = self.spec
         is_what = (
-            f"{registry.name_of(op)} writes to a view of shape {tuple(tensor.shape)} and "
+            f"{writer} writes to a view of shape {tuple(tensor.shape)} and "
             f"placements {text(tensor.placements)} that is a copy of what it views, a DTensor "
             f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
@@ -168,7 +177,8 @@ def note_copy(
 def is_another(source: torch.Tensor, moved: torch.Tensor) -> bool:
     """Whether ``moved`` lies in other memory than the local tensor ``source``, both at hand."""
     return (
-        not dispatch_modes.is_tracing()
+        is_followed(source)
+        and is_followed(moved)
         and has_memory(source)
         and has_memory(moved)
         and not local_tensors.share_memory(source, moved)
@@ -261,7 +271,7 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
     ):
         return True  # by far the most reads, which this costs a fiftieth of the op
     local = collective_ops.in_flight(local)
-    if dispatch_modes.is_tracing() or not has_memory(local):
+    if not is_followed(local) or not has_memory(local):
         return True
     for copy in reversed(way_back(local_tensors.storage_of(local))):
         if copy.is_stale and alone:
@@ -287,9 +297,18 @@ def count_of_writes(local: torch.Tensor) -> int | None:
     """
     return (
         None
-        if isinstance(local, local_tensors.LocalTensor) or local.is_inference()
+        if isinstance(local, local_tensors.LocalTensor)
+        or local_tensors.is_functional(local)
+        or local.is_inference()
         else local._version
     )
+
+
+def is_followed(local: torch.Tensor) -> bool:
+    """Whether what is done with the local tensor is done now, or becomes part of a graph. (Before
+    AOTAutograd does, dynamo traces a program, with tensors that have no data.)
+    """
+    return not dispatch_modes.is_tracing() or local_tensors.is_functional(local)
 
 
 def has_memory(local: torch.Tensor) -> bool:

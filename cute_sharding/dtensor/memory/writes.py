@@ -8,13 +8,14 @@ mostly, of which each device takes its part.
 
 What was moved twice stays one tensor: copies with the same placements are written to together. One
 that was made before its source was written to is stale, and was brought up to date before the op
-read it. Whether it is is known alike on every rank, so that these exchanges meet. (What a compiled
-program writes to a copy stays there, as torch has it: see docs/limits.md.)
+read it. Whether it is is known alike on every rank, so that these exchanges meet. In a program that
+AOTAutograd traces all this becomes part of the graph. Of what a graph writes to its inputs it is
+done after the graph has run (:func:`before_program`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,7 @@ from cute_sharding.dtensor.memory.copies import (
     Copy,
     copy_in,
     has_memory,
+    is_followed,
     is_linked,
     may_be_told,
     outdate,
@@ -53,20 +55,49 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         RuntimeError: what was written cannot be taken there, or not be written again.
     """
     written = [
-        tensor for tensor in _written_by(op, args, kwargs) if may_be_told(tensor._local_tensor)
+        tensor
+        for tensor in _written_by(op, args, kwargs)
+        if may_be_told(tensor._local_tensor) and is_followed(tensor._local_tensor)
     ]
-    if not written or dispatch_modes.is_tracing():
+    if not written:
         return
     memories = [_memory(tensor) for tensor in written]
     for tensor, memory in zip(written, memories):
         for copy in way_back(memory):
-            copy.check(op, tensor)
+            copy.check(registry.name_of(op), tensor)
     again = _are_of_one(memories)
     for memory in memories:
         if not again or not way_back(memory):
             _written(memory)
     if again:
         _write_again(op, args, kwargs)
+
+
+def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
+    """What is to be called after a compiled program that writes to these of its inputs: it writes
+    to local tensors, and no op of DTensors' tells of it.
+
+    Raises:
+        RuntimeError: what it is going to write cannot be taken to what was moved.
+    """
+    tensors = [tensor for tensor in tensors if may_be_told(tensor._local_tensor)]
+    memories = [_memory(tensor) for tensor in tensors]
+    for tensor, memory in zip(tensors, memories):
+        for copy in way_back(memory):
+            copy.check("a compiled program", tensor)
+    if _are_of_one(memories):
+        raise RuntimeError(
+            "a compiled program writes to several of its inputs that are views of one tensor and "
+            "copies of what they view, and what it writes to one would not be in the others. "
+            "Have it take these views itself, of that tensor."
+        )
+
+    def after() -> None:
+        with torch.no_grad():
+            for memory in memories:
+                _written(memory)
+
+    return after
 
 
 def _are_of_one(memories: Sequence[Any]) -> bool:
@@ -225,4 +256,5 @@ def _written(memory: Any, by: Copy | None = None) -> None:
     moved = None if copy is None else copy.moved()
     if copy is not None and moved is not None:
         copy.take_back(moved)
+        copy.has_taken_back()
         _written(local_tensors.storage_of(copy.source), copy)

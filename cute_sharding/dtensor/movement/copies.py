@@ -8,18 +8,41 @@ they are. Windows alone have rows in common, and two devices may have written ot
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from cute_sharding.dtensor.memory.copies import Copy, is_another, link
-from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.redistributing.placements import text
-from cute_sharding.dtensor.torch_private import collective_ops, registry
+from cute_sharding.dtensor.torch_private import collective_ops
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
 from cute_sharding.movement import Movement
 from cute_sharding.movement.forms import Fold, Window
+
+
+class Moves(Protocol):
+    """What runs in the place of a movement op, as its copies need it.
+
+    Attributes:
+        specs: of the operands.
+        name: of the op.
+    """
+
+    specs: tuple[DTensorSpec, ...]
+    name: str
+
+    @property
+    def movement(self) -> Movement: ...
+
+    def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
+        """One of the results, of what the operand's local tensor now has."""
+        ...
+
+    def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
+        """Write to the operand's local tensor what the result's, ``moved``, has of it. Its other
+        rows stay.
+        """
+        ...
 
 
 class MovedCopy(Copy):
@@ -31,36 +54,26 @@ class MovedCopy(Copy):
         output: which of its results it is.
     """
 
-    def __init__(self, runner: Runner, output: int, source: torch.Tensor, moved: torch.Tensor):
+    def __init__(self, runner: Moves, output: int, source: torch.Tensor, moved: torch.Tensor):
         super().__init__(source, runner.specs[0], runner.specs[0], moved)
         self.runner, self.output = runner, output
 
     def is_like(self, other: Copy) -> bool:
         return False  # to find out costs as much as to move it again
 
-    @cached_property
-    def _forward(self) -> Runner:
-        return replace(self.runner, movement=_alone(self.runner.movement, self.output))
-
-    @cached_property
-    def _backward(self) -> Runner:
-        movement = _turned(self._forward.movement)
-        dims = self.runner.dims if movement.mesh_dims else ()
-        return replace(self.runner, movement=movement, dims=dims)
-
     def moved_again(self) -> torch.Tensor:
-        return self._forward.copies([self.source])[0]
+        return self.runner.again(self.output, self.source)
 
     def take_back(self, moved: torch.Tensor) -> None:
-        self._backward.write(moved, self.source)
+        self.runner.back(self.output, moved, self.source)
 
-    def check(self, op: Any, tensor: Any) -> None:
+    def check(self, writer: str, tensor: Any) -> None:
         """
         Raises:
             RuntimeError: as for any copy; or it is windows, which may have rows in common, or what
                 it is of was expanded.
         """
-        super().check(op, tensor)
+        super().check(writer, tensor)
         windows = any(
             isinstance(rows.form, (Window, Fold))
             for part in self.runner.movement.move.links
@@ -73,7 +86,7 @@ class MovedCopy(Copy):
         )
         if windows or expanded:
             raise RuntimeError(
-                f"{registry.name_of(op)} writes in place to what {self.runner.name} has made of a "
+                f"{writer} writes in place to what {self.runner.name} has made of a "
                 f"DTensor of shape {tuple(self.spec.shape)} with placements "
                 f"{text(self.spec.placements)}: windows of a sharded dim, or part of what was "
                 "expanded. Where these have one element in several places, nobody can say what "
@@ -81,33 +94,10 @@ class MovedCopy(Copy):
             )
 
 
-def note_movement(runner: Runner, source: torch.Tensor, results: list[torch.Tensor]) -> None:
+def note_movement(runner: Moves, source: torch.Tensor, results: list[torch.Tensor]) -> None:
     """Take note that the movement has made the local tensors ``results`` of ``source``."""
     source = collective_ops.in_flight(source)
     for output, result in enumerate(results):
         moved = collective_ops.in_flight(result)
         if is_another(source, moved):
             link(MovedCopy(runner, output, source, moved), source, moved)
-
-
-@lru_cache(maxsize=1 << 10)
-def _alone(movement: Movement, output: int) -> Movement:
-    """The movement to one of the results."""
-    move = movement.move
-    links = [link._replace(target=0) for link in move.links if link.target == output]
-    alone = replace(move, outputs=(move.outputs[output],), links=tuple(links))
-    return replace(movement, move=alone, targets=(movement.targets[output],))
-
-
-@lru_cache(maxsize=1 << 10)
-def _turned(movement: Movement) -> Movement:
-    """Of a movement from one operand to one result, that from the result to the operand."""
-    move = movement.move
-    links = [
-        link._replace(pairs=tuple([(target, source) for source, target in link.pairs]))
-        for link in move.links
-    ]
-    turned = replace(
-        move, inputs=move.outputs, outputs=move.inputs, links=tuple(links), is_view=False
-    )
-    return replace(movement, move=turned, sources=movement.targets, targets=movement.sources)

@@ -11,7 +11,7 @@ redistributing/dynamic.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations, islice
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import torch
 
 from cute_sharding.dtensor.compiled.library import library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
+from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.running import LISTS, Runner
 from cute_sharding.dtensor.redistributing.dynamic import mesh_named, name_of, parsed
 from cute_sharding.dtensor.redistributing.groups import dims_of_group
@@ -81,8 +82,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
         if choice.movement.is_view and schema.op._schema._is_view_op():
             placements = tuple([tuple(spec.placements) for spec in specs])
             given_as = choice.movement, mesh, (), tuple(specs), placements, ()
-            runner = Runner(*given_as, name, _as_it_is)
-            return Found(runner, choice, metas)
+            return Found(Runner(*given_as, name, _as_it_is), choice, metas)
     elif all(cut is None or cut[1] == 1 for some in cuts for cut in some):
         choice = kept(move, cuts, sizes)
     else:
@@ -90,7 +90,15 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
     onto = [shape for shape in answers.shapes_of_results(metas) if shape is not None]
     if not (_have_groups(move, cuts, mesh) and _are_known(onto, choice.movement, mesh)):
         return None
-    return Found(_Runner(name, tuple(specs), given, onto, choice.movement), choice, metas)
+    runner = _Runner(
+        name,
+        tuple(specs),
+        given,
+        onto,
+        choice.movement,
+        note_movement if schema.op._schema._is_view_op() else None,
+    )
+    return Found(runner, choice, metas)
 
 
 def _at_hand(args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
@@ -163,13 +171,14 @@ class _Runner:
         given: tuple[Any, ...],
         onto: Sequence[tuple[Any, ...]],
         movement: Movement,
+        note: Callable[[Any, torch.Tensor, list[torch.Tensor]], None] | None,
     ) -> None:
         args, kwargs = given
-        self._name, self._specs = name, specs
+        self.name, self.specs, self.movement, self._note = name, specs, movement, note
         self._reads = BY_OVERLOAD[name].reads
         self._numbers: list[Any] = []
         arguments = _written((args, tuple(kwargs.values())), self._numbers)
-        self._onto, self._movement = onto, movement
+        self._onto = onto
         self._how = repr(
             (
                 name_of(specs[0].mesh),
@@ -183,18 +192,24 @@ class _Runner:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for spec in self._specs:
+        for spec in self.specs:
             whole = DTensorSpec(spec.mesh, (Replicate(),) * spec.mesh.ndim, spec.tensor_meta)
-            dispatch.observe(spec, whole, self._name)
+            dispatch.observe(spec, whole, self.name)
         operands = [
             collective_ops.waited(leaf)
             for leaf in local_tensors.leaves(args, kwargs)
             if isinstance(leaf, torch.Tensor)
         ]
-        mesh = self._specs[0].mesh
+        results = self._moved(operands)
+        if self._note is not None:
+            self._note(self, operands[0], results)
+        return results[0] if len(results) == 1 and self.name not in LISTS else results
+
+    def _moved(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        mesh = self.specs[0].mesh
         sizes = [
             n
-            for shape, chains in zip(self._onto, self._movement.targets)
+            for shape, chains in zip(self._onto, self.movement.targets)
             for n in local_shape_of(shape, chains, mesh)
         ]
         with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
@@ -202,8 +217,19 @@ class _Runner:
                 operands[: self._reads], sizes, self._numbers, self._how
             )
         # Other ranks wait, also where this one gets nothing.
-        results = [collective_ops.waited_in_graph(x) for x in moved]
-        return results[0] if len(results) == 1 and self._name not in LISTS else results
+        return [collective_ops.waited_in_graph(x) for x in moved]
+
+    def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
+        """One of the results."""
+        return self._moved([source])[output]
+
+    def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
+        """Write to the operand's local tensor what one of the results, ``moved``, has of it."""
+        with dispatch_modes.of_this_rank():
+            written = torch.ops.cute_sharding.move_back(
+                moved, source, output, self._numbers, self._how
+            )
+        source.copy_(collective_ops.waited_in_graph(written))
 
 
 # -- the op's arguments, as numbers and a literal --------------------------------------------------
@@ -268,6 +294,26 @@ def _move(
     ]
 
 
+def _move_back(
+    moved: torch.Tensor, source: torch.Tensor, output: int, numbers: list[int], how: str
+) -> torch.Tensor:
+    """What the operand's local tensor becomes, where one of the results is written to."""
+    key, name, *_ = parsed(how)
+    mesh = mesh_named(key, how)
+    movement = _movement(tuple(numbers), how, tuple(mesh.shape))
+    dims = dims_of_group(mesh, movement.mesh_dims)
+    assert dims is not None  # _have_groups
+    written = source.clone(memory_format=torch.contiguous_format)
+    Runner(movement, mesh, dims, (), (), (), name).back(output, moved, written)
+    return written
+
+
+def _shape_of(
+    moved: torch.Tensor, source: torch.Tensor, output: int, numbers: list[Any], how: str
+) -> torch.Tensor:
+    return source.new_empty(source.shape)
+
+
 def _shapes_of(
     operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str
 ) -> list[torch.Tensor]:
@@ -285,3 +331,9 @@ library.define(
 )
 library.impl("move", _move, "CompositeExplicitAutograd")
 torch.library.register_fake("cute_sharding::move", _shapes_of, lib=library)
+library.define(
+    "move_back(Tensor moved, Tensor source, int output, SymInt[] numbers, str how) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+library.impl("move_back", _move_back, "CompositeExplicitAutograd")
+torch.library.register_fake("cute_sharding::move_back", _shape_of, lib=library)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
@@ -69,7 +69,7 @@ class Runner:
     placements: tuple[tuple[Placement, ...], ...]
     pending: tuple[tuple[int, str], ...]
     name: str
-    note: Callable[[Runner, torch.Tensor, list[torch.Tensor]], None] | None = None
+    note: Callable[[Any, torch.Tensor, list[torch.Tensor]], None] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [
@@ -161,6 +161,18 @@ class Runner:
             return result if part.unpacks[k] else after(result, received)
         used = {i for i, onto, copies in part.own if onto == k and copies}
         return after(result, *(x for i, x in enumerate(operands) if i not in used))
+
+    def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
+        """One of the results, in memory of its own."""
+        return replace(self, movement=_alone(self.movement, output)).copies([source])[0]
+
+    def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
+        """Write to the operand, a local tensor, what one of the results, ``moved``, has of it. Its
+        other rows stay. All ranks together.
+        """
+        movement = turned(_alone(self.movement, output))
+        dims = self.dims if movement.mesh_dims else ()
+        replace(self, movement=movement, dims=dims).write(moved, source)
 
     def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The receive buffer; where nothing is received, any tensor."""
@@ -341,3 +353,29 @@ def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]
             x = x if step == 1 else x[(slice(None),) * at + (slice(None, None, step),)]
     onto = [target.dim for _, target in link.pairs if target.dim is not None]
     return x if onto == sorted(onto) else x.permute([onto.index(d) for d in sorted(onto)])
+
+
+# -- backward -------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 10)
+def _alone(movement: Movement, output: int) -> Movement:
+    """The movement to one of the results."""
+    move = movement.move
+    links = [link._replace(target=0) for link in move.links if link.target == output]
+    alone = replace(move, outputs=(move.outputs[output],), links=tuple(links))
+    return replace(movement, move=alone, targets=(movement.targets[output],))
+
+
+@lru_cache(maxsize=1 << 10)
+def turned(movement: Movement) -> Movement:
+    """Of a movement from one operand to one result, that from the result to the operand."""
+    move = movement.move
+    links = [
+        link._replace(pairs=tuple([(target, source) for source, target in link.pairs]))
+        for link in move.links
+    ]
+    turned = replace(
+        move, inputs=move.outputs, outputs=move.inputs, links=tuple(links), is_view=False
+    )
+    return replace(movement, move=turned, sources=movement.targets, targets=movement.sources)

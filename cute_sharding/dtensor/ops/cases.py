@@ -146,10 +146,7 @@ def propagation(
     """
 
     def stock(schema: OpSchema) -> Any:
-        """torch's answer; of an op that writes in place to what it has to redistribute first, with
-        the note that what it wrote is to be taken back: torch would go on with the copy, or lose
-        it.
-        """
+        """torch's answer, or what it would be for plain shards."""
         try:
             found = torchs(schema)
         except RuntimeError as error:  # since 2.14 it refuses some of them
@@ -165,13 +162,7 @@ def propagation(
                 schema, lambda spec: without((Shard, StridedShard), spec.placements)
             )
             return answers.written_back(torchs(plain), plain, schema, first)
-        if (
-            op_schemas.is_in_place(schema.op)
-            and schema.op._schema.is_mutable
-            and answers.moves_first(found, schema)
-        ):
-            return answers.written_back(found, schema, schema, schema.args_schema[0])
-        return found
+        return _taken_back(found, schema)
 
     def decide(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, by_signatures)
@@ -180,6 +171,19 @@ def propagation(
         return answers.marked(answers.with_keywords(found, schema))
 
     return decide
+
+
+def _taken_back(found: Any, schema: OpSchema) -> Any:
+    """The answer for an op; where that writes in place to what it has to redistribute first, with
+    the note that what it wrote is to be taken back: torch would go on with the copy, or lose it.
+    """
+    if (
+        op_schemas.is_in_place(schema.op)
+        and schema.op._schema.is_mutable
+        and answers.moves_first(found, schema)
+    ):
+        return answers.written_back(found, schema, schema, schema.args_schema[0])
+    return found
 
 
 def _torchs(question: Question) -> Any:
@@ -364,6 +368,7 @@ def _signed(question: Question) -> Any | None:
     found = by_signature(row, question.name, question.schema, question.specs)
     if found is None:
         return None
+    found = _taken_back(found, question.schema)
     if registry.is_derived(question.schema.op):  # to ask torch would take long
         if question.is_strided:
             ledger.note(question.specs[0].mesh, lambda: True)

@@ -22,7 +22,7 @@ from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate, has_values
 from cute_sharding.dtensor.memory import state
 from cute_sharding.dtensor.memory.copies import LIVE, before_read, has_stale, note_copy
-from cute_sharding.dtensor.memory.writes import reach, take_back
+from cute_sharding.dtensor.memory.writes import before_program, reach, take_back
 from cute_sharding.dtensor.movement import movement_first
 from cute_sharding.dtensor.ops import (
     gated_handler,
@@ -239,7 +239,9 @@ def _install(settings: Settings | None) -> None:
 
 def _fill(installed: Installed, settings: Settings) -> None:
     """Replace what these settings need of torch_private/patches.py."""
-    tracing.Tracing(installed, local_size_if_known, equate, as_view)
+    tracing.Tracing(
+        installed, local_size_if_known, equate, as_view, before_program, LIVE, _tag_traced
+    )
     redistribution_hook.install_redistribution(
         installed, _redistribution, _redistribution_of_arguments
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from cute_sharding.dtensor.torch_private import compiler_patches
 from cute_sharding.dtensor.torch_private.dispatch_modes import OF_THIS_RANK
 from cute_sharding.dtensor.torch_private.symints import settled_spec
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, are_known, cut_of
 
 __all__ = [
     "apart_on_each_rank",
@@ -257,9 +259,11 @@ def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
     return set_proxy_slot
 
 
-def settled_outputs(after: Callable[[], None], stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What leaves a program has numbers for split factors; ``after()`` is called when it has been
-    compiled.
+def settled_outputs(
+    of_one_rank: Callable[[], None], after: Callable[[], None], stock: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What leaves a program has numbers for split factors. ``of_one_rank()`` is called before a
+    program is compiled whose inputs may be of other sizes on other ranks, ``after()`` afterwards.
     """
 
     def compile_and_call_fx_graph(
@@ -269,12 +273,30 @@ def settled_outputs(after: Callable[[], None], stock: Callable[..., Any]) -> Cal
             tensor = output.as_proxy().node.meta.get("example_value")
             if isinstance(tensor, DTensor):
                 tensor._spec = settled_spec(tensor._spec)
+        inputs = [node.meta.get("example_value") for node in graph.placeholders]
+        if any(isinstance(value, DTensor) and _may_be_uneven(value._spec) for value in inputs):
+            of_one_rank()
         try:
             return stock(graph, tx, outputs, *args, **options)
         finally:
             after()
 
     return compile_and_call_fx_graph
+
+
+def _may_be_uneven(spec: DTensorSpec) -> bool:
+    """Whether ranks may hold other numbers of rows than one another."""
+    if not are_known(spec.placements):
+        return False
+    parts = [1] * len(spec.shape)
+    for placement, n in zip(spec.placements, spec.mesh.shape):
+        cut = cut_of(placement)
+        if cut is not None:
+            parts[cut[0]] *= n * (cut[1] if type(cut[1]) is int else 1)
+    return any(
+        n > 1 and (isinstance(size, torch.SymInt) or size % n != 0)
+        for size, n in zip(spec.shape, parts)
+    )
 
 
 def by_views(
@@ -299,6 +321,44 @@ def by_views(
         return view.requires_grad_(requires_grad) if requires_grad else view
 
     return gen_alias_from_base
+
+
+def with_writes_told(
+    before: Callable[[Sequence[DTensor]], Callable[[], None]],
+    live: set[int],
+    stock: Callable[..., Any],
+) -> Callable[..., Any]:
+    """What is run for a program that AOTAutograd has traced. Where it writes to DTensors in its
+    graph, ``before(these)`` is called first, and what that gives afterwards, while there are
+    ``live`` ones.
+    """
+
+    def post_compile(
+        wrapper: Any, compiled_fn: Any, aot_config: Any, *, runtime_metadata: Any
+    ) -> Callable[..., Any]:
+        run = stock(wrapper, compiled_fn, aot_config, runtime_metadata=runtime_metadata)
+        written = [
+            i
+            for i, info in enumerate(runtime_metadata.input_info)
+            if info.mutation_type.name == "MUTATED_IN_GRAPH"
+        ]
+        if not written or not any(
+            hasattr(meta, "original_subclass_type") for meta in runtime_metadata.subclass_inp_meta
+        ):
+            return run
+
+        @wraps(run)
+        def run_and_tell(args: list[Any]) -> Any:
+            if not live:
+                return run(args)
+            after = before([args[i] for i in written if isinstance(args[i], DTensor)])
+            results = run(args)
+            after()
+            return results
+
+        return run_and_tell
+
+    return post_compile
 
 
 def settled_metadata(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,8 @@ OUTPUTS = Patch(
     attribute="OutputGraph.compile_and_call_fx_graph",
     file="torch/_dynamo/output_graph.py",
     why="What leaves a program has numbers for split factors: they are settled before it is "
-    "compiled.",
+    "compiled. And where its inputs have other sizes on other ranks, torch takes another rank's "
+    "graph from the disk, which raises: it is kept apart.",
     until="with the row of _split_factor_int",
     test="tests/dtensor/test_compiled.py::test_a_split_factor_costs_a_graph_only_where_it_leaves_"
     "the_program",
@@ -59,6 +60,15 @@ ALIASES = Patch(
     "torch refuses for DTensors that are not as before.",
     until="as_strided of a DTensor that views it is not refused",
     test="tests/dtensor/test_compiled.py::test_views_of_inputs_are_returned_with_their_gradients",
+)
+WRITES = Patch(
+    module=_AOT + ".runtime_wrappers",
+    attribute="RuntimeWrapper.post_compile",
+    file="torch/_functorch/_aot_autograd/runtime_wrappers.py",
+    why="A compiled program writes to the local tensors of its inputs, where no op of DTensors' "
+    "follows: what these are slices of, or what slices of them others have, would not be told.",
+    until="slices of sharded dims are views for torch, too",
+    test="tests/dtensor/test_writes.py::test_compiled_programs_that_write_to_inputs",
 )
 EXPRESSIONS = Patch(
     module=_PROXIES,

@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed._local_tensor import LocalTensorMode, enabled_local_tensor_mode
 from torch.fx.traceback import annotate
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _detect_infra_mode, _disable_current_modes
 
 __all__ = [
     "OF_THIS_RANK",
     "active_debug_mode",
     "all_ranks",
     "is_tracing",
+    "keep_while_traced",
     "local_tensor_mode",
     "no_modes",
     "of_this_rank",
@@ -34,6 +36,13 @@ OF_THIS_RANK = "cute_sharding: of this rank"
 def is_tracing() -> bool:
     """Whether what runs now becomes part of a graph."""
     return bool(_are_we_tracing())
+
+
+def keep_while_traced(value: Any) -> None:
+    """Keep a value for as long as the graph is traced that AOTAutograd traces now."""
+    mode = _detect_infra_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+    if mode is not None:
+        mode.__dict__.setdefault("_cute_sharding_kept", []).append(value)
 
 
 def of_this_rank() -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed._functional_collectives as funcol
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
@@ -19,6 +20,7 @@ from cute_sharding.dtensor.torch_private.collective_ops import in_flight
 
 __all__ = [
     "LocalTensor",
+    "is_functional",
     "is_imagined",
     "is_shared",
     "is_wrapper",
@@ -44,6 +46,13 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 def is_imagined(tensor: torch.Tensor) -> bool:
     """Whether the tensor has no data: it is on meta, or a fake of a tensor."""
     return tensor.is_meta or isinstance(in_flight(tensor), FakeTensor)
+
+
+def is_functional(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is one of a program that AOTAutograd traces: what is written to it becomes
+    part of the graph, also where a view of it was written to.
+    """
+    return isinstance(tensor, FunctionalTensor)
 
 
 def local_of(tensor: torch.Tensor, rank: int) -> torch.Tensor:

@@ -64,7 +64,10 @@ class Tracing:
 
     ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), works out sizes of
     local tensors (compiled/local_sizes.py); ``equate(size, size, others)`` makes two known to be
-    equal; ``as_view(tensor, size, stride, offset)`` makes a view again.
+    equal; ``as_view(tensor, size, stride, offset)`` makes a view again; ``writing(inputs)`` is
+    called before a program that writes to these, and what it gives afterwards, while there are
+    ``live`` copies; ``of_one_rank()`` before a graph is compiled that other ranks may have with
+    other sizes.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
@@ -76,9 +79,13 @@ class Tracing:
         local_size: Callable[..., Any],
         equate: Callable[..., None],
         as_view: Callable[..., torch.Tensor | None],
+        writing: Callable[[Sequence[DTensor]], Callable[[], None]],
+        live: set[int],
+        of_one_rank: Callable[[], None],
     ) -> None:
         self._installed = installed
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
+        self._writing, self._live, self._of_one_rank = writing, live, of_one_rank
         self._knows_compiler = self._reads_numbers = self._is_marked = False
         Tracing.in_force = self
         installed.before_undo(self._end)
@@ -110,9 +117,15 @@ class Tracing:
         self._knows_compiler = True
         replace = self._installed.replace
         replace(compiler_patches.GUARDS, compiler.on_global_sizes)
-        replace(compiler_patches.OUTPUTS, partial(compiler.settled_outputs, self._read_as_they_are))
+        replace(
+            compiler_patches.OUTPUTS,
+            partial(compiler.settled_outputs, self._of_one_rank, self._read_as_they_are),
+        )
         replace(compiler_patches.METADATA, compiler.settled_metadata)
         replace(compiler_patches.ALIASES, partial(compiler.by_views, self._as_view))
+        replace(
+            compiler_patches.WRITES, partial(compiler.with_writes_told, self._writing, self._live)
+        )
         replace(compiler_patches.EXPRESSIONS, compiler.of_two_arguments)
         replace(compiler_patches.SLOTS, compiler.first_wins)
         replace(compiler_patches.KINDS, compiler.with_plain_functions)
