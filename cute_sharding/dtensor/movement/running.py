@@ -198,6 +198,8 @@ class Runner:
             part, whole = self._part(rank), into
             if into.is_conj() or into.is_neg():
                 whole = into.resolve_conj().resolve_neg()
+            elif dispatch_modes.is_tracing():
+                whole = into.clone()  # to a view of a view no graph can write by strides
             lies, diagonal = whole, self._diagonal
             side = diagonal and self.movement.side(
                 diagonal, 0, place(self.mesh, rank), of_result=True
@@ -211,6 +213,8 @@ class Runner:
                 write(copy, from_wire(received, lies.dtype), lies)
             if diagonal and side:
                 put_diagonal(whole, lies, diagonal, side)
+            if dispatch_modes.is_tracing():
+                whole = after(whole, received if self.dims else x, into)
             return into if whole is into else into.copy_(whole)
 
         on_each_rank(put, self._received([operand]), operand, target)

@@ -122,7 +122,8 @@ def _gather_padded(
         ),
         local,
     )
-    gathered = waited(collective_ops.all_gather(equal, group))
+    with dispatch_modes.of_this_rank():  # others may have added nothing
+        gathered = waited(collective_ops.all_gather(equal, group))
     return on_each_rank(lambda rank, x: joined(x, dim, parts, shape(rank)), gathered)
 
 
@@ -149,11 +150,12 @@ def _exchange_once(
         gathers = False
 
     buffer = _packed(part, local)
-    received = (
-        collective_ops.all_gather(buffer, group)
-        if gathers
-        else all_to_all(part, buffer, local, group, mesh)
-    )
+    with dispatch_modes.of_this_rank():
+        received = (
+            collective_ops.all_gather(buffer, group)
+            if gathers
+            else all_to_all(part, buffer, local, group, mesh)
+        )
     del buffer
     if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
         received = waited(received)
