@@ -1,10 +1,12 @@
 """What the processes of test_processes.py run of movement ops, as in processes_worker.py."""
 
+import os
 import random
 import runpy
 from pathlib import Path
 
 import movement_programs
+import pytest
 import torch
 import torch.distributed as dist
 from drawing import draw_placements
@@ -12,7 +14,7 @@ from processes_worker import assert_holds, distribute, mesh_of_ranks
 from simulation import number
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
-from writing_programs import drawn_program
+from writing_programs import drawn_program, program_to_compile
 
 import cute_sharding
 
@@ -202,3 +204,150 @@ def counting(backend, graphs):
         return lookup_backend(backend)(graph, inputs)
 
     return compiler
+
+
+def write_to_halves(x):
+    h = x * 2
+    a, b = h[:3], h[3:]  # of a split, autograd takes no writes
+    a.mul_(3)
+    b.add_(a.sum())
+    return h, a * 1
+
+
+def write_to_slices_of_one(x):
+    h = x * 2
+    y, z = h[1:], h[2:]
+    y.mul_(3)
+    z.add_(y[1:])
+    return h * 1, y * 1, z * 1
+
+
+def write_items(x):
+    h = x * 2
+    h[1:] = h[:-1].clone()
+    h[2] = 7
+    h[1::2].mul_(3)
+    return h
+
+
+# What is compiled, of a tensor that it slices: what it writes to the slice is in the tensor.
+WRITTEN_INSIDE = {
+    "halves": write_to_halves,
+    "slices of one": write_to_slices_of_one,
+    "items": write_items,
+    "a slice of the input": lambda x: (x[1:].add_(1), x * 1)[1],
+    "the input": lambda x: (x[1:], x.add_(1))[0] * 1,
+}
+
+# What is compiled, of a tensor and a slice of it that was taken before.
+WRITTEN_INPUTS = {
+    "the slice": lambda x, y, run: run(lambda y: y.add_(1) * 2)(y),
+    "the tensor": lambda x, y, run: run(lambda x: x.add_(1) * 2)(x),
+    "a slice of the slice": lambda x, y, run: run(lambda y: y[1:].add_(1) * 2)(y),
+    "one after the other": lambda x, y, run: (
+        run(lambda y: y.add_(1) * 2)(y) + run(lambda x: x.mul_(2) * 3)(x)[1:]
+    ),
+}
+
+
+def compiler(dynamic, backend="aot_eager"):
+    torch._dynamo.reset()
+    return lambda f: torch.compile(f, backend=backend, fullgraph=True, dynamic=dynamic)
+
+
+def compiled_writes(dynamic, backend):
+    """What a compiled program writes to a slice that is a copy, or to what one is a copy of."""
+    mesh = mesh_of_ranks([*range(dist.get_world_size())])
+    gradients = [False] if dynamic else [False, True]
+    with cute_sharding.enabled(movement=True, redistribution=True):
+        for name, program in WRITTEN_INSIDE.items():
+            for has_gradient in gradients if "input" not in name else [False]:
+                single = number((8, 3)).requires_grad_(has_gradient)
+                x = distribute(number((8, 3)), mesh, [Shard(0)]).detach()
+                x.requires_grad_(has_gradient)
+                expected = movement_programs.listed(program(single))
+                results = movement_programs.listed(compiler(dynamic, backend)(program)(x))
+                for result, wanted in zip(results, expected, strict=True):
+                    assert_holds(result.detach() * 1, wanted.detach(), (name, dynamic))
+                if has_gradient:
+                    (wanted,) = torch.autograd.grad(sum(t.square().sum() for t in expected), single)
+                    (found,) = torch.autograd.grad(sum(t.square().sum() for t in results), x)
+                    assert_holds(found, wanted, (name, "gradient"))
+                else:
+                    assert_holds(x * 1, single, name)
+        for name, program in WRITTEN_INPUTS.items():
+            if dynamic and name != "the tensor":
+                continue  # torch takes no slice of a sharded dim as an input of any size
+            single, x = number((8, 3)), distribute(number((8, 3)), mesh, [Shard(0)]).detach()
+            expected = [
+                program(single, slice_of_it := single[1:], lambda f: f),
+                single,
+                slice_of_it,
+            ]
+            results = [program(x, y := x[1:], compiler(dynamic, backend)), x, y]
+            for result, wanted in zip(results, expected, strict=True):
+                assert_holds(result * 1, wanted, (name, dynamic))
+        if not dynamic:
+            x = distribute(number((8, 3)), mesh, [Shard(0)]).detach()
+            with pytest.raises(RuntimeError, match="aliased inputs that are mutated"):
+                compiler(dynamic, backend)(lambda x, y: (y.add_(1), x + 0)[1])(x, x[1:])
+
+
+# By torch alone as well: views of a written input that are given back, and gradients of a split of
+# which some parts are not used.
+REFUSED = ("as_strided", "got mixed torch.Tensor and DTensor")
+
+
+def drawn_compiled_writes(count, gradients):
+    """All ranks compile alike, and what is written is as on one device; or all of them raise."""
+    mesh = mesh_of_ranks([*range(dist.get_world_size())])
+    right = 0
+    settings = {"redistribution": True, "implicit_redistribution": True}
+    with cute_sharding.enabled(movement=True, **settings):
+        for seed in range(count):
+            rng = random.Random(f"compiled writes {seed}")
+            full = number((rng.choice([5, 6, 7, 8, 9, 12]), 3))
+            program = program_to_compile(rng, full, gradients)
+            single = full.clone().requires_grad_(gradients)
+            x = distribute(full, mesh, [Shard(0)]).detach().requires_grad_(gradients)
+            expected = program(single)
+            torch._dynamo.reset()
+            try:
+                results = torch.compile(program, backend="aot_eager", dynamic=False)(x)
+                raised = ""
+            except Exception as error:
+                raised = str(error)
+            of_all = [None] * dist.get_world_size()
+            dist.all_gather_object(of_all, bool(raised))
+            assert len(set(of_all)) == 1, (seed, of_all, raised)
+            if raised:
+                assert any(text in raised for text in REFUSED), (seed, raised)
+                continue
+            right += 1
+            for k, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+                assert_holds(result.detach(), wanted.detach(), (seed, k))
+            if gradients:
+                (wanted,) = torch.autograd.grad(
+                    sum(t.sum() * (k + 1) for k, t in enumerate(expected) if t.requires_grad),
+                    single,
+                )
+                (found,) = torch.autograd.grad(
+                    sum(t.sum() * (k + 1) for k, t in enumerate(results) if t.requires_grad), x
+                )
+                assert_holds(found, wanted, (seed, "gradient"))
+            else:
+                assert_holds(x * 1, single, (seed, "input"))
+    assert right > count // 2
+
+
+def graphs_on_disk(folder):
+    """A rank does not load the graph that another compiled for blocks of another size."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    mesh = mesh_of_ranks([*range(dist.get_world_size())])
+    x = distribute(number((7, 5)), mesh, [Shard(0)]).detach()
+    with cute_sharding.enabled(movement=True, redistribution=True):
+        for rank in range(dist.get_world_size()):
+            if rank == dist.get_rank():
+                result = torch.compile(lambda x: x * 2 + 1, dynamic=False)(x)
+            dist.barrier()
+        assert_holds(result, number((7, 5)) * 2 + 1, "of its own blocks")

@@ -1,6 +1,6 @@
 """Compiles drawn programs as one rank of four and prints the collectives of their graphs, as JSON:
-``python steps_of_ranks.py RANK FIRST LAST DYNAMIC``: seeds, and whether for any
-sizes. For test_ranks_in_step.py.
+``python steps_of_ranks.py RANK FIRST LAST DYNAMIC WRITES``: seeds, whether for any sizes, and
+whether they write to slices in place (2: of what has a gradient). For test_ranks_in_step.py.
 """
 
 import json
@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from writing_programs import program_to_compile
 
 import cute_sharding
 
@@ -105,7 +106,7 @@ def mesh_of(sizes):
     return mesh
 
 
-def graphs_of(mesh, shape, placements, steps, is_dynamic):
+def graphs_of(program, x, is_dynamic):
     """The collectives of the forward graph and of the backward graph."""
     torch._dynamo.reset()
     seen = []
@@ -117,34 +118,47 @@ def graphs_of(mesh, shape, placements, steps, is_dynamic):
     backend = aot_autograd(
         fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition
     )
-    grid = mesh_of(mesh)
-    x = torch.randn(shape)
-    x = distribute_tensor(x, grid, placements, src_data_rank=None).requires_grad_()
-
-    @torch.compile(backend=backend, dynamic=bool(is_dynamic))
-    def program(x):
-        for _, step in steps:
-            x = step(x.sin()) * 2
-        return x
-
-    out = program(x)
-    out.backward(torch.ones_like(out))
+    out = torch.compile(program, backend=backend, dynamic=bool(is_dynamic))(x)
+    if x.requires_grad:
+        sum(part.sum() for part in out if part.requires_grad).backward()
     return seen
 
 
-def attempt(seed, is_dynamic):
+def movements(seed):
+    """(what it is called, the program, its operand)."""
     mesh, shape, placements, steps = draw(seed)
-    said = f"seed {seed}: {shape} on {mesh}, {placements}: {'; '.join(name for name, _ in steps)}"
+    x = distribute_tensor(torch.randn(shape), mesh_of(mesh), placements, src_data_rank=None)
+
+    def program(x):
+        for _, step in steps:
+            x = step(x.sin()) * 2
+        return [x]
+
+    said = f"{shape} on {mesh}, {placements}: {'; '.join(name for name, _ in steps)}"
+    return said, program, x.requires_grad_()
+
+
+def writes(seed, gradients):
+    rng = random.Random(seed)
+    full = torch.arange(rng.choice([5, 6, 7, 8, 9, 12]) * 3.0).reshape(-1, 3)
+    program = program_to_compile(rng, full, gradients)
+    x = distribute_tensor(full, mesh_of((4,)), [Shard(0)], src_data_rank=None)
+    return f"writes to {tuple(full.shape)}", program, x.requires_grad_(gradients)
+
+
+def attempt(seed, is_dynamic, which):
+    said, program, x = writes(seed, which == 2) if which else movements(seed)
     try:
-        graphs = graphs_of(mesh, shape, placements, steps, is_dynamic)
+        graphs = graphs_of(program, x, is_dynamic)
     except Exception as error:
         graphs = f"{type(error).__name__}: {str(error)[:300]}"
-    return {"program": said, "is_line": len(mesh) == 1, "graphs": graphs}
+    is_line = x.device_mesh.ndim == 1
+    return {"program": f"seed {seed}: {said}", "is_line": is_line, "graphs": graphs}
 
 
 if __name__ == "__main__":
-    rank, first, last, is_dynamic = map(int, sys.argv[1:])
+    rank, first, last, is_dynamic, which = map(int, sys.argv[1:])
     dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
     with cute_sharding.enabled(views=True, redistribution=True, movement=True):
-        print(json.dumps([attempt(seed, is_dynamic) for seed in range(first, last)]))
+        print(json.dumps([attempt(seed, is_dynamic, which) for seed in range(first, last)]))
     dist.destroy_process_group()

@@ -80,6 +80,22 @@ def test_movements_in_models_and_in_graphs(tmp_path):
     run(4, tmp_path, (movement_worker.movement_models,), (movement_worker.compiled_movements,))
 
 
+@pytest.mark.parametrize(
+    ("dynamic", "backend"), [(False, "aot_eager"), (False, "inductor"), (True, "aot_eager")]
+)
+def test_compiled_writes(dynamic, backend, tmp_path):
+    run(2, tmp_path, (movement_worker.compiled_writes, dynamic, backend))
+
+
+def test_drawn_compiled_writes(tmp_path):
+    jobs = [(movement_worker.drawn_compiled_writes, 12, gradients) for gradients in (False, True)]
+    run(3, tmp_path, *jobs)
+
+
+def test_graphs_on_disk_are_of_one_rank(tmp_path):
+    run(3, tmp_path, (movement_worker.graphs_on_disk, tmp_path / "cache"))
+
+
 def test_slices_of_any_size_in_one_graph(tmp_path):
     run(4, tmp_path, (movement_worker.slices_of_any_size,))
 

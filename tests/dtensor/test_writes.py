@@ -61,6 +61,7 @@ WRITES = {
         x.narrow(0, 1, 3).narrow(1, 2, 2).copy_(x.narrow(0, 1, 3).narrow(1, 2, 2) * 10)
     ),
     "all": lambda x: x.add_(1.0),
+    "filled with an element": lambda x: x[1:3].fill_(x[0, 1].clone()),
     "detached": lambda x: x[1:3].detach().add_(7.0),
     "data": lambda x: x[:, 2].data.mul_(2.0),
     "part of a slice": lambda x: x[1:4].t()[2:].detach()[:, 1].zero_(),

@@ -333,10 +333,10 @@ def with_writes_told(
     ``live`` ones.
     """
 
-    def post_compile(
-        wrapper: Any, compiled_fn: Any, aot_config: Any, *, runtime_metadata: Any
+    def create_runtime_wrapper(
+        compiled_fn: Any, *, runtime_metadata: Any, **rest: Any
     ) -> Callable[..., Any]:
-        run = stock(wrapper, compiled_fn, aot_config, runtime_metadata=runtime_metadata)
+        run = stock(compiled_fn, runtime_metadata=runtime_metadata, **rest)
         written = [
             i
             for i, info in enumerate(runtime_metadata.input_info)
@@ -358,7 +358,7 @@ def with_writes_told(
 
         return run_and_tell
 
-    return post_compile
+    return create_runtime_wrapper
 
 
 def settled_metadata(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,12 +63,12 @@ ALIASES = Patch(
 )
 WRITES = Patch(
     module=_AOT + ".runtime_wrappers",
-    attribute="RuntimeWrapper.post_compile",
+    attribute="_create_runtime_wrapper",
     file="torch/_functorch/_aot_autograd/runtime_wrappers.py",
     why="A compiled program writes to the local tensors of its inputs, where no op of DTensors' "
     "follows: what these are slices of, or what slices of them others have, would not be told.",
     until="slices of sharded dims are views for torch, too",
-    test="tests/dtensor/test_writes.py::test_compiled_programs_that_write_to_inputs",
+    test="tests/dtensor/test_processes.py::test_compiled_writes",
 )
 EXPRESSIONS = Patch(
     module=_PROXIES,

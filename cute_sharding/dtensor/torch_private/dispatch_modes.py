@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch._C import _TorchDispatchModeKey
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed._local_tensor import LocalTensorMode, enabled_local_tensor_mode
 from torch.fx.traceback import annotate
@@ -40,7 +40,7 @@ def is_tracing() -> bool:
 
 def keep_while_traced(value: Any) -> None:
     """Keep a value for as long as the graph is traced that AOTAutograd traces now."""
-    mode = _detect_infra_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+    mode = _detect_infra_mode(_TorchDispatchModeKey.FUNCTIONAL)
     if mode is not None:
         mode.__dict__.setdefault("_cute_sharding_kept", []).append(value)
 
