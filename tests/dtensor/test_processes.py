@@ -80,11 +80,21 @@ def test_movements_in_models_and_in_graphs(tmp_path):
     run(4, tmp_path, (movement_worker.movement_models,), (movement_worker.compiled_movements,))
 
 
+INSIDE, INPUTS = movement_worker.WRITTEN_INSIDE, movement_worker.WRITTEN_INPUTS
+
+
 @pytest.mark.parametrize(
-    ("dynamic", "backend"), [(False, "aot_eager"), (False, "inductor"), (True, "aot_eager")]
+    ("dynamic", "backend", "names"),
+    [
+        (False, "aot_eager", [*INSIDE, *INPUTS]),
+        (False, "inductor", ["slices of one", "the slice"]),
+        # torch takes no slice of a sharded dim as an input of any size
+        (True, "aot_eager", [*INSIDE, "the tensor"]),
+    ],
+    ids=["static", "inductor", "any sizes"],
 )
-def test_compiled_writes(dynamic, backend, tmp_path):
-    run(2, tmp_path, (movement_worker.compiled_writes, dynamic, backend))
+def test_compiled_writes(dynamic, backend, names, tmp_path):
+    run(2, tmp_path, (movement_worker.compiled_writes, dynamic, backend, names))
 
 
 def test_drawn_compiled_writes(tmp_path):
