@@ -295,6 +295,7 @@ TORCH_PRIVATE = [
     "views_in_place",
     "op_hooks",
     "given_placements",
+    "composites",
     "read_hook",
     "redistribution_hook",
     "compiler",

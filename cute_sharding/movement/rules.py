@@ -5,6 +5,7 @@ arguments, where tensors are their shapes, and gives None for arguments of which
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from sys import maxsize
 from typing import Any
 
@@ -142,6 +143,22 @@ def split(x: Shape, size: int, dim: int = 0) -> Move | None:
         return None
     parts = max(-(-n // size), 1)
     return split_with_sizes(x, [min(size, n - k * size) for k in range(parts)], dim)
+
+
+def tensor_split_bounds(n: int, parts: int | Sequence[int]) -> list[tuple[int, int | None]]:
+    """The slices that ``torch.tensor_split`` takes of a dim of ``n`` rows: as many as it is to have
+    parts, the first of which have a row more; or up to each index, and from the last one on.
+
+    Raises:
+        ValueError: there are to be no parts.
+    """
+    if not isinstance(parts, int):
+        return [*zip([0, *parts], [*parts, None])]
+    if parts < 1:
+        raise ValueError(f"{parts} parts of a dim")
+    size, more = divmod(n, parts)
+    firsts = [k * size + min(k, more) for k in range(parts + 1)]
+    return [*pairwise(firsts)]
 
 
 # -- together --------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def enable_everything():
     for row in ROWS:
         importlib.import_module(row.place.module)
     importlib.import_module("torch._dynamo")
-    cute_sharding.enable(redistribution=True)
+    cute_sharding.enable(redistribution=True, movement=True)
     Tracing.in_force.meet_compiler()
     Tracing.read_numbers()
     Reads.watch()
@@ -203,6 +203,12 @@ def test_the_tests_of_the_rows_exist():
 # -- all of torch, before, while and after ---------------------------------------------------------
 
 
+def entries_of(row):
+    """What stands in a dict; or in a set, whose members are all there is to an entry."""
+    entries = row.found()
+    return [*(entries.items() if isinstance(entries, dict) else zip(entries, entries))]
+
+
 def all_of_torch():
     """Every attribute of torch's modules and classes, the code of every function there, and what
     stands in the registries: by dotted name.
@@ -235,8 +241,8 @@ def all_of_torch():
         for attribute, value in list(vars(owner).items()):
             if isinstance(value, dict):
                 found |= {f"{name}.{attribute}[{key}]": entry for key, entry in value.items()}
-    losses = patches.LOSSES
-    found |= {f"{losses.name}[{key}]": entry for key, entry in losses.found().items()}
+    for row in (patches.LOSSES, patches.COMPOSITES):
+        found |= {f"{row.name}[{key}]": entry for key, entry in entries_of(row)}
     # Two that no module's dict has: they are options, which torch keeps elsewhere.
     for option in (compiler_patches.WAITS, compiler_patches.CACHE_KEYS):
         found[option.name] = option.found()
@@ -351,7 +357,7 @@ def in_place():
     for row in ROWS:
         value = row.found()
         if row.entries:
-            found |= {f"{row.name}[{key}]": entry for key, entry in value.items()}
+            found |= {f"{row.name}[{key}]": entry for key, entry in entries_of(row)}
         else:
             found[row.name] = value.__func__ if isinstance(value, types.MethodType) else value
     return found

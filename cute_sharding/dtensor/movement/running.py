@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.compiled.library import after
+from cute_sharding.dtensor.movement.together import result_of
 from cute_sharding.dtensor.movement.windows import (
     collapsed,
     expanded,
@@ -80,7 +81,8 @@ class Runner:
         operands = [self._brought(x, i) for i, x in enumerate(given)]
         results = self._views(operands) if self._is_viewed else None
         if results is None:
-            results = self.copies(operands)
+            part = result_of(self, given[0], operands)
+            results = self.copies(operands) if part is None else [part]
             if self.note is not None:
                 self.note(self, given[0], results)
         single = len(results) == 1 and self.name not in LISTS

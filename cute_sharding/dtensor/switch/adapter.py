@@ -23,7 +23,7 @@ from cute_sharding.dtensor.compiled.symbols import equate, has_values
 from cute_sharding.dtensor.memory import state
 from cute_sharding.dtensor.memory.copies import LIVE, before_read, has_stale, note_copy
 from cute_sharding.dtensor.memory.writes import before_program, reach, take_back
-from cute_sharding.dtensor.movement import movement_first
+from cute_sharding.dtensor.movement import SPLITS, movement_first, slices_together
 from cute_sharding.dtensor.ops import (
     gated_handler,
     given,
@@ -38,6 +38,7 @@ from cute_sharding.dtensor.redistributing.stock import is_torchs
 from cute_sharding.dtensor.torch_private import (
     answers,
     compiler,
+    composites,
     dispatch,
     dispatch_modes,
     given_placements,
@@ -266,6 +267,8 @@ def _fill(installed: Installed, settings: Settings) -> None:
             writing_handler,
             op_hooks.Writes(reach, _take_back, LIVE),
         )
+        if settings.movement:
+            composites.install_composites(installed, SPLITS, slices_together)
         Reads(installed, before_read, has_stale())
         given_placements.install_given_placements(installed, loss_handler, ledger.diverged)
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)

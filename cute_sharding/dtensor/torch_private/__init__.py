@@ -20,7 +20,7 @@ checked are in :mod:`..bookkeeping.versions`.
 - :mod:`.registry`, :mod:`.op_schemas`, :mod:`.answers`: the propagator's registries and
   caches; what an op is given; the propagator's answers
 - :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`, :mod:`.views_in_place`: the
-  dispatcher, and what stands in for its steps
+  dispatcher, and what stands in for its steps; :mod:`.composites`: what comes before it
 - :mod:`.tracing`, :mod:`.compiler`, :mod:`.expansion`: DTensors in compiled programs
 - :mod:`.state_dicts`: checkpoints, state dicts, pictures
 """

@@ -18,10 +18,12 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
 from torch.utils._pytree import tree_leaves
 
-from cute_sharding.dtensor.torch_private.answers import keywords
+from cute_sharding.dtensor.torch_private.answers import is_run_by_function, keywords
+from cute_sharding.dtensor.torch_private.dispatch_modes import is_tracing
 
 __all__ = [
     "Moved",
+    "function_of",
     "moved_to",
     "moves",
     "observe",
@@ -126,6 +128,18 @@ def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
     schema = DTensor._op_dispatcher.unwrap_to_op_info(op, args, kwargs).schema
     assert schema is not None
     return schema
+
+
+def function_of(op: Any, *args: Any) -> Any:
+    """The function of ours that the op would be run by; None where it is run by none."""
+    schema, propagator = schema_of(op, args, {}), DTensor._op_dispatcher.sharding_propagator
+    propagate = (
+        propagator.propagate_op_sharding_non_cached
+        if is_tracing()
+        else propagator.propagate_op_sharding
+    )
+    wanted = getattr(propagate(schema), "redistribute_schema", None)
+    return wanted.op if wanted is not None and is_run_by_function(wanted) else None
 
 
 def run_slowly(

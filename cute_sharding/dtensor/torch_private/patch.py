@@ -198,6 +198,10 @@ class Installed:
             self._steps.append((patch, key, lambda: _set(table, key, before)))
             _set(table, key, value)
 
+    def note(self, patch: Patch, key: Any, undo: Callable[[], None]) -> None:
+        """Take note of an entry that was made by a function of torch's, and how it is undone."""
+        self._steps.append((patch, key, undo))
+
     def once_imported(self, patch: Patch, action: Callable[[], None]) -> None:
         """Call ``action()`` once the program has imported the row's module: now, if it has. Where
         that fails torch's own stays, with a line in the log: an import must not fail for us.

@@ -114,6 +114,17 @@ LOCAL_MAP = Patch(
     until="local_map redistributes its inputs unless it is told not to",
     test="tests/dtensor/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
+COMPOSITES = Patch(
+    module="torch.library",
+    attribute="_impls",
+    file="torch/library.py",
+    why="tensor_split is slices to a DTensor: torch takes it apart before. What is received for "
+    "all its parts is one exchange where the op is known. A kernel at the key PythonTLSSnapshot, "
+    "which tensors of Python classes alone have, notes it, and takes it apart as torch does.",
+    until="DTensor meets tensor_split as one op",
+    test="tests/dtensor/test_tensor_split.py::test_parts_are_what_slices_are",
+    entries="the kernel {}",
+)
 TAIL_NAMES = Patch(
     module=_TENSOR + "._dispatch",
     attribute="OpDispatcher._dispatch_fast_path_python_tail.__globals__",

@@ -187,6 +187,22 @@ TABLE: tuple[Used, ...] = (
         "_storage_Use_Count",
     ),
     *_of(
+        "torch._C",
+        "",
+        "torch/csrc/utils/python_dispatch.cpp",
+        "ops that torch takes apart could not be met before",
+        "_ExcludeDispatchKeyGuard",
+        "_dispatch_keys",
+        "_dispatch_tls_is_dispatch_key_excluded",
+    ),
+    *_of(
+        "torch.library",
+        "Library",
+        "torch/library.py",
+        "a kernel could not be taken back",
+        "_destroy",
+    ),
+    *_of(
         "torch",
         "UntypedStorage",
         "torch/storage.py",
