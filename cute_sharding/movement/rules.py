@@ -148,15 +148,10 @@ def split(x: Shape, size: int, dim: int = 0) -> Move | None:
 def tensor_split_bounds(n: int, parts: int | Sequence[int]) -> list[tuple[int, int | None]]:
     """The slices that ``torch.tensor_split`` takes of a dim of ``n`` rows: as many as it is to have
     parts, the first of which have a row more; or up to each index, and from the last one on.
-
-    Raises:
-        ValueError: there are to be no parts.
     """
     if not isinstance(parts, int):
         return [*zip([0, *parts], [*parts, None])]
-    if parts < 1:
-        raise ValueError(f"{parts} parts of a dim")
-    size, more = divmod(n, parts)
+    size, more = divmod(n, max(parts, 1))
     firsts = [k * size + min(k, more) for k in range(parts + 1)]
     return [*pairwise(firsts)]
 

@@ -1,5 +1,6 @@
-"""The figures of drawn movement programs: python tests/dtensor/movement_figures.py [--seed 0]
-[--count 500]
+"""The figures of drawn movement programs:
+
+    PYTHONPATH=tests python tests/dtensor/movement_figures.py [--seed 0] [--count 500]
 
 Each program runs with movement on, forward and backward, and forward on torch alone, all ranks in
 one process. Printed are how many are right, what is received beside the elements that the results'

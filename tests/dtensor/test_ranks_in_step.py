@@ -95,6 +95,15 @@ def test_graphs_for_any_sizes_have_the_same_collectives(first, count):
     assert_all_in_step(first, first + count, is_dynamic=1)
 
 
+def test_rows_are_no_other_dim_of_as_many(count):
+    """Of what has gradients, for any sizes: columns that are as many as a rank's rows stay a symbol
+    where these are a number; and ops on a column of a matrix are not looked up by its stride. All
+    ranks compile all.
+    """
+    for ranks in zip(*run(100, 100 + count, 1, 2)):
+        assert_in_step(ranks[0]["program"], True, [rank["graphs"] for rank in ranks], ())
+
+
 @pytest.mark.parametrize(
     ("is_dynamic", "writes"),
     [(0, 1), (0, 2), (1, 1)],

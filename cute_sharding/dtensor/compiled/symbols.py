@@ -232,18 +232,16 @@ _named: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 def equate(name: Any, value: Any, others: Sequence[Any] = ()) -> None:
     """Take note of a local size that the rule says, ``value``, and that a tensor has, ``name``.
 
-    Where the rule says a number there is nothing to note: the size was asked for it. Where the
-    tensor has a number and the rule an expression, the expression is guarded to have that value, if
-    it has one yet. Where both are expressions they are guarded to be equal (or asserted to be so at
-    run time, where they have no value yet); and ``name`` is written for ``value`` from now on, if
-    it is a symbol and not in ``others``. Sizes that differ have another meaning (the compiler takes
-    one symbol for sizes that are equal in the call it compiles for, so a local size may have that
-    of another dim): then nothing but that they differ is guarded.
+    Where one of them is a number, the other is guarded to be that, if it has a value yet. Where
+    both are expressions they are guarded to be equal (or asserted to be so at run time, where they
+    have no value yet); and ``name`` is written for ``value`` from now on, if it is a symbol and not
+    in ``others``. Sizes that differ have another meaning (a compiler may take one symbol for sizes
+    that are equal in the call it compiles for, so a local size may have that of another dim): then
+    nothing but that they differ is guarded.
     """
-    if not isinstance(value, torch.SymInt):
-        return
-    if not isinstance(name, torch.SymInt):
-        if value.node.has_hint():
+    if not (isinstance(value, torch.SymInt) and isinstance(name, torch.SymInt)):
+        symbols = [n for n in (value, name) if isinstance(n, torch.SymInt) and n.node.has_hint()]
+        if symbols:
             # At once: a compiler's later stages take badly to sizes that turn out to be constants.
             bool(value == name)
         return

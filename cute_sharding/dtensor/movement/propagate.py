@@ -70,11 +70,14 @@ def movement_first(
         name = registry.name_of(schema.op)
         answer = answer_of.get(name)
         found = answer and answer(name, schema, op_schemas.specs_of(schema))
-        if found is None:
-            return others(schema)
-        if dispatch_modes.is_tracing():
+        is_ours = found is not None
+        if not is_ours:
+            found = others(schema)
+        if not dispatch_modes.is_tracing():
+            return found
+        if is_ours:
             traced()
-        return found
+        return answers.for_no_cache(found)
 
     return decide
 

@@ -82,7 +82,7 @@ def _waiting(x: Any, parts: int | Sequence[int], dim: int = 0) -> _Waiting | Non
     try:
         d = at(shape, dim)
         bounds = tensor_split_bounds(shape[d], parts)
-    except (IndexError, ValueError):
+    except IndexError:
         return None  # torch says what is wrong
     if all(cut is None or cut[0] != d for cut in map(tensor_specs.cut_of, spec.placements)):
         return None

@@ -35,22 +35,24 @@ def run_on_symbols(
     """
     if not plan.steps:
         return local
-    if any(n % _count(d, plan.steps) for d, n in enumerate(plan.shape)):
-        return run_opaque(plan, local, spec.mesh, tuple(spec.shape))
-    alone = not any(step.communicates for step in plan.steps)
-    seen = alone or not any(looks_at_sizes(step, local.dtype, spec.mesh) for step in plan.steps)
     asked = questions(
         plan.shape, plan.mesh, plan.source, plan.target.chains, groups_at_hand(spec.mesh)
     )
+    # A size with fewer rows than steps are chosen for would have to be a number, and so would all
+    # that is computed with it: too late, where a backward pass is traced.
+    if any(
+        n % _count(d, plan.steps) or (isinstance(size, torch.SymInt) and n < least)
+        for d, (n, size, (least, _)) in enumerate(zip(plan.shape, spec.shape, asked))
+    ):
+        return run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+    alone = not any(step.communicates for step in plan.steps)
+    seen = alone or not any(looks_at_sizes(step, local.dtype, spec.mesh) for step in plan.steps)
     with symbols_of(tuple(spec.shape)):
         for d, (n, (least, counts)) in enumerate(zip(known(tuple(spec.shape)), asked)):
             if isinstance(n, Size):
                 _ = n % _count(d, plan.steps) == 0
             if isinstance(n, Size) and seen:
-                if not least <= n:
-                    int(unknown(n))
-                else:
-                    _ = [n % count == 0 for count in counts]
+                _ = least <= n, [n % count == 0 for count in counts]
     if alone:
         return _run_on_blocks(plan.steps, local, spec)
     return (

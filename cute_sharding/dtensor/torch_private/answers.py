@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.torch_private.op_schemas import replaced_specs, written
 from cute_sharding.dtensor.torch_private.registry import propagator
+from cute_sharding.dtensor.torch_private.symints import with_symbols_in_shape
 from cute_sharding.dtensor.torch_private.tensor_specs import split_factors
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "WrittenBack",
     "as_on_one_device",
     "by_function",
+    "for_no_cache",
     "from_other_specs",
     "generate_redistribute_costs",
     "is_by_plan",
@@ -230,6 +232,14 @@ def keywords(schema: OpSchema) -> dict[str, tuple[DTensorSpec, DTensorSpec]]:
     have.
     """
     return getattr(schema, "_cute_sharding_keywords", {})
+
+
+def for_no_cache(found: Any) -> Any:
+    """The answer while a program is traced, its specs such as torch does not look up."""
+    for spec in tree_leaves(getattr(found, "output_spec", None)):
+        if isinstance(spec, DTensorSpec):
+            with_symbols_in_shape(spec)
+    return found
 
 
 def marked(found: Any) -> Any:

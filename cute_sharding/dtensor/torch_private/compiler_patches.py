@@ -22,6 +22,17 @@ FRAMES = Patch(
     until="a package can say which of its files are not to be compiled",
     test="tests/dtensor/test_graph_breaks.py::test_none_of_ours_is_compiled",
 )
+CONTEXTS = Patch(
+    module="torch._dynamo.variables.builder",
+    attribute="_automatic_dynamic",
+    file="torch/_dynamo/variables/builder.py",
+    why="The compiler takes one symbol for sizes that are equal in the call that it compiles for. "
+    "The rows of a rank's local tensor are then those of any other dim of as many, on that rank "
+    "alone: where they turn out to be a number so does the other, too late, and a backward graph "
+    "fails. Here they have symbols of their own. Replaced once the program imports it.",
+    until="sizes of inner tensors share no symbols with others",
+    test="tests/dtensor/test_ranks_in_step.py::test_rows_are_no_other_dim_of_as_many",
+)
 GUARDS = Patch(
     module="torch.fx.experimental.symbolic_shapes",
     attribute="ShapeEnv.produce_guards_verbose",

@@ -6,12 +6,13 @@ The expansion is wrapped: it is asked about the placements at hand first, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, StrategyType
 from torch.distributed.tensor._ops import single_dim_strategy as _single_dim_strategy
+from torch.distributed.tensor.placement_types import Placement, Replicate
 from torch.utils._pytree import tree_leaves
 
 from cute_sharding.dtensor.torch_private.symints import is_symbolic
@@ -22,7 +23,8 @@ __all__ = ["as_they_are"]
 
 def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
     """torch's expansion of a strategy for one mesh dim to the mesh, which first tries the
-    placements that the inputs have where weighing the others costs much: it would choose them.
+    placements that the inputs have, or can have for nothing, where weighing the others costs much,
+    as guards on sizes do: it would choose them.
     """
 
     def _expand_single_dim_strategy_to_mesh(
@@ -53,7 +55,9 @@ def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
             prepared = _single_dim_strategy._PreparedSingleDimStrategy(
                 info, schema, metas, num_inputs=len(specs)
             )
-            found = prepared.try_propagate(mesh, tuple([spec.placements for spec in specs]), specs)
+            given = [tuple(spec.placements) for spec in specs]
+            tries = (prepared.try_propagate(mesh, one, specs) for one in _for_nothing(given, specs))
+            found = next((one for one in tries if one is not None), None)
             # From 2.14 on an op may also refuse placements of the whole mesh, each dim of which
             # it would take: a mean those of uneven rows.
             suits = getattr(prepared, "full_mesh_strategy_filter", None)
@@ -72,6 +76,22 @@ def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
         return expanded_strategy
 
     return _expand_single_dim_strategy_to_mesh
+
+
+def _for_nothing(
+    given: Sequence[tuple[Placement, ...]], specs: Sequence[DTensorSpec]
+) -> Iterator[tuple[tuple[Placement, ...], ...]]:
+    """Placements of the inputs for which nothing is sent: those that they have; and replicas cut as
+    the others are, where these agree on plain shards.
+    """
+    yield tuple(given)
+    if any(split_factors(spec) for spec in specs):
+        return
+    shards = [{p for p in of if not p.is_replicate()} for of in zip(*given)]
+    if all(len(some) <= 1 and not any(p.is_partial() for p in some) for some in shards):
+        cut = tuple([next(iter(some), Replicate()) for some in shards])
+        if any(placements != cut for placements in given):
+            yield (cut,) * len(given)
 
 
 def _are_strided(specs: Sequence[DTensorSpec]) -> bool:

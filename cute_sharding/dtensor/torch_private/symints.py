@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -33,6 +33,7 @@ __all__ = [
     "settled_spec",
     "shapes_at_hand",
     "size_text",
+    "with_symbols_in_shape",
 ]
 
 assert_at_run_time = torch._check
@@ -114,6 +115,22 @@ def settled_spec(spec: DTensorSpec) -> DTensorSpec:
         spec.shard_order,
         spec.use_strided_shard_as_shard_order,
     )
+
+
+def with_symbols_in_shape(spec: DTensorSpec) -> None:
+    """Have a spec whose strides hold SymInts, and whose shape has none, hold one there: its number.
+
+    torch's cache in C++ takes no spec with symbols, which cannot be hashed. To see whether there
+    are some it looks at the shape alone (torch/csrc/autograd/python_variable.cpp), and a column of
+    a matrix, of which one size is a number, has one in its stride.
+    """
+    meta = spec.tensor_meta
+    if meta is None or not meta.shape or is_symbolic(meta.shape) or not is_symbolic(meta.stride):
+        return
+    symbol = next(n for n in meta.stride if isinstance(n, torch.SymInt))
+    first, *others = meta.shape
+    shape: Any = (symbol * 0 + first, *others)
+    spec.tensor_meta = TensorMeta(torch.Size(shape), meta.stride, meta.dtype)
 
 
 def has_shape_env(*values: Any) -> bool:

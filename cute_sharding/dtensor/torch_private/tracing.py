@@ -96,10 +96,11 @@ class Tracing:
         installed.replace(patches.STRIDED_SIZES, self._strided)
         installed.replace(patches.SPLIT_FACTORS, _number_of_split_factor)
         installed.replace(patches.HINTS, _number)
-        installed.once_imported(
-            compiler_patches.FRAMES,
-            lambda: installed.replace(compiler_patches.FRAMES, compiler.none_of_ours),
-        )
+        for row, made in (
+            (compiler_patches.FRAMES, compiler.none_of_ours),
+            (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
+        ):
+            installed.once_imported(row, partial(installed.replace, row, made))
         for name, handler in VIEWS_IN_PLACE.items():
             op = overload(name)
             if op is not None and op not in op_handlers():
