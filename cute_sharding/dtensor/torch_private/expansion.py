@@ -23,8 +23,8 @@ __all__ = ["as_they_are"]
 
 def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
     """torch's expansion of a strategy for one mesh dim to the mesh, which first tries the
-    placements that the inputs have, or can have for nothing, where weighing the others costs much,
-    as guards on sizes do: it would choose them.
+    placements that it is likely to choose, where weighing the others costs much, as guards on sizes
+    do.
     """
 
     def _expand_single_dim_strategy_to_mesh(
@@ -56,7 +56,7 @@ def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
                 info, schema, metas, num_inputs=len(specs)
             )
             given = [tuple(spec.placements) for spec in specs]
-            tries = (prepared.try_propagate(mesh, one, specs) for one in _for_nothing(given, specs))
+            tries = (prepared.try_propagate(mesh, one, specs) for one in _likely(given, specs))
             found = next((one for one in tries if one is not None), None)
             # From 2.14 on an op may also refuse placements of the whole mesh, each dim of which
             # it would take: a mean those of uneven rows.
@@ -78,20 +78,24 @@ def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
     return _expand_single_dim_strategy_to_mesh
 
 
-def _for_nothing(
+def _likely(
     given: Sequence[tuple[Placement, ...]], specs: Sequence[DTensorSpec]
 ) -> Iterator[tuple[tuple[Placement, ...], ...]]:
-    """Placements of the inputs for which nothing is sent: those that they have; and replicas cut as
-    the others are, where these agree on plain shards.
+    """Placements of the inputs that cost least wherever an op can have them: those that they have;
+    and plain shards, where these agree, with replicas cut as they are, and what is pending
+    scattered so.
     """
     yield tuple(given)
     if any(split_factors(spec) for spec in specs):
         return
-    shards = [{p for p in of if not p.is_replicate()} for of in zip(*given)]
-    if all(len(some) <= 1 and not any(p.is_partial() for p in some) for some in shards):
-        cut = tuple([next(iter(some), Replicate()) for some in shards])
-        if any(placements != cut for placements in given):
-            yield (cut,) * len(given)
+    cut = []
+    for of in zip(*given):
+        shards = {p for p in of if p.is_shard()}
+        if len(shards) > 1 or (not shards and any(p.is_partial() for p in of)):
+            return
+        cut.append(next(iter(shards), Replicate()))
+    if any(placements != tuple(cut) for placements in given):
+        yield (tuple(cut),) * len(given)
 
 
 def _are_strided(specs: Sequence[DTensorSpec]) -> bool:
