@@ -7,7 +7,9 @@ flags: is any worse with them?
 Each tensor that an op is given is a view of one that is cut at random, of another shape; with
 ``--between``, that view moved to and fro, or written to by its slices. Forward and backward, all
 ranks in one process (LocalTensorMode), against one device. Where stock is right, so must be each
-setting; a program that raises on stock may do anything but give wrong data.
+setting; a program that raises on stock may do anything but give wrong data. What is received is
+counted twice: by the program itself, and with what makes its results and gradients whole, where a
+result that is cut costs a gather that a replica does not.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -193,17 +195,31 @@ def fits(tensors: list[torch.Tensor]) -> bool:
     return all(0 < x.numel() < 3000 for x in tensors) and any(x.ndim for x in tensors)
 
 
-def outcome_and_bytes(program: Callable[[], Any], expected: Any) -> tuple[str, str, int]:
-    """What became of the program, why, and how many bytes rank 0 received."""
+class Outcome(NamedTuple):
+    """What became of a program, why, and how many bytes rank 0 received: for the program itself,
+    and with what it takes to make all results and gradients whole.
+    """
+
+    said: str
+    why: str
+    itself: int
+    whole: int
+
+
+def outcome_and_bytes(program: Callable[[], Any], expected: Any) -> Outcome:
+    itself = 0
 
     def patient() -> Any:
+        nonlocal itself
         with limited(SECONDS):
-            return program()
+            found = program()
+        itself = received.bytes
+        return found
 
     received = Received()
     with received:
         said, why = outcome(patient, expected)
-    return said, why, received.bytes
+    return Outcome(said, why, itself, received.bytes)
 
 
 class Tally:
@@ -213,21 +229,26 @@ class Tally:
         self.counts: Counter[str] = Counter()
         self.ratios: dict[str, list[float]] = defaultdict(list)
 
-    def add(self, program: str, name: str, stock: Any, ours: Any) -> None:
-        """Of one program under one setting: (what came of it, why, bytes received) of both."""
-        (before, _, needed), (after, why, moved) = stock, ours
+    def add(self, program: str, name: str, stock: Outcome, ours: Outcome) -> None:
+        """Of one program under one setting."""
+        before, after = stock.said, ours.said
         self.counts[f"{name} {after}"] += 1
-        if before == after == RIGHT and needed + moved:
-            self.ratios[name].append((moved + 1) / (needed + 1))
-            if moved > needed:
-                self.counts[f"{name} receives more"] += 1
-                self._say(f"MORE {name}: {needed} -> {moved}: {program}")
+        if before == after == RIGHT:
+            self._compare(program, name, stock.itself, ours.itself)
+            self._compare(program, f"{name}, made whole", stock.whole, ours.whole)
         if (before == RIGHT and after != RIGHT) or (after == WRONG and before != WRONG):
             self.counts[f"{name} WORSE"] += 1
-            self._say(f"WORSE {name}: {before} -> {after}: {program}: {why}")
+            self._say(f"WORSE {name}: {before} -> {after}: {program}: {ours.why}")
         elif after == WRONG:
             self.counts[f"{name} wrong, as stock"] += 1
-            self._say(f"WRONG {name}, as stock: {program}: {why}")
+            self._say(f"WRONG {name}, as stock: {program}: {ours.why}")
+
+    def _compare(self, program: str, name: str, needed: int, moved: int) -> None:
+        if needed + moved:
+            self.ratios[name].append((moved + 1) / (needed + 1))
+        if moved > needed:
+            self.counts[f"{name} receives more"] += 1
+            self._say(f"MORE {name}: {needed} -> {moved}: {program}")
 
     def _say(self, text: str) -> None:
         print(text.replace("\n", " ")[:700], flush=True)
@@ -268,7 +289,7 @@ def measure(info: Any, mesh: DeviceMesh, options: argparse.Namespace, tally: Tal
         program = f"{info.name}.{info.variant_test_name}: {shapes} from {plan}"
         run_on_mesh = partial(on_mesh, info.op, args, kwargs, plan, mesh, gradients)
         stock = outcome_and_bytes(run_on_mesh, expected)
-        tally.counts[f"stock {stock[0]}"] += 1
+        tally.counts[f"stock {stock.said}"] += 1
         for name in options.settings:
             with cute_sharding.enabled(**SETTINGS[name]):
                 ours = outcome_and_bytes(run_on_mesh, expected)
