@@ -78,6 +78,11 @@ PROGRAMS = {
         index(1, 3, below=6),
     ),
     "index_select": (lambda x, i: x.index_select(1, i), (4, 6), index(5, below=6)),
+    "isin": (
+        lambda x, among: torch.isin(x, among) * 2.0 + torch.isin(x, 3),
+        index(4, 6, below=9),
+        index(5, below=9),
+    ),
     "embedding": (lambda i, w: F.embedding(i, w), index(4, 6, below=9), (9, 6)),
     "cat": (lambda x, y: torch.cat([x, y], 1), (4, 6), (4, 3)),
     "stack": (lambda x, y: torch.stack([x, y], 1), (4, 6), (4, 6)),

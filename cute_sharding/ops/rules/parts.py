@@ -31,6 +31,12 @@ def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__:
     return f"{', '.join(operands)} -> {operands[0]}"
 
 
+def sought(x: Shape, among: Shape, **_: bool) -> str:
+    """Whether each element is among others, of which all are asked."""
+    others = named(among, range(len(among)), "other")
+    return f"{text(named(x))}, {text(others)} -> {text(named(x))}"
+
+
 def index_select(x: Shape, dim: int, index: Shape) -> str | None:
     """Rows of ``dim``, which x has whole, as the index says, which may be cut."""
     if not x or len(index) != 1:
