@@ -4,7 +4,12 @@ views leave cut here, and torch's own replicate, they go on as on torch.
 
 import given_placements_worker
 import pytest
+from op_programs import values
+from simulation import assert_holds, distribute, ranks_of
 from test_processes import run
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import cute_sharding
 
 pytestmark = pytest.mark.processes
 
@@ -15,3 +20,19 @@ def test_loss_parallel_of_next_tokens(tmp_path):
 
 def test_local_map_of_what_stays_cut(tmp_path):
     run(4, tmp_path, (given_placements_worker.mapped,))
+
+
+def test_distributing_what_stays_cut():
+    with ranks_of((4,)), cute_sharding.enabled(movement=True):
+        x = distribute(values(6, 3), (4,), [Shard(0)])
+        with pytest.raises(ValueError, match="different placements"):
+            distribute_tensor(x, x.device_mesh, [Replicate()])  # as on torch
+        rows = x[1:4]
+        assert rows.placements == (Shard(0),)
+        for placements in (None, [Replicate()]):
+            replica = distribute_tensor(rows, x.device_mesh, placements)
+            assert replica.placements == (Replicate(),)
+            assert_holds(replica, values(6, 3)[1:4])
+        assert distribute_tensor(rows, x.device_mesh, [Shard(0)]) is rows
+        with pytest.raises(ValueError, match="different placements"):
+            distribute_tensor(rows, x.device_mesh, [Shard(1)])

@@ -269,6 +269,10 @@ def row_of(name):
     name = name.replace("torch.distributed.tensor._api.DTensor", "torch.distributed.tensor.DTensor")
     if name.startswith("torch.distributed.tensor._dispatch._cute_sharding_"):
         return patches.TAIL_NAMES
+    if name.startswith("torch.distributed.tensor._api._cute_sharding_brought"):
+        return patches.DISTRIBUTE_NAMES
+    if name.endswith(".distribute_tensor.__code__"):  # wherever it was taken by name
+        return patches.DISTRIBUTE
     for row in ROWS:
         if name in (row.name, f"{row.name}.__code__") or (
             row.entries and name.startswith(f"{row.name}[")
@@ -347,7 +351,7 @@ def removable(lacking):
         for row in ROWS
         if bool(row.lacking) is lacking
         and not row.entries
-        and row not in (patches.TAIL, compiler_patches.CACHE_KEYS)
+        and row not in (patches.TAIL, patches.DISTRIBUTE, compiler_patches.CACHE_KEYS)
     ]
 
 

@@ -1,8 +1,9 @@
 """Functions of torch that are told which placements their inputs have, and raise for others: the
-losses of loss_parallel (torch/distributed/tensor/parallel/loss.py) and local_map
-(torch/distributed/tensor/experimental/_func_map.py).
+losses of loss_parallel (torch/distributed/tensor/parallel/loss.py), local_map
+(torch/distributed/tensor/experimental/_func_map.py) and distribute_tensor (_api.py).
 
-Their entries and the function behind them may be replaced here, once a program imports them.
+Their entries and the function behind them may be replaced here, once a program imports them; of
+distribute_tensor the code.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.torch_private import patches
-from cute_sharding.dtensor.torch_private.patch import Installed
-from cute_sharding.dtensor.torch_private.tensor_specs import is_dtensor
+from cute_sharding.dtensor.torch_private.patch import Installed, beginning_with
+from cute_sharding.dtensor.torch_private.tensor_specs import Replicate, is_dtensor
 
 __all__ = ["install_given_placements"]
 
@@ -24,9 +25,22 @@ def install_given_placements(
     handler: Callable[[Callable[..., Any]], Callable[..., Any]],
     diverged: Callable[[Any], bool],
 ) -> None:
-    """Have ``handler(torch's)`` compute losses, and local_map redistribute inputs on meshes for
-    which ``diverged(mesh)`` holds.
+    """Have ``handler(torch's)`` compute losses, and local_map and distribute_tensor redistribute
+    what they are given on meshes for which ``diverged(mesh)`` holds.
     """
+
+    def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
+        # To what torch's slices and views would have made of it, and to nothing else.
+        wanted = (Replicate(),) * tensor.device_mesh.ndim if placements is None else (*placements,)
+        is_cut_here = tuple(tensor.placements) != wanted and all(
+            p == q or q.is_replicate() for p, q in zip(tensor.placements, wanted)
+        )
+        if is_cut_here and mesh in (None, tensor.device_mesh) and diverged(tensor.device_mesh):
+            return tensor.redistribute(placements=wanted)
+        return tensor
+
+    installed.put(patches.DISTRIBUTE_NAMES, "_cute_sharding_brought", brought)
+    installed.replace(patches.DISTRIBUTE, beginning_with(_BEGINNING, patches.DISTRIBUTE))
 
     def losses() -> None:
         for op, stock in list(patches.LOSSES.found().items()):
@@ -37,6 +51,12 @@ def install_given_placements(
         patches.LOCAL_MAP,
         lambda: installed.replace(patches.LOCAL_MAP, lambda stock: _lenient(stock, diverged)),
     )
+
+
+_BEGINNING = """
+if tensor.__class__ is DTensor:
+    tensor = _cute_sharding_brought(tensor, device_mesh, placements)
+"""
 
 
 def _lenient(stock: Callable[..., Any], diverged: Callable[[Any], bool]) -> Callable[..., Any]:

@@ -7,22 +7,15 @@ the dispatcher's last step may be replaced here, and are put back.
 
 from __future__ import annotations
 
-import ast
-import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
-from textwrap import dedent
-from types import CodeType
 from typing import Any, NamedTuple
 
-import torch
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
 
-from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.answers import WrittenBack
 from cute_sharding.dtensor.torch_private.op_schemas import WRITERS
-from cute_sharding.dtensor.torch_private.patch import Installed
+from cute_sharding.dtensor.torch_private.patch import Installed, beginning_with
 from cute_sharding.dtensor.torch_private.registry import op_handlers, overload, propagator
 
 __all__ = [
@@ -99,34 +92,8 @@ def install_propagation(
     installed.replace(patches.PROPAGATION, lambda stock: propagate)
     for name, value in {**writes._asdict(), "WrittenBack": WrittenBack}.items():
         installed.put(patches.TAIL_NAMES, f"_cute_sharding_{name}", value)
-    installed.replace(patches.TAIL, partial(_begins_with_writes, patches.TAIL.owner()))
-
-
-def _begins_with_writes(function: Any, code: CodeType) -> CodeType:
-    """The code of the function of torch's that ends ops, beginning with what follows writes.
-
-    C++ keeps the function from its first call on, so another in its place would not be met: it gets
-    other code. And every write comes by here: one more call would cost a tenth of the op, so what
-    is added is a statement.
-    """
-    try:
-        tree = ast.parse(dedent(inspect.getsource(function)))
-    except OSError:  # a torch without its sources
-        logger.warning(
-            "torch %s comes without its sources: writes to slices of sharded dims are lost, as "
-            "torch has it (see dtensor/memory/writes.py)",
-            torch.__version__,
-        )
-        return code
-    body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
-    body[1:1] = ast.parse(_BEGINNING).body  # after the docstring
-    made: dict[str, Any] = {}
-    exec(
-        compile(ast.fix_missing_locations(tree), code.co_filename, "exec"),
-        function.__globals__,
-        made,
-    )
-    return made[function.__name__].__code__
+    # Every write comes by here: one more call would cost a tenth of the op.
+    installed.replace(patches.TAIL, beginning_with(_BEGINNING, patches.TAIL))
 
 
 _BEGINNING = """

@@ -7,10 +7,14 @@ nothing else of torch.
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
+from textwrap import dedent
+from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -18,7 +22,7 @@ import torch
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.stats import logger
 
-__all__ = ["Installed", "Name", "Patch", "Place", "require"]
+__all__ = ["Installed", "Name", "Patch", "Place", "beginning_with", "require"]
 
 Release: TypeAlias = tuple[int, int]
 
@@ -272,6 +276,40 @@ def require(names: Iterable[Name]) -> None:
                 f"torch {torch.__version__} has no {name.name}: {name.lacking}. Take a release "
                 "that was checked, or leave cute_sharding off"
             )
+
+
+def beginning_with(statements: str, row: Patch) -> Callable[[CodeType], CodeType]:
+    """What makes of the code of the function that the row names one with these statements first.
+    With other code it is the same function for those that keep it, as C++ does, and programs that
+    import it by name.
+
+    A torch without its sources keeps its own, with one warning that names it.
+    """
+    function = row.owner()
+
+    def made(code: CodeType) -> CodeType:
+        try:
+            tree = ast.parse(dedent(inspect.getsource(function)))
+        except OSError:
+            logger.warning(
+                "torch %s comes without its sources: what cute_sharding mends in %s stays as torch "
+                "has it (see docs/patches.md)",
+                torch.__version__,
+                row.name.removesuffix(".__code__"),
+            )
+            return code
+        ast.increment_lineno(tree, code.co_firstlineno - 1)
+        body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
+        first = ast.parse(statements).body
+        for node in (node for statement in first for node in ast.walk(statement)):
+            ast.copy_location(node, body[0])  # so that the lines of others stay theirs
+        body[1:1] = first  # after the docstring
+        found: dict[str, Any] = {}
+        exec(compile(tree, code.co_filename, "exec"), function.__globals__, found)
+        new: CodeType = found[function.__name__].__code__
+        return new
+
+    return made
 
 
 def _set(table: dict[Any, Any], key: Any, value: Any) -> None:

@@ -114,6 +114,25 @@ LOCAL_MAP = Patch(
     until="local_map redistributes its inputs unless it is told not to",
     test="tests/dtensor/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
+DISTRIBUTE_NAMES = Patch(
+    module=_TENSOR + "._api",
+    attribute="distribute_tensor.__globals__",
+    file="torch/distributed/tensor/_api.py",
+    why="The name that the next row's code looks up.",
+    until="with the next row",
+    test="tests/dtensor/test_given_placements.py::test_distributing_what_stays_cut",
+    entries="names that distribute_tensor looks up",
+)
+DISTRIBUTE = Patch(
+    module=_TENSOR + "._api",
+    attribute="distribute_tensor.__code__",
+    file="torch/distributed/tensor/_api.py",
+    why="distribute_tensor gives a DTensor back that has the placements that it is to have, and "
+    "raises for others. Slices and views of ours leave cut what torch's replicate: it is brought "
+    "there first. Programs keep the function by name, so it gets other code.",
+    until="distribute_tensor redistributes a DTensor",
+    test="tests/dtensor/test_given_placements.py::test_distributing_what_stays_cut",
+)
 COMPOSITES = Patch(
     module="torch.library",
     attribute="_impls",
