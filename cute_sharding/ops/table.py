@@ -258,6 +258,7 @@ TABLE: tuple[Row, ...] = (
             "rsub.Tensor",
             "floor_divide.default",
             "isin.Tensor_Scalar",
+            "fill.Scalar",
             "fill.Tensor",
             "fill_.Tensor",
             "masked_fill.Tensor",
