@@ -152,16 +152,21 @@ def decide(
     Raises:
         RuntimeError: nothing is free, and redistribution is not allowed.
     """
+    fact = None
+    try:
+        free, blocked = _free(view, placements, mesh, row)
+        if free is not None:
+            if logger.isEnabledFor(logging.DEBUG):
+                _log(_Asked(op, view, row, mesh, mesh_names, placements), free)
+            return free
+    except Undecided as error:
+        fact, blocked = error.fact, -1
     asked = _Asked(op, view, row, mesh, mesh_names, placements)
     to: Implicit = implicit_redistribution or (False if strict else "replicate")
-    try:
-        free, blocked = _free(asked)
-    except Undecided as error:
+    if fact is not None:
         if not to and not diverged():
-            raise RuntimeError(_unknown(asked, error.fact)) from None
+            raise RuntimeError(_unknown(asked, fact))
         return _redistributed(asked, *_everywhere(asked))
-    if free is not None:
-        return free
     said = None
     if not to:
         theirs, said = ask(stock)
@@ -172,23 +177,22 @@ def decide(
     raise RuntimeError(_explain(asked, blocked, _suggestions(asked, reachable), said))
 
 
-def _free(asked: _Asked) -> tuple[Decision | None, int]:
+def _free(
+    view: View, placements: tuple[Placement, ...], mesh: tuple[int, ...], row: Row | None
+) -> tuple[Decision | None, int]:
     """The decision where the view is free; else the first mesh dim that blocks it.
 
     Raises:
         Undecided: it depends on sizes that have no value while the program is compiled.
     """
-    carried = carry(asked.view, asked.cuts, asked.mesh)
-    _check_has_numbers(carried.cuts)
-    blocked = _blocked_by_row(asked, asked.placements)
-    if blocked is None:
-        blocked = carried.blocked
+    cuts, blocked, traced = carry(view, tuple([cut_of(p) for p in placements]), mesh)
+    _check_has_numbers(cuts)
+    if row is not None and (by_row := _blocked_by_row(row, view, mesh, placements)) is not None:
+        blocked = by_row
     if blocked is not None:
         return None, blocked
-    output = replaced(asked.placements, carried.cuts)
-    decision = Decision(asked.placements, output, "tracing" if carried.traced else "algebra")
-    _log(asked, decision)
-    return decision, -1
+    outcome = "tracing" if traced else "algebra"
+    return Decision(placements, replaced(placements, cuts), outcome), -1
 
 
 def _redistributed(
@@ -271,7 +275,7 @@ def _unblocked(asked: _Asked) -> tuple[Placement, ...]:
     """
     source = _reduced(asked.row, asked.placements)
     while True:
-        blocked = _blocked_by_row(asked, source)
+        blocked = _blocked_by_row(asked.row, asked.view, asked.mesh, source)
         if blocked is None:
             blocked = carry(asked.view, tuple([cut_of(p) for p in source]), asked.mesh).blocked
         if blocked is None:
@@ -327,11 +331,12 @@ def _linear(placement: Placement) -> bool:
     return placement.reduce_op in ("sum", "avg")  # type: ignore[attr-defined]
 
 
-def _blocked_by_row(asked: _Asked, placements: Sequence[Placement]) -> int | None:
+def _blocked_by_row(
+    row: Row | None, view: View, mesh: tuple[int, ...], placements: Sequence[Placement]
+) -> int | None:
     """The first mesh dim that the op's local form cannot do with under these placements, whatever
     the layout says.
     """
-    view, row = asked.view, asked.row
     if row is None or not (row.wants_whole_dims or row.pairs):
         return None
     for mesh_dim, placement in enumerate(placements):
@@ -340,7 +345,7 @@ def _blocked_by_row(asked: _Asked, placements: Sequence[Placement]) -> int | Non
             row.wants_whole_dims
             and cut is not None
             and cut[0] not in view.kept
-            and asked.mesh[mesh_dim] > 1
+            and mesh[mesh_dim] > 1
         ):
             return mesh_dim
         if row.pairs and isinstance(placement, Partial) and not _linear(placement):
