@@ -83,39 +83,41 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     if len(cuts) != len(mesh):
         raise ValueError(f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one for each")
     kept = view.kept
-    last = -1  # the last mesh dim with something to decide: whole dims stay as they are
-    for mesh_dim, cut in enumerate(cuts):
-        if cut is not None and cut[0] not in kept:
-            last = mesh_dim
-    if last < 0:
-        return Carried(tuple([None if cut is None else (kept[cut[0]], cut[1]) for cut in cuts]))
-    if not view.elements:
-        return _carry_nothing(view, cuts, mesh)
-    kinds = kinds_of(view)
     carried: list[Cut] = []
+    kinds: Kinds | None = None  # of device, where there is something to decide
+    before: tuple[Cut, Cut, int] = None, None, 1  # the mesh dim that divides them last
+    is_even = True  # all blocks so far are known to be of one size
     for mesh_dim, cut in enumerate(cuts):
         found = None
-        if cut is not None:
+        if cut is None:
+            pass
+        elif cut[0] in kept:
+            found, is_even = (kept[cut[0]], cut[1]), False
+        elif not view.elements:
+            return _carry_nothing(view, cuts, mesh)
+        else:
             parts = mesh[mesh_dim]
-            found = _placed(view, kinds, cut, parts)
-            if found is None and parts > 1:
-                return Carried(tuple(carried), mesh_dim, _is_traced(view, cuts, mesh))
-            if mesh_dim < last:
-                kinds = _divided(view, kinds, cut, found, parts)
+            kinds = kinds_of(view) if kinds is None else _divided(view, kinds, *before)
+            found = _place_even(view, kinds, cut, parts)
+            if found is None:
+                found, is_even = _place(view, kinds, cut, parts), False
+                if found is None and parts > 1:
+                    return Carried(tuple(carried), mesh_dim, _is_traced(view, cuts, mesh))
+            before = cut, found, parts
         carried.append(found)
-    return Carried(tuple(carried), None, _is_traced(view, cuts, mesh))
+    traced = not (is_even or kinds is None) and _is_traced(view, cuts, mesh)
+    return Carried(tuple(carried), None, traced)
 
 
 def _is_traced(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
     """Whether not all blocks are known to be of one size."""
-    left: dict[int, int] = {}  # of the dims that are cut, the rows of a block
+    left = list(view.input_shape)
     for cut, parts in zip(cuts, mesh):
         if cut is not None and parts > 1:
             dim, split_factor = cut
-            n = left[dim] if dim in left else view.input_shape[dim]
-            if not is_multiple(n, split_factor * parts):
+            if not is_multiple(left[dim], split_factor * parts):
                 return True
-            left[dim] = n // parts
+            left[dim] //= parts
     return False
 
 
@@ -130,21 +132,14 @@ def carry_one(view: View, kinds: Kinds, cut: Cut, parts: int) -> tuple[Cut, Kind
 
     ``kinds`` are those that the mesh dims before it leave; the view has elements.
     """
-    found = None if cut is None else _placed(view, kinds, cut, parts)
-    if cut is not None and found is None and parts > 1:
+    if cut is None:
+        return None, kinds
+    if cut[0] in view.kept:
+        return (view.kept[cut[0]], cut[1]), kinds
+    found = _place_even(view, kinds, cut, parts) or _place(view, kinds, cut, parts)
+    if found is None and parts > 1:
         return None
     return found, _divided(view, kinds, cut, found, parts)
-
-
-def _placed(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> Cut:
-    """The cut of the output that holds on every kind of device what ``cut`` of the input does; None
-    where there is none.
-    """
-    dim, split_factor = cut
-    if dim in view.kept:
-        return view.kept[dim], split_factor
-    at = view.position(dim)
-    return _nearest(view, at) if parts == 1 else _place(view, kinds, at, split_factor, parts)
 
 
 def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
@@ -182,14 +177,13 @@ def _carry_nothing(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carr
     return Carried(tuple(carried))
 
 
-def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> Cut:
-    """The output dim and split factor that deal as source dim ``at`` does, on every kind
-    of device.
+def _place(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> Cut:
+    """The cut of the output that deals as ``cut`` of an input dim does that is not kept, on every
+    kind of device; None where there is none.
     """
-    if len(kinds) == 1:
-        even = _place_even(view, *kinds[0], at, split_factor, parts)
-        if even is not None:
-            return even
+    at, split_factor = view.position(cut[0]), cut[1]
+    if parts == 1:
+        return _nearest(view, at)
     where = -1
     # deal, rows, elements below them, smallest split factor
     found: list[tuple[tuple[int, ...], int, int, int]] = []
@@ -223,13 +217,13 @@ def _place(view: View, kinds: Kinds, at: int, split_factor: int, parts: int) -> 
     return where, factor
 
 
-def _place_even(
-    view: View, source: Sequence[int], target: Sequence[int], at: int, split_factor: int, parts: int
-) -> Cut:
-    """:func:`_place` where source dim ``at`` is dealt in blocks of one size, and so is a target dim
-    in pieces as long: then the blocks are as long too. None also where that is not known to be so.
+def _place_even(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> Cut:
+    """:func:`_place` where the dim is dealt in blocks of one size, and so is a target dim in pieces
+    as long: then the blocks are as long too. None also where that is not known to be so.
     """
-    if not is_multiple(source[at], split_factor * parts):
+    at, split_factor = view.position(cut[0]), cut[1]
+    source, target = kinds[0]
+    if parts == 1 or len(kinds) > 1 or not is_multiple(source[at], split_factor * parts):
         return None
     piece = source[at] // split_factor * prod(source[at + 1 :])
     dim, inner = dim_of(piece, target)
@@ -273,7 +267,7 @@ def _divided(view: View, kinds: Kinds, cut: Cut, found: Cut, parts: int) -> Kind
     A dim that is kept stands alike among the others before and after: whatever is left of it is a
     factor of all deals of the dims before it, and makes no difference between two.
     """
-    if cut is None or found is None or parts == 1 or cut[0] in view.kept:
+    if cut is None or found is None or parts == 1:
         return kinds
     at, split_factor = view.position(cut[0]), cut[1]
     dim, factor = found

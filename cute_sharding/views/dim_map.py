@@ -346,40 +346,40 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
         return _regrouped(shape, target)
     result: list[DimSpec] = []
     i, j, ndim, out = 0, 0, len(shape), len(target)
-    while j < out:  # what is then left of the input has size 1 (or the tensor is empty)
-        f, t = (shape[i] if i < ndim else 1), target[j]
-        if f == t and i < ndim:
+    while i < ndim and j < out:
+        f, t = shape[i], target[j]
+        if f == t:
             result.append(_input_dim(i))
             i, j = i + 1, j + 1
-            continue
-        if f == 1 and t != 1 and i < ndim:
+        elif f == 1:
             i += 1
-            continue
-        if t == 1:
+        elif t == 1:
             result.append(_SINGLETON)
             j += 1
-            continue
-        first, start = i, j
-        i, j = (i + 1 if i < ndim else i), j + 1
-        while f != t:
-            if i < ndim and (j >= out or t == 0 or f < t):
-                f *= shape[i]
-                i += 1
-            elif j < out:
-                t *= target[j]
-                j += 1
-            else:
-                break
-        if first == i or f != t:  # an empty tensor's zeros need not match up
-            result += [_SINGLETON if n == 1 else NewDim(n) for n in target[start:j]]
-            continue
-        dim: DimSpec = _input_dim(first)
-        if i > first + 1:
-            dim = Flatten(tuple(map(_input_dim, range(first, i))))
-        if j == start + 1:
-            result.append(dim)
         else:
-            result += split_into(dim, target[start:j])
+            first, start = i, j
+            i, j = i + 1, j + 1
+            while f != t:
+                if i < ndim and (f < t or j >= out or t == 0):
+                    f *= shape[i]
+                    i += 1
+                elif j < out:
+                    t *= target[j]
+                    j += 1
+                else:
+                    break
+            if f != t:  # an empty tensor's zeros need not match up
+                result += [_SINGLETON if n == 1 else NewDim(n) for n in target[start:j]]
+                continue
+            dim: DimSpec = _input_dim(first)
+            if i > first + 1:
+                dim = Flatten(tuple(map(_input_dim, range(first, i))))
+            if j == start + 1:
+                result.append(dim)
+            else:
+                result += split_into(dim, target[start:j])
+    for n in target[j:]:  # of size 1, as what is left of the input (or the tensor is empty)
+        result.append(_SINGLETON if n == 1 else NewDim(n))
     return tuple(result)
 
 

@@ -123,11 +123,10 @@ def view_of(input_shape: Sequence[int], dim_map: Sequence[Any]) -> View:
     source, sizes, target = reading.source, reading.sizes, reading.target
     kept: dict[int, int] = {}
     for spec in dim_map:
-        if type(spec).__name__ == "InputDim":
+        read = _READERS[type(spec)]
+        if read is _Reading.input_dim:
             kept[spec.input_dim] = len(target)
-            target.append(reading.input_dim(spec))
-        else:
-            target.append(reading.size_of(spec))
+        target.append(read(reading, spec))
     if len(source) - source.count(None) < len(input_shape):
         gone = sorted(set(range(len(input_shape))).difference(source))
         source[:0] = gone
@@ -157,17 +156,11 @@ class _Reading:
         self.home: dict[int, int] = {}
 
     def size_of(self, spec: Any) -> int:
-        try:
-            read = _READERS[type(spec).__name__]
-        except KeyError:
-            raise TypeError(
-                f"unknown DimSpec {spec!r} in the rule; known: {', '.join(sorted(_READERS))}"
-            ) from None
-        return read(self, spec)
+        return _READERS[type(spec)](self, spec)
 
     def _made_in_place(self, spec: Any) -> None:
         """The output dim that comes next is made of that input dim alone."""
-        if type(spec).__name__ == "InputDim":
+        if _READERS[type(spec)] is _Reading.input_dim:
             self.home[spec.input_dim] = len(self.target)
 
     def _fresh(self, size: int) -> None:
@@ -193,7 +186,7 @@ class _Reading:
     def flatten(self, spec: Any) -> int:
         n = 1
         for dim in spec.input_dims:
-            n *= self.size_of(dim)
+            n *= _READERS[type(dim)](self, dim)
         return n
 
     def singleton(self, spec: Any) -> int:
@@ -218,7 +211,13 @@ class _Reading:
         return size
 
 
-_READERS: dict[str, Callable[[_Reading, Any], int]] = {
+    def unknown(self, spec: Any) -> int:
+        raise TypeError(
+            f"unknown DimSpec {spec!r} in the rule; known: {', '.join(sorted(_BY_NAME))}"
+        )
+
+
+_BY_NAME: dict[str, Callable[[_Reading, Any], int]] = {
     "InputDim": _Reading.input_dim,
     "Split": _Reading.split,
     "Flatten": _Reading.flatten,
@@ -227,3 +226,13 @@ _READERS: dict[str, Callable[[_Reading, Any], int]] = {
     "Broadcast": _Reading.broadcast,
     "NewDim": _Reading.new_dim,
 }
+
+
+class _Readers(dict[type, Callable[[_Reading, Any], int]]):
+    """What reads a spec, by its class: ours, torch's, and others of these names."""
+
+    def __missing__(self, kind: type) -> Callable[[_Reading, Any], int]:
+        return self.setdefault(kind, _BY_NAME.get(kind.__name__, _Reading.unknown))
+
+
+_READERS = _Readers()

@@ -72,12 +72,14 @@ def propagate_shape_and_sharding(
         return stock_propagate(placements, tuple(shape), torch_rule(rule), mesh, strict_view)[0]
 
     try:
-        decision = decide(view_of(shape, rule), placements, mesh, strict=strict_view, stock=stock)
+        source, output, outcome = decide(
+            view_of(shape, rule), placements, mesh, strict=strict_view, stock=stock
+        )
     except RuntimeError as error:
         refused("view", error)
         raise
-    count("view", decision.outcome)
-    return decision.source, list(decision.output)
+    count("view", outcome)
+    return source, list(output)
 
 
 def refused(op: str, error: RuntimeError) -> None:
