@@ -76,7 +76,6 @@ class Split(DimSpec):
 DimMap: TypeAlias = tuple[DimSpec, ...]
 
 _SINGLETON = Singleton()
-_input_dim = lru_cache(maxsize=64)(InputDim)  # the same few, in every rule
 
 
 def _is_one(n: int) -> bool:
@@ -156,6 +155,7 @@ def _varargs(args: tuple) -> tuple[int, ...]:
     return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else tuple(args)
 
 
+@lru_cache(maxsize=64)  # the same few, in every rule
 def identity(ndim: int) -> DimMap:
     """Each input dim as it is."""
     return tuple([InputDim(i) for i in range(ndim)])
@@ -346,10 +346,11 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
         return _regrouped(shape, target)
     result: list[DimSpec] = []
     i, j, ndim, out = 0, 0, len(shape), len(target)
+    dims = identity(ndim)
     while i < ndim and j < out:
         f, t = shape[i], target[j]
         if f == t:
-            result.append(_input_dim(i))
+            result.append(dims[i])
             i, j = i + 1, j + 1
         elif f == 1:
             i += 1
@@ -371,9 +372,7 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
             if f != t:  # an empty tensor's zeros need not match up
                 result += [_SINGLETON if n == 1 else NewDim(n) for n in target[start:j]]
                 continue
-            dim: DimSpec = _input_dim(first)
-            if i > first + 1:
-                dim = Flatten(tuple(map(_input_dim, range(first, i))))
+            dim = Flatten(dims[first:i]) if i > first + 1 else dims[first]
             if j == start + 1:
                 result.append(dim)
             else:
