@@ -184,9 +184,12 @@ class _Reading:
         return size
 
     def flatten(self, spec: Any) -> int:
-        n = 1
-        for dim in spec.input_dims:
-            n *= _READERS[type(dim)](self, dim)
+        shape, source, sizes, n = self.input_shape, self.source, self.sizes, 1
+        for spec_of_dim in spec.input_dims:
+            dim = spec_of_dim.input_dim
+            source.append(dim)
+            sizes.append(shape[dim])
+            n *= shape[dim]
         return n
 
     def singleton(self, spec: Any) -> int:

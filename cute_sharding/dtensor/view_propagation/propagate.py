@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from cute_sharding.dtensor.bookkeeping.settings import Implicit
@@ -67,10 +68,7 @@ def propagate_shape_and_sharding(
             f"{len(placements)} placements {text(placements)} for a mesh of {len(mesh)} dims "
             f"{mesh}: give one for each"
         )
-
-    def stock() -> Sequence[Placement]:
-        return stock_propagate(placements, tuple(shape), torch_rule(rule), mesh, strict_view)[0]
-
+    stock = partial(_stock_source, placements, shape, rule, mesh, strict_view)
     try:
         source, output, outcome = decide(
             view_of(shape, rule), placements, mesh, strict=strict_view, stock=stock
@@ -80,6 +78,17 @@ def propagate_shape_and_sharding(
         raise
     count("view", outcome)
     return source, list(output)
+
+
+def _stock_source(
+    placements: tuple[Placement, ...],
+    shape: Sequence[int],
+    rule: Sequence[Any],
+    mesh: tuple[int, ...],
+    strict: bool,
+) -> Sequence[Placement]:
+    """The placements that torch's own propagation wants of the input. Raises what that raises."""
+    return stock_propagate(placements, tuple(shape), torch_rule(rule), mesh, strict)[0]
 
 
 def refused(op: str, error: RuntimeError) -> None:
