@@ -106,8 +106,6 @@ def split_into(dim: DimSpec, sizes: Sequence[int]) -> list[DimSpec]:
     if len(sizes) == 1:
         return [dim]
     group = tuple([n for n in sizes if not _is_one(n)])
-    if len(group) == len(sizes):
-        return [Split(dim, group, split_id) for split_id in range(len(group))]
     result: list[DimSpec] = []
     split_id = 0
     for n in sizes:
@@ -373,10 +371,13 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
                 result += [_SINGLETON if n == 1 else NewDim(n) for n in target[start:j]]
                 continue
             dim = Flatten(dims[first:i]) if i > first + 1 else dims[first]
+            group = target[start:j]
             if j == start + 1:
                 result.append(dim)
+            elif 1 in group:
+                result += split_into(dim, group)
             else:
-                result += split_into(dim, target[start:j])
+                result += [Split(dim, group, split_id) for split_id in range(j - start)]
     for n in target[j:]:  # of size 1, as what is left of the input (or the tensor is empty)
         result.append(_SINGLETON if n == 1 else NewDim(n))
     return tuple(result)

@@ -165,8 +165,13 @@ def decide(
     """
     fact = None
     try:
-        free, blocked = _free(view, placements, mesh, row)
-        if free is not None:
+        cuts, blocked, traced = carry(view, tuple([cut_of(p) for p in placements]), mesh)
+        _check_has_numbers(cuts)
+        if row is not None and (by_row := _blocked_by_row(row, view, mesh, placements)) is not None:
+            blocked = by_row
+        if blocked is None:
+            output = replaced(placements, cuts)
+            free = Decision(placements, output, "tracing" if traced else "algebra")
             if logger.isEnabledFor(logging.DEBUG):
                 _log(_Asked(op, view, row, mesh, mesh_names, placements), free)
             return free
@@ -186,24 +191,6 @@ def decide(
     if to:
         return _redistributed(asked, *_moved(asked, to))
     raise RuntimeError(_explain(asked, blocked, _suggestions(asked, reachable), said))
-
-
-def _free(
-    view: View, placements: tuple[Placement, ...], mesh: tuple[int, ...], row: Row | None
-) -> tuple[Decision | None, int]:
-    """The decision where the view is free; else the first mesh dim that blocks it.
-
-    Raises:
-        Undecided: it depends on sizes that have no value while the program is compiled.
-    """
-    cuts, blocked, traced = carry(view, tuple([cut_of(p) for p in placements]), mesh)
-    _check_has_numbers(cuts)
-    if row is not None and (by_row := _blocked_by_row(row, view, mesh, placements)) is not None:
-        blocked = by_row
-    if blocked is not None:
-        return None, blocked
-    outcome = "tracing" if traced else "algebra"
-    return Decision(placements, replaced(placements, cuts), outcome), -1
 
 
 def _redistributed(
