@@ -83,11 +83,11 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     if len(cuts) != len(mesh):
         raise ValueError(f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one for each")
     kept = view.kept
+    kinds = [(view.sizes, view.target)]
     carried: list[Cut] = []
-    kinds: Kinds | None = None  # of device, where there is something to decide
-    before: tuple[Cut, Cut, int] = None, None, 1  # the mesh dim that divides them last
+    before: tuple[Cut, Cut, int] | None = None  # the mesh dim that is to divide the kinds next
     is_even = True  # all blocks so far are known to be of one size
-    for mesh_dim, cut in enumerate(cuts):
+    for cut, parts in zip(cuts, mesh):
         found = None
         if cut is None:
             pass
@@ -96,17 +96,18 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
         elif not view.elements:
             return _carry_nothing(view, cuts, mesh)
         else:
-            parts = mesh[mesh_dim]
-            kinds = kinds_of(view) if kinds is None else _divided(view, kinds, *before)
+            if before is not None:
+                kinds = _divided(view, kinds, *before)
             found = _place_even(view, kinds, cut, parts)
             if found is None:
                 found, is_even = _place(view, kinds, cut, parts), False
                 if found is None and parts > 1:
-                    return Carried(tuple(carried), mesh_dim, _is_traced(view, cuts, mesh))
+                    return Carried(tuple(carried), len(carried), _is_traced(view, cuts, mesh))
             before = cut, found, parts
         carried.append(found)
-    traced = not (is_even or kinds is None) and _is_traced(view, cuts, mesh)
-    return Carried(tuple(carried), None, traced)
+    if is_even or before is None:
+        return Carried(tuple(carried))
+    return Carried(tuple(carried), None, _is_traced(view, cuts, mesh))
 
 
 def _is_traced(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
@@ -228,7 +229,7 @@ def _place_even(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> C
     piece = source[at] // split_factor * prod(source[at + 1 :])
     dim, inner = dim_of(piece, target)
     reach = inner * target[dim]
-    if 0 <= dim < view.rank and is_multiple(reach, piece):
+    if dim < view.rank and is_multiple(reach, piece):
         factor = reach // piece
         if is_multiple(target[dim], factor * parts):
             return dim, factor

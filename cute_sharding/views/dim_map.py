@@ -378,8 +378,9 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
                 result += split_into(dim, group)
             else:
                 result += [Split(dim, group, split_id) for split_id in range(j - start)]
-    for n in target[j:]:  # of size 1, as what is left of the input (or the tensor is empty)
-        result.append(_SINGLETON if n == 1 else NewDim(n))
+    while j < out:  # of size 1, as what is left of the input (or the tensor is empty)
+        result.append(_SINGLETON if target[j] == 1 else NewDim(target[j]))
+        j += 1
     return tuple(result)
 
 

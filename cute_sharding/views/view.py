@@ -60,7 +60,7 @@ class View:
         self.sizes = sizes
         self.target = target
         self.kept = kept
-        self.home = home or {}
+        self.home = {} if home is None else home
         self.rank = len(target) if rank is None else rank
         self.elements = prod(target)
         if prod(sizes) != self.elements:

@@ -33,6 +33,7 @@ OUTCOMES = (
 
 REDISTRIBUTE = "redistribute"
 MOST_KINDS = 1 << 10
+MOST_NOTES = 1 << 8
 
 
 class Moved(NamedTuple):
@@ -70,6 +71,7 @@ class Kind(Hashable, Protocol):
         """What torch would receive each time; None where it cannot do it. May take a while."""
 
 
+_notes: list[tuple[str, str]] = []  # (op, outcome) of what is not yet added up
 _counts: defaultdict[tuple[str, str], int] = defaultdict(int)  # of (op, outcome)
 _moves: Counter[Kind] = (
     Counter()
@@ -79,8 +81,15 @@ _lock = fork_safe_lock()
 
 
 def count(op: str, outcome: str) -> None:
+    _notes.append((op, outcome))  # no other thread comes between: a lock would take longer
+    if len(_notes) > MOST_NOTES:
+        _add_up()
+
+
+def _add_up() -> None:
     with _lock:
-        _counts[op, outcome] += 1
+        while _notes:
+            _counts[_notes.pop()] += 1
 
 
 def count_moves(kind: Kind) -> None:
@@ -148,6 +157,7 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     """
     global _moved
     with _lock:
+        _add_up()
         result = {
             op: {outcome: _counts[op, outcome] for outcome in OUTCOMES}
             for op in sorted({op for op, _ in _counts})
