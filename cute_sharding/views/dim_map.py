@@ -59,9 +59,9 @@ class Repeat(DimSpec):
 
 @dataclass(frozen=True, slots=True)
 class Flatten(DimSpec):
-    """Several dims as one, the last varying fastest."""
+    """Several input dims as one, the last varying fastest."""
 
-    input_dims: tuple[DimSpec, ...]
+    input_dims: tuple[InputDim, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def repeat_of(dim: DimSpec, times: int) -> DimSpec:
     return Broadcast(dim, times) if isinstance(dim, Singleton) else Repeat(dim, times)
 
 
-def flatten_of(dims: tuple[DimSpec, ...]) -> DimSpec:
+def flatten_of(dims: tuple[InputDim, ...]) -> DimSpec:
     """The dims as one; none are a dim of size 1."""
     if len(dims) == 1:
         return dims[0]
@@ -154,7 +154,7 @@ def _varargs(args: tuple) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)  # the same few, in every rule
-def identity(ndim: int) -> DimMap:
+def identity(ndim: int) -> tuple[InputDim, ...]:
     """Each input dim as it is."""
     return tuple([InputDim(i) for i in range(ndim)])
 

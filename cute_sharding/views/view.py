@@ -213,7 +213,6 @@ class _Reading:
         size: int = spec.size
         return size
 
-
     def unknown(self, spec: Any) -> int:
         raise TypeError(
             f"unknown DimSpec {spec!r} in the rule; known: {', '.join(sorted(_BY_NAME))}"

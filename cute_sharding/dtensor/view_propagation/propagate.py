@@ -163,12 +163,13 @@ def decide(
     Raises:
         RuntimeError: nothing is free, and redistribution is not allowed.
     """
-    fact = None
+    blocked: int | str | None
     try:
         cuts, blocked, traced = carry(view, tuple([cut_of(p) for p in placements]), mesh)
         _check_has_numbers(cuts)
-        if row is not None and (by_row := _blocked_by_row(row, view, mesh, placements)) is not None:
-            blocked = by_row
+        if row is not None:
+            by_row = _blocked_by_row(row, view, mesh, placements)
+            blocked = blocked if by_row is None else by_row
         if blocked is None:
             output = replaced(placements, cuts)
             free = Decision(placements, output, "tracing" if traced else "algebra")
@@ -176,17 +177,31 @@ def decide(
                 _log(_Asked(op, view, row, mesh, mesh_names, placements), free)
             return free
     except Undecided as error:
-        fact, blocked = error.fact, -1
+        blocked = error.fact
     asked = _Asked(op, view, row, mesh, mesh_names, placements)
     to: Implicit = implicit_redistribution or (False if strict else "replicate")
-    if fact is not None:
+    return _not_free(asked, blocked, to, stock, diverged, reachable)
+
+
+def _not_free(
+    asked: _Asked,
+    blocked: int | str,
+    to: Implicit,
+    stock: Callable[[], Sequence[Placement]] | None,
+    diverged: Callable[[], bool],
+    reachable: Callable[[Cuts], bool],
+) -> Decision:
+    """:func:`decide` where a mesh dim blocks the view, or it is not known (what is the fact)
+    whether one does; ``to`` is where the input may go.
+    """
+    if isinstance(blocked, str):
         if not to and not diverged():
-            raise RuntimeError(_unknown(asked, fact))
+            raise RuntimeError(_unknown(asked, blocked))
         return _redistributed(asked, *_everywhere(asked))
     said = None
     if not to:
         theirs, said = ask(stock)
-        if (theirs is not None and theirs != placements) or diverged():
+        if (theirs is not None and theirs != asked.placements) or diverged():
             to = "replicate"
     if to:
         return _redistributed(asked, *_moved(asked, to))
