@@ -83,9 +83,9 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     if len(cuts) != len(mesh):
         raise ValueError(f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one for each")
     kept = view.kept
-    kinds = [(view.sizes, view.target)]
+    kinds: Kinds = [(view.sizes, view.target)]
     carried: list[Cut] = []
-    before: tuple[Cut, Cut, int] | None = None  # the mesh dim that is to divide the kinds next
+    before: tuple[Cut, Cut, int] | None = None  # what divides the kinds next
     is_even = True  # all blocks so far are known to be of one size
     for cut, parts in zip(cuts, mesh):
         found = None

@@ -359,7 +359,7 @@ def reshape(shape: Sequence[int], *sizes: int | Sequence[int]) -> DimMap:
             first, start = i, j
             i, j = i + 1, j + 1
             while f != t:
-                if i < ndim and (f < t or j >= out or t == 0):
+                if i < ndim and (j >= out or f < t or t == 0):
                     f *= shape[i]
                     i += 1
                 elif j < out:

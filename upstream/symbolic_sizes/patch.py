@@ -33,7 +33,7 @@ ON_SYMINTS = replace(
         **ON_INTS.edits,
         "carry": [
             *ON_INTS.edits["carry"],
-            ("if not view.elements:", "if is_at_most(view.elements, 0):"),
+            ("elif not view.elements:", "elif is_at_most(view.elements, 0):"),
         ],
         "_place": [],
         "View": [
@@ -53,7 +53,6 @@ ON_SYMINTS = replace(
             _VIEW_OF,
         ],
         "_Reading": [
-            *ON_INTS.edits["_Reading"],
             (
                 "if n and group != n and group % n == 0:",
                 "if is_same(group, 2 * n) and not is_same(n, 0):",

@@ -34,7 +34,7 @@ ON_INTS = Form(
     },
     names={
         "_SINGLETON": "Singleton()",
-        "_input_dim": "InputDim",
+        "_BY_NAME": "_READERS",
         "_shard": "Shard",
         "StridedShard": "_StridedShard",
     },
@@ -43,6 +43,7 @@ ON_INTS = Form(
             "Carried.traced",
             "View.layout",
             "View.output_shape",
+            "_Reading.unknown",
         }
     ),
     edits={
@@ -65,7 +66,18 @@ ON_INTS = Form(
 """,
                 "",
             ),
-            ("kinds = kinds_of(view)", "kinds: Kinds = [(view.sizes, view.target)]"),
+            ("    is_even = True  # all blocks so far are known to be of one size\n", ""),
+            ("found, is_even = (kept[cut[0]], cut[1]), False", "found = kept[cut[0]], cut[1]"),
+            (
+                "found, is_even = _place(view, kinds, cut, parts), False",
+                "found = _place(view, kinds, cut, parts)",
+            ),
+            (
+                """    if is_even or before is None:
+        return Carried(tuple(carried))
+    return Carried(tuple(carried), None, _is_traced(view, cuts, mesh))""",
+                "    return Carried(tuple(carried))",
+            ),
             (
                 """    if len(cuts) != len(mesh):
         raise ValueError(f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one for each")
@@ -112,7 +124,6 @@ ON_INTS = Form(
     apart by class name. Input dims""",
                 "\n    Input dims",
             ),
-            ('type(spec).__name__ == "InputDim"', "isinstance(spec, InputDim)"),
             ("        TypeError: the DimMap has a spec that is none.\n", ""),
             ("dim_map: Sequence[Any]) -> View:", "dim_map: DimMap) -> View | None:"),
             (
@@ -130,21 +141,7 @@ ON_INTS = Form(
                 "    if 0 in target:",
             ),
         ],
-        "_Reading": [
-            (
-                """        try:
-            read = _READERS[type(spec).__name__]
-        except KeyError:
-            raise TypeError(
-                f"unknown DimSpec {spec!r} in the rule; known: {', '.join(sorted(_READERS))}"
-            ) from None
-        return read(self, spec)
-""",
-                "        return _READERS[type(spec)](self, spec)\n",
-            ),
-            ('type(spec).__name__ == "InputDim"', "isinstance(spec, InputDim)"),
-        ],
-        "_READERS": [
+        "_BY_NAME": [
             ("dict[str, ", "dict[type[DimSpec], "),
             *((f'"{spec}":', f"{spec}:") for spec in SPECS),
         ],
@@ -157,6 +154,7 @@ ON_INTS = Form(
                 "",
             ),
             ("_varargs(sizes)", "tuple(sizes)"),
+            ("identity(ndim)", "tuple(map(InputDim, range(ndim)))"),
         ],
         "cut_of": [
             (" The one place that says so.", ""),
