@@ -203,19 +203,15 @@ _USE_CUTE_VIEW_PROPAGATION = os.environ.get("USE_CUTE_VIEW_PROPAGATION", "0") ==
     ),
     Hook(
         VIEW_OPS,
-        """        free_symbols,
+        """    from torch.fx.experimental.symbolic_shapes import (
+        free_symbols,
         guard_or_false,
         guard_or_true,
     )
 
     from_nelem = prod(from_size)
 """,
-        f"""        free_symbols,
-        guard_or_false,
-        guard_or_true,
-    )
-
-    if _USE_CUTE_VIEW_PROPAGATION:
+        f"""    if _USE_CUTE_VIEW_PROPAGATION:
         {IMPORT} (
             view_groups as exact_view_groups,
         )
@@ -223,6 +219,12 @@ _USE_CUTE_VIEW_PROPAGATION = os.environ.get("USE_CUTE_VIEW_PROPAGATION", "0") ==
         rule = exact_view_groups(from_size, normalize_sizes(to_size))
         if rule is not None:
             return rule
+
+    from torch.fx.experimental.symbolic_shapes import (
+        free_symbols,
+        guard_or_false,
+        guard_or_true,
+    )
 
     from_nelem = prod(from_size)
 """,
