@@ -9,7 +9,7 @@ from pathlib import Path
 
 from upstream.edits import Hook
 from upstream.stack import Patch
-from upstream.view_propagation.patch import IMPORT, MODULE, ON_INTS, VIEW_OPS, module_in
+from upstream.view_propagation.patch import MODULE, ON_INTS, VIEW_OPS, module_in
 from upstream.wrap import formatted
 
 HERE = Path(__file__).parent
@@ -76,9 +76,7 @@ def test() -> str:
 HOOKS: tuple[Hook, ...] = (
     Hook(
         VIEW_OPS,
-        f"""        {IMPORT} propagate
-
-        exact = propagate(
+        """        exact = _view_propagation.propagate(
             input_src_placements,
             global_input_shape,
             rule,
@@ -89,9 +87,7 @@ HOOKS: tuple[Hook, ...] = (
         if exact is not None:
             return exact
 """,
-        f"""        {IMPORT} propagate
-
-        return propagate(
+        """        return _view_propagation.propagate(
             input_src_placements,
             global_input_shape,
             rule,

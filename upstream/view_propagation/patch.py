@@ -189,8 +189,6 @@ def test() -> str:
     return formatted((HERE / "test_view_propagation.py.in").read_text())
 
 
-IMPORT = "from torch.distributed.tensor._ops._view_propagation import"
-
 HOOKS: tuple[Hook, ...] = (
     Hook(VIEW_OPS, "import math\nfrom coll", "import math\nimport os\nfrom coll"),
     behind(
@@ -203,6 +201,15 @@ _USE_CUTE_VIEW_PROPAGATION = os.environ.get("USE_CUTE_VIEW_PROPAGATION", "0") ==
     ),
     Hook(
         VIEW_OPS,
+        "def dim_pad_left(",
+        """# Behind the specs, which it imports; at the top of functions it would take its time.
+from torch.distributed.tensor._ops import _view_propagation  # noqa: E402
+
+
+def dim_pad_left(""",
+    ),
+    Hook(
+        VIEW_OPS,
         """    from torch.fx.experimental.symbolic_shapes import (
         free_symbols,
         guard_or_false,
@@ -211,12 +218,8 @@ _USE_CUTE_VIEW_PROPAGATION = os.environ.get("USE_CUTE_VIEW_PROPAGATION", "0") ==
 
     from_nelem = prod(from_size)
 """,
-        f"""    if _USE_CUTE_VIEW_PROPAGATION:
-        {IMPORT} (
-            view_groups as exact_view_groups,
-        )
-
-        rule = exact_view_groups(from_size, normalize_sizes(to_size))
+        """    if _USE_CUTE_VIEW_PROPAGATION:
+        rule = _view_propagation.view_groups(from_size, normalize_sizes(to_size))
         if rule is not None:
             return rule
 
@@ -253,15 +256,13 @@ _USE_CUTE_VIEW_PROPAGATION = os.environ.get("USE_CUTE_VIEW_PROPAGATION", "0") ==
         """      if the leftmost split size is divisible by the mesh dimension
     \"\"\"
 """,
-        f"""      if the leftmost split size is divisible by the mesh dimension
+        """      if the leftmost split size is divisible by the mesh dimension
 
     needs_whole_dims: the local op takes dims away only where their local size is 1
     (squeeze), so they must not be sharded. The rules above never shard them.
     \"\"\"
     if _USE_CUTE_VIEW_PROPAGATION:
-        {IMPORT} propagate
-
-        exact = propagate(
+        exact = _view_propagation.propagate(
             input_src_placements,
             global_input_shape,
             rule,
