@@ -66,7 +66,11 @@ ON_INTS = Form(
 """,
                 "",
             ),
-            ("    is_even = True  # all blocks so far are known to be of one size\n", ""),
+            (
+                "    is_even = True  # all blocks so far are known to be of one size; kept dims are "
+                "not looked at\n",
+                "",
+            ),
             ("found, is_even = (kept[cut[0]], cut[1]), False", "found = kept[cut[0]], cut[1]"),
             (
                 "found, is_even = _place(view, kinds, cut, parts), False",
