@@ -86,7 +86,7 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     kinds: Kinds = [(view.sizes, view.target)]
     carried: list[Cut] = []
     before: tuple[Cut, Cut, int] | None = None  # what divides the kinds next
-    is_even = True  # all blocks so far are known to be of one size; kept dims are not looked at
+    is_even = True  # all blocks are known to be of one size; kept dims are not looked at
     for cut, parts in zip(cuts, mesh):
         found = None
         if cut is None:

@@ -67,8 +67,8 @@ ON_INTS = Form(
                 "",
             ),
             (
-                "    is_even = True  # all blocks so far are known to be of one size; kept dims are "
-                "not looked at\n",
+                "    is_even = True  # all blocks are known to be of one size; kept dims are not "
+                "looked at\n",
                 "",
             ),
             ("found, is_even = (kept[cut[0]], cut[1]), False", "found = kept[cut[0]], cut[1]"),
