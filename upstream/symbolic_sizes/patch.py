@@ -36,6 +36,7 @@ ON_SYMINTS = replace(
             ("elif not view.elements:", "elif is_at_most(view.elements, 0):"),
         ],
         "_place": [],
+        "_place_even": [],
         "View": [
             *ON_INTS.edits["View"],
             (

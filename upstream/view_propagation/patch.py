@@ -49,6 +49,13 @@ ON_INTS = Form(
     edits={
         "Deal": [('"tuple[int, ...] | None"', "tuple[int, ...] | None")],
         "Cut": [('"tuple[int, int] | None"', "tuple[int, int] | None")],
+        "split_into": [("if not _is_one(n)", "if n != 1")],
+        "_place_even": [
+            (
+                "not is_multiple(source[at], split_factor * parts)",
+                "source[at] % (split_factor * parts) != 0",
+            )
+        ],
         "Carried": [
             (
                 "        traced: whether not all blocks are known to be of one size, so that it is "
@@ -207,7 +214,7 @@ _USE_CUTE_VIEW_PROPAGATION = os.environ.get("USE_CUTE_VIEW_PROPAGATION", "0") ==
         VIEW_OPS,
         "def dim_pad_left(",
         """# Behind the specs, which it imports; at the top of functions it would take its time.
-from torch.distributed.tensor._ops import _view_propagation  # noqa: E402
+from torch.distributed.tensor._ops import _view_propagation
 
 
 def dim_pad_left(""",
