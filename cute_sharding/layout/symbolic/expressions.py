@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cute_sharding.layout.errors import LayoutError
@@ -37,6 +38,7 @@ def symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
+@lru_cache(maxsize=1 << 14)  # proofs ask the same again and again, and sympy takes milliseconds
 def fraction(expr: Any) -> tuple[Any, Any]:
     """Numerator and denominator in lowest terms."""
     import sympy
