@@ -96,15 +96,23 @@ def most_local(shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...]) ->
     """
     most = 1
     for n, chain in zip(shape, chains):
-        sizes = {n}
-        for m, split_factor in chain:
-            sizes = {
-                local_size(size, split_factor, mesh[m], device)
-                for size in sizes
-                for device in kinds_of_device(size, split_factor, mesh[m])
-            } or {0}
-        most *= max(sizes)
+        if chain:
+            n = _most_rows(n, tuple([(split_factor, mesh[m]) for m, split_factor in chain]))
+        most *= n
     return most
+
+
+@lru_cache(maxsize=1 << 12)
+def _most_rows(n: int, chain: tuple[tuple[int, int], ...]) -> int:
+    """The most of ``n`` rows that a device holds after cuts of (split factor, devices)."""
+    sizes = {n}
+    for split_factor, parts in chain:
+        sizes = {
+            local_size(size, split_factor, parts, device)
+            for size in sizes
+            for device in kinds_of_device(size, split_factor, parts)
+        } or {0}
+    return max(sizes)
 
 
 def _devices(
