@@ -33,7 +33,7 @@ def chain_of(
 
 def cutting(chains: Chains) -> frozenset[int]:
     """The mesh dims that cut something."""
-    return frozenset(m for chain in chains for m, _ in chain)
+    return frozenset([m for chain in chains for m, _ in chain])
 
 
 def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
@@ -45,14 +45,18 @@ def appended(chains: Chains, m: int, dim: int, split_factor: int) -> Chains:
 
 def up_to(chain: tuple[tuple[int, int], ...], m: int) -> tuple[tuple[int, int], ...] | None:
     """The cuts of one tensor dim up to that of mesh dim ``m``, or None where it does not cut."""
-    return next((chain[: i + 1] for i, (mesh_dim, _) in enumerate(chain) if mesh_dim == m), None)
+    for i, (mesh_dim, _) in enumerate(chain):
+        if mesh_dim == m:
+            return chain[: i + 1]
+    return None
 
 
 def cuts_up_to(chains: Chains, m: int) -> tuple[int, tuple[tuple[int, int], ...]] | None:
     """The tensor dim that mesh dim ``m`` cuts, and its cuts :func:`up_to` that one; None where it
     cuts nothing.
     """
-    return next(
-        ((d, found) for d, chain in enumerate(chains) if (found := up_to(chain, m)) is not None),
-        None,
-    )
+    for d, chain in enumerate(chains):
+        found = up_to(chain, m)
+        if found is not None:
+            return d, found
+    return None

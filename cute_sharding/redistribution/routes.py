@@ -103,20 +103,18 @@ def _search(
         if done.get(key, (at.cost, at.hops)) < (at.cost, at.hops):
             continue  # there is a better way here by now
         budget -= 1
-        before = most_local(shape, at.chains, mesh)
+        before, cuts = most_local(shape, at.chains, mesh), cutting(at.chains)
         for moved in sets:
-            parts, weight = prod(mesh[m] for m in moved), max(weights[m] for m in moved)
+            parts, weight = prod([mesh[m] for m in moved]), max([weights[m] for m in moved])
+            cut_before = not cuts.isdisjoint(moved)
             for chains in _moves(shape, mesh, at.chains, moved, target, wanted):
                 after = most_local(shape, chains, mesh)
-                cut_before, cut_after = (
-                    not {*moved}.isdisjoint(cutting(c)) for c in (at.chains, chains)
-                )
                 received = (
                     0.0
                     if not cut_before
-                    else after - after / parts
-                    if cut_after
                     else after - before
+                    if cutting(chains).isdisjoint(moved)
+                    else after - after / parts
                 )
                 cost, key = at.cost + weight * max(received, 0.0), _key(shape, chains, mesh)
                 if done.get(key, (cost, at.hops + 2)) > (cost, at.hops + 1):
@@ -155,7 +153,7 @@ def _moves(
 ) -> Iterator[Chains]:
     """What the devices can hold after one exchange among those that differ on ``moved`` alone."""
     bare = chains
-    for m in sorted(moved, key=lambda m: -_depth(bare, m)):
+    for m in reversed(_by_depth(moved, bare)):
         without = _without(shape, bare, m, mesh)
         if without is None:
             return
@@ -166,10 +164,15 @@ def _moves(
         for d in range(len(shape)):
             yield appended(bare, moved[0], d, 1)
     here: Chains | None = bare
-    for m in sorted((m for m in moved if wanted[m] is not None), key=lambda m: _depth(target, m)):
+    for m in _by_depth([m for m in moved if wanted[m] is not None], target):
         here = None if here is None else _placed(shape, here, m, target, mesh)
     if here is not None and here != bare:
         yield here
+
+
+def _by_depth(moved: Sequence[int], chains: Chains) -> Sequence[int]:
+    """The mesh dims, those first that cut before others."""
+    return moved if len(moved) < 2 else sorted(moved, key=lambda m: _depth(chains, m))
 
 
 def _depth(chains: Chains, m: int) -> int:
