@@ -1,14 +1,17 @@
 """Compiles drawn programs as one rank of four and prints the collectives of their graphs, as JSON:
-``python steps_of_ranks.py RANK FIRST LAST DYNAMIC WRITES``: seeds, whether for any sizes, and
-whether they write to slices in place (2: of what has a gradient). For test_ranks_in_step.py.
+``python steps_of_ranks.py RANK``, a line for each line ``FIRST LAST DYNAMIC WRITES`` that it reads:
+seeds, whether for any sizes, and whether they write to slices in place (2: of what has a gradient).
+For test_ranks_in_step.py.
 """
 
 import json
+import os
 import random
 import sys
 from functools import cache
 
 import torch
+import torch._inductor.compile_fx  # what the first program would import
 import torch.distributed as dist
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -156,9 +159,18 @@ def attempt(seed, is_dynamic, which):
     return {"program": f"seed {seed}: {said}", "is_line": is_line, "graphs": graphs}
 
 
-if __name__ == "__main__":
-    rank, first, last, is_dynamic, which = map(int, sys.argv[1:])
+def answer(rank, first, last, is_dynamic, which):
     dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
     with cute_sharding.enabled(views=True, redistribution=True, movement=True):
         print(json.dumps([attempt(seed, is_dynamic, which) for seed in range(first, last)]))
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:  # each in a process of its own, in which nothing is compiled before
+        child = os.fork()
+        if child == 0:
+            answer(int(sys.argv[1]), *map(int, line.split()))
+            sys.exit()
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"failed: {line}")

@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+PATIENCE = 400  # seconds
 
 
 # By torch alone as well: gradients of parts of a split that are not used are plain tensors; and of
@@ -28,27 +30,36 @@ REFUSED = (
 REFUSED_WRITES = (*REFUSED, "as_strided", "RuntimeError when making fake tensor call")
 
 
-def run(first, last, is_dynamic, writes):
-    """Of each rank, of each program: what was found."""
+@pytest.fixture(scope="module")
+def ranks():
+    """The four, which import torch once: with a hash seed of its own each, as ranks have."""
     path = os.pathsep.join(map(str, (HERE, HERE.parent, HERE.parent.parent)))
-    ranks = [
+    started = [
         subprocess.Popen(
-            [
-                sys.executable,
-                HERE / "steps_of_ranks.py",
-                *map(str, (rank, first, last, is_dynamic, writes)),
-            ],
-            env={**os.environ, "PYTHONPATH": path},
+            [sys.executable, HERE / "steps_of_ranks.py", str(rank)],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(4)
     ]
+    yield started
+    for rank in started:
+        rank.kill()
+        rank.communicate()
+
+
+def run(ranks, *asked):
+    """Of each rank, of each program: what was found."""
+    for rank in ranks:
+        print(*asked, file=rank.stdin, flush=True)
+    late = threading.Timer(PATIENCE, lambda: [rank.kill() for rank in ranks])
+    late.start()
     try:
-        return [json.loads(rank.communicate(timeout=400)[0]) for rank in ranks]
+        return [json.loads(rank.stdout.readline()) for rank in ranks]
     finally:
-        for rank in ranks:
-            rank.kill()
+        late.cancel()
 
 
 def with_others(sizes):
@@ -71,11 +82,11 @@ def assert_in_step(program, is_line, found, refused=REFUSED):
             assert receives == [list(column) for column in zip(*sends)], (program, calls)
 
 
-def assert_all_in_step(first, last, is_dynamic=0, writes=0):
+def assert_all_in_step(ranks, first, last, is_dynamic=0, writes=0):
     refused = REFUSED_WRITES if writes else REFUSED
-    for ranks in zip(*run(first, last, is_dynamic, writes)):
-        one = ranks[0]
-        assert_in_step(one["program"], one["is_line"], [rank["graphs"] for rank in ranks], refused)
+    for found in zip(*run(ranks, first, last, is_dynamic, writes)):
+        one = found[0]
+        assert_in_step(one["program"], one["is_line"], [of["graphs"] for of in found], refused)
 
 
 @pytest.fixture
@@ -85,23 +96,23 @@ def count(request):
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
-def test_graphs_of_all_ranks_have_the_same_collectives(first, count):
-    assert_all_in_step(first, first + count)
+def test_graphs_of_all_ranks_have_the_same_collectives(ranks, first, count):
+    assert_all_in_step(ranks, first, first + count)
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
-def test_graphs_for_any_sizes_have_the_same_collectives(first, count):
+def test_graphs_for_any_sizes_have_the_same_collectives(ranks, first, count):
     """Also where some ranks have no row or one, of which the compiler makes constants."""
-    assert_all_in_step(first, first + count, is_dynamic=1)
+    assert_all_in_step(ranks, first, first + count, is_dynamic=1)
 
 
-def test_rows_are_no_other_dim_of_as_many(count):
+def test_rows_are_no_other_dim_of_as_many(ranks, count):
     """Of what has gradients, for any sizes: columns that are as many as a rank's rows stay a symbol
     where these are a number; and ops on a column of a matrix are not looked up by its stride. All
     ranks compile all.
     """
-    for ranks in zip(*run(100, 100 + count, 1, 2)):
-        assert_in_step(ranks[0]["program"], True, [rank["graphs"] for rank in ranks], ())
+    for found in zip(*run(ranks, 100, 100 + count, 1, 2)):
+        assert_in_step(found[0]["program"], True, [of["graphs"] for of in found], ())
 
 
 @pytest.mark.parametrize(
@@ -109,15 +120,15 @@ def test_rows_are_no_other_dim_of_as_many(count):
     [(0, 1), (0, 2), (1, 1)],
     ids=["static", "static, with gradients", "any sizes"],
 )
-def test_graphs_that_write_to_slices_have_the_same_collectives(is_dynamic, writes, count):
-    assert_all_in_step(100, 100 + count, is_dynamic, writes)
+def test_graphs_that_write_to_slices_have_the_same_collectives(ranks, is_dynamic, writes, count):
+    assert_all_in_step(ranks, 100, 100 + count, is_dynamic, writes)
 
 
-def test_equal_exchanges_are_not_made_one():
+def test_equal_exchanges_are_not_made_one(ranks):
     """Parts of which two ranks have no rows, so that both exchanges of these are of nothing."""
-    assert_all_in_step(82, 83)
+    assert_all_in_step(ranks, 82, 83)
 
 
-def test_a_backward_graph_has_no_collective_of_no_use():
+def test_a_backward_graph_has_no_collective_of_no_use(ranks):
     """What two ranks save has other sizes than what the others do, so they save other tensors."""
-    assert_all_in_step(37, 38)
+    assert_all_in_step(ranks, 37, 38)
