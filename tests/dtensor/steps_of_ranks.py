@@ -11,7 +11,7 @@ import sys
 from functools import cache
 
 import torch
-import torch._inductor.compile_fx  # what the first program would import
+import torch._inductor.compile_fx
 import torch.distributed as dist
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from writing_programs import program_to_compile
 
 import cute_sharding
+import cute_sharding.dtensor  # as what Inductor imports: once, not for each line
 
 MESHES = [(4,), (4,), (2, 2)]
 MOVES = (

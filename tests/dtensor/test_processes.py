@@ -2,7 +2,11 @@
 empty ranks, and ranks outside of the mesh.
 """
 
+import os
+import sys
 import time
+from multiprocessing import forkserver
+from unittest.mock import patch
 
 import movement_worker
 import processes_worker
@@ -19,17 +23,25 @@ def run(world, folder, *jobs):
     spawn(processes_worker.start, world, "several", world, str(folder / "rendezvous"), *jobs)
 
 
+# Each process is forked from one that has done nothing but these imports, which take longer than
+# most jobs.
+PRELOADED = [
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.testing._internal.distributed.fake_pg",
+    "cute_sharding.dtensor",
+    "cluster_worker",
+    "movement_worker",
+    "state_worker",
+]
+
+
 def spawn(function, world, *args):
-    # Each process is forked from one that has done nothing but these imports, which take longer
-    # than most jobs.
-    multiprocessing.set_forkserver_preload(
-        [
-            "torch.distributed.tensor",
-            "torch._dynamo",
-            "torch._inductor.compile_fx",
-            "torch.testing._internal.distributed.fake_pg",
-        ]
-    )
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    # Before Python 3.13 the server leaves out what it does not find by the environment alone.
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+        forkserver.ensure_running()
     context = multiprocessing.start_processes(
         function, args=args, nprocs=world, join=False, start_method="forkserver"
     )
