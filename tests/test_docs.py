@@ -207,6 +207,7 @@ def test_the_reference_has_every_public_name(name):
 def test_generated_pages_are_up_to_date(script):
     done = subprocess.run(
         [sys.executable, str(ROOT / "docs" / script), "--check"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # of this package, wherever one is installed
         capture_output=True,
         text=True,
         timeout=60,
