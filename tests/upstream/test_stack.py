@@ -6,6 +6,7 @@ import ast
 import json
 import random
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,8 @@ def answers(folder, cases, work="answers", **flags):
 
 def test_the_package_is_absent_there(copies):
     code = (
-        "import importlib.util, torch; "
-        "print(importlib.util.find_spec('cute_sharding'), torch.__file__)"
+        "from importlib.util import find_spec; "
+        "print(find_spec('cute_sharding'), find_spec('torch').origin)"
     )
     for folder in copies:
         found, path = run(folder, ["-c", code]).split()
@@ -201,28 +202,50 @@ def package_answer(case):
     return [list(map(conformance.cut, source)), list(map(conformance.cut, output))]
 
 
+held_by_all = lru_cache(maxsize=None)(held)  # the copies answer alike
+
+
 def is_right(case, answer):
     """Whether a reshape's placements hold the same elements before and after."""
-    source, output = (list(map(conformance.placement, side)) for side in answer)
-    before = held(case["shape"], case["mesh"], source)
-    return before == held(case["args"][0], case["mesh"], output)
+    source, output = (tuple(map(conformance.placement, side)) for side in answer)
+    before = held_by_all(tuple(case["shape"]), case["mesh"], source)
+    return before == held_by_all(tuple(case["args"][0]), case["mesh"], output)
 
 
-@pytest.mark.parametrize("cases", [views(1000), other_ops(2000)], ids=["views", "other ops"])
-def test_off_nothing_changes(copies, cases):
-    stock = [conformance.answer(case) for case in cases]
+@pytest.fixture(scope="module")
+def drawn():
+    """(of reshapes, of the other ops) of cases."""
+    return views(2000), other_ops(2000)
+
+
+@pytest.fixture(scope="module")
+def answered(copies, drawn):
+    """For each copy with the flag, and without, its answers to what is drawn, as that is."""
+
+    def each(**flags):
+        reshapes, others = drawn
+        for folder in copies:
+            found = answers(folder, [*reshapes, *others], **flags)
+            yield found[: len(reshapes)], found[len(reshapes) :]
+
+    return {"on": [*each(**ON)], "off": [*each()]}
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["views", "other ops"])
+def test_off_nothing_changes(drawn, answered, which):
+    stock = [conformance.answer(case) for case in drawn[which]]
     assert len({json.dumps(answer) for answer in stock}) > 100
-    for folder in copies:
-        assert answers(folder, cases) == stock
+    for found in answered["off"]:
+        assert found[which] == stock
 
 
-def test_on_views_are_as_good_as_the_package(copies):
-    cases = views(2000)
+def test_on_views_are_as_good_as_the_package(drawn, answered):
+    cases = drawn[0]
     stock = [conformance.answer(case) for case in cases]
-    for folder in copies:
+    package = [package_answer(case) for case in cases]
+    for found, _ in answered["on"]:
         free = more = 0
-        for case, answer, torchs in zip(cases, answers(folder, cases, **ON), stock):
-            ours = package_answer(case)
+        for case, answer, torchs, ours in zip(cases, found, stock, package):
             if isinstance(answer, str):
                 assert ours is None, case
                 assert case["strict"], case
@@ -240,20 +263,16 @@ def test_on_views_are_as_good_as_the_package(copies):
         assert more > 10
 
 
-def test_on_other_ops_are_as_good_as_the_package(copies):
-    cases = [
-        case
-        for case in other_ops(2000)
-        # The package asks for whole dims in its strategy, which stands above this.
-        if case["op"] != "torch.squeeze"
-    ]
-    for folder in copies:
-        answered = 0
-        for case, answer in zip(cases, answers(folder, cases, **ON)):
+def test_on_other_ops_are_as_good_as_the_package(drawn, answered):
+    for _, found in answered["on"]:
+        agreed = 0
+        for case, answer in zip(drawn[1], found):
+            if case["op"] == "torch.squeeze":
+                continue  # the package asks for whole dims in its strategy, which stands above this
             ours = package_answer(case)
             assert answer == ours or (ours is None and case["strict"]), (case, ours)
-            answered += ours is not None
-        assert answered > 1000
+            agreed += ours is not None
+        assert agreed > 1000
 
 
 def redistributions(count):
