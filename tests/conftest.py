@@ -1,5 +1,6 @@
 """Shared by all tests; its place also puts this folder on the path, for `import enumeration`."""
 
+import gc
 import os
 import re
 from collections import defaultdict
@@ -14,6 +15,17 @@ REPOSITORY = Path(__file__).parent.parent
 # says how many it has left out: they compile and start processes, and on a slow machine all of
 # them take half an hour. make thorough and make releases run all, make quick fewer.
 ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 6
+
+# Files that take half a minute of computing or more.
+LONGEST = (
+    "test_stack.py",
+    "test_ranks_in_step.py",
+    "test_processes.py",
+    "test_docs.py",
+    "test_imports.py",
+    "test_models.py",
+    "test_cluster.py",
+)
 
 
 def pytest_addoption(parser):
@@ -30,9 +42,9 @@ def pytest_collection_modifyitems(config, items):
     """Which ones run is a matter of their names alone, and of tests with the same parameters the
     same ones: what they set up is then needed for these alone.
 
-    The longest file comes first, as the files are dealt out to several workers in order.
+    The longest files come first, as the files are dealt out to several workers in order.
     """
-    items.sort(key=lambda item: item.path.parent.name != "upstream")
+    items.sort(key=lambda item: [*LONGEST, item.path.name].index(item.path.name))
     named = {Path(each.partition("::")[0]).resolve() for each in config.args if "::" in each}
     tests = defaultdict(list)
     for item in items:
@@ -49,6 +61,12 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: the garbage collector need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_long(item):

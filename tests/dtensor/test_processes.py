@@ -23,22 +23,8 @@ def run(world, folder, *jobs):
     spawn(processes_worker.start, world, "several", world, str(folder / "rendezvous"), *jobs)
 
 
-# Each process is forked from one that has done nothing but these imports, which take longer than
-# most jobs.
-PRELOADED = [
-    "torch.distributed.tensor",
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch.testing._internal.distributed.fake_pg",
-    "cute_sharding.dtensor",
-    "cluster_worker",
-    "movement_worker",
-    "state_worker",
-]
-
-
 def spawn(function, world, *args):
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    multiprocessing.set_forkserver_preload(["preloaded"])
     # Before Python 3.13 the server leaves out what it does not find by the environment alone.
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
         forkserver.ensure_running()

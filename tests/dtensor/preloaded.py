@@ -1,0 +1,21 @@
+"""What the processes of tests are forked from has imported: it takes longer than most jobs. Nothing
+else has been done there.
+"""
+
+import gc
+from importlib import import_module
+
+for name in (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.distributed.tensor",
+    "torch.testing._internal.distributed.fake_pg",
+    "cute_sharding.dtensor",
+    "cluster_worker",
+    "movement_worker",
+    "state_worker",
+):
+    import_module(name)
+
+# What is here stays: no collection in a fork looks through it, and so copies it.
+gc.freeze()
