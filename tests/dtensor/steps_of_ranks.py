@@ -5,13 +5,11 @@ For test_ranks_in_step.py.
 """
 
 import json
-import os
 import random
 import sys
 from functools import cache
 
 import torch
-import torch._inductor.compile_fx
 import torch.distributed as dist
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -22,7 +20,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from writing_programs import program_to_compile
 
 import cute_sharding
-import cute_sharding.dtensor  # as what Inductor imports: once, not for each line
 
 MESHES = [(4,), (4,), (2, 2)]
 MOVES = (
@@ -160,18 +157,13 @@ def attempt(seed, is_dynamic, which):
     return {"program": f"seed {seed}: {said}", "is_line": is_line, "graphs": graphs}
 
 
-def answer(rank, first, last, is_dynamic, which):
-    dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+def answers(first, last, is_dynamic, which):
     with cute_sharding.enabled(views=True, redistribution=True, movement=True):
-        print(json.dumps([attempt(seed, is_dynamic, which) for seed in range(first, last)]))
-    dist.destroy_process_group()
+        return [attempt(seed, is_dynamic, which) for seed in range(first, last)]
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:  # each in a process of its own, in which nothing is compiled before
-        child = os.fork()
-        if child == 0:
-            answer(int(sys.argv[1]), *map(int, line.split()))
-            sys.exit()
-        if os.waitpid(child, 0)[1]:
-            sys.exit(f"failed: {line}")
+    dist.init_process_group("fake", rank=int(sys.argv[1]), world_size=4, store=FakeStore())
+    for line in sys.stdin:
+        print(json.dumps(answers(*map(int, line.split()))), flush=True)
+    dist.destroy_process_group()
