@@ -244,7 +244,7 @@ def test_on_views_are_as_good_as_the_package(drawn, answered):
     stock = [conformance.answer(case) for case in cases]
     package = [package_answer(case) for case in cases]
     for found, _ in answered["on"]:
-        free = more = 0
+        free = 0
         for case, answer, torchs, ours in zip(cases, found, stock, package):
             if isinstance(answer, str):
                 assert ours is None, case
@@ -252,15 +252,9 @@ def test_on_views_are_as_good_as_the_package(drawn, answered):
                 # No program that runs rightly without the flag is refused.
                 assert isinstance(torchs, str) or not is_right(case, torchs), case
                 continue
-            assert is_right(case, answer), case
+            assert answer == ours and is_right(case, answer), case
             free += answer[0] == case["placements"]
-            if ours is None:
-                more += 1  # strict, and redistributed where the package raises
-                assert answer[0] != case["placements"], case
-            else:
-                assert answer == ours, case
         assert free > 1000
-        assert more > 10
 
 
 def test_on_other_ops_are_as_good_as_the_package(drawn, answered):

@@ -213,7 +213,7 @@ _USE_CUTE_VIEW_PROPAGATION = os.environ.get("USE_CUTE_VIEW_PROPAGATION", "0") ==
     Hook(
         VIEW_OPS,
         "def dim_pad_left(",
-        """# Behind the specs, which it imports; at the top of functions it would take its time.
+        """# It imports the specs above. Inside the functions an import would cost at every call.
 from torch.distributed.tensor._ops import _view_propagation
 
 

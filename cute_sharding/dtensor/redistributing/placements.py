@@ -33,7 +33,7 @@ def cut_of(placement: Placement) -> Cut:
 
 
 def placement_of(cut: Cut) -> Placement:
-    """The inverse of :func:`cut_of`, of placements that cut; Replicate for others."""
+    """The inverse of :func:`cut_of`, of placements that cut; Replicate for None."""
     if cut is None:
         return Replicate()
     dim, split_factor = cut

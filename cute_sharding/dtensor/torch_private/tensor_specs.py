@@ -60,8 +60,12 @@ StridedShard = _StridedShard
 MaskPartial = _MaskPartial
 
 
-# The kinds of placement of which it is known what they do to a tensor. A new kind is one here, and
-# what it does is said in :func:`cut_of`; how it is made, in redistributing/placements.py.
+# The kinds of placement of which it is known what they do to a tensor. A new kind that is a (dim,
+# split factor) as well goes here; into cut_of, and what else in this file names StridedShard; into
+# placement_of (redistributing/placements.py), which is the inverse of cut_of; and wherever `(Shard,
+# StridedShard)` stands in the adapter (grep finds a dozen). Until then are_known says no to it, and
+# what asks that is left to torch. Pictures go by the names of classes (drawing/inputs.py), as they
+# must not import torch.
 _KINDS = (Shard, StridedShard, Replicate, Partial)
 
 
@@ -70,11 +74,6 @@ def are_known(placements: Sequence[Placement]) -> bool:
     return all(isinstance(p, _KINDS) for p in placements)
 
 
-# A new kind that is a (dim, split factor) as well goes here, and into what else in this file names
-# StridedShard; into placement_of (redistributing/placements.py), which is the inverse; and
-# wherever `(Shard, StridedShard)` stands in the adapter (grep finds a dozen). Until then are_known
-# says no to it, and what asks that is left to torch. Pictures go by the names of classes
-# (drawing/inputs.py), as they must not import torch.
 def cut_of(placement: Placement) -> tuple[int, Any] | None:
     """What a placement does to the tensor: the dim that it cuts and the split factor, which may be
     a SymInt; None where it cuts nothing. The one place that says so.
