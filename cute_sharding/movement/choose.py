@@ -5,8 +5,7 @@ Mesh dims that cut no dim that the op touches stay as they are. Of the others, i
 1. the operand's own placements, if nothing has to be received for them;
 2. free placements: what each device holds of the mapped rows is then what they say (:mod:`.free`);
 3. of the operand's own, plain shards and replicas, those for which the fewest elements are
-   received; then those that hold least; then those closest to the operand's. (A flip that leaves no
-   device anything of its own may cut what the operand does not.)
+   received; then those that hold least; then those closest to the operand's.
 """
 
 from __future__ import annotations
@@ -160,6 +159,7 @@ class _Question:
 
     def cheapest(self) -> Choice:
         """The same mesh dims cut the same dims of all results."""
+        ndim = min(map(len, self.move.outputs))
         options: list[list[Cut]] = []
         for m in range(len(self.mesh)):
             if m not in self.open:
@@ -167,46 +167,21 @@ class _Question:
                 continue
             mapped = [self._mapped(link, m) for link in self.move.links]
             found = [cut for cut in mapped if cut is not None]
-            plain: list[Cut] = [(d, 1) for d, _ in found] or self._plain()
-            options.append([*dict.fromkeys([*found, *plain]), None])
-        best, received, held = self._best(options)
-        if received < held or not self._is_backward:
-            return best
-        # A flip that leaves no device anything of its own: the less it is to hold, the less it
-        # receives. So the mesh dims that cut nothing may cut as well.
-        others = [
-            [*some, *self._plain()] if some == [None] and n > 1 else some
-            for some, n in zip(options, self.mesh)
-        ]
-        return self._best(others)[0]
-
-    def _plain(self) -> list[Cut]:
-        """Plain shards of each dim that all results have."""
-        return [(d, 1) for d in range(min(map(len, self.move.outputs)))]
-
-    @property
-    def _is_backward(self) -> bool:
-        """Whether rows run backward."""
-        return any(
-            rows.backward for link in self.move.links for pair in link.pairs for rows in pair
-        )
-
-    def _best(self, options: Sequence[Sequence[Cut]]) -> tuple[Choice, int, int]:
-        """The choice of least cost, and what the busiest device receives and holds."""
+            found += [(d, 1) for d, _ in found] or [(d, 1) for d in range(ndim)]
+            options.append([*dict.fromkeys(found), None])
         best: Choice | None = None
-        least = 0, 0, 0
+        least: tuple[int, ...] = ()
         for cuts in islice(product(*options), MOST):
             choice = self.of_all([cuts] * len(self.move.outputs))
-            held = sum(
-                most_local(shape, chains, self.mesh)
-                for shape, chains in zip(self.move.outputs, choice.movement.targets)
-            )
             key = (
                 choice.movement.received_elements,
-                held,
+                sum(
+                    most_local(shape, chains, self.mesh)
+                    for shape, chains in zip(self.move.outputs, choice.movement.targets)
+                ),
                 sum(a != b for a, b in zip(cuts, self.own[0])),
             )
             if best is None or key < least:
                 best, least = choice, key
         assert best is not None
-        return best, least[0], least[1]
+        return best

@@ -141,14 +141,3 @@ def test_ops_that_touch_no_cut_dim_are_not_for_us():
 
 def test_all_rows_of_the_table_are_drawn():
     assert {row.op for row in TABLE} == set(DRAWN)
-
-
-def test_a_flip_that_leaves_nothing_of_its_own_may_cut_more():
-    """Where a device keeps some rows the operand's cuts stay, and where no mesh dim is left, too."""
-    flip = BY_OP["torch.flip"].move((32, 5), [0])
-    found = chosen(flip, (((1, 1), (0, 1), None),), (2, 2, 2))
-    assert found.cuts[0][:2] == ((1, 1), (0, 1)) and found.cuts[0][2] is not None
-    assert found.movement.received_elements == 24  # of 48 that one device less to cut would hold
-    assert chosen(flip, (((0, 1), (1, 1)),), (2, 2)).cuts == (((0, 1), (1, 1)),)
-    roll = BY_OP["torch.roll"].move((32, 5), 1, 0)
-    assert chosen(roll, (((0, 1), None),), (2, 2)).cuts == (((0, 1), None),)
