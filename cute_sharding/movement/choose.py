@@ -5,7 +5,10 @@ Mesh dims that cut no dim that the op touches stay as they are. Of the others, i
 1. the operand's own placements, if nothing has to be received for them;
 2. free placements: what each device holds of the mapped rows is then what they say (:mod:`.free`);
 3. of the operand's own, plain shards and replicas, those for which the fewest elements are
-   received; then those that hold least; then those closest to the operand's.
+   received; then those that hold least; then those closest to the operand's;
+4. where fewer are received if what is touched is gathered and mesh dims on which the operand is
+   replicated cut the result instead: the best of all of these. Only mesh dims that the caller
+   names may: it is what torch does with ops of which it weighs all placements.
 """
 
 from __future__ import annotations
@@ -40,13 +43,20 @@ class Choice(NamedTuple):
 
 @lru_cache(maxsize=1 << 12)
 def chosen(
-    move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...], *, anyway: bool = False
+    move: Move,
+    cuts: tuple[Cuts, ...],
+    mesh: tuple[int, ...],
+    *,
+    anyway: bool = False,
+    spare: tuple[int, ...] = (),
 ) -> Choice | None:
     """The cuts of the results of ``move``; None where no mesh dim cuts what the op touches, so that
     it is nothing but the op on each device; or then, too, if ``anyway``.
 
     Args:
         cuts: of each operand (tensor dim, split factor) or None for each mesh dim.
+        spare: mesh dims that cut no operand, and may cut the results where they receive less then.
+            Not those on which a reduction is pending.
 
     >>> from cute_sharding.movement import BY_OP
     >>> chunk = BY_OP["torch.split"].move((4, 12), 6, 1)
@@ -60,7 +70,7 @@ def chosen(
     own = question.of_all(question.own)
     if own.movement.received_elements == 0:
         return own
-    return question.free() or question.cheapest()
+    return question.free() or question.cheapest(spare)
 
 
 def kept(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> Choice:
@@ -157,31 +167,51 @@ class _Question:
 
     # -- cheapest ----------------------------------------------------------------------------------
 
-    def cheapest(self) -> Choice:
+    def cheapest(self, spare: Sequence[int] = ()) -> Choice:
         """The same mesh dims cut the same dims of all results."""
-        ndim = min(map(len, self.move.outputs))
-        options: list[list[Cut]] = []
-        for m in range(len(self.mesh)):
-            if m not in self.open:
-                options.append([self.own[0][m]])
-                continue
-            mapped = [self._mapped(link, m) for link in self.move.links]
-            found = [cut for cut in mapped if cut is not None]
-            found += [(d, 1) for d, _ in found] or [(d, 1) for d in range(ndim)]
-            options.append([*dict.fromkeys(found), None])
-        best: Choice | None = None
-        least: tuple[int, ...] = ()
-        for cuts in islice(product(*options), MOST):
-            choice = self.of_all([cuts] * len(self.move.outputs))
-            key = (
-                choice.movement.received_elements,
-                sum(
-                    most_local(shape, chains, self.mesh)
-                    for shape, chains in zip(self.move.outputs, choice.movement.targets)
-                ),
-                sum(a != b for a, b in zip(cuts, self.own[0])),
-            )
-            if best is None or key < least:
-                best, least = choice, key
-        assert best is not None
-        return best
+        options = [self._options(m) for m in range(len(self.mesh))]
+        best = self._best(options)
+        spare = [m for m in spare if self.mesh[m] > 1 and options[m] == [None]]
+        if not spare:
+            return best
+        plain = self._plain()
+        gathered = [[None] if m in self.open else some for m, some in enumerate(options)]
+        instead = self._best([[None, *plain] if m in spare else c for m, c in enumerate(gathered)])
+        if instead.movement.received_elements >= best.movement.received_elements:
+            return best
+        every = self._best([[None, *plain] if m in spare else c for m, c in enumerate(options)])
+        return min(instead, every, key=self._cost)
+
+    def _options(self, m: int) -> list[Cut]:
+        """The cuts of the results that are weighed for a mesh dim, where nothing is spare."""
+        if m not in self.open:
+            return [self.own[0][m]]
+        mapped = [self._mapped(link, m) for link in self.move.links]
+        found = [cut for cut in mapped if cut is not None]
+        found += [(d, 1) for d, _ in found] or self._plain()
+        return [*dict.fromkeys(found), None]
+
+    def _plain(self) -> list[tuple[int, int]]:
+        """Plain shards of each dim that all results have."""
+        return [(d, 1) for d in range(min(map(len, self.move.outputs)))]
+
+    def _best(self, options: Sequence[Sequence[Cut]]) -> Choice:
+        """The choice of least cost, of one option for each mesh dim."""
+        return min(
+            (
+                self.of_all([cuts] * len(self.move.outputs))
+                for cuts in islice(product(*options), MOST)
+            ),
+            key=self._cost,
+        )
+
+    def _cost(self, choice: Choice) -> tuple[int, ...]:
+        """What the busiest device receives, and holds, and how many mesh dims change."""
+        return (
+            choice.movement.received_elements,
+            sum(
+                most_local(shape, chains, self.mesh)
+                for shape, chains in zip(self.move.outputs, choice.movement.targets)
+            ),
+            sum(a != b for a, b in zip(choice.cuts[0], self.own[0])),
+        )

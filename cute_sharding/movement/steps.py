@@ -172,9 +172,17 @@ SEVERAL: dict[str, Rule] = {
 
 
 def placed(
-    steps: Sequence[Step], shape: Shape, cuts: Cuts, mesh: tuple[int, ...]
+    steps: Sequence[Step],
+    shape: Shape,
+    cuts: Cuts,
+    mesh: tuple[int, ...],
+    *,
+    spare: tuple[int, ...] = (),
 ) -> tuple[Cuts, list[Placed]] | None:
-    """The cuts that the operand is to have, and the steps from there; None: a step has no map."""
+    """The cuts that the operand is to have, and the steps from there; None: a step has no map.
+
+    ``spare``: mesh dims that may cut what comes of a step though they do not cut the operand.
+    """
     found: list[Placed] = []
     x, now = shape, cuts
     for step in steps:
@@ -182,11 +190,11 @@ def placed(
             view = VIEWS[step.op].view(x, *step.args)
             carried = carry(view, now, mesh)
             if carried.blocked is not None:
-                return placed(steps, shape, _given_up(cuts, carried.blocked), mesh)
+                return placed(steps, shape, _given_up(cuts, carried.blocked), mesh, spare=spare)
             found.append(Placed(step, tuple(view.output_shape), tuple(carried.cuts), None))
         else:
             move = MOVES[step.op].move(x, *step.args)
-            choice = move and chosen(move, (now,), mesh, anyway=True)
+            choice = move and chosen(move, (now,), mesh, anyway=True, spare=spare)
             if not move or not choice:
                 return None
             found.append(Placed(step, move.outputs[0], choice.cuts[0], choice.movement))

@@ -6,12 +6,13 @@ import random
 from collections import Counter
 
 import pytest
+import torch
 import torch.distributed as dist
 from drawing import draw_placements
 from movement_programs import FORWARD, MESHES, PROGRAMS, draw, listed
 from op_programs import assert_close, values
 from simulation import distribute, plain, position, ranks_of
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
@@ -103,3 +104,40 @@ def test_never_worse_than_torch(name, world):
                     assert_close(result, want, case)
             if is_right(stock, wanted):
                 assert received <= most, (case, received, most)
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("flip", lambda x: x.flip(0)),
+        ("flip of all", lambda x: x.flip([0, 1, 2])),
+        ("half a turn", lambda x: x.roll(8, 0)),
+        ("a row", lambda x: x.roll(1, 0)),
+        ("quarter turns", lambda x: torch.rot90(x, 1, [0, 1])),
+        ("pad", lambda x: torch.nn.functional.pad(x, (0, 0, 0, 0, 7, -9))),
+        ("slice", lambda x: x[7:]),
+        ("put together", lambda x: torch.cat([x, x])),
+    ],
+)
+def test_replicas_are_cut_where_torch_would_receive_less_otherwise(name, program):
+    """torch cuts replicas in vain or not; we do where it pays, and never on what is pending."""
+    mesh = (2, 2, 2)
+    for placements in (
+        (Shard(0), Replicate(), Replicate()),
+        (Shard(0), Shard(1), Replicate()),
+        (Replicate(), Partial("max"), Shard(0)),
+        (Partial("avg"), Shard(0), Replicate()),
+    ):
+        full = values(16, 5, 6)
+        wanted = listed(program(full))
+        with ranks_of(mesh):
+            stock, most = ran(program, full, mesh, placements)
+            with cute_sharding.enabled(movement=True):
+                ours, received = ran(program, full, mesh, placements)
+                assert not isinstance(ours, Exception), (placements, ours)
+                for m, p in enumerate(placements):
+                    assert not p.is_partial() or ours[0].placements[m] == p
+                for result, want in zip(ours, wanted, strict=True):
+                    assert_close(result, want, f"{name}: {placements}")
+            if is_right(stock, wanted):
+                assert received <= most, (placements, received, most)

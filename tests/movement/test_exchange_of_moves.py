@@ -141,3 +141,21 @@ def test_ops_that_touch_no_cut_dim_are_not_for_us():
 
 def test_all_rows_of_the_table_are_drawn():
     assert {row.op for row in TABLE} == set(DRAWN)
+
+
+def test_spare_mesh_dims_cut_the_results_where_less_is_received_then():
+    """A roll by a row has a halo for that; a flip moves all rows, fewer if a device holds fewer."""
+    shard = ((0, 1), None, None)
+    roll = BY_OP["torch.roll"]
+    halo = chosen(roll.move((32, 48), 1, 0), (shard,), (2, 2, 2), spare=(1, 2))
+    assert halo.cuts == (shard,) and halo.movement.received_elements == 48
+    for move in (BY_OP["torch.flip"].move((32, 48), [0]), roll.move((32, 48), 16, 0)):
+        kept = chosen(move, (shard,), (2, 2, 2))
+        assert kept.cuts == (shard,) and kept.movement.received_elements == 16 * 48
+        one = chosen(move, (shard,), (2, 2, 2), spare=(1,))
+        assert one.cuts[0][0] == (0, 1) and one.cuts[0][1] and one.cuts[0][2] is None
+        assert one.movement.received_elements == 16 * 48 // 2
+        both = chosen(move, (shard,), (2, 2, 2), spare=(1, 2))
+        assert all(both.cuts[0]) and both.movement.received_elements == 16 * 48 // 4
+    assert chosen(move, (((0, 1), (1, 1)),), (2, 2), spare=()).cuts == (((0, 1), (1, 1)),)
+    assert chosen(move, (((0, 1), None),), (2, 1), spare=(1,)).cuts == (((0, 1), None),)

@@ -50,6 +50,9 @@ _FILLED = {
 # triangles.
 _GATHERED = frozenset(["diagonal.default"])
 
+# Ops that torch takes apart into another, by whose rule it goes then.
+_BY_RULE_OF = {"rot90.default": "flip.default"}
+
 
 def movement_first(
     others: Callable[[OpSchema], Any], traced: Callable[[], None], *, is_on: bool
@@ -120,7 +123,8 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
         )
         or any(_has_few_rows(spec, shape) for spec, shape in zip(specs, shapes))
     )
-    choice = chosen(move, cuts, tuple(mesh.shape), anyway=anyway)
+    spare = _spare(name, specs)
+    choice = chosen(move, cuts, tuple(mesh.shape), anyway=anyway, spare=spare)
     if choice is None:
         return None
     dims = dims_of_group(mesh, choice.movement.mesh_dims)
@@ -159,7 +163,7 @@ def several_of(
     cuts = tuple([cut_of(p) for p in spec.placements])
     metas = registry.output_metas(schema)
     steps = SEVERAL[name](shape, *schema.args_schema[1:])
-    way = steps and placed(steps, shape, cuts, sizes)
+    way = steps and placed(steps, shape, cuts, sizes, spare=_spare(name, specs))
     if not way or metas is None:
         return None
     first, found = way
@@ -217,6 +221,16 @@ def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:
                 return None
             found[m] = of[0].reduce_op
     return found
+
+
+def _spare(name: str, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
+    """Mesh dims that may cut the results though all operands are replicated on them: those of ops
+    for which torch weighs that, too.
+    """
+    if not registry.weighs_all(_BY_RULE_OF.get(name, name)):
+        return ()
+    of_dims = zip(*(spec.placements for spec in specs))
+    return tuple([m for m, of in enumerate(of_dims) if all(type(p) is Replicate for p in of)])
 
 
 def _has_few_rows(spec: DTensorSpec, shape: Sequence[int]) -> bool:

@@ -45,6 +45,7 @@ __all__ = [
     "tables",
     "takes_local_sizes",
     "torch_rule",
+    "weighs_all",
 ]
 
 # torch's own rules: an oracle in the tests, and what a strict view falls back to is asked of it.
@@ -131,6 +132,18 @@ def name_of(op: torch._ops.OpOverload) -> str:
 def is_derived(op: torch._ops.OpOverload) -> bool:
     """Whether torch has no rule for the op, so that it derives one, or raises."""
     return not any(op in table for table in tables()[:3])
+
+
+# torch's own, before any of ours takes the place of one.
+_OF_ONE_DIM = frozenset(getattr(propagator(), "op_single_dim_strategy_funcs", ()))
+
+
+def weighs_all(name: str) -> bool:
+    """Whether torch chooses among all placements for an op, those of replicas too: it has a rule
+    for one mesh dim, and tries what it allows on each (_ops/single_dim_strategy.py). Other rules
+    start from the operands' placements.
+    """
+    return overload(name) in _OF_ONE_DIM
 
 
 def takes_local_sizes(op: torch._ops.OpOverload) -> bool:
