@@ -96,12 +96,27 @@ def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
         return 0
     piece = -(-n // split_factor)
     rest = n % piece
-    block = -(-piece // parts)
-    size = n // piece * most(0, least(block, piece - device * block))
+    size = n // piece * _share(piece, parts, device)
     if rest:
-        block = -(-rest // parts)
-        size += most(0, least(block, rest - device * block))
+        size += _share(rest, parts, device)
     return size
+
+
+def _share(piece: int, parts: int, device: int) -> int:
+    """How many rows of a piece, one at the least, device ``device`` of ``parts`` holds: a whole
+    block, or what is left.
+
+    The first device has a whole block. The second begins where there may be nothing left, but no
+    later; what the last one finds is no more than a block. So of sizes that are expressions there
+    is no more Min and Max than it needs.
+    """
+    block = -(-piece // parts)
+    if device == 0:
+        return block
+    left = piece - device * block
+    if device > 1:
+        left = most(0, left)
+    return left if device == parts - 1 else least(block, left)
 
 
 def kinds_of_device(n: int, split_factor: int, parts: int) -> list[int]:

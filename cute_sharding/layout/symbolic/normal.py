@@ -29,7 +29,15 @@ def _normalized(expr: Int, facts: Facts) -> Any:
     expr = rewrite(expr, facts)
     if expr.has(sympy.floor, sympy.ceiling, sympy.Mod):
         expr = _floored(expr, facts)
-    return sympy.expand(sympy.cancel(expr))
+    return _expanded(expr)
+
+
+def _expanded(expr: Any) -> Any:
+    """Expanded and in lowest terms: of what has no symbol in a denominator it is that already."""
+    import sympy
+
+    has_denominator = any(power.exp.is_negative is not False for power in expr.atoms(sympy.Pow))
+    return sympy.expand(sympy.cancel(expr) if has_denominator else expr)
 
 
 def _floored(expr: Any, facts: Facts) -> Any:
@@ -66,13 +74,11 @@ def _floor(numerator: Any, denominator: Any, facts: Facts) -> Any:
     ):
         return -_floor(denominator - numerator - 1, denominator, facts)
     if denominator == 1 or always_divides(denominator, numerator, facts):
-        return sympy.expand(sympy.cancel(numerator / denominator))
+        return _expanded(numerator / denominator)
     for beyond in (sympy.expand(numerator).as_coeff_Add()[0], denominator - 1):
         # What is a multiple but for a constant, or was rounded up to here.
         if beyond != 0 and always_divides(denominator, sympy.expand(numerator - beyond), facts):
-            return sympy.expand(sympy.cancel((numerator - beyond) / denominator)) + sympy.floor(
-                beyond / denominator
-            )
+            return _expanded((numerator - beyond) / denominator) + sympy.floor(beyond / denominator)
     if not denominator.is_number:
         # What is a multiple of the denominator comes out: floor((s n + r) / s) = n + floor(r / s).
         whole, rest = sympy.Integer(0), sympy.Integer(0)
