@@ -69,6 +69,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def share(request):
+    """How many of so many draws a test makes where each is compiled, or run on all ranks: all in
+    make thorough, a third in make test.
+    """
+    return lambda n: n if request.config.getoption("--one-in") == 1 else -(-n // 3)
+
+
 def is_long(item):
     return item.get_closest_marker("long") is not None
 

@@ -91,32 +91,20 @@ def split_factor_of(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> i
 
 
 def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
-    """How many of ``n`` rows device ``device`` of ``parts`` holds."""
+    """How many of ``n`` rows device ``device`` of ``parts`` holds: a block, or what is left.
+
+    The second device begins no later than at the end; the last one finds no more than a block.
+    """
     if n == 0:
         return 0
     piece = -(-n // split_factor)
-    rest = n % piece
-    size = n // piece * _share(piece, parts, device)
-    if rest:
-        size += _share(rest, parts, device)
+    rest, size = n % piece, 0
+    for length, count in ((piece, n // piece), (rest, 1))[: 2 if rest else 1]:
+        block = -(-length // parts)
+        mine = block if device == 0 else length - device * block
+        mine = most(0, mine) if device > 1 else mine
+        size += (least(block, mine) if 0 < device < parts - 1 else mine) * count
     return size
-
-
-def _share(piece: int, parts: int, device: int) -> int:
-    """How many rows of a piece, one at the least, device ``device`` of ``parts`` holds: a whole
-    block, or what is left.
-
-    The first device has a whole block. The second begins where there may be nothing left, but no
-    later; what the last one finds is no more than a block. So of sizes that are expressions there
-    is no more Min and Max than it needs.
-    """
-    block = -(-piece // parts)
-    if device == 0:
-        return block
-    left = piece - device * block
-    if device > 1:
-        left = most(0, left)
-    return left if device == parts - 1 else least(block, left)
 
 
 def kinds_of_device(n: int, split_factor: int, parts: int) -> list[int]:

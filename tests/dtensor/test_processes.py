@@ -95,13 +95,13 @@ def test_compiled_writes(dynamic, backend, names, tmp_path):
     run(2, tmp_path, (movement_worker.compiled_writes, dynamic, backend, names))
 
 
-def test_drawn_compiled_writes(tmp_path):
-    jobs = [(movement_worker.drawn_compiled_writes, 12, gradients) for gradients in (False, True)]
-    run(3, tmp_path, *jobs)
+def test_drawn_compiled_writes(share, tmp_path):
+    drawn = movement_worker.drawn_compiled_writes
+    run(3, tmp_path, *[(drawn, share(12), gradients) for gradients in (False, True)])
 
 
 def test_graphs_on_disk_are_of_one_rank(tmp_path):
-    run(3, tmp_path, (movement_worker.graphs_on_disk, tmp_path / "cache"))
+    run(2, tmp_path, (movement_worker.graphs_on_disk, tmp_path / "cache"))
 
 
 def test_slices_of_any_size_in_one_graph(tmp_path):

@@ -90,9 +90,9 @@ def assert_all_in_step(ranks, first, last, is_dynamic=0, writes=0):
 
 
 @pytest.fixture
-def count(request):
+def count(share):
     """How many programs: each is compiled four times."""
-    return 10 if request.config.getoption("--one-in") == 1 else 5
+    return share(10)
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))

@@ -96,6 +96,17 @@ ON_INTS = Form(
                 "",
             ),
         ],
+        "local_size": [
+            (
+                """ holds: a block, or what is left.
+
+    The second device begins no later than at the end; the last one finds no more than a block.
+    """,
+                """ holds. (The second begins no later
+    than at the end, and the last finds no more than a block.)
+    """,
+            )
+        ],
         "_carry_nothing": [("single, kinds_of(single)", "single, [(single.sizes, single.target)]")],
         "_place": [("not is_same(factor, smallest) and deal", "deal")],
         "View": [
