@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from simulation import mesh_of
+from simulation import mesh_of, ranks_of
+from test_movement_beside_torch import Received
+from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
 
 import cute_sharding
@@ -79,3 +82,32 @@ def test_its_views_are_refused_and_its_redistribution_is_torchs(monkeypatch):
         odd().redistribute(placements=[Replicate()])
         assert asked == [((Odd(),), (Replicate(),))]
         assert cute_sharding.stats()["redistribute"]["stock"] == 1
+
+
+class Rounded(Partial):
+    """A sum that some other package finishes by all elements that a device has of it."""
+
+    def _reduce_value(self, tensor, mesh, mesh_dim):
+        return super()._reduce_value(tensor, mesh, mesh_dim) / tensor.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "finished", "rows"),
+    [(_NormPartial(2), lambda parts: (parts**2).sum(0).sqrt(), 3), (Rounded(), None, 5)],
+    ids=["norm", "another package's"],
+)
+def test_what_is_pending_by_elements_is_cut_first(kind, finished, rows):
+    """Less is reduced then. What nobody knows is reduced as it lies."""
+    parts = torch.arange(10.0).reshape(2, 5) + 1
+    whole = parts.sum(0) / 5 if finished is None else finished(parts)
+    with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
+        mesh = mesh_of((2, 2))
+        locals_ = LocalTensor({rank: parts[rank % 2].clone() for rank in range(4)})
+        x = DTensor.from_local(
+            locals_, mesh, [Replicate(), kind], run_check=False, shape=(5,), stride=(1,)
+        )
+        with Received() as received:
+            result = x.redistribute(placements=[Shard(0), Replicate()])
+        for rank, local in result._local_tensor._local_tensors.items():
+            assert torch.allclose(local, whole[:3] if rank < 2 else whole[3:])
+        assert received.by_rank[0] == rows

@@ -33,6 +33,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     Placement,
     Replicate,
     Shard,
+    is_by_elements,
     mesh_dim_text,
 )
 from cute_sharding.redistribution.chains import Chains
@@ -81,7 +82,8 @@ class Prepared(NamedTuple):
     before it, and on which the result is made a contribution after it.
 
     ``handed_out`` is one of the former, whose reduction hands out blocks as they are wanted:
-    nothing is left to do then.
+    nothing is left to do then. ``cuts_first``: all that the plan does is to cut what each device
+    holds, so that less is to be reduced after it.
     """
 
     plan: RedistributionPlan
@@ -89,6 +91,7 @@ class Prepared(NamedTuple):
     made: tuple[int, ...]
     traffic: Traffic
     handed_out: int | None = None
+    cuts_first: bool = False
 
 
 def redistribute_local_tensor(
@@ -142,11 +145,15 @@ def redistribute_local_tensor(
     if plan.steps and counted:
         count_moves(found.traffic)
     with _recorded(plan, local, before, after, is_explicit):
-        local = _without_foreign(found, local, mesh, before, after)
+        if not found.cuts_first:
+            local = _without_foreign(found, local, mesh, before, after)
         if is_symbolic:
             local = run_on_symbols(plan, local, current)
         else:
-            local = run(plan.steps, local, mesh, async_op=async_op and not found.made)
+            is_async = async_op and not found.made and not found.cuts_first
+            local = run(plan.steps, local, mesh, async_op=is_async)
+        if found.cuts_first:
+            local = _without_foreign(found, local, mesh, before, after)
         for m in found.made:
             local = redistribution_hook.partition_value(after[m], local, mesh, m)
     return local
@@ -318,12 +325,16 @@ def prepare(
     by = (network or Network.of_programs(mesh)).checked(mesh)
     steps = plan_steps(shape, mesh, held, target, by, memory_limit, groups, native)
     shown = (network or Network.default(mesh)).checked(mesh)
+    cuts_first = not any(step.communicates for step in steps) and all(
+        is_by_elements(before[m]) for m in changes.foreign
+    )
     return Prepared(
         RedistributionPlan(shape, mesh, held, Held(target), steps, shown),
         changes.foreign,
         changes.made,
         Traffic(shape, mesh, before, after, steps),
         handed_out,
+        cuts_first,
     )
 
 

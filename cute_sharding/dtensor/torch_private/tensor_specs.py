@@ -43,6 +43,7 @@ __all__ = [
     "cut_of",
     "decoded_order",
     "decodes_to_shard_order",
+    "is_by_elements",
     "is_dtensor",
     "like",
     "mesh_dim_text",
@@ -72,6 +73,15 @@ _KINDS = (Shard, StridedShard, Replicate, Partial)
 def are_known(placements: Sequence[Placement]) -> bool:
     """Whether :func:`cut_of` has an answer for all of them. What has others is left to torch."""
     return all(isinstance(p, _KINDS) for p in placements)
+
+
+def is_by_elements(placement: Placement) -> bool:
+    """Whether what is pending is reduced element by element, so that it may be cut before: of
+    torch's own kinds (torch/distributed/tensor/_ops/_math_ops.py has that of norms), not of those
+    that some other package has made. A mask lies as the elements lie, and is not cut with them.
+    """
+    kind = type(placement)
+    return kind is Partial or kind.__module__ == "torch.distributed.tensor._ops._math_ops"
 
 
 def cut_of(placement: Placement) -> tuple[int, Any] | None:
