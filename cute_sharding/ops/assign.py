@@ -222,7 +222,7 @@ def _allowed(
     }
     for name in names if reduce != "sum" else ():
         rows = _rows(name, sizes, choices, mesh)
-        if len(rows) > 1 or 0 in rows:
+        if 0 in rows or (reduce == "avg" and len(rows) > 1):
             return False
     filled_names = {
         choice.name

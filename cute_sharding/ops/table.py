@@ -140,7 +140,7 @@ TABLE: tuple[Row, ...] = (
     Row(("gather.default",), parts.gather),
     Row(("scatter.src", "scatter.value", "scatter_add.default"), parts.scatter),
     Row(("index_select.default",), parts.index_select),
-    Row(("isin.Tensor_Tensor",), parts.sought),
+    Row(("isin.Tensor_Tensor",), parts.sought, "max"),
     Row(("index_add.default", "index_copy.default"), parts.index_written),
     Row(("embedding.default",), parts.embedding),
     Row(("embedding_dense_backward.default",), parts.embedding_backward, "sum"),

@@ -7,10 +7,21 @@ import random
 import pytest
 import torch
 from drawing import draw_placements
-from op_programs import DRAWS, GATED, MESHES, PROGRAMS, compare, compare_on_torchs, values
-from simulation import ranks_of
+from op_programs import (
+    DRAWS,
+    GATED,
+    MESHES,
+    PROGRAMS,
+    assert_close,
+    compare,
+    compare_on_torchs,
+    values,
+)
+from simulation import distribute, plain, ranks_of
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+
+import cute_sharding
 
 
 def on_any_cut(name, mesh):
@@ -82,3 +93,31 @@ def test_rows_of_one_image_are_no_channels(name, dim):
     function, shape = PROGRAMS[name]
     with ranks_of((2,)):
         compare(function, [values(*shape)], (2,), [[Shard(dim)]], name)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
+def test_what_is_the_greatest_of_uneven_blocks_stays_pending(mesh):
+    """Nothing is received for it; and among others is what is among any device's."""
+    x, others = values(7, 5), torch.tensor([3, 7, 11, 30, 2, 17, 19])
+    cut = [Shard(0)] + [Replicate()] * (len(mesh) - 1)
+    with ranks_of(mesh), cute_sharding.enabled(redistribution=True):
+        for op in (torch.amax, torch.amin):
+            given = distribute(x, mesh, cut).requires_grad_()
+            result = op(given, 0)
+            assert result.placements[0].is_partial()
+            assert_close(result, op(x, 0), op.__name__)
+            (gradient,) = torch.autograd.grad(result.sum(), given)
+            with plain():
+                leaf = x.clone().requires_grad_()
+                (wanted,) = torch.autograd.grad(op(leaf, 0).sum(), leaf)
+            assert_close(gradient, wanted, op.__name__)
+        numbers, whole = torch.arange(20).reshape(4, 5), [Replicate()] * len(mesh)
+        for invert in (False, True):
+            found = torch.isin(
+                distribute(numbers, mesh, whole).detach(),
+                distribute(others, mesh, cut).detach(),
+                invert=invert,
+            )
+            assert found.placements[0].is_partial() != invert
+            assert_close(found, torch.isin(numbers, others, invert=invert), f"isin {invert}")
+            assert_close(~found, ~torch.isin(numbers, others, invert=invert), "not")

@@ -31,9 +31,11 @@ def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__:
     return f"{', '.join(operands)} -> {operands[0]}"
 
 
-def sought(x: Shape, among: Shape, **_: bool) -> str:
-    """Whether each element is among others, of which all are asked."""
-    others = named(among, range(len(among)), "other")
+def sought(x: Shape, among: Shape, *, invert: bool = False, **_: bool) -> str:
+    """Whether each element is among others: among any device's. Whether it is among none all are
+    asked.
+    """
+    others = named(among, range(len(among)) if invert else (), "other")
     return f"{text(named(x))}, {text(others)} -> {text(named(x))}"
 
 
