@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from simulation import distribute, locals_of, mesh_of, plain, ranks_of
+from simulation import distribute, locals_of, mesh_of, ranks_of
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -50,11 +50,6 @@ def laid(full, by_order):
 def everywhere(tensor):
     local = tensor._local_tensor
     return list(local._local_tensors.values()) if isinstance(local, LocalTensor) else [local]
-
-
-def is_everywhere(tensor, wanted):
-    whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
-    return all(torch.equal(local, wanted) for local in everywhere(whole))
 
 
 @pytest.mark.parametrize("by_order", [True, False])
@@ -219,60 +214,3 @@ def test_where_there_is_no_data_nobody_is_asked(imagined, monkeypatch):
         )
         assert reading.readings(tensor._spec)[1] is not None
         assert tuple(tensor.full_tensor().shape) == (50001, 8)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        lambda x: x.flip(0),
-        lambda x: x[1:],
-        lambda x: x.select(0, 5),
-        lambda x: x.roll(2, 0),
-        lambda x: torch.cat([x, x]),
-        lambda x: torch.nn.functional.pad(x, (0, 0, 1, 2)),
-        lambda x: torch.rot90(x, -1, [0, 1]),
-        lambda x: torch.cat(x.tensor_split(3)),
-    ],
-)
-def test_movements_take_what_the_local_shapes_tell(program):
-    """Of tensors of equal placements, one after the other: nothing is kept of the last one."""
-    full = torch.arange(33.0).reshape(11, 3)
-    wanted = program(full)
-    with ranks_of(MESH), cute_sharding.enabled(movement=True, redistribution=True):
-        for by_order in (True, False, True, False):
-            x = laid(full, by_order).requires_grad_()
-            result = program(x)
-            assert is_everywhere(result, wanted)
-            (gradient,) = torch.autograd.grad((result * result).sum(), x)
-            with plain():
-                leaf = full.clone().requires_grad_()
-                (expected,) = torch.autograd.grad((program(leaf) ** 2).sum(), leaf)
-            assert is_everywhere(gradient, expected)
-        counts = cute_sharding.stats().values()
-        assert any(count["exchanged"] for count in counts)
-        assert not any(count["gate"] or count["stock"] for count in counts)
-
-
-def test_a_write_to_a_copy_reaches_what_it_is_of_in_both_readings():
-    full = torch.arange(33.0).reshape(11, 3)
-    with ranks_of(MESH), cute_sharding.enabled(movement=True, redistribution=True):
-        for by_order in (False, True):
-            x = laid(full.clone(), by_order)
-            x[4:9].mul_(-1)
-            with plain():
-                wanted = full.clone()
-                wanted[4:9].mul_(-1)
-            assert is_everywhere(x, wanted)
-
-
-def test_movements_of_other_dims_leave_both_readings_to_torch():
-    full = torch.arange(33.0).reshape(11, 3)
-    with ranks_of(MESH), cute_sharding.enabled(movement=True, redistribution=True):
-        for by_order in (False, True):
-            x = laid(full, by_order)
-            result = x.roll(1, 1)
-            assert tuple(result.placements) == tuple(PLACEMENTS)
-            assert [t.shape for t in everywhere(result)] == [t.shape for t in everywhere(x)]
-            assert all(
-                torch.equal(t, s.roll(1, 1)) for t, s in zip(everywhere(result), everywhere(x))
-            )

@@ -13,13 +13,9 @@ from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.movement.several import Steps
-from cute_sharding.dtensor.movement.two_readings import (
-    has_one_reading,
-    of_two_readings,
-    steps_of_two_readings,
-)
 from cute_sharding.dtensor.redistributing.groups import dims_of_group
 from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of, text
+from cute_sharding.dtensor.redistributing.reading import agree
 from cute_sharding.dtensor.torch_private import (
     answers,
     dispatch_modes,
@@ -38,7 +34,6 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.movement import BY_OVERLOAD, Move, Movement, chosen
-from cute_sharding.movement.choose import Choice
 from cute_sharding.movement.free import Cuts
 from cute_sharding.movement.steps import SEVERAL, placed
 
@@ -98,7 +93,12 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
-        return _of_any_size(name, schema, specs)
+        anew = dynamic_of(name, schema, specs)
+        if anew is None:
+            return None
+        outputs = [_placements(some, specs[0], {}) for some in anew.choice.cuts]
+        _note(name, [anew.choice.movement], specs, outputs)
+        return answers.by_function(schema, anew.runner, specs[0].mesh, outputs, anew.metas)
     pending = _pending(specs[: row.reads])
     if pending is None:
         count(name, "stock")
@@ -112,7 +112,19 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     if move is None or _is_wrong_for(pending, move):
         return None
     mesh = specs[0].mesh
-    choice = _choice(name, schema.op, move, specs)
+    cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
+    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
+    # has fewer rows than devices.
+    anyway = (
+        registry.is_derived(schema.op)
+        or (
+            (move.triangle is not None or name in _GATHERED)
+            and any(cut for some in cuts for cut in some)
+        )
+        or any(_has_few_rows(spec, shape) for spec, shape in zip(specs, shapes))
+    )
+    spare = _spare(name, specs)
+    choice = chosen(move, cuts, tuple(mesh.shape), anyway=anyway, spare=spare)
     if choice is None:
         return None
     dims = dims_of_group(mesh, choice.movement.mesh_dims)
@@ -131,38 +143,8 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
         tuple(pending.items()),
         registry.name_of(schema.op),
         note_movement if schema.op._schema._is_view_op() else None,
-        not all(map(has_one_reading, specs)),
     )
     return answers.by_function(schema, runner, mesh, outputs, metas)
-
-
-def _of_any_size(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
-    """The same where a size or an argument is a symbol."""
-    anew = dynamic_of(name, schema, specs) if all(map(has_one_reading, specs)) else None
-    if anew is None:
-        return None
-    outputs = [_placements(some, specs[0], {}) for some in anew.choice.cuts]
-    _note(name, [anew.choice.movement], specs, outputs)
-    return answers.by_function(schema, anew.runner, specs[0].mesh, outputs, anew.metas)
-
-
-def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
-    """The results' placements; None where the op is nothing but itself on each device."""
-    cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
-    if not all(map(has_one_reading, specs)):
-        return of_two_readings(move, specs, cuts)
-    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
-    # has fewer rows than devices.
-    anyway = (
-        registry.is_derived(op)
-        or (
-            (move.triangle is not None or name in _GATHERED)
-            and any(cut for some in cuts for cut in some)
-        )
-        or any(_has_few_rows(spec, tuple(spec.shape)) for spec in specs)
-    )
-    mesh = tuple(specs[0].mesh.shape)
-    return chosen(move, cuts, mesh, anyway=anyway, spare=_spare(name, specs))
 
 
 def several_of(
@@ -181,14 +163,8 @@ def several_of(
     cuts = tuple([cut_of(p) for p in spec.placements])
     metas = registry.output_metas(schema)
     steps = SEVERAL[name](shape, *schema.args_schema[1:])
-    if not steps or metas is None:
-        return None
-    way = (
-        placed(steps, shape, cuts, sizes, spare=_spare(name, specs))
-        if has_one_reading(spec)
-        else steps_of_two_readings(steps, spec, cuts)
-    )
-    if not way:
+    way = steps and placed(steps, shape, cuts, sizes, spare=_spare(name, specs))
+    if not way or metas is None:
         return None
     first, found = way
     if views_alone and (first != cuts or not any(cuts) or any(step.movement for step in found)):
@@ -202,8 +178,7 @@ def several_of(
         if dims is None or _is_wrong_for(pending, step.movement.move):
             return None
         of_step = step.movement, mesh, dims, (spec,), ((),), tuple(pending.items()), name
-        as_found = not runners and not has_one_reading(spec)
-        runners.append(Runner(*of_step, as_found=as_found))
+        runners.append(Runner(*of_step))
     outputs = [_placements(found[-1].cuts, spec, pending)]
     movements = [step.movement for step in found if step.movement]
     _note(name, movements, specs, outputs, brought=first != cuts)
@@ -227,6 +202,11 @@ def _is_known(specs: Sequence[DTensorSpec]) -> bool:
             spec.use_strided_shard_as_shard_order
             or spec.shard_order is None
             or DTensorSpec.is_default_device_order(spec.shard_order)
+            for spec in specs
+        )
+        and all(
+            not spec.use_strided_shard_as_shard_order
+            or agree(tuple(spec.shape), spec, tuple(spec.placements))
             for spec in specs
         )
     )

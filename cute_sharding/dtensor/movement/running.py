@@ -19,7 +19,7 @@ from cute_sharding.dtensor.movement.windows import (
     triangle_of,
 )
 from cute_sharding.dtensor.redistributing.executor import all_to_all
-from cute_sharding.dtensor.redistributing.groups import dims_of_group, group_of
+from cute_sharding.dtensor.redistributing.groups import group_of
 from cute_sharding.dtensor.redistributing.packing import (
     from_wire,
     read,
@@ -27,7 +27,6 @@ from cute_sharding.dtensor.redistributing.packing import (
     write,
 )
 from cute_sharding.dtensor.redistributing.ranks import on_each_rank, peers, place
-from cute_sharding.dtensor.redistributing.reading import of_source
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import (
     collective_ops,
@@ -62,8 +61,6 @@ class Runner:
         name: of the op.
         note: where its results are views: is told of those that are copies, as ``note(runner, local
             tensor, results)``.
-        as_found: the operands' placements can be read in two ways, of which their local tensors
-            tell the right one (redistributing/reading.py). ``movement`` is for the first then.
     """
 
     movement: Movement
@@ -74,14 +71,11 @@ class Runner:
     pending: tuple[tuple[int, str], ...]
     name: str
     note: Callable[[Any, torch.Tensor, list[torch.Tensor]], None] | None = None
-    as_found: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [
             leaf for leaf in local_tensors.leaves(args, kwargs) if isinstance(leaf, torch.Tensor)
         ]
-        if self.as_found:
-            return self._read(given)(*args, **kwargs)
         for spec, whole in self._gathered:
             dispatch.observe(spec, whole, self.name)
         operands = [self._brought(x, i) for i, x in enumerate(given)]
@@ -93,17 +87,6 @@ class Runner:
                 self.note(self, given[0], results)
         single = len(results) == 1 and self.name not in LISTS
         return results[0] if single else results
-
-    def _read(self, given: Sequence[torch.Tensor]) -> Runner:
-        """With the reading that the operands' local tensors tell, each time: the next tensor of
-        equal placements may be of the other one, and specs keep what was found.
-        """
-        fresh = [DTensorSpec(self.mesh, x.placements, x.tensor_meta) for x in self.specs]
-        sources = [of_source(spec, x) for spec, x in zip(fresh, given, strict=True)]
-        movement = replace(self.movement, sources=tuple(sources))
-        dims = dims_of_group(self.mesh, movement.mesh_dims)
-        assert dims is not None  # asked of every reading before
-        return replace(self, movement=movement, dims=dims, as_found=False)
 
     @cached_property
     def _gathered(self) -> list[tuple[DTensorSpec, DTensorSpec]]:
@@ -151,8 +134,6 @@ class Runner:
 
     def copies(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of each result the local tensor, in memory of its own."""
-        if self.as_found:
-            return self._read(operands).copies(operands)
         dtype = operands[0].dtype
         for x in operands[1:]:
             dtype = torch.promote_types(dtype, x.dtype)
