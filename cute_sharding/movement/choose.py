@@ -84,6 +84,19 @@ def kept(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> Choice:
     return question.of_all(question.own)
 
 
+def moved_to(
+    move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...], results: Sequence[Cuts]
+) -> Choice:
+    """The cuts that ``results`` are to have, whatever has to be received for them.
+
+    >>> from cute_sharding.movement import BY_OP
+    >>> flip = BY_OP["torch.flip"].move((12,), [0])
+    >>> moved_to(flip, (((0, 1),),), (4,), [(None,)]).movement.received_elements
+    9
+    """
+    return _Question(move, cuts, mesh).of_all(results)
+
+
 def open_dims(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> tuple[int, ...]:
     """The mesh dims that have to be decided: those that cut what the op touches, or on which the
     operands differ. Devices that differ on others send one another nothing.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain as chained
 from itertools import product
 from math import prod
 
@@ -90,28 +91,39 @@ def received_by_digits(
 
 
 @lru_cache(maxsize=1 << 12)
-def most_local(shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...]) -> int:
+def most_local(
+    shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...], least_of: Sequence[int] = ()
+) -> int:
     """The most elements a device holds. Not always device 0: of fewer rows, in pieces that are
     shorter, a device may get more.
+
+    Of the devices that differ on the mesh dims ``least_of`` the one with the fewest counts: that
+    one receives most where they gather.
     """
     most = 1
     for n, chain in zip(shape, chains):
         if chain:
-            n = _most_rows(n, tuple([(split_factor, mesh[m]) for m, split_factor in chain]))
+            cuts = tuple([(factor, mesh[m], m in least_of) for m, factor in chain])
+            n = _most_rows(n, cuts)
         most *= n
     return most
 
 
 @lru_cache(maxsize=1 << 12)
-def _most_rows(n: int, chain: tuple[tuple[int, int], ...]) -> int:
-    """The most of ``n`` rows that a device holds after cuts of (split factor, devices)."""
+def _most_rows(n: int, chain: tuple[tuple[int, int, bool], ...]) -> int:
+    """The most of ``n`` rows that a device holds after cuts of (split factor, devices, whether of
+    these the one with the fewest counts).
+    """
     sizes = {n}
-    for split_factor, parts in chain:
-        sizes = {
-            local_size(size, split_factor, parts, device)
+    for split_factor, parts, is_least in chain:
+        blocks = [
+            {
+                local_size(size, split_factor, parts, device)
+                for device in kinds_of_device(size, split_factor, parts)
+            }
             for size in sizes
-            for device in kinds_of_device(size, split_factor, parts)
-        } or {0}
+        ]
+        sizes = {*map(min, blocks)} if is_least else {*chained.from_iterable(blocks)}
     return max(sizes)
 
 

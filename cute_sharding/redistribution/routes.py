@@ -103,7 +103,7 @@ def _search(
         if done.get(key, (at.cost, at.hops)) < (at.cost, at.hops):
             continue  # there is a better way here by now
         budget -= 1
-        before, cuts = most_local(shape, at.chains, mesh), cutting(at.chains)
+        cuts = cutting(at.chains)
         for moved in sets:
             parts, weight = prod([mesh[m] for m in moved]), max([weights[m] for m in moved])
             cut_before = not cuts.isdisjoint(moved)
@@ -112,7 +112,7 @@ def _search(
                 received = (
                     0.0
                     if not cut_before
-                    else after - before
+                    else after - most_local(shape, at.chains, mesh, moved)
                     if cutting(chains).isdisjoint(moved)
                     else after - after / parts
                 )

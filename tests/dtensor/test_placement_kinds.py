@@ -3,10 +3,11 @@ are refused or left to torch, and never taken for a replica.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
-from simulation import mesh_of, ranks_of
+from simulation import distribute, mesh_of, ranks_of
 from test_movement_beside_torch import Received
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -26,6 +27,7 @@ class Odd(Placement):
     """A kind of placement that some other package has made."""
 
 
+COORDINATES = [*product(range(2), repeat=2)]
 REFUSED = "is of a kind that is not known here, Odd"
 
 
@@ -111,3 +113,34 @@ def test_what_is_pending_by_elements_is_cut_first(kind, finished, rows):
         for rank, local in result._local_tensor._local_tensors.items():
             assert torch.allclose(local, whole[:3] if rank < 2 else whole[3:])
         assert received.by_rank[0] == rows
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (5, 3)], ids=str)
+def test_norms_go_to_all_placements(shape):
+    """Devices that reduce together have the same rows while they do."""
+    parts = torch.arange(4.0 * shape[0] * shape[1]).reshape(2, 2, *shape) + 1
+    norm, cuts = _NormPartial(2), (Replicate(), Shard(0), Shard(1))
+    with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
+        mesh = mesh_of((2, 2))
+        for before in product((norm, *cuts), repeat=2):
+            pending = [m for m, p in enumerate(before) if p is norm]
+            if not pending:
+                continue
+            terms = [
+                parts[a if 0 in pending else 0, b if 1 in pending else 0] for a, b in COORDINATES
+            ]
+            kept = [Replicate() if p is norm else p for p in before]
+            held = {
+                rank: distribute(term, (2, 2), kept)._local_tensor._local_tensors[rank]
+                for rank, term in enumerate(terms)
+            }
+            x = DTensor.from_local(
+                LocalTensor(held), mesh, before, run_check=False, shape=shape, stride=(shape[1], 1)
+            )
+            index = tuple(slice(None) if m in pending else slice(1) for m in range(2))
+            whole = (parts[index] ** 2).sum((0, 1)).sqrt()
+            for after in product(cuts, repeat=2):
+                wanted = distribute(whole, (2, 2), after)._local_tensor._local_tensors
+                found = x.redistribute(placements=after)._local_tensor._local_tensors
+                for rank in range(4):
+                    assert torch.allclose(found[rank], wanted[rank]), (before, after, rank)

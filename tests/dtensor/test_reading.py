@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from simulation import distribute, locals_of, mesh_of, ranks_of
+from simulation import distribute, locals_of, mesh_of, plain, ranks_of
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -214,3 +214,33 @@ def test_where_there_is_no_data_nobody_is_asked(imagined, monkeypatch):
         )
         assert reading.readings(tensor._spec)[1] is not None
         assert tuple(tensor.full_tensor().shape) == (50001, 8)
+
+
+@pytest.mark.parametrize("redistribution", [False, True])
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("slice", lambda x: x[3:12]),
+        ("all but the last", lambda x: x[:9]),
+        ("cat", lambda x: torch.cat([x, x[:1]])),
+        ("pad", lambda x: torch.nn.functional.pad(x, (0, 0, 0, 1))),
+        ("windows", lambda x: x.unfold(0, 8, 1)),
+        ("pieces", lambda x: torch.cat([part * 2 for part in x.tensor_split([1, 10])])),
+        ("quarter turn", lambda x: torch.rot90(x[:9], -1, [0, 1])),
+    ],
+)
+def test_what_movements_give_is_read_in_one_way(name, program, redistribution):
+    """16 rows are the same in both readings, 9 and 17 are not, and torch reads them as an order."""
+    full = torch.arange(48.0).reshape(16, 3)
+    with plain():
+        leaf = full.clone().requires_grad_()
+        wanted = program(leaf)
+        (wanted_gradient,) = torch.autograd.grad((wanted * wanted).sum(), leaf)
+    with ranks_of(MESH), cute_sharding.enabled(movement=True, redistribution=redistribution):
+        x = laid(full, by_order=False).requires_grad_()
+        result = program(x)
+        assert reading.readings(result._spec)[1] is None
+        (gradient,) = torch.autograd.grad((result * result).sum(), x)
+        for found, whole in ((result, wanted.detach()), (gradient, wanted_gradient)):
+            replica = found.redistribute(placements=[Replicate(), Replicate()])
+            assert all(torch.equal(local, whole) for local in everywhere(replica)), name

@@ -24,7 +24,8 @@ from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.running import LISTS, Runner
 from cute_sharding.dtensor.redistributing.dynamic import mesh_named, name_of, parsed
 from cute_sharding.dtensor.redistributing.groups import dims_of_group
-from cute_sharding.dtensor.redistributing.placements import cut_of
+from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of
+from cute_sharding.dtensor.redistributing.reading import agree
 from cute_sharding.dtensor.torch_private import (
     answers,
     collective_ops,
@@ -79,6 +80,11 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
     if _goes_by_numbers(move, schema, specs):
         choice = chosen(move, cuts, sizes, anyway=True)
         assert choice is not None
+        if not all(
+            agree(shape, specs[0], [placement_of(cut) for cut in some])
+            for shape, some in zip(move.outputs, choice.cuts)
+        ):
+            return None  # read in two ways by torch
         if choice.movement.is_view and schema.op._schema._is_view_op():
             placements = tuple([tuple(spec.placements) for spec in specs])
             given_as = choice.movement, mesh, (), tuple(specs), placements, ()

@@ -34,7 +34,9 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.movement import BY_OVERLOAD, Move, Movement, chosen
+from cute_sharding.movement.choose import Choice, moved_to
 from cute_sharding.movement.free import Cuts
+from cute_sharding.movement.moves import Shape
 from cute_sharding.movement.steps import SEVERAL, placed
 
 # Pending reductions that rows of results which are made of no row can be given a part in: what the
@@ -112,19 +114,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     if move is None or _is_wrong_for(pending, move):
         return None
     mesh = specs[0].mesh
-    cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
-    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
-    # has fewer rows than devices.
-    anyway = (
-        registry.is_derived(schema.op)
-        or (
-            (move.triangle is not None or name in _GATHERED)
-            and any(cut for some in cuts for cut in some)
-        )
-        or any(_has_few_rows(spec, shape) for spec, shape in zip(specs, shapes))
-    )
-    spare = _spare(name, specs)
-    choice = chosen(move, cuts, tuple(mesh.shape), anyway=anyway, spare=spare)
+    choice = _choice(name, schema.op, move, specs)
     if choice is None:
         return None
     dims = dims_of_group(mesh, choice.movement.mesh_dims)
@@ -147,6 +137,37 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
 
+def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
+    """The results' placements; None where the op is nothing but itself on each device."""
+    cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
+    # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
+    # has fewer rows than devices.
+    anyway = (
+        registry.is_derived(op)
+        or (
+            (move.triangle is not None or name in _GATHERED)
+            and any(cut for some in cuts for cut in some)
+        )
+        or any(_has_few_rows(spec, tuple(spec.shape)) for spec in specs)
+    )
+    mesh = tuple(specs[0].mesh.shape)
+    choice = chosen(move, cuts, mesh, anyway=anyway, spare=_spare(name, specs))
+    if choice is None:
+        return None
+    results = [_read_one_way(x, some, specs[0]) for x, some in zip(move.outputs, choice.cuts)]
+    return choice if results == [*choice.cuts] else moved_to(move, cuts, mesh, results)
+
+
+def _read_one_way(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
+    """The cuts of a result; plain ones of a dim where at this size those can be read in two ways
+    (redistributing/reading.py): torch would read them as an order.
+    """
+    if agree(shape, spec, [placement_of(cut) for cut in cuts]):
+        return cuts
+    strided = {cut[0] for cut in cuts if cut and cut[1] != 1}
+    return tuple([(cut[0], 1) if cut and cut[0] in strided else cut for cut in cuts])
+
+
 def several_of(
     name: str, schema: OpSchema, specs: Sequence[DTensorSpec], *, views_alone: bool = False
 ) -> Any | None:
@@ -167,6 +188,8 @@ def several_of(
     if not way or metas is None:
         return None
     first, found = way
+    if _read_one_way(found[-1].shape, found[-1].cuts, spec) != found[-1].cuts:
+        return None
     if views_alone and (first != cuts or not any(cuts) or any(step.movement for step in found)):
         return None
     runners: list[Runner | None] = []

@@ -36,7 +36,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     is_by_elements,
     mesh_dim_text,
 )
-from cute_sharding.redistribution.chains import Chains
+from cute_sharding.redistribution.chains import Chains, cutting
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, received_by
 from cute_sharding.redistribution.planner import plan_steps
@@ -325,8 +325,13 @@ def prepare(
     by = (network or Network.of_programs(mesh)).checked(mesh)
     steps = plan_steps(shape, mesh, held, target, by, memory_limit, groups, native)
     shown = (network or Network.default(mesh)).checked(mesh)
-    cuts_first = not any(step.communicates for step in steps) and all(
-        is_by_elements(before[m]) for m in changes.foreign
+    # Devices that reduce together have to hold the same rows still.
+    cuts_first = (
+        bool(changes.foreign)
+        and handed_out is None
+        and cutting(target).isdisjoint(changes.foreign)
+        and not any(step.communicates for step in steps)
+        and all(is_by_elements(before[m]) for m in changes.foreign)
     )
     return Prepared(
         RedistributionPlan(shape, mesh, held, Held(target), steps, shown),
