@@ -85,6 +85,11 @@ def _turned(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> list[Step
     return [Step("torch.flip", ((b if turns % 4 == 1 else a,),)), Step(PERMUTE, (tuple(order),))]
 
 
+def _squeezed(x: Shape, *dims: int | Sequence[int]) -> list[Step]:
+    """A copy without dims of size 1: of the tensor, not of what a device holds of it."""
+    return [Step("torch.squeeze", dims)]
+
+
 def _narrowed(x: Shape, dim: int, start: int, length: int) -> list[Step] | None:
     """A slice, given by its length."""
     if not x or not -x[dim] <= start <= x[dim]:
@@ -163,6 +168,9 @@ SEVERAL: dict[str, Rule] = {
     "col2im.default": _of_columns,
     "rot90.default": _turned,
     "narrow_copy.default": _narrowed,
+    "squeeze_copy.default": _squeezed,
+    "squeeze_copy.dim": _squeezed,
+    "squeeze_copy.dims": _squeezed,
 }
 """By overload, from the operand's shape and the arguments to the steps; None: none are known.
 

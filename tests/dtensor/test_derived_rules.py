@@ -2,11 +2,15 @@
 stand-in mesh of one device.
 """
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
+from op_programs import assert_close
 from simulation import distribute, ranks_of
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 
@@ -36,3 +40,30 @@ def test_what_is_right_on_one_device_is_not_taken_for_right_on_four(name, dim):
         ours, values = run()
     assert ours == stock
     torch.testing.assert_close(values, want)
+
+
+@pytest.mark.parametrize("movement", [False, True])
+def test_a_squeezed_copy_loses_dims_of_the_tensor_alone(movement):
+    """Not those that have one row on some device; and it is in memory of its own."""
+    full = torch.arange(25.0).reshape(5, 1, 5, 1)
+    cuts = [Replicate(), Shard(0), Shard(2), Shard(3), _StridedShard(0, split_factor=3)]
+    squeezes = [
+        torch.squeeze_copy,
+        lambda x: torch.squeeze_copy(x, 1),
+        lambda x: torch.squeeze_copy(x, (1, 3)),
+    ]
+    for placements in product(cuts, [*cuts[:4]]):
+        for squeeze in squeezes:
+            with ranks_of((2, 2)), cute_sharding.enabled(movement=movement, redistribution=True):
+                x = distribute(full, (2, 2), placements).requires_grad_()
+                result = squeeze(x)
+                (gradient,) = torch.autograd.grad((result * result).sum(), x)
+                with torch.no_grad():
+                    copied = squeeze(x).mul_(2)
+                for found, wanted in (
+                    (result, squeeze(full)),
+                    (gradient, 2 * full),
+                    (copied, 2 * squeeze(full)),
+                    (x.detach(), full),
+                ):
+                    assert_close(found.detach(), wanted, str(placements))

@@ -190,7 +190,12 @@ def several_of(
     first, found = way
     if _read_one_way(found[-1].shape, found[-1].cuts, spec) != found[-1].cuts:
         return None
-    if views_alone and (first != cuts or not any(cuts) or any(step.movement for step in found)):
+    is_wrong_otherwise = name.startswith("squeeze_copy")
+    if views_alone and (
+        (first != cuts and not is_wrong_otherwise)
+        or not any(cuts)
+        or any(step.movement for step in found)
+    ):
         return None
     runners: list[Runner | None] = []
     for step in found:

@@ -49,7 +49,9 @@ class Steps:
                     lambda rank, x, step=step: _viewed(x, step, place(mesh, rank), mesh),
                     local,
                 )
-        return local.contiguous()
+        # Nothing but views: the result is a copy all the same.
+        is_copied = any(m or s.step.op == PERMUTE for s, m in zip(self.steps, self.movements))
+        return local.contiguous() if is_copied else local.clone()
 
 
 def _viewed(local: torch.Tensor, to: Placed, device: Sequence[int], mesh: Any) -> torch.Tensor:
