@@ -145,17 +145,30 @@ def redistribute_local_tensor(
     if plan.steps and counted:
         count_moves(found.traffic)
     with _recorded(plan, local, before, after, is_explicit):
-        if not found.cuts_first:
-            local = _without_foreign(found, local, mesh, before, after)
-        if is_symbolic:
-            local = run_on_symbols(plan, local, current)
-        else:
-            is_async = async_op and not found.made and not found.cuts_first
-            local = run(plan.steps, local, mesh, async_op=is_async)
-        if found.cuts_first:
-            local = _without_foreign(found, local, mesh, before, after)
-        for m in found.made:
-            local = redistribution_hook.partition_value(after[m], local, mesh, m)
+        return _done(found, local, current, target, async_op=async_op)
+
+
+def _done(
+    found: Prepared,
+    local: torch.Tensor,
+    current: DTensorSpec,
+    target: DTensorSpec,
+    *,
+    async_op: bool,
+) -> torch.Tensor:
+    """The local tensor after the plan, and what placements do by methods of their own."""
+    mesh, before, after = current.mesh, tuple(current.placements), tuple(target.placements)
+    if not found.cuts_first:
+        local = _without_foreign(found, local, mesh, before, after)
+    if symints.is_symbolic(tuple(current.shape)):
+        local = run_on_symbols(found.plan, local, current)
+    else:
+        is_async = async_op and not found.made and not found.cuts_first
+        local = run(found.plan.steps, local, mesh, async_op=is_async)
+    if found.cuts_first:
+        local = _without_foreign(found, local, mesh, before, after)
+    for m in found.made:
+        local = redistribution_hook.partition_value(after[m], local, mesh, m)
     return local
 
 
