@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from op_programs import assert_close
 from simulation import distribute, ranks_of
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
@@ -67,3 +68,37 @@ def test_a_squeezed_copy_loses_dims_of_the_tensor_alone(movement):
                     (x.detach(), full),
                 ):
                     assert_close(found.detach(), wanted, str(placements))
+
+
+@pytest.mark.parametrize("movement", [False, True])
+def test_what_is_made_by_views_alone_is_in_memory_of_its_own(movement):
+    """Also where a permutation moves nothing but dims of one row; and it lies row by row."""
+    cases = [
+        (lambda x: F.pixel_shuffle(x, 1), (2, 2, 2), Shard(0)),
+        (lambda x: F.pixel_shuffle(x, 2), (4, 16, 1, 1), Shard(0)),
+        (lambda x: F.pixel_unshuffle(x, 2), (4, 3, 2, 2), Shard(0)),
+        (lambda x: torch.squeeze_copy(x.transpose(0, 1)), (4, 8), Shard(1)),
+    ]
+    for op, shape, cut in cases:
+        full = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+        with ranks_of((2,)), cute_sharding.enabled(movement=movement):
+            x = distribute(full, (2,), [cut])
+            result = op(x)
+            locals_ = result._local_tensor._local_tensors.values()
+            assert all(local.is_contiguous() for local in locals_)
+            result.add_(100)
+            assert_close(x, full, str(shape))
+            assert_close(result, op(full) + 100, str(shape))
+
+
+def test_what_is_pending_beside_strided_shards_stays_so():
+    """Where the op leaves the cut dims as they are there is nothing to do for it."""
+    full = torch.arange(8.0 * 4 * 9).reshape(8, 4, 9)
+    with ranks_of((2, 2)), cute_sharding.enabled(movement=True):
+        x = distribute(full, (2, 2), [Partial("max"), _StridedShard(1, split_factor=2)])
+        for op in (lambda x: x[1:], lambda x: x.flip((0, 2)), lambda x: torch.cat([x, x])):
+            with CommDebugMode() as communicated:
+                result = op(x)
+            assert tuple(result.placements) == tuple(x.placements)
+            assert not communicated.get_total_counts()
+            assert_close(result, op(full), "pending")

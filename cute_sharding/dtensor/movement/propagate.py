@@ -141,7 +141,8 @@ def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Cho
     """The results' placements; None where the op is nothing but itself on each device."""
     cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
     # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
-    # has fewer rows than devices.
+    # has fewer rows than devices; and strided shards beside what is pending, of which a signature
+    # finishes the reduction.
     anyway = (
         registry.is_derived(op)
         or (
@@ -149,6 +150,7 @@ def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Cho
             and any(cut for some in cuts for cut in some)
         )
         or any(_has_few_rows(spec, tuple(spec.shape)) for spec in specs)
+        or {Partial, StridedShard} <= {type(p) for spec in specs for p in spec.placements}
     )
     mesh = tuple(specs[0].mesh.shape)
     choice = chosen(move, cuts, mesh, anyway=anyway, spare=_spare(name, specs))
@@ -232,12 +234,20 @@ def _is_known(specs: Sequence[DTensorSpec]) -> bool:
             or DTensorSpec.is_default_device_order(spec.shard_order)
             for spec in specs
         )
-        and all(
-            not spec.use_strided_shard_as_shard_order
-            or agree(tuple(spec.shape), spec, tuple(spec.placements))
-            for spec in specs
-        )
+        and all(map(_is_read_one_way, specs))
     )
+
+
+def _is_read_one_way(spec: DTensorSpec) -> bool:
+    """Whether its placements say which rows devices have, whatever the order; of symbolic sizes
+    that is said of none.
+    """
+    shape, placements = tuple(spec.shape), tuple(spec.placements)
+    if not spec.use_strided_shard_as_shard_order:
+        return True
+    if symints.is_symbolic(shape):
+        return tensor_specs.decoded_order(placements, spec.mesh) is None
+    return agree(shape, spec, placements)
 
 
 def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:

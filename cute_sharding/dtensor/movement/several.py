@@ -13,7 +13,7 @@ import torch
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.redistributing.ranks import on_each_rank, place
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
-from cute_sharding.dtensor.torch_private import collective_ops
+from cute_sharding.dtensor.torch_private import collective_ops, dispatch_modes, local_tensors
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
 from cute_sharding.movement.steps import PERMUTE, Placed
 from cute_sharding.redistribution.chains import chain_of, chains_of
@@ -37,7 +37,8 @@ class Steps:
     placements: tuple[Placement, ...]
 
     def __call__(self, local: torch.Tensor, *_: Any) -> torch.Tensor:
-        local, mesh = collective_ops.waited(local), self.spec.mesh
+        given = local = collective_ops.waited(local)
+        mesh = self.spec.mesh
         if self.placements != tuple(self.spec.placements):
             target = DTensorSpec(mesh, self.placements, self.spec.tensor_meta)
             local = redistribute_local_tensor(local, self.spec, target, counted=False)
@@ -49,9 +50,17 @@ class Steps:
                     lambda rank, x, step=step: _viewed(x, step, place(mesh, rank), mesh),
                     local,
                 )
-        # Nothing but views: the result is a copy all the same.
-        is_copied = any(m or s.step.op == PERMUTE for s, m in zip(self.steps, self.movements))
-        return local.contiguous() if is_copied else local.clone()
+        return on_each_rank(lambda _, x, y: _own(x, y), local, given)
+
+
+def _own(x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """In memory of its own, row by row: these ops are no views, though all their steps may be."""
+    is_shared = (
+        dispatch_modes.is_tracing()
+        or local_tensors.is_imagined(x)
+        or x.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    )
+    return x.clone(memory_format=torch.contiguous_format) if is_shared else x.contiguous()
 
 
 def _viewed(local: torch.Tensor, to: Placed, device: Sequence[int], mesh: Any) -> torch.Tensor:
