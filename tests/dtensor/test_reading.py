@@ -244,3 +244,25 @@ def test_what_movements_give_is_read_in_one_way(name, program, redistribution):
         for found, whole in ((result, wanted.detach()), (gradient, wanted_gradient)):
             replica = found.redistribute(placements=[Replicate(), Replicate()])
             assert all(torch.equal(local, whole) for local in everywhere(replica)), name
+
+
+@pytest.mark.parametrize("movement", [False, True])
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("stack", lambda x, y: torch.stack([x, y])),
+        ("cat", lambda x, y: torch.cat([x, y])),
+        ("slice", lambda x, y: torch.cat([x[1:], y[:3]])),
+        ("flip", lambda x, y: torch.stack([x.flip(0), y], 1)),
+    ],
+)
+def test_tensors_of_both_readings_meet(name, program, movement):
+    """The spec is one, and so no rule that reads specs alone may keep such cuts beside one another:
+    torch keeps them, and then raises, or has the rows of one beside others of the other.
+    """
+    one, other = torch.arange(27.0).reshape(9, 3), 100 + torch.arange(27.0).reshape(9, 3)
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=True, movement=movement):
+        x, y = laid(one, by_order=True), laid(other, by_order=False)
+        assert tuple(x.placements) == tuple(y.placements)
+        result = program(x, y).redistribute(placements=[Replicate(), Replicate()])
+        assert all(torch.equal(local, program(one, other)) for local in everywhere(result)), name

@@ -351,15 +351,17 @@ def _is_right_in_torch(question: Question) -> bool:
     """Whether torch's own answer is known to be right. (A mesh of one device is its stand-in for
     ops that it decomposes: what holds there is to hold anywhere.)
     """
-    if not question.is_strided and not plain_shards_go_wrong(question.schema, question.specs):
+    if all(spec.mesh.size() == 1 for spec in question.specs):
         return True
-    if question.row is None and (
+    if plain_shards_go_wrong(question.schema, question.specs):
+        return False
+    if not question.is_strided:
+        return True
+    return question.row is None and (
         question.name in VIEWS
         or question.name in CARRIED
         or op_schemas.keeps_any_cut(question.schema.op)
-    ):
-        return True
-    return all(spec.mesh.size() == 1 for spec in question.specs)
+    )
 
 
 def _signed(question: Question) -> Any | None:
