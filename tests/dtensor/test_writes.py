@@ -3,12 +3,14 @@ also where the view could not be had without communication.
 """
 
 import random
+from itertools import product
 
 import pytest
 import torch
 from drawing import draw_placements
 from simulation import assert_holds, distribute, mesh_of, number, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
@@ -327,3 +329,21 @@ def test_norms_of_devices_without_elements():
                         expected,
                     )
         assert distribute(number((1,)) + 2, (2,), [_StridedShard(0, split_factor=3)]).item() == 2.0
+
+
+def test_norms_of_devices_without_elements_of_other_dims():
+    """What is cut is not reduced: a device without rows has a norm of none, and nothing moves."""
+    with ranks_of((4,)), cute_sharding.enabled():
+        for order, placement, dim in product(
+            (float("inf"), float("-inf"), -1.0),
+            (_StridedShard(0, split_factor=2), Shard(0)),
+            (1, [1], -1, [-1]),
+        ):
+            x = distribute(number((3, 5)) + 1, (4,), [placement])
+            with plain():
+                expected = torch.linalg.vector_norm(number((3, 5)) + 1, order, dim)
+            with CommDebugMode() as communicated:
+                norm = torch.linalg.vector_norm(x, order, dim)
+            assert communicated.get_total_counts() == 0
+            assert norm.placements == x.placements
+            assert_holds(norm, expected)

@@ -292,13 +292,27 @@ def _is_drawn_by_ranks(question: Question) -> bool:
 
 def _is_extreme_of_nothing(question: Question) -> bool:
     """Of no elements there is no largest and no smallest: with such an order (see _extreme) torch's
-    norms raise on devices that have none, as does item().
+    norms raise on devices that have no row of what they reduce, as does item().
     """
-    return (
-        question.name in ("linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar")
-        and _extreme(question.schema)
-        and any(map(some_device_is_empty, question.specs))
-    )
+    if question.name not in (
+        "linalg_vector_norm.default",
+        "norm.Scalar",
+        "_foreach_norm.Scalar",
+    ) or not _extreme(question.schema):
+        return False
+    dims = None
+    if question.name == "linalg_vector_norm.default":
+        dims = _reduced_dims(question.schema)
+    return any(some_device_is_empty(spec, dims) for spec in question.specs)
+
+
+def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
+    """Those that a norm names; None: all."""
+    named = schema.args_schema[2] if len(schema.args_schema) > 2 else None
+    if named is None or named == []:
+        return None
+    ndim = max(len(schema.args_schema[0].shape), 1)
+    return frozenset(d % ndim for d in ([named] if isinstance(named, int) else named))
 
 
 def _is_told_sizes(question: Question) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from cute_sharding.dtensor.redistributing.reading import agree
@@ -36,9 +36,9 @@ def is_uneven(spec: DTensorSpec) -> bool:
     return False
 
 
-def some_device_is_empty(spec: DTensorSpec) -> bool:
-    """For the sizes of this call, where they are symbols. Nobody knows it of placements that are
-    not known.
+def some_device_is_empty(spec: DTensorSpec, dims: Collection[int] | None = None) -> bool:
+    """Whether some device has no row of one of these dims, or of any. For the sizes of this call,
+    where they are symbols. Nobody knows it of placements that are not known.
     """
     if not are_known(spec.placements):
         return False
@@ -54,7 +54,7 @@ def some_device_is_empty(spec: DTensorSpec) -> bool:
                 for n in counts[d]
                 for device in kinds_of_device(n, factor, parts)
             }
-    return any(0 in some for some in counts)
+    return any(0 in some for d, some in enumerate(counts) if dims is None or d in dims)
 
 
 def can_be_carried(spec: DTensorSpec) -> bool:
