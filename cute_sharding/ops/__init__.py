@@ -5,8 +5,8 @@
 - :mod:`.assign`: which mesh dim cuts which name, where the fewest elements are received.
 """
 
-from cute_sharding.ops.assign import Assignment, Operand, assign
+from cute_sharding.ops.assign import Assignment, Linear, Operand, assign
 from cute_sharding.ops.signature import Signature, parse
 from cute_sharding.ops.table import TABLE, Row
 
-__all__ = ["TABLE", "Assignment", "Operand", "Row", "Signature", "assign", "parse"]
+__all__ = ["TABLE", "Assignment", "Linear", "Operand", "Row", "Signature", "assign", "parse"]

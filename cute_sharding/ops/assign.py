@@ -10,7 +10,7 @@ remains is cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -32,7 +32,34 @@ Part: TypeAlias = "Cut | str"
 # Combinations weighed at most; with more, the mesh dims are decided one after the other.
 COMBINATIONS = 512
 
+# Reductions that stay pending in the result of what is linear; and in that of what does nothing but
+# copy elements, or fill with zeros, which all of them leave as they are.
 LINEAR = ("sum", "avg")
+COPIED = (*LINEAR, "product", "max", "min", "band", "bor", "bxor")
+
+ALL = -1  # operands that go together
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The operands of which what is pending may stay so: that a reduction of results is the result
+    of reduced operands.
+
+    Attributes:
+        operands: by position; None: all.
+        kept: the reductions of which that holds.
+        together: it holds only where the reduction is pending of all of these operands.
+
+    >>> flip, greatest = parse("[m] n -> [m] n", (2,)), Operand((8, 8), ("max",))
+    >>> assign(flip, [greatest], (4,), linear=(0,)).results  # as of sums, by themselves
+    ((None,),)
+    >>> assign(flip, [greatest], (4,), linear=Linear((0,), ("max",))).results
+    (('max',),)
+    """
+
+    operands: tuple[int, ...] | None = ()
+    kept: tuple[str, ...] = LINEAR
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +104,7 @@ class Assignment:
 @dataclass(frozen=True)
 class _Choice:
     """Of one mesh dim: the name that it cuts and the split factor; or the operand whose reduction
-    stays pending, and its op; or neither.
+    stays pending, or ALL of those that go together, and its op; or neither.
     """
 
     name: str | None = None
@@ -92,7 +119,7 @@ def assign(
     mesh: Sequence[int],
     *,
     reduce: str | None = "sum",
-    linear: Sequence[int] = (),
+    linear: Linear | Sequence[int] = (),
     filled: bool | frozenset[str] = False,
 ) -> Assignment:
     """The assignment under which the fewest elements are received; of several, one that leaves
@@ -103,7 +130,8 @@ def assign(
         operands: the tensors, as they are.
         mesh: the mesh's sizes.
         reduce: the reduction that a contracted name leaves pending; None: such names are whole.
-        linear: the operands, by position, of whose sum the result is the sum (or the average).
+        linear: the operands of which what is pending may stay so; by position, those of whose sum
+            the result is the sum (or the average).
         filled: the names of which no device may be left without rows; True: all of them.
 
     Raises:
@@ -115,12 +143,16 @@ def assign(
     ((('sum',),), 0)
     """
     operands, mesh = tuple(operands), tuple(mesh)
+    if not isinstance(linear, Linear):
+        linear = Linear(tuple(linear))
+    elif linear.operands is None:
+        linear = replace(linear, operands=tuple(range(len(operands))))
     return _assigned(
         signature.fitted([operand.shape for operand in operands]),
         operands,
         mesh,
         reduce,
-        tuple(linear),
+        linear,
         filled,
     )
 
@@ -131,7 +163,7 @@ def _assigned(
     operands: tuple[Operand, ...],
     mesh: tuple[int, ...],
     reduce: str | None,
-    linear: tuple[int, ...],
+    linear: Linear,
     filled: bool | frozenset[str],
 ) -> Assignment:
     sizes = signature.sizes([operand.shape for operand in operands])
@@ -142,7 +174,7 @@ def _assigned(
         nonlocal best
         if not _allowed(signature, sizes, choices, mesh, reduce, filled):
             return
-        targets = tuple([_of_operand(signature, i, choices) for i in range(len(operands))])
+        targets = tuple([_of_operand(signature, i, choices, linear) for i in range(len(operands))])
         if any(map(_changes_reduction, operands, targets)):
             return
         received = sum(
@@ -183,15 +215,19 @@ def _options(
     operands: tuple[Operand, ...],
     m: int,
     reduce: str | None,
-    linear: tuple[int, ...],
+    linear: Linear,
 ) -> list[_Choice]:
     """What one mesh dim may do: what it does to one of the operands already, or nothing."""
     found: dict[_Choice, None] = {}
     for i, (operand, names) in enumerate(zip(operands, signature.operands)):
         part = operand.parts[m]
         if isinstance(part, str):
-            if i in linear and part in LINEAR:
+            if i not in (linear.operands or ()) or part not in linear.kept:
+                continue
+            if not linear.together:
                 found[_Choice(pending=i, op=part)] = None
+            elif all(operands[k].parts[m] == part for k in linear.operands or ()):
+                found[_Choice(pending=ALL, op=part)] = None
         elif part is not None:
             name = names[part[0]]
             if (
@@ -260,13 +296,15 @@ def _rows(
     return rows
 
 
-def _of_operand(signature: Signature, i: int, choices: Sequence[_Choice]) -> tuple[Part, ...]:
+def _of_operand(
+    signature: Signature, i: int, choices: Sequence[_Choice], linear: Linear
+) -> tuple[Part, ...]:
     names = signature.operands[i]
     result: list[Part] = []
     for choice in choices:
         if choice.name is not None and choice.name in names:
             result.append((names.index(choice.name), choice.split_factor))
-        elif choice.pending == i:
+        elif choice.pending == i or (choice.pending == ALL and i in (linear.operands or ())):
             result.append(choice.op)
         elif i in signature.added and (
             choice.pending is not None

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
@@ -54,7 +56,7 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             operands,
             tuple(specs[0].mesh.shape),
             reduce=None if symbolic and reduce != "sum" else reduce,
-            linear=row.linear,
+            linear=() if row.bools and not _are_bools(specs) else row.linear,
             filled=row.filled,
         )
     except ValueError as error:
@@ -76,6 +78,11 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             found.received,
         )
     return answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+
+
+def _are_bools(specs: Sequence[DTensorSpec]) -> bool:
+    metas = [spec.tensor_meta for spec in specs]
+    return all(meta is not None and meta.dtype is torch.bool for meta in metas)
 
 
 def _read_as_order(specs: Sequence[DTensorSpec]) -> set[bool | None]:

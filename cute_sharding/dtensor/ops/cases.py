@@ -308,10 +308,11 @@ def _is_extreme_of_nothing(question: Question) -> bool:
 
 def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
     """Those that a norm names; None: all."""
-    named = schema.args_schema[2] if len(schema.args_schema) > 2 else None
+    first: Any = schema.args_schema[0]
+    named: Any = schema.args_schema[2] if len(schema.args_schema) > 2 else None
     if named is None or named == []:
         return None
-    ndim = max(len(schema.args_schema[0].shape), 1)
+    ndim = max(len(first.shape), 1)
     return frozenset(d % ndim for d in ([named] if isinstance(named, int) else named))
 
 
@@ -342,6 +343,21 @@ def _is_pending_pointwise(question: Question) -> bool:
         and question.name not in BY_OVERLOAD
         and op_schemas.is_pointwise(question.schema.op)
         and not question.schema.op._schema.is_mutable
+    )
+
+
+def _is_pending_of_bools(question: Question) -> bool:
+    """Whether a reduction may stay pending of which torch knows nothing: what is among any device's
+    elements (isin) is a maximum of bools, and so is whether any of it is true.
+    """
+    return (
+        question.row is not None
+        and question.row.bools
+        and any(
+            isinstance(p, Partial) and p.reduce_op in ("max", "min")
+            for spec in question.specs
+            for p in spec.placements
+        )
     )
 
 
@@ -405,6 +421,7 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (_is_told_sizes, _gate(Shard, StridedShard)),
     (_is_derived, _signed),
     (_is_pending_pointwise, _pending_pointwise),
+    (_is_pending_of_bools, _signed),
     (_is_right_in_torch, _torchs),
     (lambda question: question.row is not None, _signed),
     (
