@@ -56,8 +56,11 @@ def pytest_collection_modifyitems(config, items):
     for (path, _), parameters in tests.items():
         one_in = asked or (ONE_IN if ADAPTER in path.parents else 1)
         parameters = [item for item in parameters if item not in left_out]
-        ordered = sorted(parameters, key=lambda item: crc32(item.name.partition("[")[2].encode()))
-        left_out |= {*ordered[-(-len(ordered) // one_in) :]}
+        alike = defaultdict(list)
+        for item in parameters:
+            alike[drawn_by(item)].append(item)
+        drawn = sorted(alike, key=lambda name: crc32(name.encode()))
+        left_out |= {item for name in drawn[-(-len(drawn) // one_in) :] for item in alike[name]}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
@@ -75,6 +78,16 @@ def share(request):
     make thorough, a third in make test.
     """
     return lambda n: n if request.config.getoption("--one-in") == 1 else -(-n // 3)
+
+
+def drawn_by(item):
+    """The text by which a test is drawn: its parameters, or the one of them that a mark
+    ``drawn_by`` names. All tests of that one run or none, where they share what takes long.
+    """
+    mark, given = item.get_closest_marker("drawn_by"), getattr(item, "callspec", None)
+    if mark is not None and given is not None and mark.args[0] in given.params:
+        return str(given.params[mark.args[0]])
+    return item.name.partition("[")[2]
 
 
 def is_long(item):

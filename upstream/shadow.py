@@ -24,15 +24,25 @@ def shadow(site: Path, folder: Path, changed: Iterable[str]) -> None:
 def _mirror(site: Path, folder: Path, at: Path, own: set[Path], above: set[Path]) -> None:
     for entry in (site / at).iterdir():
         path = at / entry.name
-        if entry.name == "__pycache__" or (at == Path() and _is_left_out(entry.name)):
+        if at == Path() and _is_left_out(entry.name):
             continue
-        if path in above:
+        if entry.name == "__pycache__":
+            _link_compiled(entry, folder / path, {each.stem for each in own if each.parent == at})
+        elif path in above:
             (folder / path).mkdir(exist_ok=True)
             _mirror(site, folder, path, own, above)
         elif path in own:
             (folder / path).write_bytes(entry.read_bytes())
         else:
             (folder / path).symlink_to(entry)
+
+
+def _link_compiled(compiled: Path, folder: Path, changed: set[str]) -> None:
+    """Also the bytecode of what is linked: its sources are the same files."""
+    folder.mkdir()
+    for entry in compiled.iterdir():
+        if entry.name.partition(".")[0] not in changed:
+            (folder / entry.name).symlink_to(entry)
 
 
 def _is_left_out(name: str) -> bool:

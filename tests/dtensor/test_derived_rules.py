@@ -43,17 +43,20 @@ def test_what_is_right_on_one_device_is_not_taken_for_right_on_four(name, dim):
     torch.testing.assert_close(values, want)
 
 
+CUTS = [Replicate(), Shard(0), Shard(2), Shard(3), _StridedShard(0, split_factor=3)]
+
+
 @pytest.mark.parametrize("movement", [False, True])
-def test_a_squeezed_copy_loses_dims_of_the_tensor_alone(movement):
+@pytest.mark.parametrize("first", CUTS, ids=str)
+def test_a_squeezed_copy_loses_dims_of_the_tensor_alone(first, movement):
     """Not those that have one row on some device; and it is in memory of its own."""
     full = torch.arange(25.0).reshape(5, 1, 5, 1)
-    cuts = [Replicate(), Shard(0), Shard(2), Shard(3), _StridedShard(0, split_factor=3)]
     squeezes = [
         torch.squeeze_copy,
         lambda x: torch.squeeze_copy(x, 1),
         lambda x: torch.squeeze_copy(x, (1, 3)),
     ]
-    for placements in product(cuts, [*cuts[:4]]):
+    for placements in product([first], CUTS[:4]):
         for squeeze in squeezes:
             with ranks_of((2, 2)), cute_sharding.enabled(movement=movement, redistribution=True):
                 x = distribute(full, (2, 2), placements).requires_grad_()

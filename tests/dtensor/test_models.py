@@ -15,7 +15,7 @@ from models_program import PROGRAMS, WORLD
 
 from cute_sharding import _settings
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.drawn_by("name")]
 
 # for the slowest of machines; what waits for ever fails sooner, by the timeout of its process group
 SECONDS = 300
