@@ -13,8 +13,8 @@ REPOSITORY = Path(__file__).parent.parent
 
 # Of each test's parameters, make test runs one in so many of those in tests/dtensor, and pytest
 # says how many it has left out: they compile and start processes, and on a slow machine all of
-# them take half an hour. make thorough and make releases run all, make quick fewer.
-ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 6
+# them take half an hour. make thorough, each night, and make releases run all, make quick fewer.
+ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 10
 
 # Files that take half a minute of computing or more.
 LONGEST = (
@@ -54,7 +54,9 @@ def pytest_collection_modifyitems(config, items):
     if asked != 1:
         left_out |= {item for some in tests.values() for item in some if is_long(item)}
     for (path, _), parameters in tests.items():
-        one_in = asked or (ONE_IN if ADAPTER in path.parents else 1)
+        mark = parameters[0].get_closest_marker("one_in")
+        by_place = ONE_IN if ADAPTER in path.parents else 1
+        one_in = asked or (mark.args[0] if mark else by_place)
         parameters = [item for item in parameters if item not in left_out]
         alike = defaultdict(list)
         for item in parameters:
@@ -74,10 +76,19 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session")
 def share(request):
-    """How many of so many draws a test makes where each is compiled, or run on all ranks: all in
-    make thorough, a third in make test.
+    """How many of so many draws a test makes where each is compiled, or run on all ranks or in a
+    process: all in make thorough, one in ``one_in`` in make test.
     """
-    return lambda n: n if request.config.getoption("--one-in") == 1 else -(-n // 3)
+    every = request.config.getoption("--one-in") == 1
+    return lambda n, one_in=5: n if every else -(-n // one_in)
+
+
+@pytest.fixture(scope="session")
+def some_of(share):
+    """Of names as many, drawn by themselves."""
+    return lambda names, one_in: sorted(names, key=lambda name: crc32(name.encode()))[
+        : share(len(names), one_in)
+    ]
 
 
 def drawn_by(item):

@@ -82,21 +82,17 @@ def run(arguments, site, stdin=None, **flags):
 
 
 @pytest.mark.parametrize("flag", PARTS)
-def test_first_imports(flag, site, tmp_path):
-    failed, errors = forked(
-        {name: f"import {name}" + CHECK for name in IMPORTS}, site, tmp_path, **{flag: "1"}
-    )
+def test_first_imports(flag, some_of, site, tmp_path):
+    programs = {name: f"import {name}" + CHECK for name in some_of(IMPORTS, 2)}
+    failed, errors = forked(programs, site, tmp_path, **{flag: "1"})
     assert not failed, errors
 
 
 @pytest.mark.parametrize("flag", PARTS)
-def test_first_uses(flag, site, tmp_path):
-    failed, errors = forked(
-        {name: program + CHECK for name, program in PROGRAMS.items() if "__main__" not in program},
-        site,
-        tmp_path,
-        **{flag: "1"},
-    )
+def test_first_uses(flag, some_of, site, tmp_path):
+    names = some_of([name for name, text in PROGRAMS.items() if "__main__" not in text], 2)
+    programs = {name: PROGRAMS[name] + CHECK for name in names}
+    failed, errors = forked(programs, site, tmp_path, **{flag: "1"})
     for name in failed:
         assert_fails_so_without(PROGRAMS[name], site, tmp_path, errors)
 

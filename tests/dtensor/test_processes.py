@@ -44,31 +44,31 @@ def spawn(function, world, *args):
             process.join()
 
 
-def test_views_on_three(tmp_path):
-    run(3, tmp_path, ("views", [0, 1, 2], 60))
+def test_views_on_three(share, tmp_path):
+    run(3, tmp_path, ("views", [0, 1, 2], share(60, 3)))
 
 
 def test_views_on_four(tmp_path):
     run(4, tmp_path, ("views", [0, 1, 2, 3], 30), ("views", [[0, 1], [2, 3]], 30), ("slices",))
 
 
-def test_movements(tmp_path):
+def test_movements(share, tmp_path):
     run(
         4,
         tmp_path,
         *[
-            (movement_worker.movements, ranks, 60)
+            (movement_worker.movements, ranks, share(60, 3))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
 
 
-def test_writes_to_movements_and_reads(tmp_path):
+def test_writes_to_movements_and_reads(share, tmp_path):
     run(
         4,
         tmp_path,
         *[
-            (movement_worker.writes_and_reads, ranks, 40)
+            (movement_worker.writes_and_reads, ranks, share(40, 3))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
@@ -108,8 +108,9 @@ def test_slices_of_any_size_in_one_graph(tmp_path):
     run(4, tmp_path, (movement_worker.slices_of_any_size,))
 
 
-def test_movements_of_any_size_in_one_graph(tmp_path):
-    run(4, tmp_path, (movement_worker.movements_of_any_size,))
+def test_movements_of_any_size_in_one_graph(some_of, tmp_path):
+    names = some_of([*movement_worker.OF_ANY_SIZE], 3)
+    run(4, tmp_path, (movement_worker.movements_of_any_size, names))
 
 
 def test_meshes_whose_ranks_do_not_ascend(tmp_path):
@@ -117,12 +118,12 @@ def test_meshes_whose_ranks_do_not_ascend(tmp_path):
     run(4, tmp_path, *[("distributed", ranks) for ranks in meshes])
 
 
-def test_redistributions(tmp_path):
+def test_redistributions(share, tmp_path):
     run(
         4,
         tmp_path,
         *[
-            ("redistributions", ranks, 40)
+            ("redistributions", ranks, share(40, 3))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
@@ -144,7 +145,7 @@ def test_what_is_gathered_once(tmp_path):
     run(4, tmp_path, ("gathered", [0, 1, 2, 3]), ("gathered", [[0, 1], [2, 3]]))
 
 
-def test_meshes_smaller_than_the_world(tmp_path):
+def test_meshes_smaller_than_the_world(share, tmp_path):
     """Ranks outside come through unharmed; exchanges over two mesh dims need a group of their own
     there.
     """
@@ -152,7 +153,7 @@ def test_meshes_smaller_than_the_world(tmp_path):
         5,
         tmp_path,
         *[
-            (job, ranks, 20)
+            (job, ranks, share(20, 3))
             for ranks in ([3, 1, 4], [[4, 1], [2, 0]])
             for job in ("views", "redistributions", movement_worker.writes_and_reads)
         ],
