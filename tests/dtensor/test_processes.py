@@ -113,9 +113,12 @@ def test_movements_of_any_size_in_one_graph(some_of, tmp_path):
     run(4, tmp_path, (movement_worker.movements_of_any_size, names))
 
 
-def test_meshes_whose_ranks_do_not_ascend(tmp_path):
-    meshes = ([3, 1, 2, 0], [[3, 1], [2, 0]], [[0, 3], [2, 1]], [2, 0], [0, 1, 2, 3])
-    run(4, tmp_path, *[("distributed", ranks) for ranks in meshes])
+@pytest.mark.parametrize(
+    "mesh", [[3, 1, 2, 0], [[3, 1], [2, 0]], [[0, 3], [2, 1]], [2, 0], [0, 1, 2, 3]], ids=str
+)
+@pytest.mark.one_in(2)
+def test_meshes_whose_ranks_do_not_ascend(mesh, tmp_path):
+    run(4, tmp_path, ("distributed", mesh))
 
 
 def test_redistributions(share, tmp_path):
