@@ -3,60 +3,21 @@ rank receives more.
 """
 
 import random
-from collections import Counter
 
 import pytest
 import torch
-import torch.distributed as dist
 from drawing import draw_placements
 from movement_programs import FORWARD, MESHES, PROGRAMS, draw, listed
 from op_programs import assert_close, values
-from simulation import distribute, plain, position, ranks_of
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.utils._python_dispatch import TorchDispatchMode
+from received import Received
+from simulation import distribute, plain, ranks_of
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 import cute_sharding
 
 DRAWS = 1
 # On eight devices torch derives the rule of this one for minutes, if it comes back.
 LEFT_OUT = "pixel_unshuffle"
-
-
-class Received(TorchDispatchMode):
-    """The elements that collectives bring to each rank from others."""
-
-    def __init__(self):
-        super().__init__()
-        self.by_rank = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        if func._opname in FROM_OTHERS and hasattr(args[0], "_local_tensors"):
-            for rank, local in args[0]._local_tensors.items():
-                self.by_rank[rank] += FROM_OTHERS[func._opname](local.numel(), rank, *args[1:])
-        return func(*args, **(kwargs or {}))
-
-
-def _all_to_all(_, rank, receives, sends, group):
-    me = position(
-        rank, dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(group))
-    )
-    return sum(
-        n if isinstance(n, int) else n.node._local_ints[rank]
-        for k, n in enumerate(receives)
-        if k != me
-    )
-
-
-# What a rank receives of others: of its own number of elements, its rank, the arguments.
-FROM_OTHERS = {
-    "all_gather_into_tensor": lambda n, rank, parts, group: n * (parts - 1),
-    "all_to_all_single": _all_to_all,
-    "all_reduce": lambda n, rank, *_: n,
-    "reduce_scatter_tensor": lambda n, rank, op, parts, group: n // parts * (parts - 1),
-    "shard_dim_alltoall": lambda n, rank, *_: n // 2,
-}
 
 
 def ran(program, full, mesh, placements):

@@ -1,10 +1,13 @@
 """Redistribution as programs meet it: inputs of other ops, the switch, slices and norms."""
 
 import random
+from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
 from drawing import draw_placements, draw_shape
+from received import Received
 from simulation import (
     assert_holds,
     cuts_of,
@@ -228,32 +231,30 @@ def test_the_contributions_of_a_norm_move():
             )
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        [Shard(0), Shard(1)],
-        [Shard(1), Shard(0)],
-        [Shard(0), Shard(0)],
-        [Shard(1), Replicate()],
-        [Replicate(), Shard(0)],
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "before", [[Shard(0), Shard(0)], [Shard(0), Shard(2)], [Shard(0), Replicate()]], ids=str
-)
-def test_norms_are_finished(before, after):
-    """Pending on one mesh dim or on two, and handed out in blocks or not."""
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (2, 1, 2)], ids=str)
+@pytest.mark.parametrize("order", [2, 3], ids=str)
+def test_norms_are_finished(order, mesh):
+    """Pending on one mesh dim or on two, and handed out in blocks or not; never for more elements
+    than with torch.
+    """
     full = number((6, 5, 8)) + 1
-    with ranks_of((2, 2)), cute_sharding.enabled(redistribution=True):
-        norm = torch.linalg.vector_norm(distribute(full, (2, 2), before), 2, dim=0).redistribute(
-            placements=after
-        )
-        for rank, expected in locals_of(
-            torch.linalg.vector_norm(full, 2, dim=0), (2, 2), cuts_of(after)
-        ).items():
-            got = norm._local_tensor._local_tensors[rank]
-            assert got.shape == expected.shape and torch.allclose(got, expected)
+    expected = torch.linalg.vector_norm(full, order, dim=0)
+    cuts = [Replicate(), *map(Shard, range(3))]
+    targets = [*product(cuts[:3], repeat=len(mesh))]
+    for before, after in product(product(cuts, repeat=len(mesh)), targets):
+        received = []
+        for is_ours in (False, True):
+            ours = cute_sharding.enabled(redistribution=True) if is_ours else nullcontext()
+            with ranks_of(mesh), ours:
+                norm = torch.linalg.vector_norm(distribute(full, mesh, before), order, dim=0)
+                with Received() as traffic:
+                    found = norm.redistribute(placements=after)
+                received.append(max(traffic.by_rank.values(), default=0))
+            if is_ours:
+                parts = locals_of(expected, mesh, cuts_of(after))
+                for rank, got in found._local_tensor._local_tensors.items():
+                    assert torch.allclose(got, parts[rank]), (before, after)
+        assert received[1] <= received[0], (before, after, received)
 
 
 def test_compiled_graphs_of_other_settings_are_kept_apart():

@@ -14,6 +14,7 @@ import torch
 from cute_sharding.dtensor.bookkeeping.stats import Moved, count_moves, logger
 from cute_sharding.dtensor.compiled.symbols import sizes_at_hand
 from cute_sharding.dtensor.redistributing.executor import run
+from cute_sharding.dtensor.redistributing.foreign import cheapest
 from cute_sharding.dtensor.redistributing.groups import Means, means
 from cute_sharding.dtensor.redistributing.on_symbols import run_on_symbols
 from cute_sharding.dtensor.redistributing.placements import text
@@ -36,7 +37,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     is_by_elements,
     mesh_dim_text,
 )
-from cute_sharding.redistribution.chains import Chains, cutting
+from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, received_by
 from cute_sharding.redistribution.planner import plan_steps
@@ -81,17 +82,18 @@ class Prepared(NamedTuple):
     """A plan, and what placements do by methods of their own: mesh dims whose reduction comes
     before it, and on which the result is made a contribution after it.
 
-    ``handed_out`` is one of the former, whose reduction hands out blocks as they are wanted:
-    nothing is left to do then. ``cuts_first``: all that the plan does is to cut what each device
-    holds, so that less is to be reduced after it.
+    ``handed_out`` are some of the former, whose reductions hand out blocks as they are wanted, in
+    that order; then the others are reduced.
+    ``first``: what is to be done before they are reduced, which is to cut what each device holds,
+    so that there is less to reduce; None: nothing.
     """
 
     plan: RedistributionPlan
     foreign: tuple[int, ...]
     made: tuple[int, ...]
     traffic: Traffic
-    handed_out: int | None = None
-    cuts_first: bool = False
+    handed_out: tuple[int, ...] = ()
+    first: RedistributionPlan | None = None
 
 
 def redistribute_local_tensor(
@@ -139,8 +141,8 @@ def redistribute_local_tensor(
         of_source(source, local),
         of_target(wanted, is_explicit=is_explicit),
     )
-    if found.handed_out is not None and not process_groups.is_ascending(mesh):
-        return _in_two(local, current, target, found.handed_out, counted)
+    if found.handed_out and not process_groups.is_ascending(mesh):
+        return _in_two(local, current, target, found.handed_out[0], counted)
     plan = found.plan
     if plan.steps and counted:
         count_moves(found.traffic)
@@ -158,15 +160,18 @@ def _done(
 ) -> torch.Tensor:
     """The local tensor after the plan, and what placements do by methods of their own."""
     mesh, before, after = current.mesh, tuple(current.placements), tuple(target.placements)
-    if not found.cuts_first:
-        local = _without_foreign(found, local, mesh, before, after)
-    if symints.is_symbolic(tuple(current.shape)):
+    is_symbolic = symints.is_symbolic(tuple(current.shape))
+    if found.first is not None:
+        if is_symbolic:
+            local = run_on_symbols(found.first, local, current)
+        else:
+            local = run(found.first.steps, local, mesh)
+    local = _without_foreign(found, local, mesh, before, after)
+    if is_symbolic:
         local = run_on_symbols(found.plan, local, current)
     else:
-        is_async = async_op and not found.made and not found.cuts_first
+        is_async = async_op and not found.made
         local = run(found.plan.steps, local, mesh, async_op=is_async)
-    if found.cuts_first:
-        local = _without_foreign(found, local, mesh, before, after)
     for m in found.made:
         local = redistribution_hook.partition_value(after[m], local, mesh, m)
     return local
@@ -192,10 +197,10 @@ def _without_foreign(
     after: tuple[Placement, ...],
 ) -> torch.Tensor:
     """The local tensor after the reductions that are placements' own methods."""
+    for m in found.handed_out:
+        local = redistribution_hook.reduce_shard_value(before[m], local, mesh, m, after[m])
     for m in found.foreign:
-        if m == found.handed_out:
-            local = redistribution_hook.reduce_shard_value(before[m], local, mesh, m, after[m])
-        else:
+        if m not in found.handed_out:
             local = redistribution_hook.reduce_value(before[m], local, mesh, m)
     return local
 
@@ -322,11 +327,6 @@ def prepare(
     changes = _changes(mesh, before, after, names)
     if source != target:
         _check_masks(mesh, before, changes.pending, names)
-    handed_out = None
-    if len(changes.foreign) == 1 and changes.foreign == changes.dims:
-        given: Any = after[changes.foreign[0]]
-        if type(given) is Shard and target[given.dim][-1:] == ((changes.foreign[0], 1),):
-            handed_out, source = changes.foreign[0], target
     ops: list[Any] = [getattr(placement, "reduce_op", None) for placement in before]
     held = Held(
         source,
@@ -336,24 +336,18 @@ def prepare(
         ),
     )
     by = (network or Network.of_programs(mesh)).checked(mesh)
-    steps = plan_steps(shape, mesh, held, target, by, memory_limit, groups, native)
     shown = (network or Network.default(mesh)).checked(mesh)
-    # Devices that reduce together have to hold the same rows still.
-    cuts_first = (
-        bool(changes.foreign)
-        and handed_out is None
-        and cutting(target).isdisjoint(changes.foreign)
-        and not any(step.communicates for step in steps)
-        and all(is_by_elements(before[m]) for m in changes.foreign)
-    )
-    return Prepared(
-        RedistributionPlan(shape, mesh, held, Held(target), steps, shown),
-        changes.foreign,
-        changes.made,
-        Traffic(shape, mesh, before, after, steps),
-        handed_out,
-        cuts_first,
-    )
+
+    def plan(start: Held, goal: Chains) -> RedistributionPlan:
+        steps = plan_steps(shape, mesh, start, goal, by, memory_limit, groups, native)
+        return RedistributionPlan(shape, mesh, start, Held(goal), steps, shown)
+
+    foreign = changes.foreign
+    shards = frozenset(m for m in foreign if type(after[m]) is Shard)
+    may_move = all(is_by_elements(before[m]) for m in foreign)
+    way = cheapest(plan, held, target, foreign, shards, may_move=may_move)
+    traffic = Traffic(shape, mesh, before, after, way.steps)
+    return Prepared(way.then, foreign, changes.made, traffic, way.handed_out, way.first)
 
 
 class _Changes(NamedTuple):
