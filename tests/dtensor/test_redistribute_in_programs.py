@@ -233,15 +233,15 @@ def test_the_contributions_of_a_norm_move():
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3), (2, 1, 2)], ids=str)
 @pytest.mark.parametrize("order", [2, 3], ids=str)
-def test_norms_are_finished(order, mesh):
+def test_norms_are_finished(order, mesh, share):
     """Pending on one mesh dim or on two, and handed out in blocks or not; never for more elements
     than with torch.
     """
     full = number((6, 5, 8)) + 1
     expected = torch.linalg.vector_norm(full, order, dim=0)
     cuts = [Replicate(), *map(Shard, range(3))]
-    targets = [*product(cuts[:3], repeat=len(mesh))]
-    for before, after in product(product(cuts, repeat=len(mesh)), targets):
+    pairs = [*product(product(cuts, repeat=len(mesh)), product(cuts[:3], repeat=len(mesh)))]
+    for before, after in random.Random(f"{order} {mesh}").sample(pairs, share(144)):
         received = []
         for is_ours in (False, True):
             ours = cute_sharding.enabled(redistribution=True) if is_ours else nullcontext()
