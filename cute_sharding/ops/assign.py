@@ -49,6 +49,7 @@ class Linear:
         operands: by position; None: all.
         kept: the reductions of which that holds.
         together: it holds only where the reduction is pending of all of these operands.
+        alone: only where nothing else of these changes. What is gathered is more to reduce later.
 
     >>> flip, greatest = parse("[m] n -> [m] n", (2,)), Operand((8, 8), ("max",))
     >>> assign(flip, [greatest], (4,), linear=(0,)).results  # as of sums, by themselves
@@ -60,6 +61,7 @@ class Linear:
     operands: tuple[int, ...] | None = ()
     kept: tuple[str, ...] = LINEAR
     together: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,8 @@ def _assigned(
         targets = tuple([_of_operand(signature, i, choices, linear) for i in range(len(operands))])
         if any(map(_changes_reduction, operands, targets)):
             return
+        if linear.alone and _changes_more(choices, operands, targets):
+            return
         received = sum(
             _received(operand, target, mesh) for operand, target in zip(operands, targets)
         )
@@ -278,6 +282,21 @@ def _changes_reduction(operand: Operand, target: tuple[Part, ...]) -> bool:
     return any(
         isinstance(part, str) and isinstance(wanted, str) and part != wanted
         for part, wanted in zip(operand.parts, target)
+    )
+
+
+def _changes_more(
+    choices: Sequence[_Choice],
+    operands: Sequence[Operand],
+    targets: Sequence[tuple[Part, ...]],
+) -> bool:
+    """Whether what is to stay pending is of an operand that is not as it was."""
+    return any(
+        operand.parts != target
+        for choice in choices
+        if choice.pending is not None
+        for i, (operand, target) in enumerate(zip(operands, targets))
+        if choice.pending in (i, ALL)
     )
 
 

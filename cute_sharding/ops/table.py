@@ -31,8 +31,6 @@ class Row:
             None: such dims are whole.
         linear: the operands of which what is pending may stay so; by position, those of which the
             result is linear, each by itself.
-        bools: whether that holds of operands of bools alone, and what a contracted dim leaves
-            pending of all.
         filled: the names of which no device may be left without rows, since the op refuses to
             compute of nothing, or torch's kernel divides by their number; True: all of them.
 
@@ -46,7 +44,6 @@ class Row:
     reduce: str | Rule | None = None
     linear: Linear | tuple[int, ...] = ()
     filled: bool | frozenset[str] = False
-    bools: bool = False
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
         """The op's signature for those arguments, as :func:`parse` reads it; None: none is known.
@@ -59,14 +56,10 @@ class Row:
         return self.reduce(*args, **kwargs) if callable(self.reduce) else self.reduce
 
 
-# Of ops whose results are elements of the first operand, and zeros; and of several operands.
-_COPIES = Linear((0,), COPIED)
-_BOTH, _ALL = (Linear(which, COPIED, together=True) for which in ((0, 1), None))
-
-
-def _of(*reductions: str) -> Linear:
-    return Linear((0,), reductions)
-
+# Of ops that torch keeps pending what is pending of their operands, whose elements they copy: of
+# others, as triangles, programs there have what is finished, and their next op may need that.
+_COPIES = Linear((0,), COPIED, alone=True)
+_ALL = Linear(None, COPIED, alone=True, together=True)
 
 TABLE: tuple[Row, ...] = (
     # products
@@ -84,12 +77,12 @@ TABLE: tuple[Row, ...] = (
             "_softmax.default",
             "_log_softmax.default",
             "_safe_softmax.default",
+            "cumsum.default",
             "cumprod.default",
             "logcumsumexp.default",
         ),
         dims.along(1),
     ),
-    Row(("cumsum.default",), dims.along(1), linear=(0,)),
     Row(
         ("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
         dims.along(2, alike=2),
@@ -100,17 +93,17 @@ TABLE: tuple[Row, ...] = (
     Row(("topk.default",), dims.topk),
     Row(("max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode.default"), dims.picked(1)),
     Row(("kthvalue.default",), dims.picked(2)),
-    Row(("tril.default", "triu.default"), dims.triangle, linear=_COPIES),
+    Row(("tril.default", "triu.default"), dims.triangle),
     Row(("t.default",), dims.turned, linear=_COPIES),
     Row(("flip.default",), dims.along(1), linear=_COPIES),
     Row(("roll.default",), dims.rolled, linear=_COPIES),
-    Row(("rot90.default",), dims.quarter_turned, linear=_COPIES),
-    Row(("diagonal.default",), dims.diagonal, linear=_COPIES),
-    Row(("trace.default",), "[n] [m] ->", linear=(0,)),
+    Row(("rot90.default",), dims.quarter_turned),
+    Row(("diagonal.default",), dims.diagonal),
+    Row(("trace.default",), "[n] [m] ->"),
     Row(("glu.default",), dims.halved),
     Row(("glu_backward.default",), dims.doubled),
-    Row(("channel_shuffle.default",), dims.channels, linear=_COPIES),
-    Row(("pixel_shuffle.default", "pixel_unshuffle.default"), dims.spatial(3), linear=_COPIES),
+    Row(("channel_shuffle.default",), dims.channels),
+    Row(("pixel_shuffle.default", "pixel_unshuffle.default"), dims.spatial(3)),
     Row(("_fft_c2c.default",), dims.along(1), filled=True),
     Row(("_fft_r2c.default", "_fft_c2r.default"), dims.transformed, filled=True),
     # reductions
@@ -119,17 +112,16 @@ TABLE: tuple[Row, ...] = (
     Row(("nansum.default",), dims.reduced(), "sum"),
     Row(("mean.default",), dims.to_scalar, "avg", (0,)),
     Row(("mean.dim",), dims.reduced(), "avg", (0,)),
-    Row(("amax.default",), dims.reduced(), "max", _of("max")),
-    Row(("amin.default",), dims.reduced(), "min", _of("min")),
-    Row(("max.default",), dims.to_scalar, "max", _of("max")),
-    Row(("min.default",), dims.to_scalar, "min", _of("min")),
-    Row(("prod.default",), dims.to_scalar, linear=_of("product")),
-    Row(("prod.dim_int",), dims.reduced(), linear=_of("product")),
-    Row(("logsumexp.default",), dims.reduced()),
-    Row(("any.default",), dims.to_scalar, "max", _of("max"), bools=True),
-    Row(("any.dim", "any.dims"), dims.reduced(), "max", _of("max"), bools=True),
-    Row(("all.default",), dims.to_scalar, "min", _of("min"), bools=True),
-    Row(("all.dim", "all.dims"), dims.reduced(), "min", _of("min"), bools=True),
+    Row(("amax.default",), dims.reduced(), "max"),
+    Row(("amin.default",), dims.reduced(), "min"),
+    Row(("max.default",), dims.to_scalar, "max"),
+    Row(("min.default",), dims.to_scalar, "min"),
+    Row(("prod.default",), dims.to_scalar),
+    Row(
+        ("prod.dim_int", "all.dim", "all.dims", "any.dim", "any.dims", "logsumexp.default"),
+        dims.reduced(),
+    ),
+    Row(("all.default", "any.default"), dims.to_scalar),
     Row(("count_nonzero.dim_IntList", "count_nonzero.default"), dims.reduced(keep=9), "sum"),
     Row(("var.correction", "std.correction"), dims.reduced(keep=9)),
     Row(("std_mean.correction",), dims.reduced(keep=9, results=2)),
@@ -168,13 +160,13 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(("unbind.int", "select.int"), parts.apart(1, ""), linear=_COPIES),
     Row(("slice.Tensor",), parts.sliced, linear=_COPIES),
-    Row(("narrow_copy.default",), parts.narrowed, linear=_COPIES),
+    Row(("narrow_copy.default",), parts.narrowed),
     Row(("constant_pad_nd.default",), parts.padded),
-    Row(("slice_scatter.default",), parts.slice_scatter, linear=_BOTH),
-    Row(("select_scatter.default",), parts.select_scatter, linear=_BOTH),
-    Row(("diagonal_scatter.default",), parts.diagonal_scatter, linear=_BOTH),
-    Row(("select_backward.default",), parts.select_backward, linear=_COPIES),
-    Row(("slice_backward.default",), parts.slice_backward, linear=_COPIES),
+    Row(("slice_scatter.default",), parts.slice_scatter),
+    Row(("select_scatter.default",), parts.select_scatter),
+    Row(("diagonal_scatter.default",), parts.diagonal_scatter),
+    Row(("select_backward.default",), parts.select_backward),
+    Row(("slice_backward.default",), parts.slice_backward),
     # losses
     Row(
         (

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
@@ -25,7 +23,7 @@ from cute_sharding.dtensor.torch_private import (
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
-from cute_sharding.ops.assign import Operand, assign
+from cute_sharding.ops.assign import Linear, Operand, assign
 from cute_sharding.ops.signature import Signature, parse
 from cute_sharding.ops.table import Row
 
@@ -56,7 +54,7 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             operands,
             tuple(specs[0].mesh.shape),
             reduce=None if symbolic and reduce != "sum" else reduce,
-            linear=() if row.bools and not _are_bools(specs) else row.linear,
+            linear=_linear(row, specs),
             filled=row.filled,
         )
     except ValueError as error:
@@ -80,9 +78,12 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
     return answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
 
 
-def _are_bools(specs: Sequence[DTensorSpec]) -> bool:
-    metas = [spec.tensor_meta for spec in specs]
-    return all(meta is not None and meta.dtype is torch.bool for meta in metas)
+def _linear(row: Row, specs: Sequence[DTensorSpec]) -> Linear | tuple[int, ...]:
+    """Not of ops that copy elements of several dtypes, and convert some: a sum of what is converted
+    is not the sum, converted.
+    """
+    dtypes = {spec.tensor_meta.dtype for spec in specs if spec.tensor_meta is not None}
+    return () if isinstance(row.linear, Linear) and len(dtypes) > 1 else row.linear
 
 
 def _read_as_order(specs: Sequence[DTensorSpec]) -> set[bool | None]:

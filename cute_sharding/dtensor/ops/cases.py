@@ -346,21 +346,6 @@ def _is_pending_pointwise(question: Question) -> bool:
     )
 
 
-def _is_pending_of_bools(question: Question) -> bool:
-    """Whether a reduction may stay pending of which torch knows nothing: what is among any device's
-    elements (isin) is a maximum of bools, and so is whether any of it is true.
-    """
-    return (
-        question.row is not None
-        and question.row.bools
-        and any(
-            isinstance(p, Partial) and p.reduce_op in ("max", "min")
-            for spec in question.specs
-            for p in spec.placements
-        )
-    )
-
-
 def _pending_pointwise(question: Question) -> Any | None:
     """torch's answer where nothing has to be moved. Else it would look for the ways from strided
     shards to all placements it knows, which may take minutes, find none, and replicate everything.
@@ -421,7 +406,6 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (_is_told_sizes, _gate(Shard, StridedShard)),
     (_is_derived, _signed),
     (_is_pending_pointwise, _pending_pointwise),
-    (_is_pending_of_bools, _signed),
     (_is_right_in_torch, _torchs),
     (lambda question: question.row is not None, _signed),
     (
