@@ -45,6 +45,7 @@ ONE = {
     "mean.dim": (lambda x: x.mean(0), SUMS),
     # Where torch finishes them first, or where something is gathered.
     "flip of what is cut": (lambda x: x.flip(1), ()),
+    "sum, rounded": (lambda x: x.sum(0, dtype=torch.int64), ()),
     "cumsum": (lambda x: x.cumsum(0, dtype=torch.int64), ()),
     "tril": (lambda x: x.tril(), ()),
     "diagonal": (lambda x: x.diagonal(1, 0, 2), ()),

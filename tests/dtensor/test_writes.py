@@ -347,3 +347,20 @@ def test_norms_of_devices_without_elements_of_other_dims():
             assert communicated.get_total_counts() == 0
             assert norm.placements == x.placements
             assert_holds(norm, expected)
+
+
+@pytest.mark.parametrize("placement", [_StridedShard(0, split_factor=2), Shard(0)], ids=str)
+def test_extremes_of_devices_without_elements(placement):
+    """As a row that is left of a view, or of a reduction, on more devices than rows."""
+    with ranks_of((4,)), cute_sharding.enabled():
+        for extreme in (torch.max, torch.min, torch.amax, torch.amin, lambda x: x.amax(0)):
+            for shape in ((3, 5), (1, 4)):
+                with plain():
+                    expected = extreme(number(shape) + 1)
+                assert_holds(extreme(distribute(number(shape) + 1, (4,), [placement])), expected)
+        rows = distribute(number((3, 5)) + 1, (4,), [placement]).amax(1)
+        assert rows.placements == (placement,)
+        x = distribute(number((1, 4)) > 1, (4,), [placement])
+        with plain():
+            expected = torch.all(number((1, 4)) > 1, (1,)).max()
+        assert_holds(torch.all(x, (1,)).max(), expected)

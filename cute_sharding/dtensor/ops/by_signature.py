@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
@@ -54,7 +56,7 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             operands,
             tuple(specs[0].mesh.shape),
             reduce=None if symbolic and reduce != "sum" else reduce,
-            linear=_linear(row, specs),
+            linear=_linear(row, specs, metas),
             filled=row.filled,
         )
     except ValueError as error:
@@ -78,12 +80,20 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
     return answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
 
 
-def _linear(row: Row, specs: Sequence[DTensorSpec]) -> Linear | tuple[int, ...]:
-    """Not of ops that copy elements of several dtypes, and convert some: a sum of what is converted
-    is not the sum, converted.
+def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tuple[int, ...]:
+    """Not of ops that copy elements of several dtypes, and convert some, nor of those that make
+    integers of numbers: a sum of what is converted is not the sum, converted.
     """
     dtypes = {spec.tensor_meta.dtype for spec in specs if spec.tensor_meta is not None}
-    return () if isinstance(row.linear, Linear) and len(dtypes) > 1 else row.linear
+    if isinstance(row.linear, Linear) and len(dtypes) > 1:
+        return ()
+    made = answers.dtypes_of_results(metas)
+    is_rounded = any(map(_has_fractions, dtypes)) and not all(map(_has_fractions, made))
+    return () if is_rounded else row.linear
+
+
+def _has_fractions(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _read_as_order(specs: Sequence[DTensorSpec]) -> set[bool | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cute_sharding.dtensor.bookkeeping import ledger
-from cute_sharding.dtensor.ops.cuts import is_sharded, is_uneven
+from cute_sharding.dtensor.ops.cuts import is_sharded, is_uneven, some_device_is_empty
 from cute_sharding.dtensor.torch_private import op_schemas, registry
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
@@ -16,6 +16,9 @@ _AVERAGES = frozenset(
     name for name in BY_OVERLOAD if "_loss" in name or name.startswith("binary_cross_entropy")
 )
 
+
+# Of no elements there is no largest: where a device has none, torch's kernels raise.
+_EXTREMES = frozenset(["max.default", "min.default", "amax.default", "amin.default"])
 
 # Those that torch gets wrong on any shards: gradients and weighted means that it divides by other
 # counts, reductions that name no dim, logsumexp that keeps its dims, and pools of one image, whose
@@ -59,6 +62,8 @@ def plain_shards_go_wrong(schema: OpSchema, specs: Sequence[DTensorSpec]) -> boo
     name = registry.name_of(schema.op)
     if name in _WRONG_ON_SHARDS and _WRONG_ON_SHARDS[name](schema):
         return any(map(is_sharded, specs))
+    if name in _EXTREMES:
+        return any(map(some_device_is_empty, specs))
     return name in _AVERAGES and any(map(is_uneven, specs))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, OutputSharding
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
@@ -29,6 +30,7 @@ __all__ = [
     "WrittenBack",
     "as_on_one_device",
     "by_function",
+    "dtypes_of_results",
     "for_no_cache",
     "from_other_specs",
     "generate_redistribute_costs",
@@ -97,6 +99,12 @@ def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:
         None if meta is None else tuple(meta.shape)
         for meta in ([metas] if isinstance(metas, TensorMeta) else metas)
     ]
+
+
+def dtypes_of_results(metas: Any) -> set[torch.dtype]:
+    """The dtypes of all tensors that come of an op."""
+    every = [metas] if isinstance(metas, TensorMeta) else metas
+    return {meta.dtype for meta in every if meta is not None}
 
 
 def op_sharding(
