@@ -34,6 +34,7 @@ from torch.distributed.tensor import (
 import cute_sharding
 from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.redistributing.groups import group_of
+from cute_sharding.dtensor.redistributing.redistribute import prepare
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.dtensor.torch_private import registry
 
@@ -255,6 +256,27 @@ def test_norms_are_finished(order, mesh, share):
                 for rank, got in found._local_tensor._local_tensors.items():
                     assert torch.allclose(got, parts[rank]), (before, after)
         assert received[1] <= received[0], (before, after, received)
+
+
+def test_norms_go_one_way_whatever_their_sizes():
+    """A rank that runs eagerly and others in a graph for any sizes do the same collectives."""
+    pending = norm_partial()
+    rng = random.Random(5)
+    for _ in range(150):
+        before = [rng.choice([pending, Replicate(), Shard(0), Shard(1)]) for _ in range(3)]
+        after = tuple(rng.choice([Replicate(), Shard(0), Shard(1)]) for _ in range(3))
+        ways = {
+            (way.handed_out, way.first and way.first.target)
+            for shape in ((8, 8), (5, 1000), (1000, 5), (1, 3), (7, 0), (9, 10))
+            for way in [prepare(shape, (2, 3, 2), tuple(before), after)]
+        }
+        assert len(ways) == 1, (before, after, ways)
+
+
+def norm_partial():
+    with ranks_of((2,)):
+        norm = torch.linalg.vector_norm(distribute(number((4, 2)), (2,), [Shard(0)]), 2, dim=0)
+    return norm.placements[0]
 
 
 def test_compiled_graphs_of_other_settings_are_kept_apart():

@@ -6,13 +6,15 @@ out blocks of the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from math import prod
-from typing import NamedTuple
+from math import lcm, prod
+from typing import NamedTuple, TypeAlias
 
 from cute_sharding.redistribution.chains import Chains, cutting
 from cute_sharding.redistribution.cost import most_local
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, received_by
 from cute_sharding.redistribution.step import Step
+
+Plan: TypeAlias = Callable[[tuple[int, ...], Held, Chains], RedistributionPlan]
 
 
 class Way(NamedTuple):
@@ -30,7 +32,9 @@ class Way(NamedTuple):
 
 
 def cheapest(
-    plan: Callable[[Held, Chains], RedistributionPlan],
+    plan: Plan,
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
     held: Held,
     target: Chains,
     foreign: tuple[int, ...],
@@ -41,65 +45,74 @@ def cheapest(
     """The way by which the fewest elements are received: the reductions first; or first what is
     cut before, so that there is less to reduce; or blocks handed out of what each device has.
 
+    Which one it is depends on the placements alone: it is reckoned for sizes that all cuts divide.
+    So a rank that runs eagerly, and others in a graph for any sizes, do the same.
+
     Args:
-        plan: makes the steps from one to the other.
+        plan: makes the steps from one to the other for a tensor of that shape.
         foreign: the mesh dims of these reductions.
         shards: those of which the result has plain shards.
         may_move: whether contributions may move before they are reduced: as those of sums do, if
             they are reduced element by element.
     """
-    best = Way(None, (), plan(held, target))
-    if not foreign or held.pending:
-        return best
-    shape, mesh, source = best.then.shape, best.then.mesh, held.chains
+    source, blocks = held.chains, _handed_out(foreign, shards, target)
+    ways: list[tuple[Chains, tuple[int, ...]]] = []  # what is cut before, and what is handed out
+    if foreign and not held.pending:
+        for between in dict.fromkeys((_until(target, blocks), source)):
+            # Devices that reduce together have to hold the same rows still.
+            if cutting(between).isdisjoint(foreign) and (source == between or may_move):
+                ways.append((between, blocks))
+    if not ways:
+        return Way(None, (), plan(shape, held, target))
 
-    def reduced(chains: Chains, handed_out: tuple[int, ...]) -> float:
-        received = 0.0
-        for k, m in enumerate(handed_out):
-            most = most_local(shape, _with(chains, handed_out[:k], target), mesh)
-            received += most * (mesh[m] - 1) / mesh[m]
-        most = most_local(shape, _with(chains, handed_out, target), mesh)
-        others = [m for m in foreign if m not in handed_out]
-        return received + sum(2 * most * (mesh[m] - 1) / mesh[m] for m in others)
+    def way(shape: tuple[int, ...], between: Chains, blocks: tuple[int, ...]) -> Way:
+        first = plan(shape, Held(source, kept=(*held.kept, *foreign)), between)
+        reduced = Held(_with(between, blocks, target), kept=held.kept)
+        return Way(first, blocks, plan(shape, reduced, target))
 
-    least = received_by(best.steps) + reduced(source, ())
-    blocks = _handed_out(shape, mesh, foreign, shards, target)
-    for between in dict.fromkeys((_until(target, blocks), source)):
-        # Devices that reduce together have to hold the same rows still.
-        if not cutting(between).isdisjoint(foreign) or (source != between and not may_move):
-            continue
-        first = plan(Held(source, kept=(*held.kept, *foreign)), between)
-        then = plan(Held(_with(between, blocks, target), kept=held.kept), target)
-        way = Way(first, blocks, then)
-        received = received_by(way.steps) + reduced(between, blocks)
-        if received < least or (received == least and best.first is None):
-            least, best = received, way
-    return best
+    even = _divisible(shape, mesh, (source, target))
+
+    def received(between: Chains, blocks: tuple[int, ...]) -> float:
+        total = float(received_by(way(even, between, blocks).steps))
+        for k, m in enumerate(blocks):
+            most = most_local(even, _with(between, blocks[:k], target), mesh)
+            total += most * (mesh[m] - 1) / mesh[m]
+        most = most_local(even, _with(between, blocks, target), mesh)
+        return total + sum(2 * most * (mesh[m] - 1) / mesh[m] for m in foreign if m not in blocks)
+
+    return way(shape, *min([(source, ()), *ways], key=lambda each: received(*each)))
+
+
+def _divisible(
+    shape: Sequence[int], mesh: Sequence[int], every: Sequence[Chains]
+) -> tuple[int, ...]:
+    """A shape of as many dims, which all of these cuts divide."""
+    factors = [factor for chains in every for chain in chains for _, factor in chain]
+    return (prod(mesh) * lcm(*factors),) * len(shape)
 
 
 def _handed_out(
-    shape: Sequence[int],
-    mesh: Sequence[int],
-    foreign: Collection[int],
-    shards: Collection[int],
-    target: Chains,
+    foreign: Collection[int], shards: Collection[int], target: Chains
 ) -> tuple[int, ...]:
     """Of each tensor dim the mesh dims, one after the other, that are the first of these to cut it;
-    and tensor dims whose blocks are filled up with least first: what is filled in is received, too.
+    all of them left to right where they may be, as torch has it.
     """
-    found: list[tuple[float, list[int]]] = []
-    for n, chain in zip(shape, target):
+    runs: list[list[int]] = []
+    for chain in target:
         at = next((k for k, (m, _) in enumerate(chain) if m in foreign), len(chain))
-        some: list[int] = []
+        run: list[int] = []
         for m, factor in chain[at:]:
             if m not in shards or factor != 1:
                 break
-            some.append(m)
-        if some:
-            rows = -(-n // prod(mesh[m] for m, _ in chain[:at]))
-            filled = -(-rows // mesh[some[0]]) * mesh[some[0]]
-            found.append((filled / max(rows, 1), some))
-    return tuple([m for _, some in sorted(found) for m in some])
+            run.append(m)
+        if run:
+            runs.append(run)
+    found: list[int] = []
+    while runs:
+        run = min(runs)
+        found.append(run.pop(0))
+        runs = [run for run in runs if run]
+    return tuple(found)
 
 
 def _until(chains: Chains, mesh_dims: Collection[int]) -> Chains:

@@ -338,14 +338,14 @@ def prepare(
     by = (network or Network.of_programs(mesh)).checked(mesh)
     shown = (network or Network.default(mesh)).checked(mesh)
 
-    def plan(start: Held, goal: Chains) -> RedistributionPlan:
+    def plan(shape: tuple[int, ...], start: Held, goal: Chains) -> RedistributionPlan:
         steps = plan_steps(shape, mesh, start, goal, by, memory_limit, groups, native)
         return RedistributionPlan(shape, mesh, start, Held(goal), steps, shown)
 
     foreign = changes.foreign
     shards = frozenset(m for m in foreign if type(after[m]) is Shard)
     may_move = all(is_by_elements(before[m]) for m in foreign)
-    way = cheapest(plan, held, target, foreign, shards, may_move=may_move)
+    way = cheapest(plan, shape, mesh, held, target, foreign, shards, may_move=may_move)
     traffic = Traffic(shape, mesh, before, after, way.steps)
     return Prepared(way.then, foreign, changes.made, traffic, way.handed_out, way.first)
 
