@@ -5,6 +5,7 @@ divides it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from cute_sharding.layout.symbolic.assumptions import Facts, in_force, rewrite
@@ -79,22 +80,27 @@ def _positive_coefficients(e: Any, *, strict: bool) -> bool:
     """Whether ``e`` is a polynomial, over a positive denominator, with non-negative coefficients
     once each symbol is its smallest value and more; strict: and a positive constant.
     """
+    return _positive_above(e, strict, in_force.get().least)
+
+
+@lru_cache(maxsize=1 << 14)  # as of fractions: the same is asked for each fact that is tried
+def _positive_above(e: Any, strict: bool, least: tuple[tuple[Any, int], ...]) -> bool:
     import sympy
 
     numerator, denominator = fraction(e)
     if denominator != 1:
-        return _positive_coefficients(denominator, strict=True) and _positive_coefficients(
-            sympy.expand(numerator), strict=strict
+        return _positive_above(denominator, True, least) and _positive_above(
+            sympy.expand(numerator), strict, least
         )
     symbols = sorted(e.free_symbols, key=str)
     if any(not (s.is_integer and s.is_nonnegative) for s in symbols):
         return False
     if not symbols:
         return bool(e > 0) if strict else bool(e >= 0)
-    least = dict(in_force.get().least)
-    shifted = e.subs({s: s + least.get(s, 1) for s in symbols if s.is_positive}, simultaneous=True)
+    smallest = dict(least)
+    shifted = e.xreplace({s: s + smallest.get(s, 1) for s in symbols if s.is_positive})
     try:
-        poly = sympy.Poly(sympy.expand(shifted), *symbols)
+        poly = sympy.Poly(shifted, *symbols)
     except sympy.PolynomialError:
         return False
     if any(c.is_negative or not c.is_number for c in poly.coeffs()):

@@ -43,7 +43,30 @@ def fraction(expr: Any) -> tuple[Any, Any]:
     """Numerator and denominator in lowest terms."""
     import sympy
 
-    return sympy.fraction(sympy.together(sympy.cancel(expr)))
+    expr = sympy.sympify(expr)
+    if not _is_polynomial(expr):
+        return sympy.fraction(sympy.together(sympy.cancel(expr)))
+    # Nothing to cancel: the denominator is that of the coefficients, and sympy need not look for a
+    # common factor, which takes far longer.
+    expanded = sympy.expand(expr)
+    coefficients = expanded.as_coefficients_dict().values()
+    denominator = sympy.Integer(sympy.ilcm(1, *[c.q for c in coefficients]))
+    return sympy.expand(expanded * denominator), denominator
+
+
+def _is_polynomial(expr: Any) -> bool:
+    """Whether ``expr`` is a polynomial in its symbols with rational coefficients."""
+    return (
+        expr.is_Symbol
+        or expr.is_Rational
+        or ((expr.is_Add or expr.is_Mul) and all(map(_is_polynomial, expr.args)))
+        or (
+            expr.is_Pow
+            and expr.exp.is_Integer
+            and expr.exp.is_positive
+            and _is_polynomial(expr.base)
+        )
+    )
 
 
 def is_integral(numerator: Any) -> bool:
