@@ -119,11 +119,12 @@ class Movement:
         if self.move.adds:
             others = self.slice_of(device, sorted(cutting(self.sources[link.source])))
             return sum(self._size(link, other, device) for other in others if other != device)
-        need = 1
+        need = has = 1
         for d, (source, target) in enumerate(link.pairs):
-            (of, _), (n, wanted) = self._dim(link, d, device, device)
+            (of, had), (n, wanted) = self._dim(link, d, device, device)
             need *= count_rows(needed(source, of, target, n, wanted))
-        return need - self._size(link, device, device)
+            has *= count_rows(between(source, of, had, target, n, wanted))
+        return need - has
 
     def _size(self, link: Link, sender: Device, receiver: Device) -> int:
         return prod(map(count_rows, self._box(link, sender, receiver)))
