@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
+from math import prod
+from operator import and_
 
 import numpy as np
 
@@ -57,31 +59,41 @@ def held(shape, mesh, cuts, device):
     shape.
     """
     rows = rows_of(shape, mesh, cuts, device)
-    index = np.arange(int(np.prod(shape))).reshape(shape)
+    index = np.arange(prod(shape)).reshape(shape)
     return index[np.ix_(*rows)] if shape else index
 
 
 @lru_cache(None)
 def _mask(shape, dim, rows):
-    index = np.arange(int(np.prod(shape))).reshape(shape)
+    index = np.arange(prod(shape)).reshape(shape)
     return sum(1 << int(i) for i in np.take(index, rows, axis=dim).reshape(-1)) if rows else 0
+
+
+@lru_cache(None)
+def _masks(shape, mesh, dim, factors):
+    """For every device, as the bits of an int, the elements whose rows of ``dim`` it holds.
+    ``factors`` has the split factor of each mesh dim that cuts ``dim``, None for others.
+    """
+    result = []
+    for device in devices(mesh):
+        steps = zip(factors, mesh, device, strict=True)
+        rows = rows_after(shape[dim], tuple([step for step in steps if step[0] is not None]))
+        result.append(_mask(shape, dim, rows))
+    return tuple(result)
 
 
 def signature(shape, mesh, cuts):
     """The set of elements of every device, each as the bits of an int. Equal signatures: the same
     elements everywhere.
     """
-    everything = (1 << int(np.prod(shape))) - 1
-    result = []
-    for device in devices(mesh):
-        mask = everything
-        for dim, rows in enumerate(rows_of(shape, mesh, cuts, device)):
-            if len(rows) != shape[dim]:
-                mask &= _mask(shape, dim, rows)
-        result.append(mask)
+    result = [(1 << prod(shape)) - 1] * prod(mesh)
+    for dim in {cut[0] for cut in cuts if cut is not None}:
+        factors = tuple([cut[1] if cut is not None and cut[0] == dim else None for cut in cuts])
+        result = map(and_, result, _masks(shape, mesh, dim, factors))
     return tuple(result)
 
 
+@lru_cache(None)
 def factorizations(n, dims):
     """The shapes of `dims` dims with n elements, ones included."""
     if dims == 0:
@@ -94,6 +106,7 @@ def factorizations(n, dims):
     ]
 
 
+@lru_cache(None)
 def shapes_of(n, most_dims=4):
     return [shape for dims in range(most_dims + 1) for shape in factorizations(n, dims)]
 

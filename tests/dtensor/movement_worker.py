@@ -361,7 +361,10 @@ def graphs_on_disk(folder):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     mesh = mesh_of_ranks([*range(dist.get_world_size())])
     x = distribute(number((7, 5)), mesh, [Shard(0)]).detach()
-    with cute_sharding.enabled(movement=True, redistribution=True):
+    # What else an empty cache would be filled with first takes far longer than the graph.
+    quick = {"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
+    switched_on = cute_sharding.enabled(movement=True, redistribution=True)
+    with switched_on, torch._inductor.config.patch(quick):
         for rank in range(dist.get_world_size()):
             if rank == dist.get_rank():
                 result = torch.compile(lambda x: x * 2 + 1, dynamic=False)(x)

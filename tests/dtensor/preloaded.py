@@ -19,3 +19,4 @@ for name in (
 
 # What is here stays: no collection in a fork looks through it, and so copies it.
 gc.freeze()
+gc.set_threshold(100_000, 20, 100)  # as in conftest.py
