@@ -109,7 +109,7 @@ def test_slices_of_any_size_in_one_graph(tmp_path):
 
 
 def test_movements_of_any_size_in_one_graph(some_of, tmp_path):
-    names = some_of([*movement_worker.OF_ANY_SIZE], 3)
+    names = some_of([*movement_worker.OF_ANY_SIZE], 10)
     run(4, tmp_path, (movement_worker.movements_of_any_size, names))
 
 
