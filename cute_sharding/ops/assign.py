@@ -176,7 +176,14 @@ def _assigned(
         nonlocal best
         if not _allowed(signature, sizes, choices, mesh, reduce, filled):
             return
-        targets = tuple([_of_operand(signature, i, choices, linear) for i in range(len(operands))])
+        targets = tuple(
+            [
+                operand.parts
+                if i in signature.unread
+                else _of_operand(signature, i, choices, linear)
+                for i, operand in enumerate(operands)
+            ]
+        )
         if any(map(_changes_reduction, operands, targets)):
             return
         if linear.alone and _changes_more(choices, operands, targets):
@@ -224,6 +231,8 @@ def _options(
     """What one mesh dim may do: what it does to one of the operands already, or nothing."""
     found: dict[_Choice, None] = {}
     for i, (operand, names) in enumerate(zip(operands, signature.operands)):
+        if i in signature.unread:
+            continue
         part = operand.parts[m]
         if isinstance(part, str):
             if i not in (linear.operands or ()) or part not in linear.kept:

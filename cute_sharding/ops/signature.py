@@ -20,17 +20,18 @@ A pattern has names between spaces, tensors between commas, and
 - ``1``: a dim of size 1,
 - ``0``: a dim of no rows, of a result that an op gives only sometimes,
 - ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is
-  pending too.
+  pending too,
+- ``_``: a tensor, of any dims, that the op is given and does not read. It stays as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-ONE, NONE = "1", "0"
+ONE, NONE, UNREAD = "1", "0", "_"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Signature:
         results: the same of the tensors that come out.
         whole: the names that no mesh dim may cut.
         added: the operands, by position, that are terms of a sum.
+        unread: those that the op does not read.
 
     >>> softmax = Signature((("b", "x"),), (("b", "x"),), whole=frozenset("x"))
     >>> print(softmax)
@@ -52,6 +54,7 @@ class Signature:
     results: tuple[tuple[str, ...], ...]
     whole: frozenset[str] = frozenset()
     added: frozenset[int] = frozenset()
+    unread: frozenset[int] = frozenset()
 
     def sizes(self, shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """How many rows each name has, where the operands have those shapes.
@@ -88,7 +91,7 @@ class Signature:
                     whole.add(name)
                 fitted.append(ONE if broadcast else name)
             operands.append(tuple(fitted))
-        return Signature(tuple(operands), self.results, frozenset(whole), self.added)
+        return replace(self, operands=tuple(operands), whole=frozenset(whole))
 
     def gives(
         self, shapes: Sequence[Sequence[Any]], results: Sequence[Sequence[Any] | None]
@@ -120,7 +123,8 @@ class Signature:
             return " ".join([f"[{name}]" if name in self.whole else name for name in names])
 
         operands = [
-            ("+" if i in self.added else "") + text(names) for i, names in enumerate(self.operands)
+            UNREAD if i in self.unread else ("+" if i in self.added else "") + text(names)
+            for i, names in enumerate(self.operands)
         ]
         return f"{', '.join(operands)} -> {', '.join(map(text, self.results))}"
 
@@ -152,6 +156,9 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
             names[0] = names[0][1:]
             if not names[0]:
                 del names[0]
+    unread = frozenset(i for i, names in enumerate(operands) if names == [UNREAD])
+    for i in unread:
+        operands[i] = [f"{UNREAD}{i}.{k}" for k in range(ndims[i])]  # names of its own
     most = 0
     for names, ndim in zip(operands, ndims):
         rest = ndim - sum(_bare(name) != "..." for name in names)
@@ -182,6 +189,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
         tuple(outs * results if results is not None and len(outs) == 1 else outs),
         frozenset(whole - {ONE}),
         frozenset(added),
+        unread,
     )
 
 

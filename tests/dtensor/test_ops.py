@@ -389,6 +389,22 @@ def test_gradients_of_mean_losses_on_even_shards(loss):
             )
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("cut", [Shard(0), S(0)], ids=str)
+def test_the_weight_of_all_rows_is_not_finished_for_gradients_that_do_not_read_it(cut, reduction):
+    target = torch.tensor([0, 1, 2, -100, 1, 0, 2, 2])
+    with plain():
+        expected = values(8, 3).requires_grad_()
+        F.cross_entropy(expected, target, reduction=reduction).sum().backward()
+    with ranks_of((5,)), cute_sharding.enabled(), CommDebugMode() as sent:
+        x = distribute(values(8, 3), (5,), [cut], True)
+        F.cross_entropy(x, distribute(target, (5,), [cut]), reduction=reduction).sum().backward()
+        assert sent.get_total_counts() == 0
+    with ranks_of((5,)):
+        assert x.grad.placements == x.placements
+        assert_holds(x.grad, expected.grad)
+
+
 def test_convolutions_with_plain_tensors():
     from torch.distributed.tensor.experimental import implicit_replication
 

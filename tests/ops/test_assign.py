@@ -155,6 +155,14 @@ def test_whole_dims_are_gathered_and_free_ones_kept():
     assert found.results == ((None,),) and found.received == 16
 
 
+@pytest.mark.parametrize("part", ["sum", "max", (0, 1), (0, 2), None])
+def test_what_is_not_read_stays_as_it_is_and_decides_nothing(part):
+    rows, unread = Operand((5, 6), ((0, 1),)), Operand((4, 9), (part,))
+    found = assign(parse("a b, _ -> a b", (2, 2)), [rows, unread], (2,))
+    assert found.operands == (rows.parts, unread.parts)
+    assert found.results == (rows.parts,) and found.received == 0
+
+
 def test_the_cheaper_operand_is_moved():
     signature = parse("m k, k n -> m n", (2, 2))
     wide, narrow = Operand((100, 6), ((1, 3),)), Operand((6, 2), ((0, 1),))

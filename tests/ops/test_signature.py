@@ -19,6 +19,7 @@ from cute_sharding.ops import TABLE, parse
         ("+n, m k, k n -> m n", (1, 2, 2), "+n, m k, k n -> m n"),
         ("+, k, k ->", (0, 1, 1), "+, k, k -> "),
         ("a [b] -> a 1", (2,), "a [b] -> a 1"),
+        ("a b, _ -> a b", (2, 3), "a b, _ -> a b"),
     ],
 )
 def test_patterns_as_they_are_read(pattern, ndims, text):

@@ -63,13 +63,13 @@ def nll_loss(x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> s
 def nll_loss_backward(
     gradient: Shape, x: Shape, target: Shape, weight: Any, reduction: int, *_: Any
 ) -> str:
-    """The weights' sum is given: each row's gradient is its own."""
+    """The weights' sum is given, and read of a mean alone: each row's gradient is its own."""
     names, rows = _of_classes(x)
     operands = [
         text(rows) if reduction == 0 else "",
         text(names),
         text(rows),
         *["[c]" for given in (weight,) if given is not None],
-        "",
+        "" if reduction == 1 else "_",
     ]
     return f"{', '.join(operands)} -> {text(names)}"
