@@ -153,9 +153,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     for i, names in enumerate(operands):
         if names and names[0].startswith("+"):
             added.add(i)
-            names[0] = names[0][1:]
-            if not names[0]:
-                del names[0]
+            names[:1] = names[0][1:].split()  # none, where it was the sign alone
     unread = frozenset(i for i, names in enumerate(operands) if names == [UNREAD])
     for i in unread:
         operands[i] = [f"{UNREAD}{i}.{k}" for k in range(ndims[i])]  # names of its own
