@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops.cuts import is_sharded, is_uneven, some_device_is_empty
@@ -21,8 +22,8 @@ _AVERAGES = frozenset(
 _EXTREMES = frozenset(["max.default", "min.default", "amax.default", "amin.default"])
 
 # Those that torch gets wrong on any shards: gradients and weighted means that it divides by other
-# counts, reductions that name no dim, logsumexp that keeps its dims, and pools of one image, whose
-# rows it takes for channels.
+# counts, reductions that name no dim, logsumexp that keeps its dims, pools of one image, whose rows
+# it takes for channels, and dims that are counted from the end, which it takes for others.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
     **dict.fromkeys(
@@ -52,6 +53,14 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "_adaptive_avg_pool2d_backward.default": lambda schema: _is_one_image(schema, 2),
     "max_unpool2d.default": lambda schema: _is_one_image(schema, 2),
     "max_unpool3d.default": lambda schema: _is_one_image(schema, 3),
+    **dict.fromkeys(
+        ("cumsum.default", "cumprod.default", "logcumsumexp.default"),
+        lambda schema: _is_counted_from_the_end(schema.args_schema[1]),
+    ),
+    **dict.fromkeys(
+        ("slice_backward.default", "select_backward.default"),
+        lambda schema: _is_counted_from_the_end(schema.args_schema[2]),
+    ),
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
@@ -70,6 +79,10 @@ def plain_shards_go_wrong(schema: OpSchema, specs: Sequence[DTensorSpec]) -> boo
 def _names_no_dim(schema: OpSchema) -> bool:
     """Whether the dims of a reduction are an empty list, which stands for all of them."""
     return len(schema.args_schema) > 1 and schema.args_schema[1] == []
+
+
+def _is_counted_from_the_end(dim: Any) -> bool:
+    return isinstance(dim, int) and dim < 0
 
 
 def _is_one_image(schema: OpSchema, spatial: int) -> bool:
