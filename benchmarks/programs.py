@@ -18,7 +18,7 @@ import argparse
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import prod
 from statistics import geometric_mean
@@ -31,12 +31,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import cute_sharding
 from benchmarks.op_database import (
     RIGHT,
     WRONG,
+    alike,
     database,
     distributed,
     drawn,
@@ -153,10 +154,17 @@ class Received(TorchDispatchMode):
 
 
 def on_mesh(
-    op: Any, args: Any, kwargs: Any, plan: list[Any], mesh: Any, gradients: bool
+    op: Any,
+    args: Any,
+    kwargs: Any,
+    plan: list[Any],
+    mesh: Any,
+    gradients: bool,
+    written: Iterable[int] = (),
 ) -> tuple[list[Any], list[Any]]:
     """Results and gradients of the op on views of tensors of those shapes and placements; the
-    gradients are of these tensors.
+    gradients are of these tensors. To the results belong the tensors that are ``written`` to, by
+    position.
     """
     flat, tree = tree_flatten((args, kwargs))
     remaining = iter(plan)
@@ -175,7 +183,9 @@ def on_mesh(
         given.append(BETWEEN[k](view, d) if k else view)
     new_args, new_kwargs = tree_unflatten(given, tree)
     results, _ = run(op, new_args, new_kwargs, False)
-    return results, gradients_of(results, leaves) if gradients else []
+    grads = gradients_of(results, leaves) if gradients else []
+    inputs = leaves_of((new_args, new_kwargs))
+    return [*results, *[inputs[i] for i in written]], grads
 
 
 def expected_of(info: Any, args: Any, kwargs: Any, plan: list[Any], gradients: bool) -> Any | None:
@@ -188,6 +198,19 @@ def expected_of(info: Any, args: Any, kwargs: Any, plan: list[Any], gradients: b
     return results, [
         None if grad is None else grad.reshape(shape) for grad, shape in zip(grads, shapes)
     ]
+
+
+def written_by(op: Any, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
+    """What one device leaves in the tensors that the op writes to, by position."""
+
+    def copied(x: Any) -> Any:
+        return x.detach().clone() if isinstance(x, torch.Tensor) else x
+
+    before = leaves_of((args, kwargs))
+    args, kwargs = tree_map(copied, (args, kwargs))
+    run(op, args, kwargs, False)
+    after = leaves_of((args, kwargs))
+    return {i: y for i, (x, y) in enumerate(zip(before, after)) if not alike(x.detach(), y)}
 
 
 def fits(tensors: list[torch.Tensor]) -> bool:
@@ -283,11 +306,13 @@ def measure(info: Any, mesh: DeviceMesh, options: argparse.Namespace, tally: Tal
             plan.append((shape, drawn(rng, shape, tuple(options.mesh), kind), between))
         with _disable_current_modes():
             expected = expected_of(info, args, kwargs, plan, gradients)
-        if expected is None:
-            continue
+            if expected is None:
+                continue
+            left = written_by(info.op, args, kwargs)
         shapes = [tuple(x.shape) for x in leaves_of((args, kwargs))]
         program = f"{info.name}.{info.variant_test_name}: {shapes} from {plan}"
-        run_on_mesh = partial(on_mesh, info.op, args, kwargs, plan, mesh, gradients)
+        run_on_mesh = partial(on_mesh, info.op, args, kwargs, plan, mesh, gradients, left)
+        expected = [*expected[0], *left.values()], expected[1]
         stock = outcome_and_bytes(run_on_mesh, expected)
         tally.counts[f"stock {stock.said}"] += 1
         for name in options.settings:
