@@ -121,3 +121,45 @@ def test_what_is_the_greatest_of_uneven_blocks_stays_pending(mesh):
             assert found.placements[0].is_partial() != invert
             assert_close(found, torch.isin(numbers, others, invert=invert), f"isin {invert}")
             assert_close(~found, ~torch.isin(numbers, others, invert=invert), "not")
+
+
+# (the op along a dim, the shape that it is given): of each torch's own rule compares the dim with
+# those that are cut, which are counted from the front.
+ALONG = {
+    "cumsum": (lambda x, d: x.cumsum(d), (4, 8)),
+    # torch's gradient of cumprod mixes DTensors with plain tensors, and raises.
+    "cumprod": (lambda x, d: x.detach().cumprod(d) + x, (4, 8)),
+    "logcumsumexp": (lambda x, d: x.logcumsumexp(d), (4, 8)),
+    "cumulative_trapezoid": (lambda x, d: torch.cumulative_trapezoid(x, dim=d), (4, 8)),
+    "slice": (lambda x, d: x.narrow(d, 1, 2), (4, 8)),
+    "select": (lambda x, d: x.select(d, 1), (4, 8)),
+    "argmax": (lambda x, d: x.argmax(d) + x.sum(d), (4, 8)),
+    "argmin": (lambda x, d: x.argmin(d, keepdim=True) + x.sum(d, keepdim=True), (8, 4)),
+    "slice's gradient": (
+        lambda x, d: torch.ops.aten.slice_backward(x, [6, 4] if d == -2 else [4, 6], d, 1, 5, 1),
+        (4, 4),
+    ),
+    "select's gradient": (
+        lambda x, d: torch.ops.aten.select_backward(x, [3, 4, 8] if d == -3 else [4, 8, 3], d, 1),
+        (4, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("movement", [False, True])
+@pytest.mark.parametrize("name", ALONG)
+def test_dims_that_are_counted_from_the_end(name, movement):
+    function, shape = ALONG[name]
+    full = values(*shape)
+    for d in (-1, -3 if name == "select's gradient" else -2):
+        for cut in (Shard(0), Shard(1), _StridedShard(1, split_factor=2)):
+            with plain():
+                given = full.clone().requires_grad_()
+                expected = function(given, d)
+                expected.square().sum().backward()
+            with ranks_of((2,)), cute_sharding.enabled(movement=movement):
+                x = distribute(full, (2,), [cut], True)
+                result = function(x, d)
+                assert_close(result, expected.detach(), f"{d} {cut}")
+                result.square().sum().backward()
+                assert_close(x.grad, given.grad, f"gradient {d} {cut}")

@@ -155,9 +155,20 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
             for tensor in _dtensors(args, kwargs)
         ):
             return replicated(op, args, kwargs)
+        if dim is not None and dim < 0:  # which torch compares with dims from the front
+            args, kwargs = _with_dim(args, kwargs, dim % max(args[0].ndim, 1))
         return stock(op, args, kwargs)
 
     return handler
+
+
+def _with_dim(
+    args: tuple[Any, ...], kwargs: dict[str, Any], dim: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a search along a dim, with that one."""
+    if "dim" in kwargs:
+        return args, {**kwargs, "dim": dim}
+    return (args[0], dim, *args[2:]), kwargs
 
 
 def _cuts(tensor: Any, dim: int | None) -> bool:
