@@ -116,7 +116,7 @@ def test_torchs_own_functions_are_back_afterwards():
 
 
 def test_enable_that_fails_leaves_torchs_own_functions(monkeypatch):
-    monkeypatch.setattr(registry, "install_strategy", lambda *_: 1 / 0)
+    monkeypatch.setattr(registry, "install_strategies", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cute_sharding.enable(redistribution=True)
     assert_torchs()

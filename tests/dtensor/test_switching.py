@@ -14,6 +14,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 import cute_sharding
 from cute_sharding.dtensor.switch.adapter import WHOLE_SLICES, parts_replaced
 from cute_sharding.dtensor.torch_private import registry
+from cute_sharding.dtensor.torch_private.patch import Installed
 from cute_sharding.views import BY_OVERLOAD
 
 
@@ -191,15 +192,15 @@ def test_enable_that_fails_half_way_leaves_everything_as_it_was(monkeypatch, was
     if was_on:
         cute_sharding.enable()
     before = registries()
-    install, calls = registry.install_strategy, []
+    put, calls = Installed.put, []
 
     def fails_third(*args):
         calls.append(args)
         if len(calls) == 3:
             raise MemoryError("in the middle of it")
-        install(*args)
+        put(*args)
 
-    monkeypatch.setattr(registry, "install_strategy", fails_third)
+    monkeypatch.setattr(Installed, "put", fails_third)
     with pytest.raises(MemoryError):
         cute_sharding.enable(implicit_redistribution=True)
     monkeypatch.undo()

@@ -246,18 +246,8 @@ def _fill(installed: Installed, settings: Settings) -> None:
     redistribution_hook.install_redistribution(
         installed, _redistribution, _redistribution_of_arguments
     )
-    for name, (row, strict) in BY_OVERLOAD.items() if settings.views else ():
-        op = registry.overload(name)
-        if op is not None:
-            stock = registry.registration(op)
-            strategy = ViewStrategy(row, name, strict, stock, settings, _tag_traced)
-            registry.install_strategy(installed, op, strategy)
-    for name, first in WHOLE_SLICES.items() if settings.views else ():
-        op = registry.overload(name)
-        if op is not None and registry.registration(op).strategy is not None:
-            rule = slice_strategy(first, registry.registration(op))
-            registry.install_strategy(installed, op, rule)
     if settings.views:
+        registry.install_strategies(installed, _strategies(settings))
         others = propagation(registry.propagation(), by_signatures=settings.ops)
         op_hooks.install_propagation(
             installed,
@@ -272,6 +262,21 @@ def _fill(installed: Installed, settings: Settings) -> None:
         Reads(installed, before_read, has_stale())
         given_placements.install_given_placements(installed, loss_handler, ledger.diverged)
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
+
+
+def _strategies(settings: Settings) -> dict[Any, Callable[..., Any]]:
+    """Of view ops, and of slices that take a whole dim."""
+    found: dict[Any, Callable[..., Any]] = {}
+    for name, (row, strict) in BY_OVERLOAD.items():
+        op = registry.overload(name)
+        if op is not None:
+            stock = registry.registration(op)
+            found[op] = ViewStrategy(row, name, strict, stock, settings, _tag_traced)
+    for name, first in WHOLE_SLICES.items():
+        op = registry.overload(name)
+        if op is not None and registry.registration(op).strategy is not None:
+            found[op] = slice_strategy(first, registry.registration(op))
+    return found
 
 
 def _tag_compiled_graphs(settings: Settings | None) -> None:

@@ -39,12 +39,12 @@ def install_given_placements(
             return tensor.redistribute(placements=wanted)
         return tensor
 
-    installed.put(patches.DISTRIBUTE_NAMES, "_cute_sharding_brought", brought)
+    installed.put(patches.DISTRIBUTE_NAMES, {"_cute_sharding_brought": brought})
     installed.replace(patches.DISTRIBUTE, beginning_with(_BEGINNING, patches.DISTRIBUTE))
 
     def losses() -> None:
-        for op, stock in list(patches.LOSSES.found().items()):
-            installed.put(patches.LOSSES, op, handler(stock))
+        theirs = patches.LOSSES.found()
+        installed.put(patches.LOSSES, {op: handler(stock) for op, stock in theirs.items()})
 
     installed.once_imported(patches.LOSSES, losses)
     installed.once_imported(

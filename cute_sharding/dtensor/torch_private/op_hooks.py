@@ -8,6 +8,7 @@ the dispatcher's last step may be replaced here, and are put back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
@@ -66,34 +67,45 @@ def install_propagation(
     torch keeps what it found by the arguments that the op's schema info names: of ops that it
     decomposes it names none.
     """
+    infos = _infos(tuple(names))
     of_one_dim = propagator().op_to_schema_info_for_single_dim_strategy
-    for op in filter(None, map(overload, names)):
-        lists = any(
-            "Tensor[]" in str(argument.type) or "List[Tensor]" in str(argument.type)
-            for argument in op._schema.arguments
-        )
-        info = RuntimeSchemaInfo(
+    handlers = op_handlers()
+    installed.put(patches.SCHEMA_INFOS, infos)
+    installed.put(
+        patches.SCHEMA_INFOS_OF_ONE_DIM,
+        {op: info for op, info in infos.items() if of_one_dim.get(op) is not None},
+    )
+    past = [op for op in map(overload, HANDLED) if op is not None and op in handlers]
+    installed.put(patches.HANDLERS, {op: handler(handlers[op]) for op in past})
+    writers = filter(None, map(overload, WRITERS))
+    installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
+    installed.replace(patches.PROPAGATION, lambda stock: propagate)
+    called = {**writes._asdict(), "WrittenBack": WrittenBack}
+    installed.put(
+        patches.TAIL_NAMES, {f"_cute_sharding_{name}": value for name, value in called.items()}
+    )
+    # Every write comes by here: one more call would cost a tenth of the op.
+    installed.replace(patches.TAIL, beginning_with(_BEGINNING, patches.TAIL))
+
+
+@lru_cache(maxsize=16)
+def _infos(names: tuple[str, ...]) -> dict[Any, RuntimeSchemaInfo]:
+    """Schema infos that name all arguments, of the ops of those names that this torch has."""
+    return {
+        op: RuntimeSchemaInfo(
             0,
             [
                 *(argument.name for argument in op._schema.arguments if argument.kwarg_only),
                 "cute_sharding",
             ],
-            lists,
+            any(
+                kind in str(argument.type)
+                for argument in op._schema.arguments
+                for kind in ("Tensor[]", "List[Tensor]")
+            ),
         )
-        installed.put(patches.SCHEMA_INFOS, op, info)
-        if of_one_dim.get(op) is not None:
-            installed.put(patches.SCHEMA_INFOS_OF_ONE_DIM, op, info)
-    for op in filter(None, map(overload, HANDLED)):
-        stock = op_handlers().get(op)
-        if stock is not None:
-            installed.put(patches.HANDLERS, op, handler(stock))
-    for op in filter(None, map(overload, WRITERS)):
-        installed.put(patches.HANDLERS, op, writing)
-    installed.replace(patches.PROPAGATION, lambda stock: propagate)
-    for name, value in {**writes._asdict(), "WrittenBack": WrittenBack}.items():
-        installed.put(patches.TAIL_NAMES, f"_cute_sharding_{name}", value)
-    # Every write comes by here: one more call would cost a tenth of the op.
-    installed.replace(patches.TAIL, beginning_with(_BEGINNING, patches.TAIL))
+        for op in filter(None, map(overload, names))
+    }
 
 
 _BEGINNING = """

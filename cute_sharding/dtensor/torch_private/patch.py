@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from math import inf
 from textwrap import dedent
 from types import CodeType
@@ -67,6 +68,8 @@ class Name:
     @property
     def place(self) -> Place:
         """Where this torch is to have it."""
+        if not self.moved:  # as of most, and this is asked often
+            return Place(self.module, self.attribute, self.file)
         return self.places[sum(_running() >= since for since, _ in self.moved)]
 
     @property
@@ -182,25 +185,23 @@ class Installed:
         setattr(owner, name, made)
         self._steps.append((patch, None, undo))
 
-    def put(self, patch: Patch, key: Any, value: Any) -> None:
-        """Have the entry of that key be ``value``."""
-        self._enter(patch, key, value)
-
-    def take(self, patch: Patch, key: Any) -> None:
-        """Have no entry of that key."""
-        self._enter(patch, key, _ABSENT)
-
-    def _enter(self, patch: Patch, key: Any, value: Any) -> None:
+    def put(self, patch: Patch, entries: Mapping[Any, Any]) -> None:
+        """Have the entries of those keys be these values."""
         if not patch.is_needed:
             return
         table = patch.found()
         if table is None:
             self._lacks(patch)
             return
-        before = table.get(key, _ABSENT)
-        if value is not before:
-            self._steps.append((patch, key, lambda: _set(table, key, before)))
-            _set(table, key, value)
+        for key, value in entries.items():
+            before = table.get(key, _ABSENT)
+            if value is not before:
+                self._steps.append((patch, key, partial(_set, table, key, before)))
+                _set(table, key, value)
+
+    def take(self, patch: Patch, keys: Iterable[Any]) -> None:
+        """Have no entries of those keys."""
+        self.put(patch, dict.fromkeys(keys, _ABSENT))
 
     def note(self, patch: Patch, key: Any, undo: Callable[[], None]) -> None:
         """Take note of an entry that was made by a function of torch's, and how it is undone."""
@@ -289,7 +290,7 @@ def beginning_with(statements: str, row: Patch) -> Callable[[CodeType], CodeType
 
     def made(code: CodeType) -> CodeType:
         try:
-            tree = ast.parse(dedent(inspect.getsource(function)))
+            return _beginning_with(statements, function, code)
         except OSError:
             logger.warning(
                 "torch %s comes without its sources: what cute_sharding mends in %s stays as torch "
@@ -298,18 +299,27 @@ def beginning_with(statements: str, row: Patch) -> Callable[[CodeType], CodeType
                 row.name.removesuffix(".__code__"),
             )
             return code
-        ast.increment_lineno(tree, code.co_firstlineno - 1)
-        body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
-        first = ast.parse(statements).body
-        for node in (node for statement in first for node in ast.walk(statement)):
-            ast.copy_location(node, body[0])  # so that the lines of others stay theirs
-        body[1:1] = first  # after the docstring
-        found: dict[str, Any] = {}
-        exec(compile(tree, code.co_filename, "exec"), function.__globals__, found)
-        new: CodeType = found[function.__name__].__code__
-        return new
 
     return made
+
+
+@lru_cache(maxsize=64)
+def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
+    """
+    Raises:
+        OSError: there are no sources. That is not remembered.
+    """
+    tree = ast.parse(dedent(inspect.getsource(function)))
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
+    first = ast.parse(statements).body
+    for node in (node for statement in first for node in ast.walk(statement)):
+        ast.copy_location(node, body[0])  # so that the lines of others stay theirs
+    body[1:1] = first  # after the docstring
+    found: dict[str, Any] = {}
+    exec(compile(tree, code.co_filename, "exec"), function.__globals__, found)
+    new: CodeType = found[function.__name__].__code__
+    return new
 
 
 def _set(table: dict[Any, Any], key: Any, value: Any) -> None:

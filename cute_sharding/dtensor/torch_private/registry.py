@@ -7,7 +7,7 @@ propagator is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from cute_sharding.views.dim_map import DimSpec
 __all__ = [
     "Registration",
     "clear_propagation_caches",
-    "install_strategy",
+    "install_strategies",
     "is_derived",
     "name_of",
     "op_handlers",
@@ -157,12 +157,11 @@ def registration(op: torch._ops.OpOverload) -> Registration:
     return Registration(op, tuple(table.get(op) for table in tables()))
 
 
-def install_strategy(
+def install_strategies(
     installed: Installed,
-    op: torch._ops.OpOverload,
-    strategy: Callable[[OpSchema], OpStrategy],
+    strategies: Mapping[torch._ops.OpOverload, Callable[[OpSchema], OpStrategy]],
 ) -> None:
-    """Make ``strategy`` the one the propagator finds for ``op``.
+    """Make these the strategies that the propagator finds for their ops.
 
     C++ caches propagations, in each thread for itself, and a thread cannot clear another's. Their
     keys tell an op whose schema info lists keyword arguments to compare from one whose info lists
@@ -171,29 +170,30 @@ def install_strategy(
     back. It does not keep one setting of ours apart from another.
     """
     p = propagator()
-    stock = (
-        p.op_to_schema_info.get(op)
-        or p.op_to_schema_info_for_single_dim_strategy.get(op)
-        or RuntimeSchemaInfo()
-    )
-    installed.take(patches.STRATEGIES_OF_ONE_DIM, op)
-    installed.put(patches.STRATEGIES, op, strategy)
-    installed.put(
-        patches.SCHEMA_INFOS,
-        op,
-        RuntimeSchemaInfo(
+
+    def info(op: torch._ops.OpOverload) -> RuntimeSchemaInfo:
+        stock = (
+            p.op_to_schema_info.get(op)
+            or p.op_to_schema_info_for_single_dim_strategy.get(op)
+            or RuntimeSchemaInfo()
+        )
+        return RuntimeSchemaInfo(
             stock.static_argnum,
             [*(stock.static_kwargkey or ()), "cute_sharding"],
             stock.needs_pytree,
-        ),
-    )
+        )
+
+    infos = {op: info(op) for op in strategies}
+    installed.take(patches.STRATEGIES_OF_ONE_DIM, strategies)
+    installed.put(patches.STRATEGIES, strategies)
+    installed.put(patches.SCHEMA_INFOS, infos)
 
 
 def clear_propagation_caches() -> None:
     """Forget every cached propagation of the Python cache in all threads (by a fresh cache object),
     and of this thread's C++ cache.
 
-    For the C++ caches of other threads see :func:`install_strategy`.
+    For the C++ caches of other threads see :func:`install_strategies`.
     """
     p = propagator()
     p.propagate_op_sharding = LocalLRUCache(p.propagate_op_sharding_non_cached)

@@ -101,10 +101,15 @@ class Tracing:
             (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
         ):
             installed.once_imported(row, partial(installed.replace, row, made))
-        for name, handler in VIEWS_IN_PLACE.items():
-            op = overload(name)
-            if op is not None and op not in op_handlers():
-                installed.put(patches.HANDLERS, op, handler)
+        in_place = {overload(name): handler for name, handler in VIEWS_IN_PLACE.items()}
+        installed.put(
+            patches.HANDLERS,
+            {
+                op: handler
+                for op, handler in in_place.items()
+                if op is not None and op not in op_handlers()
+            },
+        )
 
     def _end(self) -> None:
         Tracing.settles, Tracing.in_force = False, None
