@@ -8,7 +8,9 @@ from importlib import import_module
 for name in (
     "torch._dynamo",
     "torch._inductor.compile_fx",
-    "torch.distributed.tensor",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
+    "sympy.tensor.tensor",
     "torch.testing._internal.distributed.fake_pg",
     "cute_sharding.dtensor",
     "cluster_worker",
