@@ -71,6 +71,7 @@ TABLE: tuple[Row, ...] = (
     Row(("addmv.default",), products.sum_and_matrix_vector, "sum"),
     Row(("addr.default",), products.sum_and_outer_product),
     Row(("baddbmm.default",), products.sum_and_product("b m k, b k n -> b m n"), "sum"),
+    Row(("addbmm.default",), products.sum_and_product("b m k, b k n -> m n"), "sum"),
     # along dims
     Row(
         (

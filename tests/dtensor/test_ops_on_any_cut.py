@@ -163,3 +163,13 @@ def test_dims_that_are_counted_from_the_end(name, movement):
                 assert_close(result, expected.detach(), f"{d} {cut}")
                 result.square().sum().backward()
                 assert_close(x.grad, given.grad, f"gradient {d} {cut}")
+
+
+@pytest.mark.parametrize("term", [(), (1,)], ids=str)
+@pytest.mark.parametrize("cuts", [(0, None), (1, 0), (1, None), (None, 0)], ids=str)
+def test_a_term_that_is_one_value_for_all_rows(term, cuts):
+    """Of plain shards; the last device has no rows of the product."""
+    fulls = [values(*term), values(5, 10), values(10)]
+    placements = [[Replicate() if d is None else Shard(d)] for d in (None, *cuts)]
+    with ranks_of((4,)):
+        compare(torch.addmv, fulls, (4,), placements, f"{term} {cuts}")

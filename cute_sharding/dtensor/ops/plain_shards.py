@@ -23,7 +23,8 @@ _EXTREMES = frozenset(["max.default", "min.default", "amax.default", "amin.defau
 
 # Those that torch gets wrong on any shards: gradients and weighted means that it divides by other
 # counts, reductions that name no dim, logsumexp that keeps its dims, pools of one image, whose rows
-# it takes for channels, and dims that are counted from the end, which it takes for others.
+# it takes for channels, dims that are counted from the end, which it takes for others, and a term
+# that is one value for all rows of a product.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
     **dict.fromkeys(
@@ -61,6 +62,7 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
         ("slice_backward.default", "select_backward.default"),
         lambda schema: _is_counted_from_the_end(schema.args_schema[2]),
     ),
+    "addmv.default": lambda schema: _is_one_term(schema),
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
@@ -89,6 +91,17 @@ def _is_one_image(schema: OpSchema, spatial: int) -> bool:
     """Whether the first operand has channels and the dims of an image, and no dim for several."""
     first = schema.args_schema[0]
     return isinstance(first, DTensorSpec) and len(first.shape) == spatial + 1
+
+
+def _is_one_term(schema: OpSchema) -> bool:
+    """Whether the term of a product of a matrix and a vector is one value for all rows. Where a
+    device has no rows, or none to sum over, the product has the shape of the term. And torch may
+    have it cut, which a scalar cannot be.
+    """
+    term, matrix, _ = op_schemas.specs_of(schema)
+    return tuple(term.shape) != tuple(matrix.shape[:1]) and (
+        not term.shape or any(n % matrix.mesh.size() for n in matrix.shape)
+    )
 
 
 def _weighs_rows(schema: OpSchema) -> bool:

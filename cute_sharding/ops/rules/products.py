@@ -9,11 +9,11 @@ from cute_sharding.ops.rules.names import Rule, Shape, text
 
 
 def sum_and_product(product: str) -> Rule:
-    """A term and a product, such as a bias; the term may lack leading dims, but not all."""
+    """A term and a product, such as a bias; the term may lack leading dims, also all."""
     result = product.partition("->")[2].split()
 
-    def rule(term: Shape, *_: Any, **__: Any) -> str | None:
-        return None if not term else f"+{text(result[len(result) - len(term) :])}, {product}"
+    def rule(term: Shape, *_: Any, **__: Any) -> str:
+        return f"+{text(result[len(result) - len(term) :])}, {product}"
 
     return rule
 
