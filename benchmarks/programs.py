@@ -202,7 +202,8 @@ def expected_of(info: Any, args: Any, kwargs: Any, plan: list[Any], gradients: b
 
 def written_by(op: Any, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
     """What one device leaves in the tensors that the op writes to, by position. (An op that goes
-    beyond what a tensor shows of its memory writes to none.)
+    beyond what a tensor shows of its memory writes to none, nor do those of numbers that cannot be
+    compared.)
     """
 
     def copied(x: Any) -> Any:
@@ -212,10 +213,10 @@ def written_by(op: Any, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
     args, kwargs = tree_map(copied, (args, kwargs))
     try:
         run(op, args, kwargs, False)
+        after = leaves_of((args, kwargs))
+        return {i: y for i, (x, y) in enumerate(zip(before, after)) if not alike(x.detach(), y)}
     except RuntimeError:
         return {}
-    after = leaves_of((args, kwargs))
-    return {i: y for i, (x, y) in enumerate(zip(before, after)) if not alike(x.detach(), y)}
 
 
 def fits(tensors: list[torch.Tensor]) -> bool:

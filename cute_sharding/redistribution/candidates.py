@@ -68,11 +68,13 @@ def _moves(
         weights = (
             (1.0,) * len(mesh) if flat else tuple([network.link(m).beta for m in range(len(mesh))])
         )
-        way = route(shape, mesh, source, target, kept, groups or frozenset(), weights)
-        if way is not None:
-            yield tuple(
-                [Exchange(shape, mesh, before, after) for before, after in pairwise((source, *way))]
-            )
+        # Also without the groups of several: a step among these that turns out to move fewer mesh
+        # dims than it might has no group.
+        for sets in dict.fromkeys((groups or frozenset(), frozenset())):
+            way = route(shape, mesh, source, target, kept, sets, weights)
+            if way is not None:
+                stations = pairwise((source, *way))
+                yield tuple([Exchange(shape, mesh, before, after) for before, after in stations])
     if flat:
         return
     slow = max(network.link(m).beta for m in range(len(mesh)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import combinations
 from math import lcm, prod
 from typing import Any
 
@@ -172,7 +173,9 @@ def questions(
         ]
     )
     least = prod(mesh[m] for m in changed)
-    if admits(groups, changed):
+    # At some sizes a mesh dim that changes has no part in what is exchanged.
+    parts = (some for k in range(2, len(changed) + 1) for some in combinations(changed, k))
+    if all(admits(groups, some) for some in parts):
         return [(least if source.pending else 0, (count,)) for count in counts]
     return [(least, (count, lcm(count, prod(mesh)))) for count in counts]
 

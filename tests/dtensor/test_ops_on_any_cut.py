@@ -165,6 +165,16 @@ def test_dims_that_are_counted_from_the_end(name, movement):
                 assert_close(x.grad, given.grad, f"gradient {d} {cut}")
 
 
+@pytest.mark.parametrize("dim", [-3, -7, 2])
+@pytest.mark.parametrize("cut", [Shard(0), Shard(1), _StridedShard(1, split_factor=2)])
+def test_searches_along_a_dim_that_there_is_not(cut, dim):
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(values(4, 6), (2,), [cut])
+        for search in (torch.argmax, torch.argmin):
+            with pytest.raises(IndexError, match="out of range"):
+                search(x, dim)
+
+
 @pytest.mark.parametrize("term", [(), (1,)], ids=str)
 @pytest.mark.parametrize("cuts", [(0, None), (1, 0), (1, None), (None, 0)], ids=str)
 def test_a_term_that_is_one_value_for_all_rows(term, cuts):

@@ -2,14 +2,16 @@
 half way.
 """
 
+import functools
 import threading
 
 import pytest
 import torch
 from simulation import mesh_of
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, _api
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import register_sharding
 
 import cute_sharding
 from cute_sharding.dtensor.switch.adapter import WHOLE_SLICES, parts_replaced
@@ -213,6 +215,70 @@ def test_enable_that_fails_half_way_leaves_everything_as_it_was(monkeypatch, was
     assert not is_refused(tensor)
     cute_sharding.disable()
     assert is_refused(tensor)
+
+
+def test_a_change_that_fails_and_cannot_be_taken_back_leaves_it_off(monkeypatch):
+    """Half of it would be views whose results the other half does not know."""
+    before = registries()
+    cute_sharding.enable()
+    monkeypatch.setattr(registry, "overload", lambda name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cute_sharding.enable(redistribution=True)
+    monkeypatch.undo()
+    assert not cute_sharding.is_enabled() and parts_replaced() == []
+    assert_same_objects(before, registries())
+    assert is_refused(make())
+
+
+def test_what_a_program_registers_meanwhile_stays():
+    op = torch.ops.aten.unfold.default
+    rows = DTensor.from_local(torch.ones(2, 6), mesh_of((2,)), [Shard(0)], run_check=False)
+    before = registries()
+    cute_sharding.enable(movement=True)
+
+    @register_sharding(op)
+    def rule(x, dim, size, step):
+        free = [([Shard(d)], [Shard(d), None, None, None]) for d in range(2) if d != dim]
+        return [([Replicate()], [Replicate(), None, None, None]), *free]
+
+    try:
+        cute_sharding.disable()
+        found = [tuple(rows.unfold(dim, 2, 1).placements) for dim in (1, 0)]
+        assert found == [(Shard(0),), (Replicate(),)]  # and not that of the other dim
+    finally:
+        for table in registry.tables():
+            table.pop(op, None)
+        registry.clear_propagation_caches()
+    assert_same_objects(before, registries())
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def around(*args, **kwargs):
+        around.calls += 1
+        return function(*args, **kwargs)
+
+    around.calls = 0
+    return around
+
+
+def bare(function):
+    around = wrapped(function)
+    del around.__wrapped__
+    return around
+
+
+@pytest.mark.parametrize("around", [wrapped, bare])
+def test_what_a_program_has_wrapped_is_called_as_it_is(monkeypatch, caplog, around):
+    """What replaces the code of torch's own function replaces none of another's."""
+    theirs = around(_api.distribute_tensor)
+    monkeypatch.setattr(_api, "distribute_tensor", theirs)
+    with cute_sharding.enabled():
+        parts, said = parts_replaced(), caplog.text
+        result = _api.distribute_tensor(torch.ones(4, 3), mesh_of((2,)), [Shard(0)])
+    assert theirs.calls == 1 and result.placements == (Shard(0),)
+    assert any("distribute_tensor.__code__" in part for part in parts) == (around is wrapped)
+    assert ("put another in its place" in said) == (around is bare)
 
 
 def test_a_context_that_cannot_be_entered_changes_nothing(monkeypatch):

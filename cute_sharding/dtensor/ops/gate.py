@@ -156,7 +156,9 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         ):
             return replicated(op, args, kwargs)
         if dim is not None and dim < 0:  # which torch compares with dims from the front
-            args, kwargs = _with_dim(args, kwargs, dim % max(args[0].ndim, 1))
+            ndim = max(op_schemas.argument(op, args, kwargs, "self").ndim, 1)
+            if -ndim <= dim:  # else it is torch's to raise
+                args, kwargs = _with_dim(args, kwargs, dim + ndim)
         return stock(op, args, kwargs)
 
     return handler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
@@ -99,9 +100,21 @@ def _is_one_term(schema: OpSchema) -> bool:
     have it cut, which a scalar cannot be.
     """
     term, matrix, _ = op_schemas.specs_of(schema)
-    return tuple(term.shape) != tuple(matrix.shape[:1]) and (
-        not term.shape or any(n % matrix.mesh.size() for n in matrix.shape)
+    rows, mesh = tuple(matrix.shape[:1]), tuple(matrix.mesh.shape)
+    return tuple(term.shape) != rows and (
+        not term.shape or any(_leaves_one_without(n, mesh) for n in matrix.shape)
     )
+
+
+def _leaves_one_without(n: int, mesh: tuple[int, ...]) -> bool:
+    """Whether some device has none of n rows that some mesh dims share."""
+    for cut in (cut for k in range(len(mesh)) for cut in combinations(mesh, k + 1)):
+        last = n
+        for parts in cut:
+            last -= min((parts - 1) * -(-last // parts), last)
+        if last == 0:
+            return True
+    return False
 
 
 def _weighs_rows(schema: OpSchema) -> bool:

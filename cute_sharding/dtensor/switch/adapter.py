@@ -111,9 +111,9 @@ def enable(
     older raises a RuntimeError.
 
     Calling it again changes the setting. If it fails, everything is as it was. One thing a thread
-    cannot take from another: after a change from ``implicit_redistribution=True`` to False, other
-    threads may go on redistributing (rightly) for calls they have cached, where they would now be
-    refused.
+    cannot take from another, as torch keeps it by thread: after a change other threads may go on
+    answering (rightly) calls that they have cached as the setting before had it. So change it
+    where all ranks are, before their threads run programs.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -152,7 +152,8 @@ def enabled(
     ops: bool = True,
     movement: bool = False,
 ) -> Iterator[None]:
-    """:func:`enable` inside the ``with`` block, and what was before after it.
+    """:func:`enable` inside the ``with`` block, and what was before after it. The setting is the
+    process's: blocks of two threads that overlap, neither within the other, undo one another's.
 
     Raises:
         ValueError, RuntimeError: as :func:`enable`.
@@ -203,7 +204,7 @@ def parts_replaced() -> list[str]:
 
 def switch_to(settings: Settings | None) -> None:
     """Switch on what these settings say, as :func:`settings` had them. If it fails, everything is
-    as it was.
+    as it was; off, where that fails too.
     """
     with _lock:
         if settings is not None:
@@ -217,8 +218,12 @@ def switch_to(settings: Settings | None) -> None:
         try:
             _install(settings)
         except BaseException:
-            put_in_force(before)
-            _install(before)
+            try:
+                put_in_force(before)
+                _install(before)
+            except BaseException:  # it could be, and no longer can: then off, which is whole
+                put_in_force(None)
+                _install(None)
             raise
     logger.debug("layout algebra: %s", "off" if settings is None else settings)
 

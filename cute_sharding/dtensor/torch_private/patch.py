@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import inf
 from textwrap import dedent
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -82,13 +82,19 @@ class Name:
         return True
 
     def owner(self) -> Any:
-        """The object that has the attribute; None where this torch has none. Imports the module."""
+        """The object that has the attribute; None where this torch has none. Imports the module. Of
+        a function's code and globals it is torch's own function, also where a program has wrapped
+        another around it; None where it has put another in its place.
+        """
+        *parts, last = self.place.attribute.split(".")
         try:
-            found = importlib.import_module(self.place.module)
-            for part in self.place.attribute.split(".")[:-1]:
+            module = found = importlib.import_module(self.place.module)
+            for part in parts:
                 found = getattr(found, part)
         except (ImportError, AttributeError):
             return None
+        if last in ("__code__", "__globals__"):
+            return _of_torch(found, module, parts[-1])
         return found
 
     def found(self) -> Any:
@@ -186,7 +192,9 @@ class Installed:
         self._steps.append((patch, None, undo))
 
     def put(self, patch: Patch, entries: Mapping[Any, Any]) -> None:
-        """Have the entries of those keys be these values."""
+        """Have the entries of those keys be these values. What a program puts there in their place
+        stays when ours are taken back.
+        """
         if not patch.is_needed:
             return
         table = patch.found()
@@ -196,7 +204,7 @@ class Installed:
         for key, value in entries.items():
             before = table.get(key, _ABSENT)
             if value is not before:
-                self._steps.append((patch, key, partial(_set, table, key, before)))
+                self._steps.append((patch, key, partial(_set_back, table, key, value, before)))
                 _set(table, key, value)
 
     def take(self, patch: Patch, keys: Iterable[Any]) -> None:
@@ -258,8 +266,8 @@ class Installed:
         if patch not in self.missing:
             self.missing.append(patch)
             logger.warning(
-                "torch %s has no %s: what cute_sharding mends there stays as torch has it (see "
-                "docs/patches.md)",
+                "torch %s has no %s, or the program has put another in its place: what "
+                "cute_sharding mends there stays as it is (see docs/patches.md)",
                 torch.__version__,
                 patch.name,
             )
@@ -274,8 +282,9 @@ def require(names: Iterable[Name]) -> None:
     for name in names:
         if name.lacking and name.is_needed and name.is_lacking():
             raise RuntimeError(
-                f"torch {torch.__version__} has no {name.name}: {name.lacking}. Take a release "
-                "that was checked, or leave cute_sharding off"
+                f"torch {torch.__version__} has no {name.name}, or the program has put another in "
+                f"its place: {name.lacking}. Take a release that was checked, enable before that "
+                "is replaced, or leave cute_sharding off"
             )
 
 
@@ -320,6 +329,25 @@ def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
     exec(compile(tree, code.co_filename, "exec"), function.__globals__, found)
     new: CodeType = found[function.__name__].__code__
     return new
+
+
+def _of_torch(function: Any, module: Any, name: str) -> Any | None:
+    """What stands in the module by that name, without what wraps it; None where it is not the
+    module's own.
+    """
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    is_torchs = (
+        isinstance(function, FunctionType)
+        and function.__globals__ is vars(module)
+        and function.__code__.co_name == name
+    )
+    return function if is_torchs else None
+
+
+def _set_back(table: dict[Any, Any], key: Any, ours: Any, before: Any) -> None:
+    if table.get(key, _ABSENT) is ours:
+        _set(table, key, before)
 
 
 def _set(table: dict[Any, Any], key: Any, value: Any) -> None:
