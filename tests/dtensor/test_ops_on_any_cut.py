@@ -3,6 +3,7 @@ signatures, and by the gate alone.
 """
 
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -163,6 +164,40 @@ def test_dims_that_are_counted_from_the_end(name, movement):
                 assert_close(result, expected.detach(), f"{d} {cut}")
                 result.square().sum().backward()
                 assert_close(x.grad, given.grad, f"gradient {d} {cut}")
+
+
+def lower(*shape):
+    with plain():
+        return values(*shape).tril() + 3 * torch.eye(shape[-1])
+
+
+def pivots(matrices):
+    with plain():
+        return torch.arange(1, matrices.shape[-1] + 1, dtype=torch.int32).expand(
+            matrices.shape[:-1]
+        )
+
+
+SOLVES = {
+    "solve": lambda a, at, b: torch.linalg.solve(a, b),
+    "lu_solve": torch.linalg.lu_solve,
+    "ldl_solve": lambda a, at, b: torch.linalg.ldl_solve(a.detach(), at, b.detach()),
+    "solve_triangular": lambda a, at, b: torch.linalg.solve_triangular(a, b, upper=False),
+    "cholesky_solve": lambda a, at, b: torch.cholesky_solve(b, a),
+}
+
+
+@pytest.mark.parametrize("name", SOLVES)
+@pytest.mark.parametrize("few", [(2, 2), (2, 2, 2), (1, 2, 2)], ids=str)
+def test_equations_that_are_solved_for_several_matrices_alike(name, few):
+    """Batch dims are counted from the end: of (2, 2, 2, 2) the dim 0 is none of (2, 2, 2)."""
+    many = (2, 2, 2, 2)
+    for of, by in ((many, few), (few, many)):
+        fulls = [lower(*of), pivots(lower(*of)), lower(*by)]
+        with ranks_of((2,)):
+            for first, last in product((Shard(0), Replicate()), repeat=2):
+                placements = [[first], [Replicate()], [last]]
+                compare(SOLVES[name], fulls, (2,), placements, f"{of} {by} {first} {last}")
 
 
 @pytest.mark.parametrize("dim", [-3, -7, 2])

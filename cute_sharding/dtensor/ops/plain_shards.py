@@ -24,8 +24,9 @@ _EXTREMES = frozenset(["max.default", "min.default", "amax.default", "amin.defau
 
 # Those that torch gets wrong on any shards: gradients and weighted means that it divides by other
 # counts, reductions that name no dim, logsumexp that keeps its dims, pools of one image, whose rows
-# it takes for channels, dims that are counted from the end, which it takes for others, and a term
-# that is one value for all rows of a product.
+# it takes for channels, dims that are counted from the end, which it takes for others, a term that
+# is one value for all rows of a product, and equations that are solved for several matrices alike,
+# whose batch dims it counts from the front.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
     **dict.fromkeys(
@@ -64,6 +65,17 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
         lambda schema: _is_counted_from_the_end(schema.args_schema[2]),
     ),
     "addmv.default": lambda schema: _is_one_term(schema),
+    **dict.fromkeys(
+        (
+            "linalg_ldl_solve.default",
+            "linalg_lu_solve.default",
+            "linalg_solve_triangular.default",
+            "_linalg_solve_ex.default",
+            "cholesky_solve.default",
+            "triangular_solve.default",
+        ),
+        lambda schema: _broadcasts_matrices(schema),
+    ),
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
@@ -104,6 +116,17 @@ def _is_one_term(schema: OpSchema) -> bool:
     return tuple(term.shape) != rows and (
         not term.shape or any(_leaves_one_without(n, mesh) for n in matrix.shape)
     )
+
+
+def _broadcasts_matrices(schema: OpSchema) -> bool:
+    """Whether the first operand has batch dims, and the last, of the equation's two sides, has not
+    the same. (Of ``solve`` that may be one vector for each matrix.)
+    """
+    specs = op_schemas.specs_of(schema)
+    first, last = (tuple(spec.shape) for spec in (specs[0], specs[-1]))
+    if registry.name_of(schema.op) == "_linalg_solve_ex.default" and last == first[:-1]:
+        return False
+    return len(first) > 2 and last[:-2] != first[:-2]
 
 
 def _leaves_one_without(n: int, mesh: tuple[int, ...]) -> bool:
