@@ -20,6 +20,9 @@ ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 10
 # library for each. That the machine says so is enough.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# What there is to compile is small: a process of its own for it takes longer to start.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 COLLECTED_AFTER = 100_000, 20, 100  # objects, and collections of younger ones
 
 # Files that take half a minute of computing or more.
