@@ -11,8 +11,9 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 from programs import PROGRAMS
+from simulation import mesh_of
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._pytree import tree_leaves
 
@@ -186,3 +187,17 @@ def test_offsets_in_a_buffer_are_no_matter_of_guards():
     for mode in ("automatic", "dynamic"):
         with cute_sharding.enabled(redistribution=True):
             assert outcome(PROGRAMS["slices of one buffer"], mode) == Outcome(1)
+
+
+def test_a_graph_break_keeps_a_placement_alive():
+    """What leaves the first graph is no tensor alone."""
+
+    @torch.compile(backend="eager")
+    def program(x):
+        y, placements = x * 2, [Replicate()]
+        torch._dynamo.graph_break()
+        return y.redistribute(placements=placements)
+
+    with cute_sharding.enabled():
+        x = distribute_tensor(torch.ones(8, 4), mesh_of((4,)), [Shard(0)])
+        assert program(x).placements == (Replicate(),)

@@ -291,7 +291,9 @@ def settled_outputs(
         graph: Any, tx: Any, outputs: Any, *args: Any, **options: Any
     ) -> Any:
         for output in outputs:
-            tensor = output.as_proxy().node.meta.get("example_value")
+            # What is no tensor may leave as it is: a placement that a graph break keeps alive.
+            node = getattr(output.as_proxy(), "node", None)
+            tensor = None if node is None else node.meta.get("example_value")
             if isinstance(tensor, DTensor):
                 tensor._spec = settled_spec(tensor._spec)
         inputs = [node.meta.get("example_value") for node in graph.placeholders]
