@@ -335,8 +335,10 @@ def _of_torch(function: Any, module: Any, name: str) -> Any | None:
     """What stands in the module by that name, without what wraps it; None where it is not the
     module's own.
     """
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
+    try:
+        function = inspect.unwrap(function)
+    except ValueError:  # it wraps itself
+        return None
     is_torchs = (
         isinstance(function, FunctionType)
         and function.__globals__ is vars(module)
