@@ -298,6 +298,7 @@ TORCH_PRIVATE = [
     "composites",
     "read_hook",
     "redistribution_hook",
+    "compiler_guards",
     "compiler",
     "expansion",
     "tracing",

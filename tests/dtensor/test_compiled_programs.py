@@ -201,3 +201,59 @@ def test_a_graph_break_keeps_a_placement_alive():
     with cute_sharding.enabled():
         x = distribute_tensor(torch.ones(8, 4), mesh_of((4,)), [Shard(0)])
         assert program(x).placements == (Replicate(),)
+
+
+def decayed(parameter):
+    parameter.mul_(0.5)
+
+
+def decayed_by_gradient(parameter):
+    parameter.sub_(parameter.grad.view(-1, parameter.shape[1]), alpha=0.5)
+
+
+def views_of_gradient(parameter):
+    return parameter.grad.view(-1, 8, parameter.grad.shape[1]) * 2
+
+
+def compiled_steps(program, dynamic, sizes, without_gradient=()):
+    """How often a step is compiled for parameters of these sizes, and what they are after it."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    count = CompileCounterWithBackend("aot_eager")
+    step, results = torch.no_grad()(torch.compile(program, backend=count, dynamic=dynamic)), []
+    for at, rows in enumerate(sizes):
+        made = [
+            distribute_tensor(torch.randn(rows, 8), mesh_of((4,)), [Shard(0)]) for _ in range(2)
+        ]
+        parameter = torch.nn.Parameter(made[0])
+        if at not in without_gradient:
+            # A view, as FSDP leaves it: torch gives the sizes of others no symbols.
+            local = made[1].to_local()
+            parameter.grad = DTensor.from_local(local, made[1].device_mesh, [Shard(0)])
+        results.append((step(parameter), parameter.data, made[1]))
+    return count.frame_count, results
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+@pytest.mark.parametrize("program", [decayed, decayed_by_gradient])
+def test_gradients_of_parameters_are_no_worse_for_being_unread(program, dynamic):
+    """torch gives their sizes symbols, and asks no input for them."""
+    for sizes in ((64, 64), (64, 32, 96)):
+        stock, expected = compiled_steps(program, dynamic, sizes)
+        with cute_sharding.enabled():
+            graphs, results = compiled_steps(program, dynamic, sizes)
+        assert graphs == stock
+        for (_, actual, _), (_, wanted, _) in zip(results, expected, strict=True):
+            assert torch.equal(actual.to_local(), wanted.to_local())
+    with cute_sharding.enabled():
+        if program is decayed:
+            assert compiled_steps(program, dynamic, (64, 64), without_gradient={1})[0] == 1
+
+
+def test_sizes_of_a_gradient_that_is_viewed_may_change():
+    """torch raises where the first guard on one of them is made."""
+    with cute_sharding.enabled():
+        _, results = compiled_steps(views_of_gradient, None, (64, 32, 96))
+    for view, _, gradient in results:
+        assert view.placements == (Shard(0),)
+        assert torch.equal(view.to_local(), gradient.to_local().view(-1, 8, 8) * 2)

@@ -21,6 +21,7 @@ checked are in :mod:`..bookkeeping.versions`.
   caches; what an op is given; the propagator's answers
 - :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`, :mod:`.views_in_place`: the
   dispatcher, and what stands in for its steps; :mod:`.composites`: what comes before it
-- :mod:`.tracing`, :mod:`.compiler`, :mod:`.expansion`: DTensors in compiled programs
+- :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in
+  compiled programs
 - :mod:`.state_dicts`: checkpoints, state dicts, pictures
 """

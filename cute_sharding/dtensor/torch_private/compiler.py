@@ -28,7 +28,6 @@ __all__ = [
     "forget_compiled_code",
     "none_of_ours",
     "of_two_arguments",
-    "on_global_sizes",
     "settled_metadata",
     "settled_outputs",
     "tag_compiled_graphs",
@@ -185,70 +184,6 @@ def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:
         return out
 
     return _build_proxy_for_sym_expr
-
-
-def on_global_sizes(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's guards on the inputs of a program, and beside them those on global sizes of DTensors
-    that are constants of it.
-
-    torch leaves all guards on constants to its checks of plain tensors, which see local sizes. To
-    have it write all of them out would be too much: also offsets of local tensors, and sizes of
-    what they are views of, would then be guarded, and programs compiled again for nothing.
-    """
-
-    def produce_guards_verbose(
-        shape_env: Any,
-        placeholders: Any,
-        sources: Any,
-        source_ref: Any = lambda source: source.name,
-        *,
-        ignore_static: bool = True,
-        **options: Any,
-    ) -> Any:
-        found = stock(
-            shape_env, placeholders, sources, source_ref, ignore_static=ignore_static, **options
-        )
-        if not ignore_static or options.get("_simplified"):
-            return found  # all are there, or only those of interest are wanted
-        for source, n in _constant_sizes(placeholders, sources).items():
-            for guards in found:
-                guards.exprs.append(f"{_in_language_of(guards, source, source_ref)} == {n}")
-        return found
-
-    return produce_guards_verbose
-
-
-def _constant_sizes(placeholders: Sequence[Any], sources: Sequence[Any]) -> dict[Any, int]:
-    """The global sizes of DTensors among the inputs that are numbers, by their source."""
-    from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
-
-    found = {}
-    for value, source in zip(placeholders, sources):
-        if isinstance(value, DTensor):
-            sizes: tuple[Any, ...] = tuple(value.size())
-            for dim, n in enumerate(sizes):
-                number = n.node.maybe_as_int() if isinstance(n, torch.SymInt) else n
-                if number is not None:
-                    found[
-                        TensorPropertySource(
-                            LocalSource(source) if isinstance(source, str) else source,
-                            TensorProperty.SIZE,
-                            dim,
-                        )
-                    ] = number
-    return found
-
-
-def _in_language_of(guards: Any, source: Any, source_ref: Callable[[Any], str]) -> str:
-    """A source as guards name it: Python by an expression, C++ by a variable."""
-    symbols = getattr(guards, "source_to_symbol", None)
-    if symbols is None:
-        return source_ref(source)
-    if source not in symbols:
-        import sympy
-
-        symbols[source] = sympy.Symbol(f"global_size_{len(symbols)}")
-    return str(symbols[source])
 
 
 def with_plain_functions(stock: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:

@@ -38,7 +38,8 @@ GUARDS = Patch(
     attribute="ShapeEnv.produce_guards_verbose",
     file="torch/fx/experimental/symbolic_shapes.py",
     why="Global sizes that are constants of a program are not guarded: torch looks at those of "
-    "local tensors only, which may be the same.",
+    "local tensors only, which may be the same. Sizes of a gradient that the program does not read "
+    "are, and torch then raises.",
     until="dynamo guards the sizes of tensor subclasses, and not of their inner tensors alone",
     test="tests/dtensor/test_compiled.py::test_global_sizes_that_a_graph_takes_for_constants_are_"
     "guarded",

@@ -18,7 +18,12 @@ from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from cute_sharding.dtensor.torch_private import compiler, compiler_patches, patches
+from cute_sharding.dtensor.torch_private import (
+    compiler,
+    compiler_guards,
+    compiler_patches,
+    patches,
+)
 from cute_sharding.dtensor.torch_private.expansion import as_they_are
 from cute_sharding.dtensor.torch_private.patch import Installed
 from cute_sharding.dtensor.torch_private.registry import op_handlers, overload
@@ -122,7 +127,7 @@ class Tracing:
             return
         self._knows_compiler = True
         replace = self._installed.replace
-        replace(compiler_patches.GUARDS, compiler.on_global_sizes)
+        replace(compiler_patches.GUARDS, compiler_guards.on_global_sizes)
         replace(
             compiler_patches.OUTPUTS,
             partial(compiler.settled_outputs, self._of_one_rank, self._read_as_they_are),
