@@ -205,6 +205,28 @@ def test_slices_keep_the_order_of_dims_in_memory():
         assert_holds(turned.redistribute(placements=[Shard(1)]).t().view(24), full.view(24))
 
 
+def test_slices_lie_in_memory_as_a_copy_of_theirs_does():
+    """Drawn: of tensors that are turned and expanded, which no order of strides tells how to lay
+    out.
+    """
+    rng = random.Random("expanded")
+    for _ in range(60):
+        shape = [rng.choice([1, 2, 4, 6]) for _ in range(rng.randint(1, 4))]
+        given = [n if rng.random() < 0.6 else 1 for n in shape]
+        turn, dim = rng.sample(range(len(shape)), len(shape)), rng.randrange(len(shape))
+        with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
+            tensor = distribute(number(given), (2,), [Replicate()]).expand(shape).permute(turn)
+            parts = tensor.redistribute(placements=[Shard(dim)]).to_local()
+        for part in parts._local_tensors.values():
+            whole = number(given).expand(shape).permute(turn)
+            expected = whole.narrow(dim, 0, part.shape[dim]).clone()
+            lies, wanted = (
+                [stride for stride, n in zip(x.stride(), x.shape, strict=True) if n > 1]
+                for x in (part, expected)
+            )
+            assert part.numel() == 0 or lies == wanted, (given, shape, turn, dim)
+
+
 def test_a_slice_that_is_all_of_it_is_a_copy():
     """Or writing to the result would change the source, on some ranks only."""
     with ranks_of((2,)), cute_sharding.enabled(redistribution=True):

@@ -133,15 +133,34 @@ def keep(
     if local.ndim > len(part.target_shape):
         target = local.new_empty((*part.target_shape, *local.shape[len(part.target_shape) :]))
     else:
-        # Dims in the order of their strides, as clone() has them.
-        given, strides, below = local.stride(), [0] * local.ndim, 1
-        for dim in sorted(range(local.ndim), key=lambda dim: (given[dim], -dim)):
+        strides, below = [0] * local.ndim, 1
+        for dim in _from_innermost(part.target_shape, local.stride()):
             strides[dim] = below
             below *= max(part.target_shape[dim], 1)
         target = local.new_empty_strided(part.target_shape, strides)
     for copy in own:
         write(copy, local, target)
     return after(target, local) if dispatch_modes.is_tracing() and not own else target
+
+
+def _from_innermost(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Dims in the order in which clone() lays them out (infer_dense_strides of
+    aten/src/ATen/ExpandUtils.cpp): by stride, then by size; those that are expanded, of stride 0,
+    stay where they stand.
+    """
+    order = list(reversed(range(len(sizes))))
+    for last in range(1, len(order)):
+        at = last
+        for before in reversed(range(last)):
+            inner, dim = order[before], order[at]
+            if not (strides[inner] and strides[dim]):
+                continue
+            if (strides[inner], sizes[inner]) > (strides[dim], sizes[dim]):
+                order[before], order[at] = dim, inner
+                at = before
+            elif strides[inner] < strides[dim]:
+                break
+    return order
 
 
 def write(copy: Copy, x: torch.Tensor, y: torch.Tensor, *, add: bool = False) -> None:
