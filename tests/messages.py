@@ -68,7 +68,12 @@ def _given(node: ast.AST) -> ast.expr | None:
     """
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
         return node.exc if _name(node.exc) in OWN_WORDS or not node.exc.args else node.exc.args[0]
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "logger.warning"):
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("warn", "warning")
+        and ast.unparse(node.func) in ("warnings.warn", "logger.warning")
+    ):
         return node.args[0]
     return None
 

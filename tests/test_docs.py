@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import messages
@@ -241,12 +242,16 @@ INTERNAL = {
     "results of shapes … are not what … says": "by_signature catches it and logs it",
     "a step of another kind: …": "of a plan that has a kind of step which pictures do not know",
 }
-MESSAGES = messages.messages(PACKAGE)
+
+
+@cache
+def all_messages():
+    return messages.messages(PACKAGE)
 
 
 def test_messages_are_read_from_the_source(tmp_path):
-    assert len(MESSAGES) > 100
-    texts = {message.text for message in MESSAGES}
+    assert len(all_messages()) > 100
+    texts = {message.text for message in all_messages()}
     for text in (
         "shape … has a negative size",
         "the signature … has no ->",
@@ -267,7 +272,7 @@ def test_every_message_is_explained():
     page = messages.normal((ROOT / "docs/troubleshooting.md").read_text())
     missing = [
         f"{message.where}: {message.text}"
-        for message in MESSAGES
+        for message in all_messages()
         if message.beginning(100) not in page and message.text not in INTERNAL
     ]
     assert not missing, f"docs/troubleshooting.md has not: {missing}"
@@ -275,7 +280,7 @@ def test_every_message_is_explained():
 
 def test_no_other_message_is_explained():
     """What the page explains is said by something."""
-    known = [messages.normal(message.text) for message in MESSAGES]
+    known = [messages.normal(message.text) for message in all_messages()]
     text = (ROOT / "docs/troubleshooting.md").read_text().partition("## Flags")[2]
     listed = re.findall(r"^- (?:`` (.*?) ``|`(.*)`)\s*$", text, re.M)
     assert len(listed) > 100
@@ -284,7 +289,7 @@ def test_no_other_message_is_explained():
 
 
 def test_internal_messages_exist():
-    assert set(INTERNAL) <= {message.text for message in MESSAGES}
+    assert set(INTERNAL) <= {message.text for message in all_messages()}
 
 
 def test_every_flag_has_a_section():

@@ -11,12 +11,6 @@ that kills the process (SIGFPE): those get no such cases here, and pycute's test
 import random
 
 import pytest
-
-pytest.importorskip(
-    "cutlass.cute", reason="nvidia-cutlass-dsl is not installed (it cannot be beside torch 2.15)"
-)
-
-import cutlass.cute as cute
 from layout_bruteforce import (
     Found,
     complement_values,
@@ -41,6 +35,14 @@ from cute_sharding import layout as cs
 from cute_sharding.layout import Layout, LayoutError
 
 CASES = 2000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """CuTe is imported where it is asked: each process that collects tests reads this file."""
+    global cute
+    why = "nvidia-cutlass-dsl is not installed (it cannot be beside torch 2.15)"
+    cute = pytest.importorskip("cutlass.cute", reason=why)
 
 
 def reverse(value):

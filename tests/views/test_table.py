@@ -4,6 +4,7 @@ themselves do.
 
 import inspect
 import random
+from functools import cache
 from math import prod
 
 import pytest
@@ -11,7 +12,6 @@ import torch
 from enumeration import shapes_of
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._ops import _view_ops
-from torch.testing._internal.common_methods_invocations import op_db
 
 from cute_sharding.views import BY_OP, BY_OVERLOAD, TABLE, view_of
 from cute_sharding.views.dim_map import (
@@ -54,7 +54,7 @@ ROW_OF = {
     "view_as_real": "torch.view_as_real",
     "view_as_complex": "torch.view_as_complex",
 }
-OPS = [op for op in op_db if op.name in ROW_OF]
+OPS = [*ROW_OF, "squeeze-multiple"]
 
 # What torch's own functions cannot be asked: the definition of the op decides there, and only
 # there.
@@ -67,6 +67,20 @@ TORCH_CANNOT = {
     "transpose": "a scalar has no dims to check against",
     "transpose_copy": "a scalar has no dims to check against",
 }
+
+
+@cache
+def op_infos():
+    """By name: torch's operator database takes long to import, and each process that collects
+    tests reads this file.
+    """
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {
+        "-".join(filter(None, (op.name, op.variant_test_name))): op
+        for op in op_db
+        if op.name in ROW_OF
+    }
 
 
 def torch_key(name):
@@ -125,10 +139,9 @@ def check_layout(view, expected):
     assert [view.layout(i) for i in range(len(values))] == values
 
 
-@pytest.mark.parametrize(
-    "op", OPS, ids=lambda op: f"{op.name}{op.variant_test_name and '-' + op.variant_test_name}"
-)
-def test_dim_maps_equal_torchs(op):
+@pytest.mark.parametrize("name", OPS)
+def test_dim_maps_equal_torchs(name):
+    op = op_infos()[name]
     row = BY_OP[ROW_OF[op.name]]
     stock = _view_ops.dim_maps.get(torch_key(row.op)) if op.name != "unflatten" else None
     compared = refused = 0
@@ -146,10 +159,9 @@ def test_dim_maps_equal_torchs(op):
     assert compared + refused >= 1
 
 
-@pytest.mark.parametrize(
-    "op", OPS, ids=lambda op: f"{op.name}{op.variant_test_name and '-' + op.variant_test_name}"
-)
-def test_view_layouts_do_what_the_op_does(op):
+@pytest.mark.parametrize("name", OPS)
+def test_view_layouts_do_what_the_op_does(name):
+    op = op_infos()[name]
     row = BY_OP[ROW_OF[op.name]]
     compared = 0
     for tensor, args, kwargs in samples(op):
@@ -160,8 +172,8 @@ def test_view_layouts_do_what_the_op_does(op):
 
 
 def test_every_row_is_compared_with_op_info():
-    assert {ROW_OF[op.name] for op in OPS} == set(BY_OP) == {row.op for row in TABLE}
-    assert {op.variant_test_name for op in OPS if op.name == "squeeze"} == {"", "multiple"}
+    assert set(op_infos()) == set(OPS)
+    assert set(ROW_OF.values()) == set(BY_OP) == {row.op for row in TABLE}
 
 
 def test_reshape_rules_equal_torchs_on_every_small_shape():
