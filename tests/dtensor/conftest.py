@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+import unmeasured
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import cute_sharding
 
 REPOSITORY = Path(__file__).parent.parent.parent
+
+unmeasured.write_no_trace()
+
+
+def pytest_collection_finish():
+    unmeasured.time_no_guards()
 
 
 @pytest.fixture(scope="session", autouse=True)

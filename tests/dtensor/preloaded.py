@@ -19,6 +19,8 @@ for name in (
 ):
     import_module(name)
 
+import_module("unmeasured").time_no_guards()
+
 # What is here stays: no collection in a fork looks through it, and so copies it.
 gc.freeze()
 gc.set_threshold(100_000, 20, 100)  # as in conftest.py
