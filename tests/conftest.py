@@ -23,7 +23,10 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # What there is to compile is small: a process of its own for it takes longer to start.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-COLLECTED_AFTER = 100_000, 20, 100  # objects, and collections of younger ones
+# Compilers, and imports of torch, make many objects that stay: to look through them less often
+# saves a twentieth of the time. (Objects, and collections of younger ones.)
+COLLECTED_AFTER = 100_000, 20, 100
+gc.set_threshold(*COLLECTED_AFTER)
 
 # Files that take half a minute of computing or more.
 LONGEST = (
@@ -78,12 +81,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: the garbage collector need not look through it. And compilers
-    make many objects that stay: to look through them less often saves a twentieth of the time.
-    """
+    """What is imported by now stays: the garbage collector need not look through it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECTED_AFTER)
 
 
 @pytest.fixture(scope="session")
