@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import types
@@ -295,6 +296,46 @@ def test_what_is_replaced_is_in_the_table_and_is_put_back():
     }
     cute_sharding.disable()
     assert changed(before, all_of_torch()) == set()
+
+
+def test_what_is_replaced_takes_arguments_by_torchs_names(monkeypatch):
+    """Programs call some of these themselves: redistribute_local_tensor, and what computes local
+    shapes.
+    """
+    replaced, replace = [], Installed.replace
+
+    def noted(installed, row, wrap):
+        def made(stock):
+            replaced.append((row.name, stock, wrap(stock)))
+            return replaced[-1][-1]
+
+        replace(installed, row, made)
+
+    monkeypatch.setattr(Installed, "replace", noted)
+    enable_everything()
+    cute_sharding.disable()
+    compared, others = set(), []
+    for name, stock, ours in replaced:
+        if not isinstance(stock, types.FunctionType):
+            continue  # properties and options; a staticmethod is unwrapped before
+        given = [
+            parameter
+            for parameter in inspect.signature(stock).parameters.values()
+            if parameter.name != "self"
+        ]
+        takes = inspect.signature(ours, follow_wrapped=False)
+        before = [None] * ("self" in inspect.signature(stock).parameters)
+        first = [p for p in given if p.kind is p.POSITIONAL_OR_KEYWORD]
+        rest = {p.name: None for p in given if p.kind is p.KEYWORD_ONLY}
+        try:
+            takes.bind(*before, **{p.name: None for p in first}, **rest)
+            takes.bind(*before, *first, **rest)
+        except TypeError as error:
+            others.append(f"{name}{takes}: {error}")
+        compared.add(name.rpartition(".")[2])
+    assert others == [], "\n".join(others)
+    assert {"redistribute_local_tensor", "compute_local_shape_and_global_offset"} <= compared
+    assert len(compared) > 15
 
 
 def test_ops_are_told_apart_by_all_their_keywords():

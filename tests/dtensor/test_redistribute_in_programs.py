@@ -30,6 +30,7 @@ from torch.distributed.tensor import (
     _dispatch,
     _redistribute,
 )
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import cute_sharding
 from cute_sharding._settings import TABLE
@@ -225,6 +226,32 @@ def test_slices_lie_in_memory_as_a_copy_of_theirs_does():
                 for x in (part, expected)
             )
             assert part.numel() == 0 or lies == wanted, (given, shape, turn, dim)
+
+
+def test_what_is_replicated_is_cut_as_it_is():
+    """Programs shard local tensors of DTensors over one more mesh dim, by torch's own function and
+    with the global shape. torch asks the local tensor alone.
+    """
+    with ranks_of((2,)):
+        local = number((5, 3))
+        stride = local.stride()
+        meta = TensorMeta(torch.Size((12, 3)), stride, local.dtype)
+        specs = [DTensorSpec(mesh_of((2,)), (p,), meta) for p in (Replicate(), Shard(0))]
+        given = LocalTensor({rank: local.clone() for rank in range(2)})
+
+        def cut(*specs):
+            return _redistribute.redistribute_local_tensor(
+                local_tensor=given, current_spec=specs[0], target_spec=specs[1]
+            )
+
+        expected = cut(*specs)
+        with cute_sharding.enabled(redistribution=True):
+            parts = cut(*specs)
+            for rank, part in parts._local_tensors.items():
+                assert torch.equal(part, expected._local_tensors[rank])
+            assert [len(part) for part in parts._local_tensors.values()] == [3, 2]
+            with pytest.raises(RuntimeError, match="has shape \\(5, 3\\)"):
+                cut(*reversed(specs))  # here ranks wait for one another
 
 
 def test_a_slice_that_is_all_of_it_is_a_copy():

@@ -71,7 +71,8 @@ def movement_first(
         else dict.fromkeys(SEVERAL, partial(several_of, views_alone=True))
     )
 
-    def decide(schema: OpSchema) -> Any:
+    def propagate_op_sharding_non_cached(op_schema: OpSchema) -> Any:
+        schema = op_schema
         name = registry.name_of(schema.op)
         answer = answer_of.get(name)
         found = answer and answer(name, schema, op_schemas.specs_of(schema))
@@ -84,7 +85,7 @@ def movement_first(
             traced()
         return answers.for_no_cache(found)
 
-    return decide
+    return propagate_op_sharding_non_cached
 
 
 def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:

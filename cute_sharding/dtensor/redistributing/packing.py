@@ -48,6 +48,10 @@ def alone(step: Step, mesh: Any, rank: int) -> tuple[Transfer, tuple[Copy, ...]]
     return step.transfer(device, (device,)), step.kept_by(device)
 
 
+class OtherShape(RuntimeError):
+    """A local tensor is not of the shape that its spec gives it. Nothing has been sent."""
+
+
 def checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
     """The local tensor in the shape that the plan expects, its values as they lie in memory. Sizes
     that are symbols are not looked at.
@@ -63,7 +67,7 @@ def checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
         part.source_shape
     ):
         return local.reshape(part.source_shape)  # torch's in-place squeeze leaves such tensors
-    raise RuntimeError(
+    raise OtherShape(
         f"this rank's local tensor has shape {tuple(local.shape)}, and by the DTensor's global "
         f"shape and placements it is {part.source_shape}. "
         "Give DTensor.from_local the global shape and stride where sizes do not divide"

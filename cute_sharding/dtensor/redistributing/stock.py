@@ -60,6 +60,17 @@ def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) 
     return _is_torchs(spec.mesh, tuple(spec.shape), *(_key(s) for s in (spec, target)))
 
 
+def is_torchs_alone(current: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) -> bool:
+    """Whether torch does it rightly and without a message, so that a rank may leave it to torch by
+    itself. Of what is replicated torch cuts the local tensor, whatever the spec says of its shape:
+    programs that shard a local tensor over one more mesh dim (torchtitan's SimpleFSDP) rely on it.
+    """
+    changed = zip(current.placements, target.placements)
+    return is_torchs(current, target) and all(
+        before.is_replicate() or before == after for before, after in changed
+    )
+
+
 def _key(spec: tensor_specs.DTensorSpec) -> tuple[Any, ...]:
     return (
         spec.mesh,

@@ -33,8 +33,9 @@ from cute_sharding.dtensor.ops import (
     writing_handler,
 )
 from cute_sharding.dtensor.redistributing.groups import prepared_key
+from cute_sharding.dtensor.redistributing.packing import OtherShape
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
-from cute_sharding.dtensor.redistributing.stock import is_torchs
+from cute_sharding.dtensor.redistributing.stock import is_torchs, is_torchs_alone
 from cute_sharding.dtensor.torch_private import (
     answers,
     compiler,
@@ -339,19 +340,17 @@ def _is_planned(
 
 
 def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What stands in for torch's redistribute_local_tensor: a plan's steps where they are wanted,
-    else torch's own.
-    """
+    """For torch's redistribute_local_tensor: a plan's steps where they are wanted, else torch's."""
 
     def redistribute(
-        local: torch.Tensor,
-        current: tensor_specs.DTensorSpec,
-        target: tensor_specs.DTensorSpec,
+        local_tensor: torch.Tensor,
+        current_spec: tensor_specs.DTensorSpec,
+        target_spec: tensor_specs.DTensorSpec,
         **options: Any,
     ) -> torch.Tensor:
         if getattr(_thread, "keeps", False):
-            return given(local, current, target, partial(moved, **options))
-        return moved(local, current, target, **options)
+            return given(local_tensor, current_spec, target_spec, partial(moved, **options))
+        return moved(local_tensor, current_spec, target_spec, **options)
 
     def moved(
         local: torch.Tensor,
@@ -363,22 +362,23 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         **options: Any,
     ) -> torch.Tensor:
         settings = in_force()
+        how = {"async_op": async_op, "is_explicit": is_explicit}
         if settings is None:
-            return stock(
-                local, current, target, async_op=async_op, is_explicit=is_explicit, **options
-            )
+            return stock(local, current, target, **how, **options)
         if dispatch_modes.is_tracing():
             _tag_compiled_graphs(settings)  # dynamo comes by here before a cache is asked
             current, target = symints.settled_spec(current), symints.settled_spec(target)
         if _is_planned(local, current, target, settings):
             # What a rule of ours asks for is an outcome of the op, and not counted again.
             counted = settings.redistribution or not getattr(_thread, "by_plan", False)
-            return redistribute_local_tensor(
-                local, current, target, async_op=async_op, is_explicit=is_explicit, counted=counted
-            )
+            try:
+                return redistribute_local_tensor(local, current, target, counted=counted, **how)
+            except OtherShape:
+                if not is_torchs_alone(current, target):
+                    raise
         if settings.redistribution:
             count_left_to_torch()
-        return stock(local, current, target, async_op=async_op, is_explicit=is_explicit, **options)
+        return stock(local, current, target, **how, **options)
 
     return redistribute
 
@@ -408,11 +408,12 @@ def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
 
 
 def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..., None]:
-    """The dispatcher's step that redistributes the arguments of an op, with a note of the ops whose
-    rules are ours.
-    """
+    """The dispatcher's step that redistributes an op's arguments, noting ops by rules of ours."""
 
-    def redistribute_local_args(op_info: Any, schema: op_schemas.OpSchema, *options: Any) -> None:
+    def redistribute_local_args(
+        op_info: Any, suggested_input_schema: op_schemas.OpSchema, *args: Any, **options: Any
+    ) -> None:
+        schema = suggested_input_schema
         if answers.is_run_by_function(schema):
             return None  # which is given them as they are
         try:
@@ -422,12 +423,12 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
             care = schema._cute_sharding_care = _care(op_info, schema)  # type: ignore[attr-defined]
         settings = in_force()
         if care is None or settings is None or not settings.views:
-            return local_args(op_info, schema, *options)
+            return local_args(op_info, schema, *args, **options)
         before = op_info.local_args
         outer, _thread.by_plan = getattr(_thread, "by_plan", False), care.by_plan
         _thread.keeps = care.keeps
         try:
-            local_args(op_info, schema, *options)
+            local_args(op_info, schema, *args, **options)
             if care.keywords:
                 dispatch.redistribute_keywords(op_info, schema)
         finally:

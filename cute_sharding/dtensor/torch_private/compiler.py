@@ -70,17 +70,17 @@ def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
     of that equal nodes may be.
     """
 
-    def fx_graph_cse(graph: Any, **options: Any) -> Any:
+    def fx_graph_cse(fx_g: Any, *args: Any, **options: Any) -> Any:
         own = [
             node
-            for node in graph.nodes
+            for node in fx_g.nodes
             if node.op == "call_function" and OF_THIS_RANK in node.meta.get("custom", ())
         ]
         for i, node in enumerate(own):
             node.kwargs = {**node.kwargs, OF_THIS_RANK: i}
         marked = own
         try:
-            result = stock(graph, **options)
+            result = stock(fx_g, *args, **options)
             marked = [*own, *result.nodes]
         finally:
             for node in marked:
@@ -122,11 +122,11 @@ def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
     from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
     from torch._dynamo.types import ConvertFrameReturn
 
-    def __call__(wrapper: Any, frame: Any, *rest: Any) -> Any:
+    def __call__(wrapper: Any, frame: Any, *rest: Any, **named: Any) -> Any:
         # By the module's name: methods of dataclasses are in no file.
         module = str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] != "cute_sharding":
-            return stock(wrapper, frame, *rest)
+            return stock(wrapper, frame, *rest, **named)
         calls_programs = module.endswith(".given_placements")
         called = FrameAction.DEFAULT if calls_programs else FrameAction.SKIP
         return ConvertFrameReturn(
@@ -205,10 +205,10 @@ def with_plain_functions(stock: Callable[[], dict[Any, Any]]) -> Callable[[], di
 
 
 def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
-    def set_proxy_slot(value: Any, tracer: Any, proxy: Any) -> None:
-        expr = value.node.expr if isinstance(value, torch.SymInt) else None
+    def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
+        expr = obj.node.expr if isinstance(obj, torch.SymInt) else None
         known = tracer.sympy_expr_tracker.get(expr) if expr is not None else None
-        stock(value, tracer, proxy)
+        stock(obj, tracer, proxy)
         if known is not None:
             tracer.sympy_expr_tracker[expr] = known
 
@@ -222,10 +222,8 @@ def settled_outputs(
     program is compiled whose inputs may be of other sizes on other ranks, ``after()`` afterwards.
     """
 
-    def compile_and_call_fx_graph(
-        graph: Any, tx: Any, outputs: Any, *args: Any, **options: Any
-    ) -> Any:
-        for output in outputs:
+    def compile_and_call_fx_graph(graph: Any, tx: Any, rv: Any, *args: Any, **options: Any) -> Any:
+        for output in rv:
             # What is no tensor may leave as it is: a placement that a graph break keeps alive.
             node = getattr(output.as_proxy(), "node", None)
             tensor = None if node is None else node.meta.get("example_value")
@@ -235,7 +233,7 @@ def settled_outputs(
         if any(isinstance(value, DTensor) and _may_be_uneven(value._spec) for value in inputs):
             of_one_rank()
         try:
-            return stock(graph, tx, outputs, *args, **options)
+            return stock(graph, tx, rv, *args, **options)
         finally:
             after()
 
@@ -265,8 +263,14 @@ def by_views(
     """
 
     def gen_alias_from_base(
-        base: torch.Tensor, like: torch.Tensor, requires_grad: bool, *args: Any, **options: Any
+        aliased_base_tensor: torch.Tensor,
+        target_meta_tensor: torch.Tensor,
+        target_requires_grad: bool,
+        *args: Any,
+        **options: Any,
     ) -> torch.Tensor:
+        base, like = aliased_base_tensor, target_meta_tensor
+        requires_grad = target_requires_grad
         view = (
             as_view(base, like.size(), like.stride(), like.storage_offset())
             if isinstance(base, DTensor) and isinstance(like, DTensor)
@@ -320,9 +324,9 @@ def with_writes_told(
 
 
 def settled_metadata(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def create_subclass_metadata(tensor: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(tensor, DTensor):
-            tensor._spec = settled_spec(tensor._spec)
-        return stock(tensor, *args, **options)
+    def create_subclass_metadata(a: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(a, DTensor):
+            a._spec = settled_spec(a._spec)
+        return stock(a, *args, **options)
 
     return create_subclass_metadata

@@ -28,8 +28,9 @@ def as_they_are(stock: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def _expand_single_dim_strategy_to_mesh(
-        mesh: Any, schema: OpSchema, info: Any, metas: Any
+        mesh: Any, op_schema: OpSchema, strategy_info: Any, output_tensor_meta: Any
     ) -> Any:
+        schema, info, metas = op_schema, strategy_info, output_tensor_meta
         expanded = stock(mesh, schema, info, metas)
         # By kind, for == would compare sizes, which unbacked ones do not take. Lists may hold
         # some, too: those of an index_put.

@@ -60,21 +60,23 @@ if tensor.__class__ is DTensor:
 
 
 def _lenient(stock: Callable[..., Any], diverged: Callable[[Any], bool]) -> Callable[..., Any]:
+    # By torch's names: what the program gives by name stands in kwargs.
     def _local_map_wrapped(
-        function: Any,
-        onto: Any,
-        inputs: Any,
-        gradients: Any,
-        mesh: Any,
-        redistributes: bool,
+        func: Any,
+        out_placements: Any,
+        in_placements: Any,
+        in_grad_placements: Any,
+        device_mesh: Any,
+        redistribute_inputs: bool,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if inputs is not None and not redistributes:
+        if in_placements is not None and not redistribute_inputs:
             # A compiler cannot be asked which meshes these are: there it is for all.
-            redistributes = torch.compiler.is_compiling() or any(
+            redistribute_inputs = torch.compiler.is_compiling() or any(
                 is_dtensor(x) and diverged(x.device_mesh) for x in args
             )
-        return stock(function, onto, inputs, gradients, mesh, redistributes, *args, **kwargs)
+        settings = in_grad_placements, device_mesh, redistribute_inputs
+        return stock(func, out_placements, in_placements, *settings, *args, **kwargs)
 
     return _local_map_wrapped

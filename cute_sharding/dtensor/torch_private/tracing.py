@@ -177,10 +177,11 @@ class Tracing:
 
     def _unflatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def __tensor_unflatten__(
-            inner: dict[str, Any], context: Any, size: Any, stride: Any
+            inner_tensors: dict[str, Any], flatten_spec: Any, outer_size: Any, outer_stride: Any
         ) -> Any:
-            placements, meta, order, requires_grad = context
-            local, mesh = inner["_local_tensor"], inner["device_mesh"]
+            placements, meta, order, requires_grad = flatten_spec
+            local, mesh = inner_tensors["_local_tensor"], inner_tensors["device_mesh"]
+            size, stride = outer_size, outer_stride
             if is_symbolic(tuple(size)) and has_shape_env(tuple(size)):
                 if self._is_marked:  # an input, which has just been flattened
                     hold_to_marks(size)
@@ -188,7 +189,7 @@ class Tracing:
                 for actual, wanted in zip(local.shape, expected or ()):
                     self._equate(actual, wanted, size)
             if order is None or not any(isinstance(p, _StridedShard) for p in placements):
-                return stock(inner, context, size, stride)
+                return stock(inner_tensors, flatten_spec, size, stride)
             spec = DTensorSpec(
                 mesh,
                 placements,
@@ -240,8 +241,9 @@ class Tracing:
 
     def _local(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def compute_local_shape_and_global_offset(
-            shape: Any, mesh: Any, placements: Any, skip_offset: bool = False
+            global_shape: Any, mesh: Any, placements: Any, skip_offset: bool = False
         ) -> Any:
+            shape = global_shape
             if skip_offset and is_symbolic(tuple(shape)) and has_shape_env(tuple(shape)):
                 local = self._local_shape(shape, mesh, placements)
                 if local is not None:
