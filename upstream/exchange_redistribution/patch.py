@@ -119,6 +119,7 @@ FORM = Form(
             ),
         ],
         "checked": [
+            ("raise OtherShape(", "raise RuntimeError("),
             (
                 " in the shape that the plan expects, its values as they lie in memory. Sizes\n"
                 "    that are symbols are not looked at.\n    ",
