@@ -31,11 +31,13 @@ from torch.distributed.tensor import (
     _redistribute,
 )
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
 from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.redistributing.groups import group_of
 from cute_sharding.dtensor.redistributing.redistribute import prepare
+from cute_sharding.dtensor.redistributing.stock import is_torchs_alone
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.dtensor.torch_private import registry
 
@@ -252,6 +254,31 @@ def test_what_is_replicated_is_cut_as_it_is():
             assert [len(part) for part in parts._local_tensors.values()] == [3, 2]
             with pytest.raises(RuntimeError, match="has shape \\(5, 3\\)"):
                 cut(*reversed(specs))  # here ranks wait for one another
+
+
+ROWS, COLUMNS, REPLICATED = Shard(0), Shard(1), Replicate()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "alone"),
+    [
+        ((REPLICATED, REPLICATED), (ROWS, COLUMNS), True),
+        ((REPLICATED, COLUMNS), (ROWS, COLUMNS), True),
+        ((REPLICATED, ROWS), (ROWS, ROWS), False),
+        ((ROWS, REPLICATED), (REPLICATED, REPLICATED), False),
+        ((ROWS, REPLICATED), (COLUMNS, REPLICATED), False),
+        ((Partial(), REPLICATED), (REPLICATED, REPLICATED), False),
+    ],
+    ids=str,
+)
+def test_what_a_rank_may_leave_to_torch_by_itself_sends_nothing(before, after, alone):
+    meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
+    specs = [DTensorSpec(mesh_of((2, 2)), placements, meta) for placements in (before, after)]
+    assert is_torchs_alone(*specs) == alone
+    if alone:
+        with ranks_of((2, 2)), CommDebugMode() as communicated:
+            distribute(number((4, 4)), (2, 2), before).redistribute(placements=after)
+        assert communicated.get_total_counts() == 0
 
 
 def test_a_slice_that_is_all_of_it_is_a_copy():

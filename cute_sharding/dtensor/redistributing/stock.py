@@ -65,9 +65,12 @@ def is_torchs_alone(current: tensor_specs.DTensorSpec, target: tensor_specs.DTen
     itself. Of what is replicated torch cuts the local tensor, whatever the spec says of its shape:
     programs that shard a local tensor over one more mesh dim (torchtitan's SimpleFSDP) rely on it.
     """
-    changed = zip(current.placements, target.placements)
+    cuts = [tensor_specs.cut_of(placement) for placement in target.placements]
+    dims = [cut[0] for cut in cuts if cut is not None]
+    # A dim that is cut over several mesh dims may have to be dealt anew.
     return is_torchs(current, target) and all(
-        before.is_replicate() or before == after for before, after in changed
+        before == after or (before.is_replicate() and (cut is None or dims.count(cut[0]) == 1))
+        for before, after, cut in zip(current.placements, target.placements, cuts)
     )
 
 
