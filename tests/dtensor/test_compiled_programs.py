@@ -257,3 +257,17 @@ def test_sizes_of_a_gradient_that_is_viewed_may_change():
     for view, _, gradient in results:
         assert view.placements == (Shard(0),)
         assert torch.equal(view.to_local(), gradient.to_local().view(-1, 8, 8) * 2)
+
+
+def test_a_column_of_a_few_rows_compiles_where_torch_does():
+    """A rank has one row or none, so that rows are a constant; the column's stride is none."""
+    with cute_sharding.enabled():
+        for program in (lambda x: x.flatten() + 1, lambda x: x.sum(0)):
+            torch._dynamo.reset()
+            compiled = torch.compile(program, backend="aot_eager", dynamic=True, fullgraph=True)
+            for rows, columns in ((7, 8), (9, 8)):
+                full = torch.randn(rows, columns)
+                column = distribute_tensor(full, mesh_of((4,)), [Shard(0)])[:, 1]
+                expected, actual = program(column), compiled(column)
+                assert actual.placements == expected.placements
+                assert torch.equal(actual.to_local(), expected.to_local())

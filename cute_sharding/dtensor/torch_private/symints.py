@@ -31,6 +31,7 @@ __all__ = [
     "numbers_at_hand",
     "settled",
     "settled_spec",
+    "shape_with_symbols",
     "shapes_at_hand",
     "size_text",
     "with_symbols_in_shape",
@@ -117,20 +118,29 @@ def settled_spec(spec: DTensorSpec) -> DTensorSpec:
     )
 
 
-def with_symbols_in_shape(spec: DTensorSpec) -> None:
-    """Have a spec whose strides hold SymInts, and whose shape has none, hold one there: its number.
+def shape_with_symbols(shape: Sequence[Any], stride: Sequence[Any]) -> Any:
+    """The shape; where the strides hold SymInts, and it has none, with one in it: its number.
 
     torch's cache in C++ takes no spec with symbols, which cannot be hashed. To see whether there
     are some it looks at the shape alone (torch/csrc/autograd/python_variable.cpp), and a column of
     a matrix, of which one size is a number, has one in its stride.
     """
+    if not shape or is_symbolic(shape) or not is_symbolic(stride):
+        return shape
+    symbol = next(n for n in stride if isinstance(n, torch.SymInt))
+    first, *others = shape
+    sizes: Any = (symbol * 0 + first, *others)
+    return torch.Size(sizes)
+
+
+def with_symbols_in_shape(spec: DTensorSpec) -> None:
+    """Give the spec a shape that says that its strides hold symbols (:func:`shape_with_symbols`)."""
     meta = spec.tensor_meta
-    if meta is None or not meta.shape or is_symbolic(meta.shape) or not is_symbolic(meta.stride):
+    if meta is None:
         return
-    symbol = next(n for n in meta.stride if isinstance(n, torch.SymInt))
-    first, *others = meta.shape
-    shape: Any = (symbol * 0 + first, *others)
-    spec.tensor_meta = TensorMeta(torch.Size(shape), meta.stride, meta.dtype)
+    shape = shape_with_symbols(meta.shape, meta.stride)
+    if shape is not meta.shape:
+        spec.tensor_meta = TensorMeta(shape, meta.stride, meta.dtype)
 
 
 def has_shape_env(*values: Any) -> bool:

@@ -33,6 +33,7 @@ from cute_sharding.dtensor.torch_private.symints import (
     is_symbolic,
     number_of,
     settled,
+    shape_with_symbols,
 )
 from cute_sharding.dtensor.torch_private.tensor_specs import are_known, cut_of
 from cute_sharding.dtensor.torch_private.views_in_place import VIEWS_IN_PLACE
@@ -188,6 +189,8 @@ class Tracing:
                 expected = self._local_shape(size, mesh, placements)
                 for actual, wanted in zip(local.shape, expected or ()):
                     self._equate(actual, wanted, size)
+            elif has_shape_env(tuple(stride)):
+                size = shape_with_symbols(size, stride)
             if order is None or not any(isinstance(p, _StridedShard) for p in placements):
                 return stock(inner_tensors, flatten_spec, size, stride)
             spec = DTensorSpec(
