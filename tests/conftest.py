@@ -23,6 +23,10 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # What there is to compile is small: a process of its own for it takes longer to start.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+# Two files run at once on two cores, and some start processes: a second thread of one, which waits
+# for work busily, takes a core from another (a tenth of the time of tests that compute).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Compilers, and imports of torch, make many objects that stay: to look through them less often
 # saves a twentieth of the time. (Objects, and collections of younger ones.)
 COLLECTED_AFTER = 100_000, 20, 100

@@ -134,7 +134,7 @@ def shape_with_symbols(shape: Sequence[Any], stride: Sequence[Any]) -> Any:
 
 
 def with_symbols_in_shape(spec: DTensorSpec) -> None:
-    """Give the spec a shape that says that its strides hold symbols (:func:`shape_with_symbols`)."""
+    """Give the spec a shape that says that its strides hold symbols."""
     meta = spec.tensor_meta
     if meta is None:
         return
