@@ -1,6 +1,7 @@
 """Compiles drawn programs as one rank of four and prints the collectives of their graphs, as JSON:
 ``python steps_of_ranks.py RANK``, a line for each line ``FIRST LAST DYNAMIC WRITES`` that it reads:
-seeds, whether for any sizes, and whether they write to slices in place (2: of what has a gradient).
+seeds, whether for any sizes, and whether they write to slices in place (2: of what has a gradient)
+or have more rows (3).
 For test_ranks_in_step.py.
 """
 
@@ -22,6 +23,7 @@ from writing_programs import program_to_compile
 import cute_sharding
 
 MESHES = [(4,), (4,), (2, 2)]
+FEW, MORE = (1, 2, 3, 4, 5, 8), (2, 3, 8, 9, 11, 13, 16)  # rows
 MOVES = (
     "c10d_functional.all",
     "c10d_functional.reduce",
@@ -76,10 +78,10 @@ def draw_step(rng, mesh, shape):
     return rng.choice(kinds)
 
 
-def draw(seed):
+def draw(seed, sizes):
     rng = random.Random(seed)
     mesh = rng.choice(MESHES)
-    shape = first = tuple(rng.choice((1, 2, 3, 4, 5, 8)) for _ in range(rng.choice((1, 2, 2, 3))))
+    shape = first = tuple(rng.choice(sizes) for _ in range(rng.choice((1, 2, 2, 3))))
     placements = draw_placements(rng, mesh, shape)
     steps = []
     for _ in range(rng.randint(1, 4)):
@@ -125,9 +127,9 @@ def graphs_of(program, x, is_dynamic):
     return seen
 
 
-def movements(seed):
+def movements(seed, sizes):
     """(what it is called, the program, its operand)."""
-    mesh, shape, placements, steps = draw(seed)
+    mesh, shape, placements, steps = draw(seed, sizes)
     x = distribute_tensor(torch.randn(shape), mesh_of(mesh), placements, src_data_rank=None)
 
     def program(x):
@@ -148,7 +150,10 @@ def writes(seed, gradients):
 
 
 def attempt(seed, is_dynamic, which):
-    said, program, x = writes(seed, which == 2) if which else movements(seed)
+    if which in (1, 2):
+        said, program, x = writes(seed, which == 2)
+    else:
+        said, program, x = movements(seed, MORE if which else FEW)
     try:
         graphs = graphs_of(program, x, is_dynamic)
     except Exception as error:

@@ -13,6 +13,7 @@ import torch._inductor.config
 from programs import PROGRAMS
 from simulation import mesh_of
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._pytree import tree_leaves
@@ -271,3 +272,28 @@ def test_a_column_of_a_few_rows_compiles_where_torch_does():
                 expected, actual = program(column), compiled(column)
                 assert actual.placements == expected.placements
                 assert torch.equal(actual.to_local(), expected.to_local())
+
+
+def graphs_for(rows, placements, mesh):
+    torch._dynamo.reset()
+    count = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x: (x * 2).sin() + 1, backend=count, dynamic=True)
+    for n in rows:
+        x = distribute_tensor(torch.randn(n, 8), mesh, placements, src_data_rank=None)
+        assert torch.equal(compiled(x).to_local(), (x.to_local() * 2).sin() + 1)
+    return count.frame_count
+
+
+@pytest.mark.parametrize("flags", [{}, {"redistribution": True}, {"movement": True}], ids=str)
+@pytest.mark.parametrize("device", range(4))
+def test_few_rows_of_some_ranks_cost_no_graphs(device, flags):
+    """One row or none on the last devices, as on any of the four: a graph where torch makes one."""
+    order = torch.arange(4).roll(device)  # this process stands where `device` would
+    for rows, placements, sizes in (
+        ((7, 9, 13, 11, 10), [Shard(0)], (4,)),
+        ((16, 9, 8, 12), [Shard(0), Shard(0)], (2, 2)),
+    ):
+        mesh = DeviceMesh("cpu", order.reshape(sizes))
+        stock = graphs_for(rows, placements, mesh)
+        with cute_sharding.enabled(**flags):
+            assert graphs_for(rows, placements, mesh) <= stock

@@ -106,6 +106,12 @@ def test_graphs_for_any_sizes_have_the_same_collectives(ranks, first, count):
     assert_all_in_step(ranks, first, first + count, is_dynamic=1)
 
 
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_graphs_for_any_of_more_sizes_have_the_same_collectives(ranks, first, count):
+    """The same programs of more rows, of which no constants are made."""
+    assert_all_in_step(ranks, first, first + count, is_dynamic=1, writes=3)
+
+
 def test_rows_are_no_other_dim_of_as_many(ranks, count):
     """Of what has gradients, for any sizes: columns that are as many as a rank's rows stay a symbol
     where these are a number; and ops on a column of a matrix are not looked up by its stride. All
@@ -127,6 +133,24 @@ def test_graphs_that_write_to_slices_have_the_same_collectives(ranks, is_dynamic
 def test_equal_exchanges_are_not_made_one(ranks):
     """Parts of which two ranks have no rows, so that both exchanges of these are of nothing."""
     assert_all_in_step(ranks, 82, 83)
+
+
+def test_ranks_learn_the_same_of_blocks_of_blocks(ranks):
+    """Blocks of 11 rows that differ, and are cut in two pieces each: one leaves a rest."""
+    assert_all_in_step(ranks, 30, 31, is_dynamic=1, writes=3)
+
+
+def test_a_rank_of_one_row_learns_what_others_do_of_other_sizes(ranks):
+    """Two ranks have one row of slices, which are contiguous then whatever their strides are."""
+    for found in zip(*run(ranks, 81, 82, 1, 0)):
+        assert_in_step(found[0]["program"], False, [of["graphs"] for of in found], ())
+
+
+@pytest.mark.parametrize("seed", [54, 75])
+def test_sizes_that_gradients_make_constants(ranks, seed):
+    """They are symbols in the forward pass, and numbers once the backward pass has been traced."""
+    for found in zip(*run(ranks, seed, seed + 1, 1, 0)):
+        assert_in_step(found[0]["program"], False, [of["graphs"] for of in found], ())
 
 
 def test_a_backward_graph_has_no_collective_of_no_use(ranks):

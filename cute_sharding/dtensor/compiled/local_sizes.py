@@ -11,32 +11,36 @@ guard by :func:`.symbols.equate`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
-from cute_sharding.dtensor.torch_private.symints import may_be_number, number_of
+from cute_sharding.dtensor.torch_private.symints import is_truly, may_be_number, number_of
 from cute_sharding.layout import Undecided
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
+Cut: TypeAlias = tuple[Any, int, int]  # split factor, devices, this device's coordinate
 
-def local_size_of(n: Any, *cuts: tuple[Any, int, int]) -> Any:
+
+def local_size_of(n: Any, *cuts: Cut) -> Any:
     """How many of ``n`` rows a device holds after ``cuts``, each (split factor, devices, its
     coordinate); numbers or SymInts, as what is given.
 
     Raises:
         Undecided: it depends on sizes that have no value yet.
     """
-    given = n, *(split_factor for split_factor, _, _ in cuts)
-    if isinstance(n, torch.SymInt) and may_be_number(n):
-        with symbols_of(*given):
-            now = hinted(known(given))
-        if None not in now and _smallest(now, cuts) < 2:
-            n = number_of(n)
-    with symbols_of(*given):
+    now = _numbers_of(n, cuts)
+    if not (isinstance(n, torch.SymInt) and may_be_number(n)):
+        now = None  # nothing of it is for us to decide
+    elif now is not None and _has_few(now, cuts):
+        n = number_of(n)
+    with symbols_of(n, *(split_factor for split_factor, _, _ in cuts)):
         rows = known(n)
+        if now is not None:
+            kinds = _by_kind(rows, now, cuts)
+            is_truly(unknown(kinds[max(kinds)]) >= 2)
         for split_factor, parts, coordinate in cuts:
             rows = local_size(rows, known(split_factor), parts, coordinate)
         return unknown(rows, local=True)
@@ -51,25 +55,49 @@ def local_shape_of(shape: Sequence[Any], chains: Chains, mesh: Any) -> list[Any]
     ]
 
 
-def _smallest(now: tuple[int, ...], cuts: tuple[tuple[Any, int, int], ...]) -> int:
-    """How many rows the device with the fewest has.
-
-    Of 0 and 1 the compiler makes constants. Where that is the size of one device's rows, from which
-    it learns what the global size is, that is to be a constant for all: what is free, or moved, is
-    decided by it, and they are to decide alike. (Not in a program that has marked dims as dynamic:
-    torch refuses it on a device that has no more rows.)
+def _numbers_of(n: Any, cuts: Sequence[Cut]) -> tuple[int, ...] | None:
+    """The size and the split factors as they are in the call at hand; None where one has no value
+    yet.
     """
-    sizes = {now[0]}
-    for split_factor, (_, parts, _) in zip(now[1:], cuts):
-        sizes = {
-            local_size(n, split_factor, parts, device)
-            for n in sizes
-            for device in kinds_of_device(n, split_factor, parts)
-        }
-    return min(sizes)
+    given = n, *(split_factor for split_factor, _, _ in cuts)
+    with symbols_of(*given):
+        now = hinted(known(given))
+    return None if None in now else now
 
 
-def local_size_if_known(n: Any, *cuts: tuple[Any, int, int]) -> Any:
+def _by_kind(rows: Any, now: Sequence[int], cuts: Sequence[Cut]) -> dict[int, Any]:
+    """The rows of one device of each kind, by how many these are now, of ``rows`` that are
+    ``now[0]``; the others of ``now`` are the split factors.
+
+    What is asked to find out a device's own is asked so of all kinds. It becomes a guard on the
+    global size, and what is a symbol or a constant, free or moved, is decided by what is known of
+    that: devices that have learnt other facts would wait in other collectives.
+    """
+    kinds = {now[0]: rows}
+    for factor, (split_factor, parts, _) in zip(now[1:], cuts):
+        parents, kinds = kinds, {}
+        for n, whole in parents.items():
+            for device in kinds_of_device(n, factor, parts):
+                mine = local_size(whole, known(split_factor), parts, device)
+                kinds.setdefault(local_size(n, factor, parts, device), mine)
+    return kinds
+
+
+def _has_few(now: tuple[int, ...], cuts: Sequence[Cut]) -> bool:
+    """Whether the global size is to be a constant on all devices: none has more than one row.
+
+    Of 0 and 1 the compiler makes constants, from which each device learns what the global size is,
+    or nearly, and one more than another. Where some device has more, all ask whether the fullest
+    one has two (:func:`local_size_of`), as that one does; from fewer rows of others nothing follows
+    that the compiler can solve for the global size.
+
+    (Not in a program that has marked dims as dynamic: torch refuses it on a device that has no more
+    rows.)
+    """
+    return max(_by_kind(now[0], now, [(f, *cut[1:]) for f, cut in zip(now[1:], cuts)])) < 2
+
+
+def local_size_if_known(n: Any, *cuts: Cut) -> Any:
     """:func:`local_size_of`; None where it cannot be said."""
     try:
         return local_size_of(n, *cuts)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
+from cute_sharding.dtensor.bookkeeping.settings import in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
@@ -83,9 +84,23 @@ def movement_first(
             return found
         if is_ours:
             traced()
+        settings = in_force()
+        if settings is not None and (settings.redistribution or settings.movement):
+            _ask_alike(found)
         return answers.for_no_cache(found)
 
     return propagate_op_sharding_non_cached
+
+
+def _ask_alike(found: Any) -> None:
+    """Ask of the results, on all ranks, what is asked of the local tensors on those that have rows.
+
+    A tensor of one row is contiguous whatever its strides are, and one of none is: on such a rank
+    the compiler learns less of other sizes than on others. What is known of these decides what is
+    exchanged, and whether by a plan for any sizes.
+    """
+    for meta in answers.metas_of_results(found):
+        symints.ask_whether_contiguous(meta.shape, meta.stride)
 
 
 def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:

@@ -39,6 +39,7 @@ __all__ = [
     "is_run_by_function",
     "keywords",
     "marked",
+    "metas_of_results",
     "moves_first",
     "op_sharding",
     "op_spec",
@@ -289,6 +290,12 @@ def moves_first(found: OutputSharding, schema: OpSchema) -> bool:
         and isinstance(output, DTensorSpec)
         and tuple(output.shape) == tuple(first.shape)
     )
+
+
+def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
+    """The global shapes and strides of an op's results, where they are known."""
+    specs = [leaf for leaf in tree_leaves(answer.output_spec) if isinstance(leaf, DTensorSpec)]
+    return [spec.tensor_meta for spec in specs if spec.tensor_meta is not None]
 
 
 def placements_of_outputs(found: OutputSharding) -> list[tuple[Placement, ...] | None]:

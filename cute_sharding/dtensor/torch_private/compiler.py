@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import wraps
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
     "settled_metadata",
     "settled_outputs",
     "tag_compiled_graphs",
+    "traced_as_known",
     "with_plain_functions",
     "with_rows_of_their_own",
     "without_forward_collectives",
@@ -330,3 +332,48 @@ def settled_metadata(stock: Callable[..., Any]) -> Callable[..., Any]:
         return stock(a, *args, **options)
 
     return create_subclass_metadata
+
+
+_SET_LATER = "act_input_indices"
+
+
+def traced_as_known(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that traces a program; once more where the trace has made constants of sizes
+    that its DTensors were noted with before. (Each time there are fewer of these.)
+    """
+    from torch._functorch import aot_autograd
+
+    def aot_stage1_graph_capture(aot_state: Any, orig_flat_fn: Any, *args: Any) -> Any:
+        given: Any = list(aot_state.flat_args)
+        descs = list(aot_state.flat_args_descs)
+        traced = stock(aot_state, orig_flat_fn, *args)
+        while _is_outdated(aot_state.fw_metadata):
+            state: Any = aot_autograd.create_aot_state(
+                aot_state.stack,
+                orig_flat_fn,
+                given,
+                list(descs),
+                aot_state.aot_config,
+                aot_state.fake_mode,
+                aot_state.fake_mode.shape_env,
+            )
+            if hasattr(aot_state.fw_metadata, _SET_LATER):  # 2.13 alone
+                setattr(state.fw_metadata, _SET_LATER, getattr(aot_state.fw_metadata, _SET_LATER))
+            for field in fields(state):
+                setattr(aot_state, field.name, getattr(state, field.name))
+            traced = stock(aot_state, orig_flat_fn, *args)
+        return traced
+
+    return aot_stage1_graph_capture
+
+
+def _is_outdated(noted: Any) -> bool:
+    """Whether a size or stride of a DTensor that is returned, or of a gradient, was a symbol, and
+    is a number by now.
+    """
+    return any(
+        isinstance(n, torch.SymInt) and n.node.maybe_as_int() is not None
+        for meta in (*noted.subclass_fw_graph_out_meta, *noted.subclass_tangent_meta)
+        if isinstance(getattr(meta, "original_subclass", None), DTensor)
+        for n in (*meta.outer_size, *meta.outer_stride)
+    )

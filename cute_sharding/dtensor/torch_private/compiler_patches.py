@@ -64,6 +64,18 @@ METADATA = Patch(
     until="with the row of _split_factor_int",
     test="tests/dtensor/test_compiled.py::test_patterns_of_models_run_as_eagerly_in_few_graphs",
 )
+TRACES = Patch(
+    module="torch._functorch.aot_autograd",
+    attribute="aot_stage1_graph_capture",
+    file="torch/_functorch/_aot_autograd/graph_compile.py",
+    why="AOTAutograd notes which sizes of a DTensor that a program returns are symbols, and then "
+    "traces the program with its gradients. Of a symbol that this makes a constant the graph "
+    "returns nothing: it is cut in two at the wrong place (`was invalid, but is output`), or the "
+    "DTensor cannot be made (`'NoneType' object cannot be interpreted as an integer`), and on some "
+    "ranks alone where it is their rows that are one or none. It is noted and traced once more.",
+    until="what is noted of sizes holds after the trace",
+    test="tests/dtensor/test_ranks_in_step.py::test_sizes_that_gradients_make_constants",
+)
 ALIASES = Patch(
     module=_AOT + ".runtime_wrappers",
     attribute="gen_alias_from_base",

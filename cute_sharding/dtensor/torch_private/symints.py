@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from cute_sharding.dtensor.torch_private.tensor_specs import split_factors
 
 __all__ = [
+    "ask_whether_contiguous",
     "assert_at_run_time",
     "factors_at_hand",
     "has_shape_env",
@@ -211,6 +212,21 @@ def is_truly(condition: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return guard_or_false(condition)
+
+
+def ask_whether_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> None:
+    """Add the guards that torch adds to find out whether such a tensor is contiguous, where its
+    sizes or strides are symbols.
+    """
+    if not is_symbolic(tuple(shape), tuple(stride)):
+        return
+    wanted: Any = 1
+    for n, step in zip(reversed(shape), reversed(stride)):
+        if is_truly(n == 1):
+            continue
+        if not is_truly(step == wanted):
+            return
+        wanted = n * wanted
 
 
 def size_text(n: Any) -> str:

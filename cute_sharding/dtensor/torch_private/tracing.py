@@ -134,6 +134,7 @@ class Tracing:
             partial(compiler.settled_outputs, self._of_one_rank, self._read_as_they_are),
         )
         replace(compiler_patches.METADATA, compiler.settled_metadata)
+        replace(compiler_patches.TRACES, compiler.traced_as_known)
         replace(compiler_patches.ALIASES, partial(compiler.by_views, self._as_view))
         replace(
             compiler_patches.WRITES, partial(compiler.with_writes_told, self._writing, self._live)
