@@ -216,9 +216,10 @@ def is_truly(condition: Any) -> bool:
 
 def ask_whether_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> None:
     """Add the guards that torch adds to find out whether such a tensor is contiguous, where its
-    sizes or strides are symbols.
+    sizes or strides are symbols, and may become constants.
     """
-    if not is_symbolic(tuple(shape), tuple(stride)):
+    symbols = [n for n in (*shape, *stride) if isinstance(n, torch.SymInt)]
+    if not symbols or not has_shape_env(*symbols) or not all(map(may_be_number, symbols)):
         return
     wanted: Any = 1
     for n, step in zip(reversed(shape), reversed(stride)):
