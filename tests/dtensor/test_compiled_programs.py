@@ -285,15 +285,25 @@ def graphs_for(rows, placements, mesh):
 
 
 @pytest.mark.parametrize("flags", [{}, {"redistribution": True}, {"movement": True}], ids=str)
-@pytest.mark.parametrize("device", range(4))
-def test_few_rows_of_some_ranks_cost_no_graphs(device, flags):
-    """One row or none on the last devices, as on any of the four: a graph where torch makes one."""
-    order = torch.arange(4).roll(device)  # this process stands where `device` would
-    for rows, placements, sizes in (
+@pytest.mark.parametrize(
+    ("rows", "placements", "sizes"),
+    [
         ((7, 9, 13, 11, 10), [Shard(0)], (4,)),
+        ((2, 3, 4, 5, 6), [Shard(0)], (4,)),
         ((16, 9, 8, 12), [Shard(0), Shard(0)], (2, 2)),
-    ):
+    ],
+    ids=str,
+)
+def test_few_rows_of_some_ranks_cost_no_graphs(rows, placements, sizes, flags):
+    """One row or none on some of the four: as many graphs as torch makes on the same device, or on
+    the fullest one, where that goes from one row to two.
+    """
+    stock, ours = [], []
+    for device in range(4):
+        order = torch.arange(4).roll(device)  # this process stands where `device` would
         mesh = DeviceMesh("cpu", order.reshape(sizes))
-        stock = graphs_for(rows, placements, mesh)
+        stock.append(graphs_for(rows, placements, mesh))
         with cute_sharding.enabled(**flags):
-            assert graphs_for(rows, placements, mesh) <= stock
+            ours.append(graphs_for(rows, placements, mesh))
+    fullest = 1 if min(rows) <= 4 < max(rows) else 0
+    assert all(n <= of_torch + fullest for n, of_torch in zip(ours, stock)), (ours, stock)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
-from cute_sharding.dtensor.torch_private.symints import is_truly, may_be_number, number_of
+from cute_sharding.dtensor.torch_private.symints import is_truly, may_be_number
 from cute_sharding.layout import Undecided
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.sharding.deal import kinds_of_device, local_size
@@ -31,15 +31,15 @@ def local_size_of(n: Any, *cuts: Cut) -> Any:
     Raises:
         Undecided: it depends on sizes that have no value yet.
     """
-    now = _numbers_of(n, cuts)
-    if not (isinstance(n, torch.SymInt) and may_be_number(n)):
-        now = None  # nothing of it is for us to decide
-    elif now is not None and _has_few(now, cuts):
-        n = number_of(n)
+    now = None
+    if isinstance(n, torch.SymInt) and may_be_number(n):
+        now = _numbers_of(n, cuts)
     with symbols_of(n, *(split_factor for split_factor, _, _ in cuts)):
         rows = known(n)
         if now is not None:
             kinds = _by_kind(rows, now, cuts)
+            # Of 0 and 1 the compiler makes constants: so it learns of the fullest device, and of
+            # others, from which nothing follows that it can solve for the global size.
             is_truly(unknown(kinds[max(kinds)]) >= 2)
         for split_factor, parts, coordinate in cuts:
             rows = local_size(rows, known(split_factor), parts, coordinate)
@@ -81,20 +81,6 @@ def _by_kind(rows: Any, now: Sequence[int], cuts: Sequence[Cut]) -> dict[int, An
                 mine = local_size(whole, known(split_factor), parts, device)
                 kinds.setdefault(local_size(n, factor, parts, device), mine)
     return kinds
-
-
-def _has_few(now: tuple[int, ...], cuts: Sequence[Cut]) -> bool:
-    """Whether the global size is to be a constant on all devices: none has more than one row.
-
-    Of 0 and 1 the compiler makes constants, from which each device learns what the global size is,
-    or nearly, and one more than another. Where some device has more, all ask whether the fullest
-    one has two (:func:`local_size_of`), as that one does; from fewer rows of others nothing follows
-    that the compiler can solve for the global size.
-
-    (Not in a program that has marked dims as dynamic: torch refuses it on a device that has no more
-    rows.)
-    """
-    return max(_by_kind(now[0], now, [(f, *cut[1:]) for f, cut in zip(now[1:], cuts)])) < 2
 
 
 def local_size_if_known(n: Any, *cuts: Cut) -> Any:
