@@ -8,6 +8,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from processes import search_path
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -135,4 +136,4 @@ def site(tmp_path_factory):
     (metadata / "entry_points.txt").write_text(
         "[torch.backends]\n" + section.replace('"', "") + "\n"
     )
-    return os.pathsep.join([str(folder), str(REPOSITORY)])
+    return search_path(folder, REPOSITORY)

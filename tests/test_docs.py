@@ -17,6 +17,7 @@ from pathlib import Path
 import messages
 import pages
 import pytest
+from processes import search_path
 
 import cute_sharding
 from cute_sharding._settings import TABLE
@@ -222,7 +223,7 @@ def test_the_reference_has_every_public_name(name):
 def test_generated_pages_are_up_to_date(script):
     done = subprocess.run(
         [sys.executable, str(ROOT / "docs" / script), "--check"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},  # of this package, wherever one is installed
+        env={**os.environ, "PYTHONPATH": search_path(ROOT)},  # wherever one is installed
         capture_output=True,
         text=True,
         timeout=60,

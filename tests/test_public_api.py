@@ -14,6 +14,7 @@ from functools import cached_property
 from types import ModuleType
 
 import pytest
+from processes import search_path
 from public_examples import (
     PACKAGES,
     REPOSITORY,
@@ -48,7 +49,7 @@ def test_examples_of_the_adapter_run():
     assert len(with_examples) >= 4
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "tests/public_examples.py"), *with_examples],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, "PYTHONPATH": search_path(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=300,

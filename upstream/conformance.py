@@ -1,10 +1,11 @@
-"""Runs in a shadow, by itself: answers of the torch there, for cases given as JSON.
+"""Runs in a shadow, by itself: what the torch there makes of cases. Reads and prints JSON, a list
+for each kind of work that is asked for:
 
-``python -S conformance.py answers < cases`` prints for each case the placements of the input and of
-the output, or the name of what was raised. ``python -S conformance.py times < cases`` prints for
-each, of a rule and a propagation with nothing cached, the time with the flag over that without.
-``python -S conformance.py moved < cases`` prints what each rank of a mesh holds after a
-redistribution, whether in one exchange or left to torch's steps.
+answers: the placements of the input and of the output, or the name of what was raised.
+times: of a rule and a propagation with nothing cached, with the flag over those without.
+moved: whether a redistribution goes in one exchange, and what each rank of the mesh then holds.
+
+    python -S conformance.py <<< '{"answers": [...], "moved": [...]}'
 """
 
 from __future__ import annotations
@@ -157,6 +158,8 @@ def by_exchange(specs: Any) -> bool:
     return _redistribute._USE_CUTE_REDISTRIBUTION and left_to_steps(*specs) is None
 
 
+WORK = {"answers": answer, "times": ratio, "moved": moved}
+
 if __name__ == "__main__":
-    work = {"answers": answer, "times": ratio, "moved": moved}[sys.argv[1]]
-    print(json.dumps([work(case) for case in json.load(sys.stdin)]))
+    asked = json.load(sys.stdin)
+    print(json.dumps({name: list(map(WORK[name], cases)) for name, cases in asked.items()}))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import search_path
 
 from cute_sharding import _autoload
 from cute_sharding._settings import FLAGS, TABLE
@@ -18,7 +19,7 @@ def program(site):
     def run(code, flag=None, timeout=300, redistribution=None, **flags):
         ours = (*FLAGS, "TORCH_DEVICE_BACKEND_AUTOLOAD")
         environment = {name: value for name, value in os.environ.items() if name not in ours}
-        environment |= {"PYTHONPATH": os.pathsep.join([site, str(Path(__file__).parent)]), **flags}
+        environment |= {"PYTHONPATH": search_path(site, Path(__file__).parent), **flags}
         if flag is not None:
             environment["USE_CUTE_VIEW_PROPAGATION"] = flag
         if redistribution is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import search_path
 from simulation import mesh_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -106,7 +107,7 @@ def test_the_gallery_says_what_torch_does():
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": f"{DOCS.parent}:{DOCS}"},
+        env={**os.environ, "PYTHONPATH": search_path(DOCS.parent, DOCS)},
         capture_output=True,
         text=True,
         timeout=300,

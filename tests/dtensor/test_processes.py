@@ -12,6 +12,7 @@ import movement_worker
 import processes_worker
 import pytest
 import torch.multiprocessing as multiprocessing
+from processes import search_path
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +27,7 @@ def run(world, folder, *jobs):
 def spawn(function, world, *args):
     multiprocessing.set_forkserver_preload(["preloaded"])
     # Before Python 3.13 the server leaves out what it does not find by the environment alone.
-    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+    with patch.dict(os.environ, PYTHONPATH=search_path(*filter(None, sys.path))):
         forkserver.ensure_running()
     context = multiprocessing.start_processes(
         function, args=args, nprocs=world, join=False, start_method="forkserver"

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from drawing import draw_placements
+from processes import search_path
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
@@ -283,10 +284,8 @@ def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
         "        assert calls == 2, (n, code)\n"
     )
     here = Path(__file__).parent
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent, here.parent.parent))),
-    }
+    path = search_path(here, here.parent, here.parent.parent)
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, program], env=environment, capture_output=True, text=True, timeout=400
     )

@@ -48,7 +48,7 @@ class Tally:
         self.counts[kind] += 1
         self.examples.setdefault(kind, (args, ours, theirs))
 
-    def check(self, *, cases=2000, agreed=None):
+    def check(self, cases, *, agreed=None):
         print(f"\n{self.name}: {dict(self.counts)}")
         assert sum(self.counts.values()) >= cases
         assert self.counts["we answer, it is right"] >= (

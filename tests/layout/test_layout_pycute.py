@@ -34,8 +34,6 @@ from layout_oracles import Tally, attempt
 from cute_sharding import layout as cs
 from cute_sharding.layout import Layout, LayoutError
 
-CASES = 2000
-
 
 def theirs(layout):
     """A layout, an int, None or a tuple of them, as pycute takes it."""
@@ -74,9 +72,9 @@ def small_tile(rng):
     return nest(rng, random_compact_leaves(rng, most=2, sizes=(1, 2, 3), gaps=(1, 1, 2)))
 
 
-def test_coalesce():
+def test_coalesce(count):
     rng, tally = random.Random(1), Tally("coalesce")
-    for _ in range(CASES):
+    for _ in range(count):
         a = random_layout(rng)
         tally.case(
             (a,),
@@ -85,12 +83,12 @@ def test_coalesce():
             lambda r: values_of(r) == values_of(a) and refines(size_of(r), size_of(a)),
         )
         assert cs.coalesce(a).shape == pycute.coalesce(theirs(a)).shape
-    tally.check(agreed=CASES)
+    tally.check(count, agreed=count)
 
 
-def test_coalesce_by_profile():
+def test_coalesce_by_profile(count):
     rng, tally = random.Random(2), Tally("coalesce by profile")
-    for _ in range(CASES):
+    for _ in range(count):
         a = random_layout(rng)
         profile = (1,) * rng.randint(1, a.rank)
 
@@ -98,12 +96,12 @@ def test_coalesce_by_profile():
             return [values_of(m) for m in top_modes(r)] == [values_of(m) for m in top_modes(a)]
 
         tally.case((a, profile), cs.coalesce(a, profile), run(pycute.coalesce, a, profile), right)
-    tally.check(agreed=CASES)
+    tally.check(count, agreed=count)
 
 
-def test_composition():
+def test_composition(count):
     rng, tally = random.Random(3), Tally("composition")
-    for _ in range(2 * CASES):
+    for _ in range(2 * count):
         a, b = random_layout(rng), random_layout(rng)
         if size_of(b) > 100:
             continue
@@ -113,12 +111,12 @@ def test_composition():
             run(pycute.composition, a, b),
             lambda r: is_composition(a, b, r),
         )
-    tally.check()
+    tally.check(count)
 
 
-def test_composition_by_mode():
+def test_composition_by_mode(count):
     rng, tally = random.Random(4), Tally("composition by mode")
-    for _ in range(CASES):
+    for _ in range(count):
         a = random_layout(rng)
         tiler = random_tiler(rng, a, lambda mode: small_tile(rng))
         tally.case(
@@ -127,12 +125,12 @@ def test_composition_by_mode():
             run(pycute.composition, a, tiler),
             lambda r: is_by_mode(is_composition, a, tiler, r),
         )
-    tally.check()
+    tally.check(count)
 
 
-def test_complement():
+def test_complement(count):
     rng, tally = random.Random(5), Tally("complement")
-    for _ in range(CASES):
+    for _ in range(count):
         a, bound = random_layout(rng), rng.choice((1, 1, 2, 5, 12, 24, 48))
         tally.case(
             (a, bound),
@@ -140,16 +138,16 @@ def test_complement():
             run(pycute.complement, a, bound),
             lambda r: is_complement(a, bound, r),
         )
-    tally.check()
+    tally.check(count)
 
 
-def test_right_inverse():
+def test_right_inverse(count):
     """Right inverses differ in how far they reach, and where A repeats a value in what they pick:
     ours reaches at least as far.
     """
     rng, tally = random.Random(6), Tally("right_inverse")
     longer = 0
-    for _ in range(CASES):
+    for _ in range(count):
         a = random_layout(rng)
         injective = len(set(values_of(a))) == size_of(a)
 
@@ -166,16 +164,16 @@ def test_right_inverse():
             lambda r: is_right_inverse(a, r),
             same,
         )
-    tally.check()
+    tally.check(count)
     print("ours reaches further:", longer)
 
 
-def test_left_inverse():
+def test_left_inverse(count):
     """Left inverses are determined on A's values only; both being right is all there is to
     compare.
     """
     rng, tally = random.Random(7), Tally("left_inverse")
-    for _ in range(CASES):
+    for _ in range(count):
         a = random_layout(rng)
         tally.case(
             (a,),
@@ -184,12 +182,12 @@ def test_left_inverse():
             lambda r: is_left_inverse(a, r),
             lambda x, y: True,
         )
-    tally.check()
+    tally.check(count)
 
 
-def test_logical_divide():
+def test_logical_divide(count):
     rng, tally = random.Random(8), Tally("logical_divide")
-    for _ in range(CASES):
+    for _ in range(count):
         a, b = random_layout(rng), small_tile(rng) if rng.random() < 0.7 else random_layout(rng)
         tally.case(
             (a, b),
@@ -197,12 +195,12 @@ def test_logical_divide():
             run(pycute.logical_divide, a, b),
             lambda r: is_logical_divide(a, b, r),
         )
-    tally.check()
+    tally.check(count)
 
 
-def test_logical_product():
+def test_logical_product(count):
     rng, tally = random.Random(9), Tally("logical_product")
-    for _ in range(CASES):
+    for _ in range(count):
         a, b = random_layout(rng), small_tile(rng) if rng.random() < 0.7 else random_layout(rng)
         tally.case(
             (a, b),
@@ -210,17 +208,17 @@ def test_logical_product():
             run(pycute.logical_product, a, b),
             lambda r: is_logical_product(a, b, r),
         )
-    tally.check()
+    tally.check(count)
 
 
 @pytest.mark.parametrize("kind", ["divide", "product"])
 @pytest.mark.parametrize("form", ["logical", "zipped", "tiled"])
-def test_by_mode(kind, form):
+def test_by_mode(kind, form, count):
     rng, tally = random.Random(f"{kind} {form}"), Tally(f"{form}_{kind} by mode")
     name = f"{form}_{kind}"
     ours, other = getattr(cs, name), getattr(pycute, name)
     check = is_logical_divide if kind == "divide" else is_logical_product
-    for _ in range(CASES):
+    for _ in range(count):
         a = random_layout(rng)
         tiler = random_tiler(rng, a, lambda mode: small_tile(rng), nones=form == "logical")
 
@@ -251,7 +249,7 @@ def test_by_mode(kind, form):
             )
 
         tally.case((a, tiler), attempt(ours, a, tiler), run(other, a, tiler), right)
-    tally.check()
+    tally.check(count)
 
 
 def a_modes(a):

@@ -31,16 +31,16 @@ def local_size_of(n: Any, *cuts: Cut) -> Any:
     Raises:
         Undecided: it depends on sizes that have no value yet.
     """
-    now = None
-    if isinstance(n, torch.SymInt) and may_be_number(n):
-        now = _numbers_of(n, cuts)
-    with symbols_of(n, *(split_factor for split_factor, _, _ in cuts)):
+    given = n, *(split_factor for split_factor, _, _ in cuts)
+    with symbols_of(*given):
         rows = known(n)
-        if now is not None:
-            kinds = _by_kind(rows, now, cuts)
-            # Of 0 and 1 the compiler makes constants: so it learns of the fullest device, and of
-            # others, from which nothing follows that it can solve for the global size.
-            is_truly(unknown(kinds[max(kinds)]) >= 2)
+        if isinstance(n, torch.SymInt) and may_be_number(n):
+            now = hinted(known(given))  # None: no value yet
+            if None not in now:
+                kinds = _by_kind(rows, now, cuts)
+                # A size of 0 or 1 becomes a constant, and then the compiler solves for the global
+                # size. It does not where it has been told of the fullest device.
+                is_truly(unknown(kinds[max(kinds)]) >= 2)
         for split_factor, parts, coordinate in cuts:
             rows = local_size(rows, known(split_factor), parts, coordinate)
         return unknown(rows, local=True)
@@ -53,16 +53,6 @@ def local_shape_of(shape: Sequence[Any], chains: Chains, mesh: Any) -> list[Any]
         local_size_of(n, *((factor, mesh.size(m), device[m]) for m, factor in chain))
         for n, chain in zip(shape, chains)
     ]
-
-
-def _numbers_of(n: Any, cuts: Sequence[Cut]) -> tuple[int, ...] | None:
-    """The size and the split factors as they are in the call at hand; None where one has no value
-    yet.
-    """
-    given = n, *(split_factor for split_factor, _, _ in cuts)
-    with symbols_of(*given):
-        now = hinted(known(given))
-    return None if None in now else now
 
 
 def _by_kind(rows: Any, now: Sequence[int], cuts: Sequence[Cut]) -> dict[int, Any]:

@@ -74,7 +74,7 @@ TRACES = Patch(
     "DTensor cannot be made (`'NoneType' object cannot be interpreted as an integer`), and on some "
     "ranks alone where it is their rows that are one or none. It is noted and traced once more.",
     until="what is noted of sizes holds after the trace",
-    test="tests/dtensor/test_ranks_in_step.py::test_sizes_that_gradients_make_constants",
+    test="tests/dtensor/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
 )
 ALIASES = Patch(
     module=_AOT + ".runtime_wrappers",
