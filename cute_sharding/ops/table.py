@@ -12,6 +12,7 @@ aten/src/ATen/native/native_functions.yaml.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,8 @@ class Row:
         linear: the operands of which what is pending may stay so; by position, those of which the
             result is linear, each by itself.
         filled: the names of which no device may be left without rows, since the op refuses to
-            compute of nothing, or torch's kernel divides by their number; True: all of them.
+            compute of nothing, or torch's kernel divides by their number; or, of arguments; True:
+            all of them.
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()
@@ -43,7 +45,7 @@ class Row:
     rule: str | Rule
     reduce: str | Rule | None = None
     linear: Linear | tuple[int, ...] = ()
-    filled: bool | frozenset[str] = False
+    filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
         """The op's signature for those arguments, as :func:`parse` reads it; None: none is known.
@@ -54,6 +56,10 @@ class Row:
     def reduction(self, *args: Any, **kwargs: Any) -> str | None:
         """What a contracted dim leaves pending for those arguments; None: such dims are whole."""
         return self.reduce(*args, **kwargs) if callable(self.reduce) else self.reduce
+
+    def has_rows(self, *args: Any, **kwargs: Any) -> bool | frozenset[str]:
+        """The names of which each device must have rows for those arguments; True: all."""
+        return self.filled(*args, **kwargs) if callable(self.filled) else self.filled
 
 
 # Of ops that torch keeps pending what is pending of their operands, whose elements they copy: of
@@ -68,7 +74,12 @@ TABLE: tuple[Row, ...] = (
     Row(("mv.default",), "m k, k -> m", "sum", (0, 1)),
     Row(("dot.default", "vdot.default"), "k, k ->", "sum", (0, 1)),
     Row(("addmm.default",), products.sum_and_product("m k, k n -> m n"), "sum"),
-    Row(("addmv.default",), products.sum_and_matrix_vector, "sum"),
+    Row(
+        ("addmv.default",),
+        products.sum_and_product("m k, k -> m"),
+        "sum",
+        filled=products.rows_of_matrix_vector,
+    ),
     Row(("addr.default",), products.sum_and_outer_product),
     Row(("baddbmm.default",), products.sum_and_product("b m k, b k n -> b m n"), "sum"),
     Row(("addbmm.default",), products.sum_and_product("b m k, b k n -> m n"), "sum"),

@@ -57,7 +57,7 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             tuple(specs[0].mesh.shape),
             reduce=None if symbolic and reduce != "sum" else reduce,
             linear=_linear(row, specs, metas),
-            filled=row.filled,
+            filled=row.has_rows(*args, **kwargs),
         )
     except ValueError as error:
         logger.debug("%s: %s", name, error)

@@ -9,20 +9,26 @@ from cute_sharding.ops.rules.names import Rule, Shape, text
 
 
 def sum_and_product(product: str) -> Rule:
-    """A term and a product, such as a bias; the term may lack leading dims, also all."""
-    result = product.partition("->")[2].split()
+    """A term and a product, such as a bias; the term may lack leading dims, also all, and have dims
+    of size 1.
+    """
+    factors, _, result = product.partition("->")
+    names = [factor.split() for factor in factors.split(",")]
 
-    def rule(term: Shape, *_: Any, **__: Any) -> str:
-        return f"+{text(result[len(result) - len(term) :])}, {product}"
+    def rule(term: Shape, *given: Any, **_: Any) -> str:
+        sizes = {name: n for one, shape in zip(names, given) for name, n in zip(one, shape)}
+        of_term = result.split()[-len(term) :] if term else []
+        broadcast = ["1" if n == 1 != sizes[name] else name for n, name in zip(term, of_term)]
+        return f"+{text(broadcast)}, {product}"
 
     return rule
 
 
-def sum_and_matrix_vector(term: Shape, matrix: Shape, *_: Any, **__: Any) -> str | None:
-    """A term that has all rows: where a device has no rows, or none to sum over, torch gives a
-    product of a matrix and a vector the shape of the term.
+def rows_of_matrix_vector(term: Shape, matrix: Shape, *_: Any, **__: Any) -> frozenset[str]:
+    """Where a device has no rows, or none to sum over, torch gives a product of a matrix and a
+    vector the shape of the term: which then has to have all rows.
     """
-    return "+m, m k, k -> m" if tuple(term) == tuple(matrix[:1]) else None
+    return frozenset() if tuple(term) == tuple(matrix[:1]) else frozenset("mk")
 
 
 def sum_and_outer_product(term: Shape, *_: Any, **__: Any) -> str:
