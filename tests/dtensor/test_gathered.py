@@ -165,7 +165,7 @@ def test_placements_of_the_program_itself_are_gathered_each_time():
         assert not gathered_of(own._local_tensor)
 
 
-def test_ops_that_give_views_have_copies_of_their_own():
+def test_what_is_written_to_a_view_is_gathered_anew():
     with ranks_of(MESH), cute_sharding.enabled(implicit_redistribution=True):
         x = distribute(number(SHAPE), MESH, [Shard(2)])
         v = x.view(4, 24)
