@@ -165,7 +165,7 @@ def test_placements_of_the_program_itself_are_gathered_each_time():
         assert not gathered_of(own._local_tensor)
 
 
-def test_what_is_written_to_a_view_is_gathered_anew():
+def test_ops_that_give_views_have_copies_of_their_own():
     with ranks_of(MESH), cute_sharding.enabled(implicit_redistribution=True):
         x = distribute(number(SHAPE), MESH, [Shard(2)])
         v = x.view(4, 24)
@@ -177,63 +177,3 @@ def test_what_is_written_to_a_view_is_gathered_anew():
             full[:, 5:7] = 0
         assert_holds(v.cumsum(-1).redistribute(placements=[Replicate()]), full.cumsum(-1))
         assert_holds(x.redistribute(placements=[Replicate()]), full.view(SHAPE))
-
-
-def halves(v):
-    return v[:, :12], v[:, 12:]
-
-
-VIEWS_OF_WHOLE = {
-    "slices": halves,
-    "parts": lambda v: (*v.split(12, 1), v[:, 6:18]),
-    "items": lambda v: (v.select(1, 3), *v.unbind(1)[:2]),
-    "vsplit": lambda v: v.view(2, 2, 24).transpose(0, 2).vsplit(2),
-}
-
-
-@pytest.mark.parametrize("name", VIEWS_OF_WHOLE)
-def test_views_share_what_is_gathered(name):
-    """As views of a replica, which torch's view would have made."""
-    views = VIEWS_OF_WHOLE[name]
-    with plain():
-        expected = views(number(SHAPE).sin().view(4, 24))
-    with ranks_of(MESH), cute_sharding.enabled():
-        v = source().view(4, 24)
-        found, sent = gathers(views, v)
-        assert sent == 1
-        for part, wanted in zip(found, expected, strict=True):
-            assert_holds(part, wanted)
-
-
-def test_what_is_written_to_a_view_is_in_the_others():
-    def program(x):
-        v = x.view(4, 24)
-        left, right, middle = *halves(v), v[:, 6:18]
-        left.mul_(2.0)
-        middle.add_(1.0)
-        again = v[:, 6:18] * 1.0
-        v.sub_(3.0)
-        return left, right, middle, again, v[:, 6:18], v * 1.0, x * 1.0
-
-    with plain():
-        expected = program(number(SHAPE).sin())
-    for redistribution in (False, True):
-        with ranks_of(MESH), cute_sharding.enabled(redistribution=redistribution):
-            for part, wanted in zip(program(source().detach()), expected, strict=True):
-                assert_holds(part, wanted)
-
-
-def test_views_of_what_was_gathered_have_gradients():
-    def program(x):
-        left, right = halves(x.view(4, 24))
-        return (left.sin() * right.square()).sum()
-
-    with plain():
-        x = number(SHAPE).sin().requires_grad_()
-        program(x).backward()
-    with ranks_of(MESH), cute_sharding.enabled():
-        ours = source(requires_grad=True)
-        loss, sent = gathers(program, ours)
-        assert sent == 1
-        loss.backward()
-        assert_holds(ours.grad, x.grad)

@@ -36,7 +36,7 @@ LIVE: set[int] = set()
 _STALE: set[int] = set()
 
 _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
-# Set on a memory: what was gathered of tensors that lie there, each with a method ``outdate``.
+# Set on a memory: what was gathered of tensors that lie there, each with a flag ``is_stale``.
 GATHERED = "_cute_sharding_gathered"
 
 
@@ -229,7 +229,7 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
     """
     told = None if by is None else by.moved()
     for gathered in getattr(memory, GATHERED, ()):
-        gathered.outdate()
+        gathered.is_stale = True
     for copy in list(getattr(memory, _COPIES, ())):
         moved = copy.moved()
         if copy is by or moved is None:

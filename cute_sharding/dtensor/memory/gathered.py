@@ -33,27 +33,23 @@ class Gathered:
 
     Attributes:
         target: the spec that it has.
-        moved: the local tensor; None where a DTensor has written since to the memory that it was
-            gathered of.
+        moved: the local tensor.
+        is_stale: whether a DTensor has written since to the memory that it was gathered of.
     """
 
     def __init__(self, source: torch.Tensor, target: DTensorSpec, moved: torch.Tensor):
-        self.target = target
-        self.moved: torch.Tensor | None = moved
+        self.target, self.moved = target, moved
+        self.is_stale = False
         self._count = count_of_writes(source)
         LIVE.add(id(self))
         weakref.finalize(self, LIVE.discard, id(self))
 
-    def outdate(self) -> None:
-        """Something was written to what it was gathered of. It goes, but for views of it."""
-        self.moved = None
-
-    def found(self, source: torch.Tensor, target: DTensorSpec) -> torch.Tensor | None:
-        """What was moved, if it is what the source would now become as ``target``."""
-        is_right = self._count == count_of_writes(source) and (
-            tuple(self.target.placements) == tuple(target.placements)
+    def is_right(self, source: torch.Tensor, target: DTensorSpec) -> bool:
+        return (
+            not self.is_stale
+            and self._count == count_of_writes(source)
+            and tuple(self.target.placements) == tuple(target.placements)
         )
-        return self.moved if is_right else None
 
 
 def once(
@@ -63,10 +59,10 @@ def once(
     source = collective_ops.in_flight(local)
     if not has_memory(source):
         return move()
-    own = [gathered for gathered in gathered_of(local) if gathered.moved is not None]
+    own = [gathered for gathered in gathered_of(local) if not gathered.is_stale]
     for gathered in own:
-        if (kept := gathered.found(source, target)) is not None:
-            return kept
+        if gathered.is_right(source, target):
+            return gathered.moved
     moved = move()
     if moved is local:
         return moved

@@ -13,14 +13,10 @@ from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
 
 
 def may_be_kept(op: Any) -> bool:
-    """Whether what the op is given may be given to another op later: it does not write to it.
-
-    It may give a view of it. Views of one tensor then share memory, as of a replica that a view had
-    made: what is written to one of them is in the others, and is taken back to that tensor
-    (memory/copies.py), and then it is gathered anew.
+    """Whether what the op is given may be given to another op later: it neither writes to it nor
+    gives a view of it.
     """
-    aliases = [argument.alias_info for argument in op._schema.arguments]
-    return not any(alias is not None and alias.is_write for alias in aliases)
+    return all(argument.alias_info is None for argument in op._schema.arguments)
 
 
 def given(
