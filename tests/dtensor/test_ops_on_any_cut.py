@@ -221,3 +221,21 @@ def test_a_term_that_is_one_value_for_all_rows(term, cuts):
     placements = [[Replicate() if d is None else Shard(d)] for d in (None, *cuts)]
     with ranks_of((4,)):
         compare(torch.addmv, fulls, (4,), placements, f"{term} {cuts}")
+
+
+@pytest.mark.parametrize(
+    ("product", "shapes", "said"),
+    [
+        (torch.addmm, [(10,), (6, 8), (8,)], "must be 2D"),
+        (torch.addmm, [(7,), (6, 8), (8, 10)], "broadcast a dimension of length 7"),
+        (torch.addmm, [(2, 6, 10), (6, 8), (8, 10)], "number of sizes"),
+        (torch.addmv, [(), (6, 8), (8, 2)], "matrix @ vector expected"),
+    ],
+)
+def test_products_that_do_not_fit(product, shapes, said):
+    """The error is torch's."""
+    with ranks_of((2,)), cute_sharding.enabled():
+        cuts = [Replicate(), _StridedShard(0, split_factor=3), Replicate()]
+        given = [distribute(values(*s), (2,), [cut]) for s, cut in zip(shapes, cuts)]
+        with pytest.raises(RuntimeError, match=said):
+            product(*given)

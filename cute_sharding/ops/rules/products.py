@@ -18,7 +18,7 @@ def sum_and_product(product: str) -> Rule:
     def rule(term: Shape, *given: Any, **_: Any) -> str:
         sizes = {name: n for one, shape in zip(names, given) for name, n in zip(one, shape)}
         of_term = result.split()[-len(term) :] if term else []
-        broadcast = ["1" if n == 1 != sizes[name] else name for n, name in zip(term, of_term)]
+        broadcast = ["1" if n == 1 != sizes.get(name) else name for n, name in zip(term, of_term)]
         return f"+{text(broadcast)}, {product}"
 
     return rule
