@@ -16,9 +16,10 @@ from op_programs import (
     assert_close,
     compare,
     compare_on_torchs,
+    index,
     values,
 )
-from simulation import distribute, plain, ranks_of
+from simulation import assert_holds, distribute, plain, ranks_of
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -239,3 +240,16 @@ def test_products_that_do_not_fit(product, shapes, said):
         given = [distribute(values(*s), (2,), [cut]) for s, cut in zip(shapes, cuts)]
         with pytest.raises(RuntimeError, match=said):
             product(*given)
+
+
+@pytest.mark.parametrize("term", [(10,), (1, 10), ()], ids=str)
+def test_a_term_of_integers_is_not_pending(term):
+    """Its parts on three devices would be no integers."""
+    shapes = [term, (6, 9), (9, 10)]
+    cuts = [Replicate(), _StridedShard(1, split_factor=3), _StridedShard(0, split_factor=3)]
+    with plain():
+        fulls = [index(*shape, below=7) for shape in shapes]
+        expected = torch.addmm(*fulls)
+    with ranks_of((3,)), cute_sharding.enabled():
+        given = [distribute(full, (3,), [cut]) for full, cut in zip(fulls, cuts)]
+        assert_holds(torch.addmm(*given).redistribute(placements=[Replicate()]), expected)

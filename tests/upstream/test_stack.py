@@ -257,10 +257,10 @@ def torchs(drawn):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kind", ["views", "other ops", "moved"])
-def test_off_nothing_changes(torchs, answered, kind):
+@pytest.mark.parametrize(("kind", "least"), [("views", 50), ("other ops", 50), ("moved", 30)])
+def test_off_nothing_changes(torchs, answered, kind, least):
     """Wrong ones included."""
-    assert len({json.dumps(answer) for answer in torchs[kind]}) > 30
+    assert len({json.dumps(answer) for answer in torchs[kind]}) > least
     for found in answered["off"]:
         assert found[kind] == torchs[kind]
 

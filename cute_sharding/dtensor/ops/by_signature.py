@@ -51,11 +51,13 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
         signature = _signature(pattern, specs, operands, answers.shapes_of_results(metas))
         symbolic = symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
         reduce = row.reduction(*args, **kwargs)
+        # A term that is added is pending in equal parts, and integers have none.
+        in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
         found = assign(
             signature,
             operands,
             tuple(specs[0].mesh.shape),
-            reduce=None if symbolic and reduce != "sum" else reduce,
+            reduce=None if (symbolic and reduce != "sum") or in_parts else reduce,
             linear=_linear(row, specs, metas),
             filled=row.has_rows(*args, **kwargs),
         )
@@ -84,12 +86,16 @@ def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tupl
     """Not of ops that copy elements of several dtypes, and convert some, nor of those that make
     integers of numbers: a sum of what is converted is not the sum, converted.
     """
-    dtypes = {spec.tensor_meta.dtype for spec in specs if spec.tensor_meta is not None}
+    dtypes = _dtypes(specs)
     if isinstance(row.linear, Linear) and len(dtypes) > 1:
         return ()
     made = answers.dtypes_of_results(metas)
     is_rounded = any(map(_has_fractions, dtypes)) and not all(map(_has_fractions, made))
     return () if is_rounded else row.linear
+
+
+def _dtypes(specs: Sequence[DTensorSpec]) -> set[torch.dtype]:
+    return {spec.tensor_meta.dtype for spec in specs if spec.tensor_meta is not None}
 
 
 def _has_fractions(dtype: torch.dtype) -> bool:
