@@ -163,44 +163,46 @@ def threads():
         raise failures[0]
 
 
-def under_inductor(dynamic):
-    """What is redistributed is a view of something that the graph computes, which Inductor lays out
-    as it likes.
-    """
+# What is redistributed is a view of something that the graph computes, which Inductor lays out as
+# it likes: the program, and the placements of its operand.
+OF_INDUCTORS = {
+    "chunk": (
+        lambda d: d.relu().chunk(3, dim=2)[1].redistribute(placements=[Shard(1)]),
+        [Shard(0)],
+    ),
+    "select": (lambda d: (d + 1)[:, 1].redistribute(placements=[Shard(1)]), [Shard(0)]),
+    "expand": (
+        lambda d: (d + 1)[:, :1].expand(-1, 6, -1).redistribute(placements=[Shard(1)]),
+        [Shard(0)],
+    ),
+    "sliced locally": (
+        lambda d: d.relu().chunk(3, dim=2)[2].redistribute(placements=[Shard(1)]),
+        [R],
+    ),
+    "pending": (
+        lambda d: d.sum(0).chunk(2, dim=0)[1].redistribute(placements=[Shard(1)]),
+        [Shard(0)],
+    ),
+    "transpose": (
+        lambda d: (d * 2).transpose(1, 2)[:, 1:4].redistribute(placements=[Shard(2)]),
+        [Shard(0)],
+    ),
+    "to a gather": (lambda d: (d * 2)[:, 2:5].redistribute(placements=[R]), [Shard(0)]),
+    "gather in the middle": (
+        lambda d: (d * 2).transpose(0, 1)[1:4].redistribute(placements=[R]),
+        [Shard(0)],
+    ),
+    "mean": (
+        lambda d: (d * 2).permute(2, 0, 1)[3:].redistribute(placements=[Shard(2)]),
+        [Shard(1)],
+    ),
+}
+
+
+def under_inductor(dynamic, names):
     mesh = mesh_of_ranks([0, 1])
-    programs = {
-        "chunk": (
-            lambda d: d.relu().chunk(3, dim=2)[1].redistribute(placements=[Shard(1)]),
-            [Shard(0)],
-        ),
-        "select": (lambda d: (d + 1)[:, 1].redistribute(placements=[Shard(1)]), [Shard(0)]),
-        "expand": (
-            lambda d: (d + 1)[:, :1].expand(-1, 6, -1).redistribute(placements=[Shard(1)]),
-            [Shard(0)],
-        ),
-        "sliced locally": (
-            lambda d: d.relu().chunk(3, dim=2)[2].redistribute(placements=[Shard(1)]),
-            [R],
-        ),
-        "pending": (
-            lambda d: d.sum(0).chunk(2, dim=0)[1].redistribute(placements=[Shard(1)]),
-            [Shard(0)],
-        ),
-        "transpose": (
-            lambda d: (d * 2).transpose(1, 2)[:, 1:4].redistribute(placements=[Shard(2)]),
-            [Shard(0)],
-        ),
-        "to a gather": (lambda d: (d * 2)[:, 2:5].redistribute(placements=[R]), [Shard(0)]),
-        "gather in the middle": (
-            lambda d: (d * 2).transpose(0, 1)[1:4].redistribute(placements=[R]),
-            [Shard(0)],
-        ),
-        "mean": (
-            lambda d: (d * 2).permute(2, 0, 1)[3:].redistribute(placements=[Shard(2)]),
-            [Shard(1)],
-        ),
-    }
-    for turn, (name, (program, before)) in enumerate(list(programs.items())[int(not dynamic) :: 3]):
+    for turn, name in enumerate(names):
+        program, before = OF_INDUCTORS[name]
         for shape in ((5, 6, 6),) if dynamic or turn % 2 else ((4, 6, 6),):
             torch._dynamo.reset()
             full = number(shape) - 40

@@ -42,7 +42,18 @@ def start(rank, job, world, rendezvous, *args):
         dist.barrier()  # whoever is done first waits for the others: its threads serve them still
     finally:
         dist.destroy_process_group()
-        time.sleep(0.5)  # gloo aborts where a process ends before its threads do
+        wait_for_others(world, f"{rendezvous}-left")
+
+
+def wait_for_others(world, file, seconds=0.5):
+    """Until all have left the process group, or one has failed: gloo aborts where the process at
+    the other end is gone before its own threads are.
+    """
+    store, deadline = dist.FileStore(file, world), time.monotonic() + seconds
+    left = store.add("left", 1)
+    while left < world and time.monotonic() < deadline:
+        time.sleep(0.01)
+        left = store.add("left", 0)
 
 
 def mesh_of_ranks(ranks):

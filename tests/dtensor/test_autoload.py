@@ -42,77 +42,46 @@ def succeeds(result):
 
 @pytest.mark.parametrize("flag", [None, "0"])
 def test_without_the_flag_nothing_is_loaded(program, flag):
-    loaded = (
-        "[m for m in ('cute_sharding.dtensor', 'torch.distributed.tensor', 'cute_sharding.layout') "
-        "if m in sys.modules]"
-    )
-    out = succeeds(
-        program(
-            f"import sys, torch; assert 'cute_sharding._autoload' in sys.modules; print({loaded})",
-            flag,
-        )
-    )
-    assert out.strip() == "[]"
-
-
-def test_where_no_flag_is_set_the_hook_imports_nothing(program):
-    """`import torch` is as fast as it is without the package: not even the table of settings is
-    read.
+    """Where none is set `import torch` is as fast as without the package: not even the table of
+    settings is read. Then DTensor is torch's.
     """
-    code = "import sys, torch; print([m for m in sys.modules if m.startswith('cute_sharding')])"
+    code = """
+import sys, torch
+print([m for m in sys.modules if m.startswith("cute_sharding")])
+print([m for m in ("torch.distributed.tensor", "cute_sharding.layout") if m in sys.modules])
+import torch.distributed.tensor
+print("cute_sharding.dtensor" in sys.modules)
+import cute_sharding
+print(cute_sharding.is_enabled())
+"""
     loaded = ["cute_sharding", "cute_sharding._autoload"]
-    assert succeeds(program(code)).strip() == str(loaded)
-    assert "cute_sharding._settings" in succeeds(program(code, "0"))
-    assert all(flag.startswith(_autoload.PREFIX) for flag in FLAGS)
-
-
-def test_without_the_flag_views_are_torchs(program):
-    out = succeeds(
-        program(
-            "import torch.distributed.tensor, sys; print('cute_sharding.dtensor' in sys.modules); "
-            "import cute_sharding; print(cute_sharding.is_enabled())"
-        )
-    )
-    assert out.split() == ["False", "False"]
+    loaded += ["cute_sharding._settings"] if flag is not None else []
+    assert succeeds(program(code, flag)).splitlines() == [str(loaded), "[]", "False", "False"]
+    assert all(name.startswith(_autoload.PREFIX) for name in FLAGS)
 
 
 def test_with_the_flag_dtensor_comes_switched_on(program):
+    """And the import leaves no trace: the module is the one that its own loader made, and switched
+    off again nothing of ours waits in the import system.
+    """
     code = """
 import sys, torch
 # torch alone is as fast to import as ever
 assert not {'cute_sharding.dtensor', 'torch.distributed.tensor'} & {*sys.modules}
-import torch.distributed.tensor
+before = len(sys.meta_path)
+import torch.distributed.tensor as module
 from torch.distributed.tensor import DTensor
 strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
 strategy = strategies[torch.ops.aten.view.default]
 assert strategy.__module__.startswith('cute_sharding.dtensor')
+print(module.__name__, module.__spec__.name, module.__file__.endswith('__init__.py'))
 import cute_sharding
 print(cute_sharding.is_enabled())
+cute_sharding.disable()  # the program can still switch it off
+print(before - len(sys.meta_path), cute_sharding.is_enabled())
 """
-    assert succeeds(program(code, "1")).strip() == "True"
-
-
-def test_the_import_leaves_no_trace(program):
-    """The module is the one that its own loader made, and nothing of ours waits in the import
-    system afterwards.
-    """
-    code = """
-import sys, torch
-before = len(sys.meta_path)
-import torch.distributed.tensor as module
-import cute_sharding
-cute_sharding.disable()  # and the program can still switch it off
-print(module.__name__, module.__spec__.name, module.__file__.endswith('__init__.py'), end=' ')
-print(before - len(sys.meta_path))
-print(cute_sharding.is_enabled())
-"""
-    assert succeeds(program(code, "1")).split() == [
-        "torch.distributed.tensor",
-        "torch.distributed.tensor",
-        "True",
-        "1",
-        "False",
-    ]
+    name = "torch.distributed.tensor"
+    assert succeeds(program(code, "1")).split() == [name, name, "True", "True", "1", "False"]
 
 
 @pytest.mark.parametrize(
@@ -130,6 +99,14 @@ def test_values_of_the_flag(monkeypatch, value, on):
     assert waited == ["torch.distributed.tensor"] * on
 
 
+def test_a_value_of_either_flag_that_is_neither(monkeypatch):
+    for name in ("views", "redistribution"):
+        with monkeypatch.context() as changed, pytest.warns(RuntimeWarning) as warned:
+            changed.setenv(TABLE[name].flag, "maybe")
+            _autoload.autoload()
+        assert f"{TABLE[name].flag}='maybe' is neither on nor off" in str(warned[0].message)
+
+
 def test_a_module_that_is_already_imported_is_switched_on_at_once():
     called = []
     _autoload.when_imported("sys", lambda: called.append(1))
@@ -137,10 +114,10 @@ def test_a_module_that_is_already_imported_is_switched_on_at_once():
 
 
 def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
-    result = program("import torch", "maybe")
+    result = program("import torch", redistribution="perhaps")
     assert result.returncode == 0
     assert (
-        "USE_CUTE_VIEW_PROPAGATION='maybe' is neither on nor off: set it to 1 or 0" in result.stderr
+        "USE_CUTE_REDISTRIBUTION='perhaps' is neither on nor off: set it to 1 or 0" in result.stderr
     )
 
 
@@ -189,8 +166,3 @@ print(views, collectives.get_total_counts() == 1)
 def test_the_two_flags_are_two_switches(program, views, redistribution):
     out = succeeds(program(WHICH, str(int(views)), redistribution=str(int(redistribution))))
     assert out.split() == [str(views), str(redistribution)]
-
-
-def test_a_redistribution_flag_that_is_neither_on_nor_off(program):
-    result = program("import torch", redistribution="perhaps")
-    assert "USE_CUTE_REDISTRIBUTION='perhaps'" in result.stderr

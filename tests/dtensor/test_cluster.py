@@ -31,5 +31,6 @@ def test_a_rank_that_runs_eagerly_beside_compiled_ones(dynamic, tmp_path):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_views_of_what_inductor_computes(dynamic, tmp_path):
-    run(2, tmp_path, ("under_inductor", dynamic))
+def test_views_of_what_inductor_computes(dynamic, some_of, tmp_path):
+    names = some_of([*cluster_worker.OF_INDUCTORS], 5)
+    run(2, tmp_path, ("under_inductor", dynamic, names))
