@@ -290,8 +290,11 @@ def gathered(ranks):
                 assert_holds(
                     got.redistribute(placements=replicated), full.view(4, 24).cumsum(-1), turn
                 )
+            parts = [v[:, :5], v[:, 5:]]
             if turn == dist.get_rank():
-                held.append(v)
+                held += [v, parts.pop()]
+            parts[0].mul_(3.0)
+            full.view(4, 24)[:, :5] *= 3
             if turn == 2:
                 v.mul_(2.0)
                 full = full * 2

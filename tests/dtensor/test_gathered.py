@@ -165,7 +165,74 @@ def test_placements_of_the_program_itself_are_gathered_each_time():
         assert not gathered_of(own._local_tensor)
 
 
-def test_ops_that_give_views_have_copies_of_their_own():
+def parts_by_slices(v):
+    return v[:, :5], v[:, 5:]
+
+
+def parts_and_a_column(v):
+    return (*v.split(12, -1), v.select(-1, 3))
+
+
+def sums_between(v):
+    first = v[:, 2:9]
+    v.cumsum(-1)
+    return first, v[:, 9:20]
+
+
+@pytest.mark.parametrize("views", [parts_by_slices, parts_and_a_column, sums_between])
+def test_views_of_it_are_gathered_once_for_all(views):
+    with plain():
+        full = number(SHAPE)
+        expected = views(full.view(4, 24))
+        expected[0].mul_(2.0)
+        expected[1].add_(3.0)
+    with ranks_of(MESH), cute_sharding.enabled():
+        x = distribute(number(SHAPE), MESH, [Shard(2)])
+        v = x.view(4, 24)
+        given, sent = gathers(views, v)
+        assert sent == 1
+        given[0].mul_(2.0)
+        given[1].add_(3.0)
+        for view, wanted in zip((*given, v, x), (*expected, full.view(4, 24), full)):
+            assert_holds(view.redistribute(placements=[Replicate()] * len(MESH)), wanted)
+
+
+def test_with_views_of_it_it_goes_when_these_have():
+    """What was gathered has a way back to where it was gathered of, but not to the tensor that it
+    is kept with, or neither would ever go.
+    """
+    mesh, before = DeviceMesh("cpu", torch.arange(4)), len(LIVE)
+    gc.disable()
+    try:
+        with cute_sharding.enabled():
+            x = DTensor.from_local(torch.zeros(4, 3, 2), mesh, [Shard(2)], run_check=False)
+            v = x.view(4, 24)
+            first, second = v[:, :5], v[:, 5:]
+            (gathered,) = gathered_of(v._local_tensor)
+            kept = weakref.ref(gathered)
+            del gathered, v, second
+            assert kept() is not None, "torch keeps a tensor for as long as there are views of it"
+            del first
+            assert kept() is None and len(LIVE) == before
+    finally:
+        gc.enable()
+
+
+def test_writes_to_a_local_tensor_are_counted_in_the_way_back():
+    mesh = DeviceMesh("cpu", torch.arange(4))
+    with cute_sharding.enabled():
+        x = DTensor.from_local(torch.zeros(4, 3, 2), mesh, [Shard(2)], run_check=False)
+        v = x.view(4, 24)
+        part = v[:, :5]
+        part.add_(1.0)  # of four devices the first has the columns 0 and 1 of every eight
+        assert x.to_local().tolist() == [[[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]] * 4
+        v.to_local().add_(1.0)
+        assert gathers(lambda: v[:, 5:])[1] == 1
+        with pytest.raises(RuntimeError, match="Take the view again, after that write"):
+            part.add_(1.0)
+
+
+def test_what_is_written_to_a_view_of_it_is_not_kept():
     with ranks_of(MESH), cute_sharding.enabled(implicit_redistribution=True):
         x = distribute(number(SHAPE), MESH, [Shard(2)])
         v = x.view(4, 24)

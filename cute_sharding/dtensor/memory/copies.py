@@ -36,7 +36,7 @@ LIVE: set[int] = set()
 _STALE: set[int] = set()
 
 _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
-# Set on a memory: what was gathered of tensors that lie there, each with a flag ``is_stale``.
+# Set on a memory: what was gathered of tensors that lie there, each with a method ``outdate``.
 GATHERED = "_cute_sharding_gathered"
 
 
@@ -171,7 +171,8 @@ def note_copy(
     """
     source, moved = collective_ops.in_flight(source), collective_ops.in_flight(moved)
     if is_another(source, moved):
-        link(Copy(source, spec, spec_of_moved, moved), source, moved)
+        # The alias, as what was gathered of a tensor is kept for as long as there is that tensor.
+        link(Copy(local_tensors.alias_of(source), spec, spec_of_moved, moved), source, moved)
 
 
 def is_another(source: torch.Tensor, moved: torch.Tensor) -> bool:
@@ -229,7 +230,7 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
     """
     told = None if by is None else by.moved()
     for gathered in getattr(memory, GATHERED, ()):
-        gathered.is_stale = True
+        gathered.outdate()
     for copy in list(getattr(memory, _COPIES, ())):
         moved = copy.moved()
         if copy is by or moved is None:

@@ -5,6 +5,9 @@ and for their gradients. An op that needs the whole of it would gather at each u
 again, since autograd keeps the shard. So what was gathered is kept for the local tensor that it was
 gathered of, and is gone with that: torch's replica lives as long.
 
+Views are given what is kept as well. What is written to them is taken back (:mod:`.copies`), and
+then it is gathered anew, for it counts as a write to what it was gathered of.
+
 Whether it is still right must be known alike on every rank, or some would gather alone. So it is
 looked for with that one tensor, not with others in the same memory, which may be gone on some ranks
 and not on others. What DTensors write is known alike, and what the program writes to all its local
@@ -33,23 +36,27 @@ class Gathered:
 
     Attributes:
         target: the spec that it has.
-        moved: the local tensor.
-        is_stale: whether a DTensor has written since to the memory that it was gathered of.
+        moved: the local tensor; None once a DTensor has written to the memory that it was gathered
+            of.
     """
 
     def __init__(self, source: torch.Tensor, target: DTensorSpec, moved: torch.Tensor):
-        self.target, self.moved = target, moved
-        self.is_stale = False
+        self.target = target
+        self.moved: torch.Tensor | None = moved
         self._count = count_of_writes(source)
         LIVE.add(id(self))
         weakref.finalize(self, LIVE.discard, id(self))
 
-    def is_right(self, source: torch.Tensor, target: DTensorSpec) -> bool:
-        return (
-            not self.is_stale
-            and self._count == count_of_writes(source)
-            and tuple(self.target.placements) == tuple(target.placements)
-        )
+    def outdate(self) -> None:
+        """A DTensor has written to the memory that it was gathered of."""
+        self.moved = None
+
+    def if_right(self, source: torch.Tensor, target: DTensorSpec) -> torch.Tensor | None:
+        """What was moved, if it is what ``source`` now is, with the placements of ``target``."""
+        is_right = self._count == count_of_writes(source) and tuple(
+            self.target.placements
+        ) == tuple(target.placements)
+        return self.moved if is_right else None
 
 
 def once(
@@ -59,10 +66,10 @@ def once(
     source = collective_ops.in_flight(local)
     if not has_memory(source):
         return move()
-    own = [gathered for gathered in gathered_of(local) if not gathered.is_stale]
+    own = [gathered for gathered in gathered_of(local) if gathered.moved is not None]
     for gathered in own:
-        if gathered.is_right(source, target):
-            return gathered.moved
+        if (kept := gathered.if_right(source, target)) is not None:
+            return kept
     moved = move()
     if moved is local:
         return moved

@@ -8,15 +8,19 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.memory.gathered import once
-from cute_sharding.dtensor.torch_private import answers, dispatch_modes, symints
+from cute_sharding.dtensor.torch_private import answers, dispatch_modes, op_schemas, symints
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
 
 
-def may_be_kept(op: Any) -> bool:
-    """Whether what the op is given may be given to another op later: it neither writes to it nor
-    gives a view of it.
+def may_be_kept(op: Any, copied: bool) -> bool:
+    """Whether what the op is given may be given to another op later: it does not write to it, and
+    gives a view of it only where note is taken of the copy. Then what is written to the view is
+    taken back to what it was gathered of (memory/copies.py), and that is no longer given.
     """
-    return all(argument.alias_info is None for argument in op._schema.arguments)
+    return not any(
+        op_schemas.is_written(op, argument) or (argument.alias_info is not None and not copied)
+        for argument in op._schema.arguments
+    )
 
 
 def given(

@@ -398,11 +398,12 @@ class _Care(NamedTuple):
 def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
     keywords = bool(answers.keywords(schema))
     moves = keywords or dispatch.moves(op_info, schema)
+    copied = dispatch.viewed(op_info, schema)
     found = _Care(
         moves and (answers.is_by_plan(schema) or registry.name_of(schema.op) in BY_OVERLOAD),
-        dispatch.viewed(op_info, schema),
+        copied,
         keywords,
-        moves and may_be_kept(schema.op),
+        moves and may_be_kept(schema.op, copied is not None),
     )
     return found if any(found) or answers.writes(schema) else None
 
