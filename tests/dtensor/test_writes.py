@@ -15,6 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor.memory import copies
+from cute_sharding.dtensor.torch_private import registry
 
 
 def assign(x):
@@ -90,6 +91,16 @@ def test_writes_reach_what_is_viewed(name, mesh, movement):
                 assert_holds(x, expected)
             except Exception as error:
                 raise AssertionError(f"{name} of {case} on {mesh}") from error
+
+
+@pytest.mark.parametrize("mesh", [(3,), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", WRITES)
+def test_views_cut_no_replica(name, mesh, monkeypatch):
+    """Where torch weighs all placements for slices, as newer ones do: what was written to a part of
+    a replica reached that part alone.
+    """
+    monkeypatch.setattr(registry, "weighs_all", lambda name: True)
+    test_writes_reach_what_is_viewed(name, mesh, True)
 
 
 @pytest.mark.parametrize("movement", [False, True], ids=["views", "movement"])

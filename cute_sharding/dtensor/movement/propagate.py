@@ -279,9 +279,12 @@ def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:
 
 def _spare(name: str, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
     """Mesh dims that may cut the results though all operands are replicated on them: those of ops
-    for which torch weighs that, too.
+    for which torch weighs that, too. None of views: what is written to a part of a replica would
+    have to reach the others.
     """
-    if not registry.weighs_all(_BY_RULE_OF.get(name, name)):
+    op = registry.overload(name)
+    is_view = op is not None and op._schema._is_view_op()
+    if is_view or not registry.weighs_all(_BY_RULE_OF.get(name, name)):
         return ()
     of_dims = zip(*(spec.placements for spec in specs))
     return tuple([m for m, of in enumerate(of_dims) if all(type(p) is Replicate for p in of)])

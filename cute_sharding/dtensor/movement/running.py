@@ -173,6 +173,7 @@ class Runner:
         other rows stay. All ranks together.
         """
         movement = turned(_alone(self.movement, output))
+        assert {*movement.mesh_dims} <= {*self.dims}, "a view cuts no replica"
         dims = self.dims if movement.mesh_dims else ()
         replace(self, movement=movement, dims=dims).write(moved, source)
 
