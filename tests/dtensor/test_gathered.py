@@ -165,12 +165,8 @@ def test_placements_of_the_program_itself_are_gathered_each_time():
         assert not gathered_of(own._local_tensor)
 
 
-def parts_by_slices(v):
-    return v[:, :5], v[:, 5:]
-
-
-def parts_and_a_column(v):
-    return (*v.split(12, -1), v.select(-1, 3))
+def halves(v):
+    return v[:, :12], v[:, 12:]
 
 
 def sums_between(v):
@@ -179,8 +175,19 @@ def sums_between(v):
     return first, v[:, 9:20]
 
 
-@pytest.mark.parametrize("views", [parts_by_slices, parts_and_a_column, sums_between])
-def test_views_of_it_are_gathered_once_for_all(views):
+VIEWS_OF_WHOLE = {
+    "slices": halves,
+    "parts": lambda v: (*v.split(12, 1), v[:, 6:18]),
+    "items": lambda v: (v.select(1, 3), *v.unbind(1)[:2]),
+    "vsplit": lambda v: v.view(2, 2, 24).transpose(0, 2).vsplit(2),
+    "an op between": sums_between,
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_OF_WHOLE)
+def test_views_of_it_are_gathered_once_for_all(name):
+    """As views of a replica, which torch's view would have made."""
+    views = VIEWS_OF_WHOLE[name]
     with plain():
         full = number(SHAPE)
         expected = views(full.view(4, 24))
@@ -195,6 +202,40 @@ def test_views_of_it_are_gathered_once_for_all(views):
         given[1].add_(3.0)
         for view, wanted in zip((*given, v, x), (*expected, full.view(4, 24), full)):
             assert_holds(view.redistribute(placements=[Replicate()] * len(MESH)), wanted)
+
+
+def test_what_is_written_to_a_view_is_in_the_others():
+    def program(x):
+        v = x.view(4, 24)
+        left, right, middle = *halves(v), v[:, 6:18]
+        left.mul_(2.0)
+        middle.add_(1.0)
+        again = v[:, 6:18] * 1.0
+        v.sub_(3.0)
+        return left, right, middle, again, v[:, 6:18], v * 1.0, x * 1.0
+
+    with plain():
+        expected = program(number(SHAPE).sin())
+    for redistribution in (False, True):
+        with ranks_of(MESH), cute_sharding.enabled(redistribution=redistribution):
+            for part, wanted in zip(program(source().detach()), expected, strict=True):
+                assert_holds(part, wanted)
+
+
+def test_views_of_what_was_gathered_have_gradients():
+    def program(x):
+        left, right = halves(x.view(4, 24))
+        return (left.sin() * right.square()).sum()
+
+    with plain():
+        x = number(SHAPE).sin().requires_grad_()
+        program(x).backward()
+    with ranks_of(MESH), cute_sharding.enabled():
+        ours = source(requires_grad=True)
+        loss, sent = gathers(program, ours)
+        assert sent == 1
+        loss.backward()
+        assert_holds(ours.grad, x.grad)
 
 
 def test_with_views_of_it_it_goes_when_these_have():
