@@ -24,6 +24,7 @@ from typing import Any
 
 FLAG = "USE_CUTE_VIEW_PROPAGATION"
 PROGRAM = Path(__file__).with_name("transformer_block.py")
+WORKERS = 4
 TIMEOUT = 600  # seconds a run, on a machine that has other work
 TAIL = 40  # lines of output shown of a run that fails and leaves no traceback
 
@@ -35,7 +36,12 @@ def run(flag: str) -> list[Record]:
     environment = {**os.environ, FLAG: flag, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         out, logs = Path(folder, "records.json"), Path(folder, "logs")
-        launch = ["--standalone", "--nproc-per-node=4", "--redirects=3", f"--log-dir={logs}"]
+        launch = [
+            "--standalone",
+            f"--nproc-per-node={WORKERS}",
+            "--redirects=3",
+            f"--log-dir={logs}",
+        ]
         command = [
             sys.executable,
             "-m",

@@ -14,8 +14,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 @record
 def main():
     dist.init_process_group("gloo")
-    if dist.get_rank() == 2:
-        raise ArithmeticError("of rank two")
+    if dist.get_rank() == 1:
+        raise ArithmeticError("of rank one")
     dist.barrier()
 main()
 """
@@ -25,7 +25,7 @@ main()
 @pytest.mark.parametrize(
     ("program", "first", "said"),
     [
-        (FAILS, "rank 2", "ArithmeticError: of rank two"),
+        (FAILS, "rank 1", "ArithmeticError: of rank one"),
         (
             "import no_such_module",
             "Traceback",
@@ -40,6 +40,7 @@ def test_the_traceback_of_the_worker_that_failed_first(
     path = tmp_path / "program.py"
     path.write_text(program)
     monkeypatch.setattr(demo, "PROGRAM", path)
+    monkeypatch.setattr(demo, "WORKERS", 2)
     with pytest.raises(SystemExit, match="USE_CUTE_VIEW_PROPAGATION=0: exit code 1"):
         demo.run("0")
     printed = capsys.readouterr().out.strip()

@@ -190,7 +190,7 @@ PROGRAMS = {
     "sp, dropout": Program(sequence=True, dropout_p=0.1),
     "loss, uneven": Program(loss=True, vocab_size=13, length=10),
     "fsdp, tp": Program((2, 2), shards=True, saves=True, foreach=True),
-    "fsdp, tp, uneven": Program((2, 2), shards=True, vocab_size=13, length=9, saves=True),
+    "fsdp of tp, uneven": Program((2, 2), shards=True, vocab_size=13, length=9, saves=True),
     "fsdp, sp, loss": Program(
         (2, 2),
         shards=True,

@@ -26,8 +26,8 @@ def test_memory_that_lies_otherwise(tmp_path):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_rank_that_runs_eagerly_beside_compiled_ones(dynamic, tmp_path):
-    run(5, tmp_path, ("one_rank_eager", dynamic))
+def test_a_rank_that_runs_eagerly_beside_compiled_ones(dynamic, share, tmp_path):
+    run(5, tmp_path, ("one_rank_eager", dynamic, share(5, 2)))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

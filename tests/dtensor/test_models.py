@@ -191,7 +191,7 @@ def test_no_step_communicates_more(runs, name, flag):
                 )
 
 
-@pytest.mark.parametrize("name", ["sp", "sp, uneven"])
+@pytest.mark.parametrize("name", ["sp", "sp, uneven", "tp, uneven", "fsdp of tp, uneven"])
 def test_redistribution_is_by_plan(runs, name):
     """The comparisons above are of something: with the flag, other collectives do it."""
     assert all(
@@ -221,4 +221,4 @@ def test_checkpoints_come_back(runs, name, flag):
             assert_same(
                 restored["loaded whole"], trained, f"rank {rank}: loaded from the full state dict"
             )
-    assert ("other" in restored) == (name != "fsdp, tp, uneven")
+    assert ("other" in restored) == (name != "fsdp of tp, uneven")
