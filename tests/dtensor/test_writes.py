@@ -15,6 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor.memory import copies
+from cute_sharding.dtensor.movement import running
 from cute_sharding.dtensor.torch_private import registry
 
 
@@ -95,12 +96,34 @@ def test_writes_reach_what_is_viewed(name, mesh, movement):
 
 @pytest.mark.parametrize("mesh", [(3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", WRITES)
-def test_views_cut_no_replica(name, mesh, monkeypatch):
-    """Where torch weighs all placements for slices, as newer ones do: what was written to a part of
-    a replica reached that part alone.
-    """
+def test_writes_to_parts_of_replicas_reach_the_others(name, mesh, monkeypatch):
+    """Where torch weighs all placements for slices, as newer ones do, a slice may cut replicas."""
     monkeypatch.setattr(registry, "weighs_all", lambda name: True)
     test_writes_reach_what_is_viewed(name, mesh, True)
+
+
+def test_slices_cut_replicas_where_writes_can_reach_the_others(monkeypatch):
+    """It takes a process group over the mesh dims that are cut then."""
+    monkeypatch.setattr(registry, "weighs_all", lambda name: True)
+    full, placements = number((16, 5, 6)), [Shard(0), Replicate(), Replicate()]
+
+    def cut(x):
+        return {m for m, p in enumerate(x.placements) if p.is_shard()}
+
+    with ranks_of((2, 2, 2)), cute_sharding.enabled(movement=True):
+        x = distribute(full.clone(), (2, 2, 2), placements)
+        part = x[7:]
+        assert cut(part) - {0}
+        part.mul_(2.0)
+        with plain():
+            expected = torch.cat([full[:7], full[7:] * 2.0])
+        assert_holds(x, expected)
+    # Of another slice: the answers of before are kept.
+    monkeypatch.setattr(
+        running, "dims_of_group", lambda mesh, dims: dims if len(dims) < 2 else None
+    )
+    with ranks_of((2, 2, 2)), cute_sharding.enabled(movement=True):
+        assert cut(distribute(full, (2, 2, 2), placements)[6:]) == {0}
 
 
 @pytest.mark.parametrize("movement", [False, True], ids=["views", "movement"])

@@ -12,7 +12,7 @@ from cute_sharding.dtensor.bookkeeping.settings import in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
-from cute_sharding.dtensor.movement.running import Runner
+from cute_sharding.dtensor.movement.running import Runner, comes_back
 from cute_sharding.dtensor.movement.several import Steps
 from cute_sharding.dtensor.redistributing.groups import dims_of_group
 from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of, text
@@ -169,11 +169,20 @@ def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Cho
         or {Partial, StridedShard} <= {type(p) for spec in specs for p in spec.placements}
     )
     mesh = tuple(specs[0].mesh.shape)
-    choice = chosen(move, cuts, mesh, anyway=anyway, spare=_spare(name, specs))
-    if choice is None:
-        return None
-    results = [_read_one_way(x, some, specs[0]) for x, some in zip(move.outputs, choice.cuts)]
-    return choice if results == [*choice.cuts] else moved_to(move, cuts, mesh, results)
+
+    def choose(spare: tuple[int, ...]) -> Choice | None:
+        choice = chosen(move, cuts, mesh, anyway=anyway, spare=spare)
+        if choice is None:
+            return None
+        results = [_read_one_way(x, some, specs[0]) for x, some in zip(move.outputs, choice.cuts)]
+        return choice if results == [*choice.cuts] else moved_to(move, cuts, mesh, results)
+
+    spare = _spare(name, specs)
+    choice = choose(spare)
+    if spare and choice is not None and op._schema._is_view_op():
+        # What is written to a part of a replica has to reach the others.
+        return choice if comes_back(choice.movement, specs[0].mesh) else choose(())
+    return choice
 
 
 def _read_one_way(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
@@ -202,7 +211,8 @@ def several_of(
     cuts = tuple([cut_of(p) for p in spec.placements])
     metas = registry.output_metas(schema)
     steps = SEVERAL[name](shape, *schema.args_schema[1:])
-    way = steps and placed(steps, shape, cuts, sizes, spare=_spare(name, specs))
+    spare = () if schema.op._schema._is_view_op() else _spare(name, specs)
+    way = steps and placed(steps, shape, cuts, sizes, spare=spare)
     if not way or metas is None:
         return None
     first, found = way
@@ -279,12 +289,9 @@ def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:
 
 def _spare(name: str, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
     """Mesh dims that may cut the results though all operands are replicated on them: those of ops
-    for which torch weighs that, too. None of views: what is written to a part of a replica would
-    have to reach the others.
+    for which torch weighs that, too.
     """
-    op = registry.overload(name)
-    is_view = op is not None and op._schema._is_view_op()
-    if is_view or not registry.weighs_all(_BY_RULE_OF.get(name, name)):
+    if not registry.weighs_all(_BY_RULE_OF.get(name, name)):
         return ()
     of_dims = zip(*(spec.placements for spec in specs))
     return tuple([m for m, of in enumerate(of_dims) if all(type(p) is Replicate for p in of)])

@@ -19,7 +19,7 @@ from cute_sharding.dtensor.movement.windows import (
     triangle_of,
 )
 from cute_sharding.dtensor.redistributing.executor import all_to_all
-from cute_sharding.dtensor.redistributing.groups import group_of
+from cute_sharding.dtensor.redistributing.groups import dims_of_group, group_of
 from cute_sharding.dtensor.redistributing.packing import (
     from_wire,
     read,
@@ -111,9 +111,15 @@ class Runner:
 
     # -- without communication ---------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _is_viewed(self) -> bool:
-        return self.note is not None and not self.dims and self.movement.is_view
+        """Whether the results are views on each device, and what is written to them reaches all
+        that have it: not where they are parts of replicas.
+        """
+        if self.note is None or self.dims or not self.movement.is_view:
+            return False
+        outputs = range(len(self.movement.move.outputs))
+        return not any(turned(_alone(self.movement, k)).communicates for k in outputs)
 
     def _views(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of each result the local tensor as a view of the operand's."""
@@ -173,8 +179,8 @@ class Runner:
         other rows stay. All ranks together.
         """
         movement = turned(_alone(self.movement, output))
-        assert {*movement.mesh_dims} <= {*self.dims}, "a view cuts no replica"
-        dims = self.dims if movement.mesh_dims else ()
+        dims = dims_of_group(self.mesh, movement.mesh_dims)
+        assert dims is not None, "asked when the results' placements were chosen"
         replace(self, movement=movement, dims=dims).write(moved, source)
 
     def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -366,6 +372,14 @@ def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]
 
 
 @lru_cache(maxsize=1 << 10)
+def comes_back(movement: Movement, mesh: Any) -> bool:
+    """Whether what is written to the results can be moved to the operand: its ranks have a process
+    group together. They are more than those of ``movement`` where its results cut replicas.
+    """
+    back = [turned(_alone(movement, k)) for k in range(len(movement.move.outputs))]
+    return all(dims_of_group(mesh, each.mesh_dims) is not None for each in back)
+
+
 def _alone(movement: Movement, output: int) -> Movement:
     """The movement to one of the results."""
     move = movement.move

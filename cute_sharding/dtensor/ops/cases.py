@@ -364,7 +364,8 @@ def _pending_pointwise(question: Question) -> Any | None:
 
 def _is_right_in_torch(question: Question) -> bool:
     """Whether torch's own answer is known to be right. (A mesh of one device is its stand-in for
-    ops that it decomposes: what holds there is to hold anywhere.)
+    ops that it decomposes: what holds there is to hold anywhere. Of ops that keep any cut only the
+    pointwise ones take no elements on any device: pools refuse a tensor without channels.)
     """
     if all(spec.mesh.size() == 1 for spec in question.specs):
         return True
@@ -372,10 +373,15 @@ def _is_right_in_torch(question: Question) -> bool:
         return False
     if not question.is_strided:
         return True
+    op = question.schema.op
     return question.row is None and (
         question.name in VIEWS
         or question.name in CARRIED
-        or op_schemas.keeps_any_cut(question.schema.op)
+        or op_schemas.is_pointwise(op)
+        or (
+            op_schemas.keeps_any_cut(op)
+            and (op_schemas.draws(op) or not any(map(some_device_is_empty, question.specs)))
+        )
     )
 
 
