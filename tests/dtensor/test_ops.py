@@ -3,6 +3,7 @@ the cut; and what has no signature gets what torch would have had.
 """
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -193,16 +194,35 @@ def test_on_cpus_ranks_draw_as_one_device_and_go_on_alike(draw):
     """As on stock, where these would be replicas: with a generator for each rank, and no way to go
     on from another place, ranks that draw less would draw other numbers from then on.
     """
-    with plain():
-        torch.manual_seed(0)
-        expected, after = draw(values(5, 6)), torch.rand(3)
-    for placements in ([S(0)], [S(1)]):
-        with ranks_of((3,)), cute_sharding.enabled(redistribution=True):
+    for shape, sharded, target, mesh in (((4, 6), 1, (8, 3), 2), ((2, 6, 4), 2, (2, 2, 12), 2)):
+        with plain():
             torch.manual_seed(0)
-            x = distribute(values(5, 6), (3,), placements)
+            expected, after = draw(values(*shape).view(target)), torch.rand(3)
+        with ranks_of((mesh,)), cute_sharding.enabled(redistribution=True):
+            torch.manual_seed(0)
+            x = distribute(values(*shape), (mesh,), [Shard(sharded)]).view(target)
+            assert isinstance(x.placements[0], _StridedShard)
             assert_holds(draw(x).redistribute(placements=[Replicate()]), expected)
-            again = torch.rand_like(distribute(values(3), (3,), [Replicate()]))
+            again = torch.rand_like(distribute(values(3), (mesh,), [Replicate()]))
             assert_holds(again, after)
+
+
+@pytest.mark.parametrize("begin", [torch.nn.init.normal_, torch.nn.init.kaiming_uniform_])
+def test_weights_begin_as_on_stock(begin):
+    """Those of fully_shard over tensor parallelism are strided in torch's hands as well, where each
+    rank draws its own part from the same seed.
+    """
+    drawn = []
+    for enabled in (nullcontext(), cute_sharding.enabled(redistribution=True)):
+        with ranks_of((2, 2)), enabled, CommDebugMode() as collectives:
+            torch.manual_seed(0)
+            weight = distribute(values(8, 6), (2, 2), [S(0), Shard(0)], requires_grad=True)
+            began = begin(torch.empty_like(weight))
+            assert began.placements == (S(0), Shard(0)) and not collectives.get_total_counts()
+            drawn.append(began._local_tensor._local_tensors)
+    stock, ours = drawn
+    with plain():
+        assert all(torch.equal(part, ours[rank]) for rank, part in stock.items())
 
 
 def test_it_can_be_left_off():

@@ -278,16 +278,16 @@ def _is_one_value(question: Question) -> bool:
 
 
 def _is_drawn_by_ranks(question: Question) -> bool:
-    """Whether the op draws numbers of what views alone have cut, or may have, on a mesh where ranks
-    that draw different amounts would not draw alike again.
+    """Whether the op draws numbers of what views alone may have cut, on a mesh where ranks that
+    draw different amounts would not draw alike again. (Not of the weights of fully_shard over
+    tensor parallelism, though these are strided: they begin as they do in torch's hands.)
     """
-    if (
-        not question.is_sharded
-        or not op_schemas.draws(question.schema.op)
-        or op_schemas.draws_apart(question.specs[0].mesh)
-    ):
-        return False
-    return question.is_strided or question.may_be_ours
+    return (
+        question.is_sharded
+        and op_schemas.draws(question.schema.op)
+        and not op_schemas.draws_apart(question.specs[0].mesh)
+        and question.may_be_ours
+    )
 
 
 def _is_extreme_of_nothing(question: Question) -> bool:
