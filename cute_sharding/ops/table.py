@@ -83,6 +83,7 @@ TABLE: tuple[Row, ...] = (
     Row(("addr.default",), products.sum_and_outer_product),
     Row(("baddbmm.default",), products.sum_and_product("b m k, b k n -> b m n"), "sum"),
     Row(("addbmm.default",), products.sum_and_product("b m k, b k n -> m n"), "sum"),
+    Row(("linalg_solve_triangular.default",), products.solved_with_triangles, linear=(1,)),
     # along dims
     Row(
         (

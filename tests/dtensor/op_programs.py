@@ -1,5 +1,7 @@
 """Small programs of ops beside views, and how what comes of them is compared with one device."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from simulation import distribute, mesh_of, plain
@@ -29,6 +31,11 @@ def index(*shape, below):
 
 
 # (what is computed, its tensors; those of integers are indices)
+def solved_with(**sides):
+    """Equations with lower triangles, of ones in their diagonals."""
+    return partial(torch.linalg.solve_triangular, upper=False, unitriangular=True, **sides)
+
+
 PROGRAMS = {
     "mm": (torch.mm, (6, 8), (8, 10)),
     "bmm": (torch.bmm, (4, 6, 5), (4, 5, 3)),
@@ -46,6 +53,10 @@ PROGRAMS = {
     "baddbmm, columns": (torch.baddbmm, (6, 1), (4, 6, 5), (4, 5, 3)),
     "addbmm": (torch.addbmm, (5,), (4, 6, 3), (4, 3, 5)),
     "baddbmm": (torch.baddbmm, (4, 6, 3), (4, 6, 5), (4, 5, 3)),
+    "triangles": (solved_with(), (4, 3, 3), (4, 3, 6)),
+    "triangles at the right": (solved_with(left=False), (4, 3, 3), (4, 6, 3)),
+    "triangles, broadcast": (solved_with(), (4, 3, 3), (2, 1, 3, 5)),
+    "one triangle": (solved_with(), (3, 3), (4, 3, 5)),
     "linear": (F.linear, (3, 4, 8), (10, 8), (10,)),
     "matmul": (torch.matmul, (2, 3, 4, 5), (5, 6)),
     "softmax": (lambda x: x.softmax(1), (4, 6, 5)),

@@ -225,6 +225,19 @@ def test_weights_begin_as_on_stock(begin):
         assert all(torch.equal(part, ours[rank]) for rank, part in stock.items())
 
 
+@pytest.mark.parametrize("others", [(4,), (8, 2), (2, 8, 1), ()], ids=str)
+@pytest.mark.parametrize("placement", [Shard(1), S(1)])
+def test_tensors_of_other_shapes_are_not_equal(placement, others):
+    """torch would cut the one as the other is, which may not have that dim. Two of these have a
+    part of the same shape; nothing is received.
+    """
+    with ranks_of((2,)), cute_sharding.enabled(), CommDebugMode() as collectives:
+        x = distribute(torch.zeros(2, 8), (2,), [placement])
+        assert not torch.equal(x, distribute(torch.zeros(others), (2,), [Replicate()]))
+        assert not torch.equal(distribute(torch.zeros(others), (2,), [Replicate()]), x)
+    assert not any("gather" in str(op) for op in collectives.get_comm_counts())
+
+
 def test_it_can_be_left_off():
     with ranks_of((2,)), cute_sharding.enabled(ops=False):
         x, w = (

@@ -189,9 +189,11 @@ SOLVES = {
 
 
 @pytest.mark.parametrize("name", SOLVES)
-@pytest.mark.parametrize("few", [(2, 2), (2, 2, 2), (1, 2, 2)], ids=str)
+@pytest.mark.parametrize("few", [(2, 2), (2, 2, 2), (1, 2, 2), (2, 2, 2, 2)], ids=str)
 def test_equations_that_are_solved_for_several_matrices_alike(name, few):
-    """Batch dims are counted from the end: of (2, 2, 2, 2) the dim 0 is none of (2, 2, 2)."""
+    """Batch dims are counted from the end: of (2, 2, 2, 2) the dim 0 is none of (2, 2, 2). And with
+    as many on both sides one side may be cut, and the other not.
+    """
     many = (2, 2, 2, 2)
     ways = [(many, few), (few, many)]
     if name == "ldl_solve":  # on one device torch reads past the matrices where these are few

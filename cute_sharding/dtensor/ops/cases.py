@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import isinf
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
@@ -16,13 +15,14 @@ from cute_sharding.dtensor.ops.cuts import (
     without,
 )
 from cute_sharding.dtensor.ops.gate import gated
-from cute_sharding.dtensor.ops.plain_shards import plain_shards_go_wrong
+from cute_sharding.dtensor.ops.plain_shards import is_norm_of_nothing, plain_shards_go_wrong
 from cute_sharding.dtensor.ops.written import as_what_is_written
 from cute_sharding.dtensor.torch_private import (
     answers,
     dispatch_modes,
     op_schemas,
     registry,
+    symints,
     tensor_specs,
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
@@ -277,6 +277,22 @@ def _is_one_value(question: Question) -> bool:
     )
 
 
+def _compares_other_shapes(question: Question) -> bool:
+    """``equal`` of tensors of two shapes, of which torch would have the one cut as the other is."""
+    shapes = [tuple(spec.shape) for spec in question.specs]
+    return (
+        question.name == "equal.default"
+        and not symints.is_symbolic(*shapes)
+        and len({*shapes}) > 1
+        and question.is_sharded
+    )
+
+
+def _are_not_equal(question: Question) -> Any:
+    mesh = question.specs[0].mesh
+    return answers.by_function(question.schema, lambda *_: False, mesh, [], None)
+
+
 def _is_drawn_by_ranks(question: Question) -> bool:
     """Whether the op draws numbers of what views alone may have cut, on a mesh where ranks that
     draw different amounts would not draw alike again. (Not of the weights of fully_shard over
@@ -288,32 +304,6 @@ def _is_drawn_by_ranks(question: Question) -> bool:
         and not op_schemas.draws_apart(question.specs[0].mesh)
         and question.may_be_ours
     )
-
-
-def _is_extreme_of_nothing(question: Question) -> bool:
-    """Of no elements there is no largest and no smallest: with such an order (see _extreme) torch's
-    norms raise on devices that have no row of what they reduce, as does item().
-    """
-    if question.name not in (
-        "linalg_vector_norm.default",
-        "norm.Scalar",
-        "_foreach_norm.Scalar",
-    ) or not _extreme(question.schema):
-        return False
-    dims = None
-    if question.name == "linalg_vector_norm.default":
-        dims = _reduced_dims(question.schema)
-    return any(some_device_is_empty(spec, dims) for spec in question.specs)
-
-
-def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
-    """Those that a norm names; None: all."""
-    first: Any = schema.args_schema[0]
-    named: Any = schema.args_schema[2] if len(schema.args_schema) > 2 else None
-    if named is None or named == []:
-        return None
-    ndim = max(len(first.shape), 1)
-    return frozenset(d % ndim for d in ([named] if isinstance(named, int) else named))
 
 
 def _is_told_sizes(question: Question) -> bool:
@@ -408,7 +398,11 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (_is_written_pointwise, _written_pointwise),
     (_is_made_anew, _made_anew),
     (_is_one_value, _gate(Shard, StridedShard, Partial)),
-    (_is_extreme_of_nothing, _gate(Shard, StridedShard)),
+    (_compares_other_shapes, _are_not_equal),
+    (
+        lambda question: is_norm_of_nothing(question.schema, question.specs),
+        _gate(Shard, StridedShard),
+    ),
     (_is_told_sizes, _gate(Shard, StridedShard)),
     (_is_derived, _signed),
     (_is_pending_pointwise, _pending_pointwise),
@@ -430,10 +424,3 @@ def _gives_other(stock: Callable[[OpSchema], Any], schema: OpSchema, found: Any)
     except Exception:
         return True
     return answers.placements_of_outputs(theirs) != answers.placements_of_outputs(found)
-
-
-def _extreme(schema: OpSchema) -> bool:
-    """Whether a norm's order is one that has no value for no elements: infinite or negative."""
-    return any(
-        isinstance(arg, (int, float)) and (arg < 0 or isinf(arg)) for arg in schema.args_schema[1:2]
-    )

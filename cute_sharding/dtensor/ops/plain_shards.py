@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from math import isinf
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops.cuts import is_sharded, is_uneven, some_device_is_empty
 from cute_sharding.dtensor.torch_private import op_schemas, registry
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Shard, StridedShard
 from cute_sharding.ops.table import BY_OVERLOAD
 
 # Torch takes an average over blocks of different sizes for one of blocks of one size.
@@ -26,7 +27,8 @@ _EXTREMES = frozenset(["max.default", "min.default", "amax.default", "amin.defau
 # counts, reductions that name no dim, logsumexp that keeps its dims, pools of one image, whose rows
 # it takes for channels, dims that are counted from the end, which it takes for others, a term that
 # is one value for all rows of a product, and equations that are solved for several matrices alike,
-# whose batch dims it counts from the front.
+# whose batch dims it counts from the front; with triangles, of all of which it solves for a part of
+# the other sides.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
     **dict.fromkeys(
@@ -69,12 +71,14 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
         (
             "linalg_ldl_solve.default",
             "linalg_lu_solve.default",
-            "linalg_solve_triangular.default",
             "_linalg_solve_ex.default",
             "cholesky_solve.default",
             "triangular_solve.default",
         ),
         lambda schema: _broadcasts_matrices(schema),
+    ),
+    "linalg_solve_triangular.default": lambda schema: (
+        _broadcasts_matrices(schema) or _cuts_one_side(schema)
     ),
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
@@ -89,6 +93,29 @@ def plain_shards_go_wrong(schema: OpSchema, specs: Sequence[DTensorSpec]) -> boo
     if name in _EXTREMES:
         return any(map(some_device_is_empty, specs))
     return name in _AVERAGES and any(map(is_uneven, specs))
+
+
+def is_norm_of_nothing(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether the op is a norm that has no value for no elements, of an order that is infinite or
+    negative, and some device has no row of what is reduced: torch's raise there, as does item().
+    """
+    name = registry.name_of(schema.op)
+    if name not in ("linalg_vector_norm.default", "norm.Scalar", "_foreach_norm.Scalar") or not any(
+        isinstance(arg, (int, float)) and (arg < 0 or isinf(arg)) for arg in schema.args_schema[1:2]
+    ):
+        return False
+    dims = _reduced_dims(schema) if name == "linalg_vector_norm.default" else None
+    return any(some_device_is_empty(spec, dims) for spec in specs)
+
+
+def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
+    """Those that a norm names; None: all."""
+    first: Any = schema.args_schema[0]
+    named: Any = schema.args_schema[2] if len(schema.args_schema) > 2 else None
+    if named is None or named == []:
+        return None
+    ndim = max(len(first.shape), 1)
+    return frozenset(d % ndim for d in ([named] if isinstance(named, int) else named))
 
 
 def _names_no_dim(schema: OpSchema) -> bool:
@@ -127,6 +154,18 @@ def _broadcasts_matrices(schema: OpSchema) -> bool:
     if registry.name_of(schema.op) == "_linalg_solve_ex.default" and last == first[:-1]:
         return False
     return len(first) > 2 and last[:-2] != first[:-2]
+
+
+def _cuts_one_side(schema: OpSchema) -> bool:
+    """Whether the triangles have batch dims, and the other sides are cut in one in which these are
+    not: each part would be solved with all of the triangles.
+    """
+    triangles, sides = op_schemas.specs_of(schema)
+    batch = len(sides.shape) - 2
+    return len(triangles.shape) > 2 and any(
+        isinstance(p, (Shard, StridedShard)) and p.dim < batch and p != of_triangles
+        for of_triangles, p in zip(triangles.placements, sides.placements)
+    )
 
 
 def _leaves_one_without(n: int, mesh: tuple[int, ...]) -> bool:

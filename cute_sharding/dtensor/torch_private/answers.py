@@ -333,11 +333,14 @@ def by_function(
     metas: Any,
 ) -> OutputSharding:
     """torch's answer for an op that is run by ``function``, on local tensors as they are, with
-    results of the placements ``given``: as one that torch rewrites to another op.
+    results of the placements ``given``: as one that torch rewrites to another op. Without ``metas``
+    what the function gives is no tensor.
     """
     suggestion = OpSchema(schema.op, schema.args_schema, schema.kwargs_schema, schema.schema_info)
     rewritten: Any = suggestion
     rewritten.op, rewritten._cute_sharding_function = function, True
+    if metas is None:
+        return OutputSharding(None, suggestion, needs_redistribute=True)
     specs = [
         DTensorSpec(mesh, placements, meta)
         for placements, meta in zip(given, [metas] if isinstance(metas, TensorMeta) else metas)

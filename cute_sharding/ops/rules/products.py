@@ -36,6 +36,24 @@ def sum_and_outer_product(term: Shape, *_: Any, **__: Any) -> str:
     return f"{text(['m', 'n'][2 - len(term) :])}, m, n -> m n"
 
 
+def solved_with_triangles(triangles: Shape, sides: Shape, *, left: bool = True, **_: Any) -> str:
+    """The solutions of equations with triangles, of which each takes all of its own; their columns
+    are solved by themselves, or their rows, where the triangles stand at the right. Batch dims are
+    broadcast.
+    """
+    matrix = ["[k]", "n"] if left else ["m", "[k]"]
+    given = [["[i]", "[j]"], [*matrix]]
+    result = [*matrix]
+    for d in range(3, max(len(triangles), len(sides)) + 1):
+        sizes = [x[-d] if d <= len(x) else None for x in (triangles, sides)]
+        is_one = all(n in (None, 1) for n in sizes)
+        for names, n in zip(given, sizes):
+            if n is not None:
+                names.insert(0, f"b{d}" if n != 1 or is_one else "1")
+        result.insert(0, f"b{d}")
+    return f"{', '.join(map(text, given))} -> {text(result)}"
+
+
 # -- convolutions ----------------------------------------------------------------------------------
 
 
