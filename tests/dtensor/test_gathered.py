@@ -62,6 +62,31 @@ def test_a_view_is_gathered_once(program, redistribution):
             torch.testing.assert_close(part, x.grad)
 
 
+@pytest.mark.parametrize("program", [of_rows, scores])
+def test_views_that_lead_back_to_plain_shards_are_gathered_once(program):
+    with plain():
+        x = number(SHAPE).sin().requires_grad_()
+        program(x).square().sum().backward()
+    with ranks_of(MESH), cute_sharding.enabled():
+        ours = source(requires_grad=True)
+        back = ours.view(4, 24).view(SHAPE)
+        assert back.placements == (Shard(2),)
+        loss, sent = gathers(lambda: program(back).square().sum())
+        assert sent == 1, "torch's first view would have gathered"
+        _, sent = gathers(loss.backward)
+        assert sent == 0
+        for part in ours.grad.full_tensor()._local_tensors.values():
+            torch.testing.assert_close(part, x.grad)
+        with torch.no_grad():
+            back.mul_(2.0)
+            with plain():
+                wanted = program(number(SHAPE).sin() * 2.0)
+            again, sent = gathers(lambda: program(back))
+            assert sent == 1, "written to, and gathered anew"
+            for part in again.full_tensor()._local_tensors.values():
+                torch.testing.assert_close(part, wanted)
+
+
 # What makes what was gathered another tensor than the view is, and whether the view's own memory is
 # what was written to.
 WRITES = {

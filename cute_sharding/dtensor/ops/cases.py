@@ -168,7 +168,7 @@ def propagation(
         question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, by_signatures)
         replies = (answer(question) for holds, answer in CASES if holds(question))
         found = next(found for found in replies if found is not None)
-        return answers.marked(answers.with_keywords(found, schema))
+        return answers.marked(answers.with_keywords(found, schema), schema)
 
     return decide
 

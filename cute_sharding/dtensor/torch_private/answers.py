@@ -18,7 +18,7 @@ from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding.dtensor.torch_private.op_schemas import replaced_specs, written
+from cute_sharding.dtensor.torch_private.op_schemas import replaced_specs, specs_of, written
 from cute_sharding.dtensor.torch_private.registry import propagator
 from cute_sharding.dtensor.torch_private.symints import with_symbols_in_shape
 from cute_sharding.dtensor.torch_private.tensor_specs import split_factors
@@ -251,12 +251,13 @@ def for_no_cache(found: Any) -> Any:
     return found
 
 
-def marked(found: Any) -> Any:
-    """The answer, with a note on the specs of what comes of the op that only rules of ours cut
-    so.
+def marked(found: Any, schema: OpSchema) -> Any:
+    """The answer, with a note on the specs of what comes of the op that only rules of ours cut so:
+    also on plain shards, where they are a view of strided ones.
     """
+    leads_back = schema.op._schema._is_view_op() and any(map(split_factors, specs_of(schema)))
     for spec in tree_leaves(getattr(found, "output_spec", None)):
-        if isinstance(spec, DTensorSpec) and split_factors(spec):
+        if isinstance(spec, DTensorSpec) and (leads_back or split_factors(spec)):
             spec._cute_sharding_ours = True
     return found
 
