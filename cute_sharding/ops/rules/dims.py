@@ -78,6 +78,29 @@ def turned(x: Shape) -> str:
     return f"{text(names)} -> {text(names[::-1])}"
 
 
+def exchanged(x: Shape, one: int, other: int) -> str:
+    """Two dims change places."""
+    names = named(x)
+    result = list(names)
+    if names:
+        result[one], result[other] = result[other], result[one]
+    return f"{text(names)} -> {text(result)}"
+
+
+def permuted(x: Shape, order: Sequence[int]) -> str:
+    """The dims in another order."""
+    names = named(x)
+    return f"{text(names)} -> {text([names[d] for d in order])}"
+
+
+def unsqueezed(x: Shape, dim: int) -> str:
+    """One dim more, of size 1."""
+    names = named(x)
+    result = list(names)
+    result.insert(dim if dim >= 0 else dim + len(x) + 1, "[one]")
+    return f"{text(names)} -> {text(result)}"
+
+
 def rolled(x: Shape, shifts: Any, dims: Any = ()) -> str:
     """Along the dims given, or along all, as one."""
     names = text(named(x, dims if dims else range(len(x))))
