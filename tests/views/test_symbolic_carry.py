@@ -351,7 +351,7 @@ def check_at(numbers, oracle, mesh, step, answer, counts):
 @pytest.mark.parametrize("drawn", DRAWN, ids=lambda f: f.__name__.removeprefix("draw_"))
 def test_what_is_carried_of_sizes_is_right_for_all_numbers(drawn, share):
     counts = Counter()
-    seeds = share(20, 4)
+    seeds = share(20, 2)
     for seed in range(seeds):
         check(random.Random(f"{drawn.__name__} {seed}"), drawn, counts)
     print(f"\n{drawn.__name__}: {dict(counts)}")
