@@ -207,6 +207,20 @@ def test_on_cpus_ranks_draw_as_one_device_and_go_on_alike(draw):
             assert_holds(again, after)
 
 
+def test_ranks_that_would_draw_different_amounts_draw_as_one_device():
+    """Of strided shards of different sizes. Else replicas would differ from then on."""
+    with plain():
+        torch.manual_seed(0)
+        expected, after = torch.rand(5, 10), torch.rand(3)
+    # Of ten columns in four blocks the first device has seven.
+    for placement in (S(0), _StridedShard(1, split_factor=4)):
+        with ranks_of((2,)), cute_sharding.enabled():
+            torch.manual_seed(0)
+            drawn = torch.rand_like(distribute(values(5, 10), (2,), [placement]))
+            assert_holds(drawn.redistribute(placements=[Replicate()]), expected)
+            assert_holds(torch.rand_like(distribute(values(3), (2,), [Replicate()])), after)
+
+
 @pytest.mark.parametrize("begin", [torch.nn.init.normal_, torch.nn.init.kaiming_uniform_])
 def test_weights_begin_as_on_stock(begin):
     """Those of fully_shard over tensor parallelism are strided in torch's hands as well, where each

@@ -10,6 +10,7 @@ from typing import Any
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (
+    devices_differ,
     is_sharded,
     some_device_is_empty,
     without,
@@ -296,14 +297,17 @@ def _are_not_equal(question: Question) -> Any:
 def _is_drawn_by_ranks(question: Question) -> bool:
     """Whether the op draws numbers of what views alone may have cut, on a mesh where ranks that
     draw different amounts would not draw alike again. (Not of the weights of fully_shard over
-    tensor parallelism, though these are strided: they begin as they do in torch's hands.)
+    tensor parallelism, though these are strided: they begin as they do in torch's hands, where all
+    ranks draw as much.)
     """
-    return (
-        question.is_sharded
-        and op_schemas.draws(question.schema.op)
-        and not op_schemas.draws_apart(question.specs[0].mesh)
-        and question.may_be_ours
-    )
+    if (
+        not question.is_sharded
+        or not op_schemas.draws(question.schema.op)
+        or op_schemas.draws_apart(question.specs[0].mesh)
+    ):
+        return False
+    go_apart = question.is_strided and any(map(devices_differ, question.specs))
+    return go_apart or question.may_be_ours
 
 
 def _is_told_sizes(question: Question) -> bool:

@@ -40,11 +40,21 @@ def some_device_is_empty(spec: DTensorSpec, dims: Collection[int] | None = None)
     """Whether some device has no row of one of these dims, or of any. For the sizes of this call,
     where they are symbols. Nobody knows it of placements that are not known.
     """
+    return any(0 in some for d, some in enumerate(_counts(spec)) if dims is None or d in dims)
+
+
+def devices_differ(spec: DTensorSpec) -> bool:
+    """Whether some device has more rows of a dim than another, as far as that is known."""
+    return any(len(some) > 1 for some in _counts(spec))
+
+
+def _counts(spec: DTensorSpec) -> list[set[int]]:
+    """Of each dim how many rows devices have; nothing where that is not known."""
     if not are_known(spec.placements):
-        return False
+        return []
     shapes, factors = symints.shapes_at_hand([spec]), symints.factors_at_hand([spec])
     if shapes is None or factors is None:
-        return False
+        return []
     counts = [{n} for n in shapes[0]]
     for part, parts in zip(parts_of(spec.placements, factors), spec.mesh.shape):
         if isinstance(part, tuple):
@@ -54,7 +64,7 @@ def some_device_is_empty(spec: DTensorSpec, dims: Collection[int] | None = None)
                 for n in counts[d]
                 for device in kinds_of_device(n, factor, parts)
             }
-    return any(0 in some for d, some in enumerate(counts) if dims is None or d in dims)
+    return counts
 
 
 def can_be_carried(spec: DTensorSpec) -> bool:
