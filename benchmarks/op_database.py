@@ -64,11 +64,12 @@ def samples_of(
     rng: random.Random,
     fits: Callable[[list[torch.Tensor]], bool],
     most: int,
+    device: str = "cpu",
 ) -> list[Any]:
     """About ``most`` of the op's own inputs whose tensors fit, in a drawn order."""
     torch.manual_seed(0)
     found = []
-    for i, sample in enumerate(info.sample_inputs("cpu", dtype_of(info), requires_grad=gradients)):
+    for i, sample in enumerate(info.sample_inputs(device, dtype_of(info), requires_grad=gradients)):
         tensors = leaves_of((sample.input, sample.args, sample.kwargs))
         if fits(tensors) and not sample.kwargs.get("dropout_p"):  # what is dropped is drawn, too
             found.append(sample)
@@ -134,7 +135,7 @@ def contribution(
     generator = torch.Generator().manual_seed(full.numel())
     for p, n, k in zip(placements, sizes, coordinate_of(rank, sizes)):
         if isinstance(p, Partial):
-            owner = torch.randint(n, full.shape, generator=generator)
+            owner = torch.randint(n, full.shape, generator=generator).to(full.device)
             return torch.where(owner == k, full, torch.zeros_like(full))
     return full
 
@@ -154,7 +155,7 @@ def local_of(
             index = [
                 row for start, stop in rows(full.shape[d], chain) for row in range(start, stop)
             ]
-            full = full.index_select(d, torch.tensor(index, dtype=torch.long))
+            full = full.index_select(d, torch.tensor(index, device=full.device, dtype=torch.long))
     return full.contiguous()
 
 
@@ -193,11 +194,8 @@ def whole(tensor: DTensor) -> torch.Tensor:
         local = local.wait()
     with _disable_current_modes():
         index = torch.arange(max(prod(spec.shape), 0)).reshape(tuple(spec.shape))
-        result = (
-            torch.full((index.numel(),), -77, dtype=tensor.dtype)
-            if tensor.dtype is not torch.bool
-            else torch.zeros(index.numel(), dtype=torch.bool)
-        )
+        unset = False if tensor.dtype is torch.bool else -77
+        result = torch.full((index.numel(),), unset, device=tensor.device, dtype=tensor.dtype)
         for rank in range(prod(sizes)):
             part = (
                 local._local_tensors[rank].detach()

@@ -2,7 +2,7 @@
 device, with torch's rules and with ours.
 
     python -m benchmarks.ops [--only NAME ...] [--samples 3] [--mesh 2]
-                             [--kinds even uneven strided] [--seed 0]
+                             [--kinds even uneven strided] [--seed 0] [--device cuda]
     python -m benchmarks.ops --mesh 2 2 --kinds nested pending
     python -m benchmarks.ops --write
 
@@ -127,7 +127,7 @@ def measured(
         )
 
     with _disable_current_modes():
-        given = samples_of(info, gradients, rng, fits, 40)
+        given = samples_of(info, gradients, rng, fits, 40, mesh.device_type)
     for kind in kinds:
         done = 0
         for sample in given:
@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--mesh", type=int, nargs="*", default=[2])
     parser.add_argument("--kinds", nargs="*", default=_kinds_on((2,)), choices=KINDS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--part", type=int, nargs=2, default=[0, 1], help="one part of so many, to run side by side"
     )
@@ -194,7 +195,7 @@ def main() -> None:
         name = info.name + (f".{info.variant_test_name}" if info.variant_test_name else "")
         try:
             with LocalTensorMode(world):
-                mesh = DeviceMesh("cpu", torch.arange(world).reshape(options.mesh))
+                mesh = DeviceMesh(options.device, torch.arange(world).reshape(options.mesh))
                 found, notes = measured(
                     info, mesh, options.samples, tuple(options.kinds), options.seed
                 )

@@ -2,7 +2,7 @@
 flags: is any worse with them?
 
     python -m benchmarks.programs [--samples 2] [--mesh 2 2] [--seed 0] [--part 0 2] [--only NAME]
-        [--between] [--itself] [--kinds strided nested]
+        [--between] [--itself] [--kinds strided nested] [--device cuda]
 
 Each tensor that an op is given is a view of one that is cut at random, of another shape; with
 ``--between``, that view moved to and fro, or written to by its slices. Forward and backward, all
@@ -296,7 +296,7 @@ def measure(info: Any, mesh: DeviceMesh, options: argparse.Namespace, tally: Tal
     rng = random.Random(f"programs {options.seed} {info.name} {info.variant_test_name}")
     gradients = bool(info.supports_autograd and info.dtypes & {torch.float64, torch.float32})
     with _disable_current_modes():
-        samples = samples_of(info, gradients, rng, fits, 30)
+        samples = samples_of(info, gradients, rng, fits, 30, mesh.device_type)
     done = 0
     for sample in samples:
         args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
@@ -342,6 +342,7 @@ def main() -> None:
     parser.add_argument("--between", action="store_true")
     parser.add_argument("--itself", action="store_true", help="no view before the op")
     parser.add_argument("--kinds", nargs="*", default=["even", "uneven"], help="of placements")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -351,7 +352,7 @@ def main() -> None:
     for number, info in enumerate(database(options.only)):
         if number % options.part[1] == options.part[0]:
             with LocalTensorMode(world):
-                mesh = DeviceMesh("cpu", torch.arange(world).reshape(options.mesh))
+                mesh = DeviceMesh(options.device, torch.arange(world).reshape(options.mesh))
                 measure(info, mesh, options, tally)
     tally.show()
     dist.destroy_process_group()

@@ -285,6 +285,7 @@ TORCH_PRIVATE = [
     "process_groups",
     "collective_ops",
     "local_tensors",
+    "streams",
     "scatters",
     "tensor_specs",
     "symints",

@@ -21,7 +21,9 @@ A pattern has names between spaces, tensors between commas, and
 - ``0``: a dim of no rows, of a result that an op gives only sometimes,
 - ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is
   pending too,
-- ``_``: a tensor, of any dims, that the op is given and does not read. It stays as it is.
+- ``_``: a tensor, of any dims, that the op is given and does not read. It stays as it is. Among the
+  results one that has nothing of the operands' elements (the state of a random generator): each
+  device has its own.
 """
 
 from __future__ import annotations
@@ -104,6 +106,7 @@ class Signature:
             return False
         return all(
             shape is None
+            or names == (UNREAD,)
             or (
                 len(shape) == len(names)
                 and all(
@@ -116,7 +119,9 @@ class Signature:
 
     def contracted(self, name: str) -> bool:
         """Whether some result does without the name."""
-        return any(name not in names for names in self.results if NONE not in names)
+        return any(
+            name not in names for names in self.results if NONE not in names and names != (UNREAD,)
+        )
 
     def __str__(self) -> str:
         def text(names: tuple[str, ...]) -> str:

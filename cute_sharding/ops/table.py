@@ -301,6 +301,17 @@ TABLE: tuple[Row, ...] = (
         products.attention_backward,
         filled=frozenset("h"),
     ),
+    *(
+        Row((f"_scaled_dot_product_{name}.default",), rule, filled=frozenset("bh"))
+        for name, rule in (
+            ("flash_attention", products.flash_attention),
+            ("flash_attention_backward", products.flash_attention_backward),
+            ("efficient_attention", products.efficient_attention),
+            ("efficient_attention_backward", products.efficient_attention_backward),
+            ("cudnn_attention", products.cudnn_attention),
+            ("cudnn_attention_backward", products.cudnn_attention_backward),
+        )
+    ),
 )
 """The rows, one for each op or family of ops.
 

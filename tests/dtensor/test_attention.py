@@ -12,6 +12,7 @@ from op_programs import assert_close, values
 from simulation import distribute, plain, ranks_of
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 
@@ -68,3 +69,162 @@ def test_a_mask_is_brought_where_it_is_needed(placement):
             assert list(got.placements) == [Shard(0)]
             assert_close(got, expected, f"mask {before}")
         assert communication.get_total_counts() == (placement in (Shard(2), Shard(3)))
+
+
+# -- the kernels of accelerators, which a stand-in computes here -----------------------------------
+
+LOAD = 16  # bytes that the memory-efficient kernel loads at a time
+
+
+def scores(q, k, bias, causal, scale):
+    found = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        found = found.masked_fill(torch.ones(found.shape[-2:]).triu(1).bool(), -torch.inf)
+    return found if bias is None else found + bias
+
+
+def attended(q, k, v, bias=None, causal=False, scale=None):
+    """The result and its statistics; several heads of queries may share one of keys."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    found = scores(q, k, bias, causal, scale)
+    return found.softmax(-1) @ v, found.logsumexp(-1)
+
+
+def gradients(g, q, k, v, bias, causal, scale):
+    """Of queries, keys, values and the mask: by hand, as ops run below autograd."""
+    groups = k.shape[1], q.shape[1] // k.shape[1]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    wide_k, wide_v = (x.repeat_interleave(groups[1], 1) for x in (k, v))
+    p = scores(q, wide_k, bias, causal, scale).softmax(-1)
+    of_scores = p * ((of_p := g @ wide_v.mT) - (of_p * p).sum(-1, keepdim=True))
+    of_keys, of_values = (
+        x.unflatten(1, groups).sum(2) for x in (of_scores.mT @ q * scale, p.mT @ g)
+    )
+    return of_scores @ wide_k * scale, of_keys, of_values, None if bias is None else of_scores
+
+
+def check_alignment(bias):
+    step = LOAD // bias.element_size()
+    if any(stride % step for stride in bias.stride()[:-1]):
+        raise RuntimeError(f"attn_bias is not correctly aligned: {bias.stride()}")
+
+
+def seeds():
+    return torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)
+
+
+def flash(q, k, v, dropout_p=0.0, causal=False, debug=False, *, scale=None):
+    result, statistics = attended(q, k, v, None, causal, scale)
+    lengths = q.shape[2], k.shape[2]
+    return result, statistics, None, None, *lengths, *seeds(), torch.empty(0)
+
+
+def flash_backward(g, q, k, v, o, s, cq, ck, mq, mk, p, causal, seed, offset, *, scale=None):
+    return tuple(gradients(g, q, k, v, None, causal, scale)[:3])
+
+
+def efficient(q, k, v, bias, wanted, dropout_p=0.0, causal=False, *, scale=None):
+    if bias is not None:
+        check_alignment(bias)
+    result, statistics = attended(q, k, v, bias, causal, scale)
+    return result, F.pad(statistics, (0, -q.shape[2] % 32)), *[x.sum() for x in seeds()]
+
+
+def efficient_backward(
+    g, q, k, v, bias, o, s, seed, offset, p, wanted, causal=False, *, scale=None
+):
+    if bias is not None:
+        check_alignment(bias)
+    return tuple(gradients(g, q, k, v, bias, causal, scale))
+
+
+def cudnn(q, k, v, bias, wanted, dropout_p=0.0, causal=False, debug=False, *, scale=None):
+    result, statistics = attended(q, k, v, bias, causal, scale)
+    lengths, states = (q.shape[2], k.shape[2]), [x.sum() for x in seeds()]
+    return result, statistics.unsqueeze(-1), None, None, *lengths, *states, None
+
+
+def cudnn_backward(g, q, k, v, o, s, seed, offset, bias, cq, ck, mq, mk, p, causal, *, scale=None):
+    return tuple(gradients(g, q, k, v, bias, causal, scale)[:3])
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    library = torch.library.Library("aten", "IMPL")
+    for name, forward, backward in (
+        ("flash", flash, flash_backward),
+        ("efficient", efficient, efficient_backward),
+        ("cudnn", cudnn, cudnn_backward),
+    ):
+        library.impl(f"_scaled_dot_product_{name}_attention", forward, "CPU")
+        library.impl(f"_scaled_dot_product_{name}_attention_backward", backward, "CPU")
+    yield torch.ops.aten
+    library._destroy()
+
+
+def kernel_of(aten, kind, causal):
+    if kind == "flash":
+        return lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
+    op = getattr(aten, f"_scaled_dot_product_{kind}_attention")
+    return lambda q, k, v, bias=None: op(q, k, v, bias, True, 0.0, causal)[0]
+
+
+def compare_kernels(kernel, shapes, placements, mesh, differ=4):
+    """The results and the gradients of all but what is behind ``differ``."""
+
+    def run(tensors):
+        result = kernel(*tensors)
+        return result, *torch.autograd.grad((result * result).sum(), tensors[:differ])
+
+    with plain():
+        fulls = [values(*shape).requires_grad_(i < differ) for i, shape in enumerate(shapes)]
+        alone = [F.pad(x, (0, 3))[..., :5] if i == 3 else x for i, x in enumerate(fulls)]
+        result = kernel(*alone)  # of a mask as torch prepares it on one device
+        expected = result, *torch.autograd.grad((result * result).sum(), fulls[:differ])
+    with ranks_of(mesh), cute_sharding.enabled():
+        cute_sharding.reset_stats()
+        tensors = [
+            distribute(full.detach(), mesh, p, requires_grad=i < differ)
+            for i, (full, p) in enumerate(zip(fulls, placements))
+        ]
+        for got, wanted in zip(run(tensors), expected, strict=True):
+            assert_close(got.detach(), wanted.detach(), f"{shapes}: {placements}")
+        return cute_sharding.stats()
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "kind, bias", [("flash", False), ("efficient", False), ("efficient", True), ("cudnn", False)]
+)
+def test_kernels_of_accelerators_on_any_cut(kernels, kind, bias, mesh):
+    rng = random.Random(f"{kind} {bias} {mesh}")
+    kernel = kernel_of(kernels, kind, causal=not bias)
+    for b, h in ((4, 2), (3, 4), (1, 5)):
+        s, t, e = 3, 5, 8
+        shapes = [(b, h, s, e), (b, h, t, e), (b, h, t, e), *[(b, h, s, t)] * bias]
+        for _ in range(2):
+            placements = [draw_placements(rng, mesh, shape) for shape in shapes]
+            compare_kernels(kernel, shapes, placements, mesh)
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_kernels_of_accelerators_gather_no_strided_heads(kernels, kind):
+    """As views of fused projections leave them: what torch would gather for."""
+    shapes, heads = [(2, 8, 3, 8)] * 3, [_StridedShard(1, split_factor=2)]
+    kernel = kernel_of(kernels, kind, causal=True)
+    with CommDebugMode() as communication:
+        found = compare_kernels(kernel, shapes, [heads] * 3, (2,))
+    for name in (f"_scaled_dot_product_{kind}_attention{of}.default" for of in ("", "_backward")):
+        assert found[name]["signature"] == 1 and not found[name]["gate"]
+    assert communication.get_total_counts() <= 4, "what is compared is made whole, nothing else"
+
+
+@pytest.mark.parametrize("kind", ["flash", "cudnn"])
+@pytest.mark.parametrize("heads", [(6, 3), (12, 3), (8, 2)], ids=str)
+def test_heads_stay_with_the_keys_that_they_share(kernels, kind, heads):
+    """Of 3 heads of keys over 2 devices the first has 2, and half of the queries want 1.5."""
+    h, g = heads
+    shapes = [(2, h, 3, 8), (2, g, 4, 8), (2, g, 4, 8)]
+    kernel = kernel_of(kernels, kind, causal=False)
+    for p in ([Shard(1)], [_StridedShard(1, split_factor=2)], [Shard(0)]):
+        compare_kernels(kernel, shapes, [p] * 3, (2,))

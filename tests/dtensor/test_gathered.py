@@ -18,6 +18,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 import cute_sharding
 from cute_sharding.dtensor.memory.copies import LIVE
 from cute_sharding.dtensor.memory.gathered import gathered_of
+from cute_sharding.dtensor.torch_private import streams
 
 SHAPE, MESH = (4, 3, 8), (4,)
 
@@ -310,3 +311,60 @@ def test_what_is_written_to_a_view_of_it_is_not_kept():
             full[:, 5:7] = 0
         assert_holds(v.cumsum(-1).redistribute(placements=[Replicate()]), full.cumsum(-1))
         assert_holds(x.redistribute(placements=[Replicate()]), full.view(SHAPE))
+
+
+class Stream:
+    """A stand-in for one of an accelerator's."""
+
+    def __init__(self):
+        self.waited_for = []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other)
+
+    def __enter__(self):
+        streams.current.now.append(self)
+
+    def __exit__(self, *_):
+        streams.current.now.pop()
+
+
+def on_streams(monkeypatch, first):
+    """Streams for the CPU. (now: which of them ops are put on.)"""
+
+    def current(device):
+        return current.now[-1]
+
+    current.now = [first]
+    monkeypatch.setattr(streams, "current", current)
+    recorded = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: recorded.append(stream))
+    return recorded
+
+
+def test_another_stream_waits_for_what_was_gathered(monkeypatch):
+    """A program has no reason to: it knows of no gather."""
+    first, second = Stream(), Stream()
+    recorded = on_streams(monkeypatch, first)
+    mesh = DeviceMesh("cpu", torch.arange(4))
+    with cute_sharding.enabled():
+        v = DTensor.from_local(torch.zeros(4, 3, 2), mesh, [Shard(2)], run_check=False).view(4, 24)
+        assert gathers(lambda: v.cumsum(-1))[1] == 1
+        assert gathers(lambda: v.cumsum(-1))[1] == 0 and not second.waited_for
+        with second:
+            assert gathers(lambda: v.cumsum(-1))[1] == 0, "ranks need not meet again"
+            assert second.waited_for == [first], "where it was gathered"
+            assert recorded == [second], "its memory is not given away while that one reads it"
+        assert not first.waited_for
+
+
+def test_a_captured_graph_keeps_nothing(monkeypatch):
+    """What is computed there is there when the graph is replayed."""
+    mesh = DeviceMesh("cpu", torch.arange(4))
+    with cute_sharding.enabled():
+        v = DTensor.from_local(torch.zeros(4, 3, 2), mesh, [Shard(2)], run_check=False).view(4, 24)
+        v.cumsum(-1)
+        with monkeypatch.context() as patched:
+            patched.setattr(streams, "is_capturing", lambda device: True)
+            assert [gathers(lambda: v.cumsum(-1))[1] for _ in range(2)] == [1, 1]
+        assert gathers(lambda: v.cumsum(-1))[1] == 0

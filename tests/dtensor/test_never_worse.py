@@ -328,6 +328,9 @@ def test_what_is_left_to_torch():
     assert not is_torchs(spec(_StridedShard(0, split_factor=3), S(0), order=True), spec(R, R)), (
         "no shard order has this split factor"
     )
+    assert not is_torchs(spec(R, R), spec(_StridedShard(0, split_factor=3), S(0), order=True)), (
+        "nor can torch's redistribution give it"
+    )
     assert is_torchs(spec(_StridedShard(0, split_factor=2), R), spec(R, R)), (
         "of a view, even: torch moves it rightly"
     )

@@ -3,7 +3,6 @@ the cut; and what has no signature gets what torch would have had.
 """
 
 import random
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -177,66 +176,6 @@ def test_what_torch_has_no_rule_for(name):
             (found,) = torch.autograd.grad((z * z).sum(), x)
             for got, wanted in ((z.detach(), y.detach()), (found, gradient)):
                 assert_holds(got.redistribute(placements=[Replicate()] * len(mesh)), wanted)
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda x: F.dropout(x, 0.5),
-        lambda x: x.clone().exponential_(),
-        lambda x: x.clone().cauchy_(),
-        lambda x: x.clone().uniform_(),
-        torch.rand_like,
-        lambda x: torch.bernoulli(x.abs().clamp(max=1.0)),
-    ],
-)
-def test_on_cpus_ranks_draw_as_one_device_and_go_on_alike(draw):
-    """As on stock, where these would be replicas: with a generator for each rank, and no way to go
-    on from another place, ranks that draw less would draw other numbers from then on.
-    """
-    for shape, sharded, target, mesh in (((4, 6), 1, (8, 3), 2), ((2, 6, 4), 2, (2, 2, 12), 2)):
-        with plain():
-            torch.manual_seed(0)
-            expected, after = draw(values(*shape).view(target)), torch.rand(3)
-        with ranks_of((mesh,)), cute_sharding.enabled(redistribution=True):
-            torch.manual_seed(0)
-            x = distribute(values(*shape), (mesh,), [Shard(sharded)]).view(target)
-            assert isinstance(x.placements[0], _StridedShard)
-            assert_holds(draw(x).redistribute(placements=[Replicate()]), expected)
-            again = torch.rand_like(distribute(values(3), (mesh,), [Replicate()]))
-            assert_holds(again, after)
-
-
-def test_ranks_that_would_draw_different_amounts_draw_as_one_device():
-    """Of strided shards of different sizes. Else replicas would differ from then on."""
-    with plain():
-        torch.manual_seed(0)
-        expected, after = torch.rand(5, 10), torch.rand(3)
-    # Of ten columns in four blocks the first device has seven.
-    for placement in (S(0), _StridedShard(1, split_factor=4)):
-        with ranks_of((2,)), cute_sharding.enabled():
-            torch.manual_seed(0)
-            drawn = torch.rand_like(distribute(values(5, 10), (2,), [placement]))
-            assert_holds(drawn.redistribute(placements=[Replicate()]), expected)
-            assert_holds(torch.rand_like(distribute(values(3), (2,), [Replicate()])), after)
-
-
-@pytest.mark.parametrize("begin", [torch.nn.init.normal_, torch.nn.init.kaiming_uniform_])
-def test_weights_begin_as_on_stock(begin):
-    """Those of fully_shard over tensor parallelism are strided in torch's hands as well, where each
-    rank draws its own part from the same seed.
-    """
-    drawn = []
-    for enabled in (nullcontext(), cute_sharding.enabled(redistribution=True)):
-        with ranks_of((2, 2)), enabled, CommDebugMode() as collectives:
-            torch.manual_seed(0)
-            weight = distribute(values(8, 6), (2, 2), [S(0), Shard(0)], requires_grad=True)
-            began = begin(torch.empty_like(weight))
-            assert began.placements == (S(0), Shard(0)) and not collectives.get_total_counts()
-            drawn.append(began._local_tensor._local_tensors)
-    stock, ours = drawn
-    with plain():
-        assert all(torch.equal(part, ours[rank]) for rank, part in stock.items())
 
 
 @pytest.mark.parametrize("others", [(4,), (8, 2), (2, 8, 1), ()], ids=str)

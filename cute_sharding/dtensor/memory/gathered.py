@@ -12,6 +12,10 @@ Whether it is still right must be known alike on every rank, or some would gathe
 looked for with that one tensor, not with others in the same memory, which may be gone on some ranks
 and not on others. What DTensors write is known alike, and what the program writes to all its local
 tensors.
+
+A program may use the tensor on several streams of an accelerator, and need not wait on one for what
+was gathered on another, of which it knows nothing: that is waited for here. While a CUDA graph is
+captured nothing is kept, as it will be there only when the graph is replayed.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cute_sharding.dtensor.memory.copies import GATHERED, LIVE, count_of_writes, has_memory
-from cute_sharding.dtensor.torch_private import collective_ops, local_tensors
+from cute_sharding.dtensor.torch_private import collective_ops, local_tensors, streams
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
 
 # Of a local tensor, what was gathered of it: beside the tensor and not on it, where it would be
@@ -44,6 +48,7 @@ class Gathered:
         self.target = target
         self.moved: torch.Tensor | None = moved
         self._count = count_of_writes(source)
+        self._stream = streams.current(source.device)
         LIVE.add(id(self))
         weakref.finalize(self, LIVE.discard, id(self))
 
@@ -52,11 +57,15 @@ class Gathered:
         self.moved = None
 
     def if_right(self, source: torch.Tensor, target: DTensorSpec) -> torch.Tensor | None:
-        """What was moved, if it is what ``source`` now is, with the placements of ``target``."""
+        """What was moved, if it is what ``source`` now is, with the placements of ``target``; ready
+        for the current stream.
+        """
         is_right = self._count == count_of_writes(source) and tuple(
             self.target.placements
         ) == tuple(target.placements)
-        return self.moved if is_right else None
+        if not is_right or self.moved is None:
+            return None
+        return streams.ready(self.moved, self._stream)
 
 
 def once(
@@ -64,7 +73,7 @@ def once(
 ) -> torch.Tensor:
     """What ``move`` makes of the local tensor, or made of it before."""
     source = collective_ops.in_flight(local)
-    if not has_memory(source):
+    if not has_memory(source) or streams.is_capturing(source.device):
         return move()
     own = [gathered for gathered in gathered_of(local) if gathered.moved is not None]
     for gathered in own:

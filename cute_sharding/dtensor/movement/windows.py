@@ -175,7 +175,7 @@ def _numbers(rows: Runs, device: torch.device) -> torch.Tensor:
     """The number of each row, in the order in which the device has them."""
     numbers = torch.empty(count_rows(rows), dtype=torch.int64, device=device)
     for run in rows:
-        x, y = (torch.tensor(start, device=device) for start in (run.x, run.y))
+        x, y = (torch.full((), start, device=device) for start in (run.x, run.y))
         for count, dx, dy in (*run.loops, (run.length, 1, 1)):
             turns = torch.arange(count, device=device)
             x, y = x.unsqueeze(-1) + turns * dx, y.unsqueeze(-1) + turns * dy

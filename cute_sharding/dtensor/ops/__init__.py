@@ -15,6 +15,7 @@ replicated by plan: the gate.
 - :mod:`.by_signature`: the placements that a signature carries
 - :mod:`.written`: pointwise ops that write to one of their operands
 - :mod:`.arguments`: what is gathered for an op, kept for the next
+- :mod:`.local_arguments`: what kernels want of local tensors beside their values
 - :mod:`.gate`: what torch would have had; and ops that go past the propagator
 - :mod:`.losses`: what loss_parallel is given
 - :mod:`.cuts`: placements in the terms of signatures

@@ -26,7 +26,7 @@ from cute_sharding.dtensor.torch_private import (
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
 from cute_sharding.ops.assign import Linear, Operand, assign
-from cute_sharding.ops.signature import Signature, parse
+from cute_sharding.ops.signature import UNREAD, Signature, parse
 from cute_sharding.ops.table import Row
 
 
@@ -47,8 +47,9 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
     operands = [
         Operand(shape, parts_of(spec.placements, factors)) for spec, shape in zip(specs, shapes)
     ]
+    shapes_of_results = answers.shapes_of_results(metas)
     try:
-        signature = _signature(pattern, specs, operands, answers.shapes_of_results(metas))
+        signature = _signature(pattern, specs, operands, shapes_of_results)
         symbolic = symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
         reduce = row.reduction(*args, **kwargs)
         # A term that is added is pending in equal parts, and integers have none.
@@ -65,7 +66,10 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
         logger.debug("%s: %s", name, error)
         return None
     wanted = [placed(parts, factors) for parts in found.operands]
-    given = [placed(parts, factors) for parts in found.results]
+    given = [
+        None if _is_a_state(names, shape) else placed(parts, factors)
+        for names, shape, parts in zip(signature.results, shapes_of_results, found.results)
+    ]
     as_order = True in _read_as_order(specs)
     if as_order and not says_what_it_means(specs, wanted):
         return None
@@ -76,10 +80,15 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             name,
             signature,
             ", ".join(map(text, wanted)),
-            ", ".join(map(text, given)),
+            ", ".join(map(text, filter(None, given))),
             found.received,
         )
     return answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+
+
+def _is_a_state(names: tuple[str, ...], shape: tuple[int, ...] | None) -> bool:
+    """Whether a result is a scalar that has nothing of the operands. To torch it is no DTensor."""
+    return names == (UNREAD,) and not shape
 
 
 def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tuple[int, ...]:

@@ -16,6 +16,7 @@ from cute_sharding.dtensor.ops.cuts import (
     without,
 )
 from cute_sharding.dtensor.ops.gate import gated
+from cute_sharding.dtensor.ops.local_arguments import prepared
 from cute_sharding.dtensor.ops.plain_shards import is_norm_of_nothing, plain_shards_go_wrong
 from cute_sharding.dtensor.ops.written import as_what_is_written
 from cute_sharding.dtensor.torch_private import (
@@ -169,7 +170,8 @@ def propagation(
         question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, by_signatures)
         replies = (answer(question) for holds, answer in CASES if holds(question))
         found = next(found for found in replies if found is not None)
-        return answers.marked(answers.with_keywords(found, schema), schema)
+        found = prepared(question.name, schema, answers.with_keywords(found, schema))
+        return answers.marked(found, schema)
 
     return decide
 
@@ -299,14 +301,15 @@ def _is_drawn_by_ranks(question: Question) -> bool:
     draw different amounts would not draw alike again. (Not of the weights of fully_shard over
     tensor parallelism, though these are strided: they begin as they do in torch's hands, where all
     ranks draw as much.)
+
+    On accelerators each device draws from a place that torch reckons by what the first one has
+    (torch/distributed/tensor/_random.py): of strided shards others may have more.
     """
-    if (
-        not question.is_sharded
-        or not op_schemas.draws(question.schema.op)
-        or op_schemas.draws_apart(question.specs[0].mesh)
-    ):
+    if not question.is_sharded or not op_schemas.draws(question.schema.op):
         return False
     go_apart = question.is_strided and any(map(devices_differ, question.specs))
+    if op_schemas.draws_apart(question.schema.op, question.specs[0].mesh):
+        return go_apart and question.may_be_ours
     return go_apart or question.may_be_ours
 
 

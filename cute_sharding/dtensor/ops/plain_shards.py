@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from math import isinf
+from math import isinf, prod
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops.cuts import is_sharded, is_uneven, some_device_is_empty
-from cute_sharding.dtensor.torch_private import op_schemas, registry
+from cute_sharding.dtensor.torch_private import op_schemas, registry, symints
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Shard, StridedShard
 from cute_sharding.ops.table import BY_OVERLOAD
@@ -20,8 +20,15 @@ _AVERAGES = frozenset(
 )
 
 
-# Of no elements there is no largest: where a device has none, torch's kernels raise.
-_EXTREMES = frozenset(["max.default", "min.default", "amax.default", "amin.default"])
+_ATTENTION = frozenset(
+    f"_scaled_dot_product_{kind}_attention{backward}.default"
+    for kind in ("flash", "efficient", "cudnn")
+    for backward in ("", "_backward")
+)
+
+# Of no elements there is no largest: where a device has none, torch's kernels raise. Those of
+# attention divide by the number of heads.
+_OF_SOMETHING = _ATTENTION | {"max.default", "min.default", "amax.default", "amin.default"}
 
 # Those that torch gets wrong on any shards: gradients and weighted means that it divides by other
 # counts, reductions that name no dim, logsumexp that keeps its dims, pools of one image, whose rows
@@ -80,6 +87,7 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "linalg_solve_triangular.default": lambda schema: (
         _broadcasts_matrices(schema) or _cuts_one_side(schema)
     ),
+    **dict.fromkeys(_ATTENTION, lambda schema: _parts_heads_from_their_keys(schema)),
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
@@ -90,7 +98,7 @@ def plain_shards_go_wrong(schema: OpSchema, specs: Sequence[DTensorSpec]) -> boo
     name = registry.name_of(schema.op)
     if name in _WRONG_ON_SHARDS and _WRONG_ON_SHARDS[name](schema):
         return any(map(is_sharded, specs))
-    if name in _EXTREMES:
+    if name in _OF_SOMETHING:
         return any(map(some_device_is_empty, specs))
     return name in _AVERAGES and any(map(is_uneven, specs))
 
@@ -166,6 +174,21 @@ def _cuts_one_side(schema: OpSchema) -> bool:
         isinstance(p, (Shard, StridedShard)) and p.dim < batch and p != of_triangles
         for of_triangles, p in zip(triangles.placements, sides.placements)
     )
+
+
+def _parts_heads_from_their_keys(schema: OpSchema) -> bool:
+    """Whether several heads of queries share one of keys, and these are not cut evenly: devices
+    would have heads of queries whose keys are elsewhere, and take others' for them.
+    """
+    specs = op_schemas.specs_of(schema)
+    of_gradient = registry.name_of(schema.op).endswith("backward.default")
+    queries, keys = specs[of_gradient : of_gradient + 2]
+    heads = keys.shape[1]
+    if symints.is_truly(queries.shape[1] == heads):
+        return False
+    cuts = zip(keys.mesh.shape, queries.placements, keys.placements)
+    parts = prod(n for n, *some in cuts if any(getattr(p, "dim", None) == 1 for p in some))
+    return not symints.is_truly(heads % parts == 0)
 
 
 def _leaves_one_without(n: int, mesh: tuple[int, ...]) -> bool:

@@ -109,7 +109,9 @@ def _is_torchs(
         tensor_specs.split_factors(spec) and not spec.use_strided_shard_as_shard_order
         for spec in specs
     )
-    if made_here or (len(mesh.shape) > 1 and not tensor_specs.decodes_to_shard_order(specs[0])):
+    if len(mesh.shape) > 1 and not all(map(tensor_specs.decodes_to_shard_order, specs)):
+        return source == target
+    if made_here:
         return moves_rightly(specs[0], tuple([cut_of(p) for p in specs[1].placements]))
     return True
 

@@ -391,18 +391,18 @@ class _Care(NamedTuple):
 
     by_plan: bool
     copied: tuple[tensor_specs.DTensorSpec, tensor_specs.DTensorSpec] | None
-    keywords: bool
+    has_more: bool
     keeps: bool
 
 
 def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
-    keywords = bool(answers.keywords(schema))
-    moves = keywords or dispatch.moves(op_info, schema)
+    has_more = dispatch.has_more(schema)
+    moves = has_more or dispatch.moves(op_info, schema)
     copied = dispatch.viewed(op_info, schema)
     found = _Care(
         moves and (answers.is_by_plan(schema) or registry.name_of(schema.op) in BY_OVERLOAD),
         copied,
-        keywords,
+        has_more,
         moves and may_be_kept(schema.op, copied is not None),
     )
     return found if any(found) or answers.writes(schema) else None
@@ -430,8 +430,8 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
         _thread.keeps = care.keeps
         try:
             local_args(op_info, schema, *args, **options)
-            if care.keywords:
-                dispatch.redistribute_keywords(op_info, schema)
+            if care.has_more:
+                dispatch.finish(op_info, schema)
         finally:
             _thread.by_plan, _thread.keeps = outer, False
         if care.copied is not None:

@@ -112,17 +112,19 @@ def op_sharding(
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
     wanted: Sequence[tuple[Placement, ...]],
-    given: Sequence[tuple[Placement, ...]],
+    given: Sequence[tuple[Placement, ...] | None],
     metas: Any,
     *,
     as_order: bool,
 ) -> OutputSharding:
     """torch's answer for an op whose tensors are to have the placements ``wanted``, and whose
-    results then have those ``given``.
+    results then have those ``given``; None for one that is no DTensor.
     """
     mesh = specs[0].mesh
 
-    def spec_of(placements: tuple[Placement, ...], meta: Any) -> DTensorSpec:
+    def spec_of(placements: tuple[Placement, ...] | None, meta: Any) -> DTensorSpec | None:
+        if placements is None or meta is None:
+            return None
         order = as_order and any(isinstance(p, _StridedShard) for p in placements)
         return DTensorSpec(mesh, placements, meta, use_strided_shard_as_shard_order=order)
 
@@ -144,16 +146,12 @@ def op_sharding(
     elif isinstance(metas, TensorMeta):
         outputs = spec_of(given[0], metas)
     else:
-        outputs = tuple(
-            [
-                None if meta is None else spec_of(placements, meta)
-                for placements, meta in zip(given, metas)
-            ]
-        )
+        outputs = tuple(map(spec_of, given, metas))
     suggestion = OpSchema(schema.op, args, kwargs, schema.schema_info) if moves else None
     adjusted = False
     if (
         given
+        and given[0] is not None
         and schema.op in propagator().op_to_shape_and_stride_idx
         and any(isinstance(p, (Shard, _StridedShard)) for p in given[0])
     ):
@@ -241,6 +239,25 @@ def keywords(schema: OpSchema) -> dict[str, tuple[DTensorSpec, DTensorSpec]]:
     have.
     """
     return getattr(schema, "_cute_sharding_keywords", {})
+
+
+Prepare = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def prepared(found: OutputSharding, schema: OpSchema, prepare: Prepare) -> OutputSharding:
+    """The answer, with a note that the op's local arguments, in order, are to be what ``prepare``
+    makes of them: the same values.
+    """
+    wanted: Any = found.redistribute_schema or OpSchema(
+        schema.op, schema.args_schema, schema.kwargs_schema, schema.schema_info
+    )
+    wanted._cute_sharding_prepare = prepare
+    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
+
+
+def preparation(schema: OpSchema) -> Prepare | None:
+    """What the op's local arguments are to be prepared by."""
+    return getattr(schema, "_cute_sharding_prepare", None)
 
 
 def for_no_cache(found: Any) -> Any:

@@ -18,16 +18,21 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
 from torch.utils._pytree import tree_leaves
 
-from cute_sharding.dtensor.torch_private.answers import is_run_by_function, keywords
+from cute_sharding.dtensor.torch_private.answers import (
+    is_run_by_function,
+    keywords,
+    preparation,
+)
 from cute_sharding.dtensor.torch_private.dispatch_modes import is_tracing
 
 __all__ = [
     "Moved",
+    "finish",
     "function_of",
+    "has_more",
     "moved_to",
     "moves",
     "observe",
-    "redistribute_keywords",
     "run_as",
     "run_slowly",
     "schema_of",
@@ -73,13 +78,23 @@ def observe(spec: DTensorSpec, wanted: DTensorSpec, what: str) -> None:
     context.observe_redistribution(spec, wanted, f"Implicit redistribution in {what}")
 
 
-def redistribute_keywords(op_info: Any, schema: OpSchema) -> None:
+def has_more(schema: OpSchema) -> bool:
+    """Whether :func:`finish` has something to do."""
+    return bool(keywords(schema)) or preparation(schema) is not None
+
+
+def finish(op_info: Any, schema: OpSchema) -> None:
+    """What is to be done with local arguments beside what torch does: it redistributes no keywords,
+    and knows nothing of what a kernel wants of strides.
+    """
     dispatch: Any = _dispatch
     for name, (spec, wanted) in keywords(schema).items():
         observe(spec, wanted, f"{schema.op}, of {name}")
         op_info.local_kwargs[name] = dispatch.redistribute_local_tensor(
             op_info.local_kwargs[name], spec, wanted
         )
+    if (prepare := preparation(schema)) is not None:
+        op_info.local_args = prepare(op_info.local_args)
 
 
 Moved = dict[int, tuple[torch.Tensor, DTensorSpec]]

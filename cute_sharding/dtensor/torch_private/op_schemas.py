@@ -134,8 +134,8 @@ def replaced_specs(
 
 
 # Ops that write to some of their arguments, of which torch's dispatcher does not see that they do:
-# the schemas of batch norms do not say it, and it goes by "out" in the names of overloads. And the
-# arguments.
+# the schemas of batch norms do not say it, it goes by "out" in the names of overloads, and looks at
+# the first argument of others. And the arguments.
 WRITERS = {
     **dict.fromkeys(
         (
@@ -149,6 +149,7 @@ WRITERS = {
     ),
     "max.dim_max": ("max", "max_values"),
     "min.dim_min": ("min", "min_indices"),
+    "rrelu_with_noise.default": ("noise",),
 }
 
 
@@ -225,11 +226,13 @@ def draws(op: torch._ops.OpOverload) -> bool:
     )
 
 
-def draws_apart(mesh: Any) -> bool:
+def draws_apart(op: torch._ops.OpOverload, mesh: Any) -> bool:
     """Whether torch has each rank of the mesh draw the numbers of its own part, and then all go on
-    alike (torch/distributed/tensor/_random.py: on accelerators).
+    alike (torch/distributed/tensor/_random.py: on accelerators, and ops that it lists).
     """
-    return hasattr(getattr(torch, mesh.device_type, None), "set_rng_state")
+    return op in DTensor._op_dispatcher._random_ops and hasattr(
+        getattr(torch, mesh.device_type, None), "set_rng_state"
+    )
 
 
 def is_in_place(op: torch._ops.OpOverload) -> bool:

@@ -126,7 +126,9 @@ def convolution_backward(
 
 # -- attention -------------------------------------------------------------------------------------
 
-_QUERIES, _KEYS, _VALUES, _STATISTICS = "b h [s] [e]", "b h [t] [e]", "b h [t] [e]", "b h [s]"
+_QUERIES, _KEYS, _VALUES = "b h [s] [e]", "b h [t] [e]", "b h [t] [f]"
+_GIVEN, _STATISTICS = "b h [s] [f]", "b h [s]"
+_STATE = "_"  # of a random generator, or of sequences of several lengths, which are not these
 
 
 def _mask(queries: Shape, mask: Shape | None) -> list[str]:
@@ -138,16 +140,149 @@ def _mask(queries: Shape, mask: Shape | None) -> list[str]:
     return [text(["1" if name in "bh" and n == 1 != of else name for name, n, of in given])]
 
 
+def _states(*given: Shape | None) -> list[str]:
+    return [_STATE for shape in given if shape is not None]
+
+
+def _pattern(operands: Sequence[str], results: Sequence[str]) -> str:
+    return f"{', '.join(operands)} -> {', '.join(results)}"
+
+
 def attention(queries: Shape, *_: Any, attn_mask: Any = None, **__: Any) -> str:
     """Each query against all keys: the sequences, and what is multiplied, are whole."""
     operands = [_QUERIES, _KEYS, _VALUES, *_mask(queries, attn_mask)]
-    return f"{', '.join(operands)} -> {_QUERIES}, {_STATISTICS}"
+    return _pattern(operands, [_GIVEN, _STATISTICS])
 
 
 def attention_backward(
     gradient: Shape, queries: Shape, *_: Any, attn_mask: Any = None, **__: Any
 ) -> str:
     """The gradients of queries, keys and values, cut as these may be."""
-    operands = [_QUERIES, _QUERIES, _KEYS, _VALUES, _QUERIES, _STATISTICS]
+    operands = [_GIVEN, _QUERIES, _KEYS, _VALUES, _GIVEN, _STATISTICS]
     operands += _mask(queries, attn_mask)
-    return f"{', '.join(operands)} -> {_QUERIES}, {_KEYS}, {_VALUES}"
+    return _pattern(operands, [_QUERIES, _KEYS, _VALUES])
+
+
+# The kernels of accelerators. Of what they drop each device would draw by itself, and where several
+# heads of queries share one of keys, heads that are cut elsewhere would meet others.
+
+
+def flash_attention(
+    queries: Shape,
+    keys: Shape,
+    values: Shape,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    **_: Any,
+) -> str | None:
+    if dropout or return_debug_mask or queries[:2] != keys[:2]:
+        return None
+    results = [_GIVEN, _STATISTICS, *[_STATE] * 6, "0"]
+    return _pattern([_QUERIES, _KEYS, _VALUES], results)
+
+
+def flash_attention_backward(
+    gradient: Shape,
+    queries: Shape,
+    keys: Shape,
+    values: Shape,
+    result: Shape,
+    statistics: Shape,
+    begins: Shape | None,
+    begins_of_keys: Shape | None,
+    longest: int,
+    longest_of_keys: int,
+    dropout: float,
+    is_causal: bool,
+    seed: Shape | None,
+    offset: Shape | None,
+    **_: Any,
+) -> str | None:
+    if dropout or queries[:2] != keys[:2]:
+        return None
+    operands = [_GIVEN, _QUERIES, _KEYS, _VALUES, _GIVEN, _STATISTICS]
+    operands += _states(begins, begins_of_keys, seed, offset)
+    return _pattern(operands, [_QUERIES, _KEYS, _VALUES])
+
+
+def efficient_attention(
+    queries: Shape,
+    keys: Shape,
+    values: Shape,
+    mask: Shape | None,
+    compute_statistics: bool,
+    dropout: float = 0.0,
+    *_: Any,
+    **__: Any,
+) -> str | None:
+    """The statistics have room for more queries than there are."""
+    if dropout or queries[:2] != keys[:2]:
+        return None
+    operands = [_QUERIES, _KEYS, _VALUES, *_mask(queries, mask)]
+    return _pattern(operands, [_GIVEN, "b h [u]", _STATE, _STATE])
+
+
+def efficient_attention_backward(
+    gradient: Shape,
+    queries: Shape,
+    keys: Shape,
+    values: Shape,
+    mask: Shape | None,
+    result: Shape,
+    statistics: Shape,
+    seed: Shape | None,
+    offset: Shape | None,
+    dropout: float,
+    wanted: Sequence[bool],
+    *_: Any,
+    **__: Any,
+) -> str | None:
+    if dropout or queries[:2] != keys[:2]:
+        return None
+    of_mask = _mask(queries, mask)
+    operands = [_GIVEN, _QUERIES, _KEYS, _VALUES, *of_mask, _GIVEN, "b h [u]"]
+    operands += _states(seed, offset)
+    return _pattern(operands, [_QUERIES, _KEYS, _VALUES, *(of_mask or [_STATE])])
+
+
+def cudnn_attention(
+    queries: Shape,
+    keys: Shape,
+    values: Shape,
+    mask: Shape | None,
+    compute_statistics: bool,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    **_: Any,
+) -> str | None:
+    if dropout or return_debug_mask or queries[:2] != keys[:2]:
+        return None
+    operands = [_QUERIES, _KEYS, _VALUES, *_mask(queries, mask)]
+    return _pattern(operands, [_GIVEN, "b h [s] [u]", *[_STATE] * 7])
+
+
+def cudnn_attention_backward(
+    gradient: Shape,
+    queries: Shape,
+    keys: Shape,
+    values: Shape,
+    result: Shape,
+    statistics: Shape,
+    seed: Shape | None,
+    offset: Shape | None,
+    mask: Shape | None,
+    begins: Shape | None,
+    begins_of_keys: Shape | None,
+    longest: int,
+    longest_of_keys: int,
+    dropout: float,
+    *_: Any,
+    **__: Any,
+) -> str | None:
+    if dropout or queries[:2] != keys[:2]:
+        return None
+    operands = [_GIVEN, _QUERIES, _KEYS, _VALUES, _GIVEN, "b h [s] [u]", *_states(seed, offset)]
+    operands += [*_mask(queries, mask), *_states(begins, begins_of_keys)]
+    return _pattern(operands, [_QUERIES, _KEYS, _VALUES])
