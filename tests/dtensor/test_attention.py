@@ -194,7 +194,14 @@ def compare_kernels(kernel, shapes, placements, mesh, differ=4):
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize(
-    "kind, bias", [("flash", False), ("efficient", False), ("efficient", True), ("cudnn", False)]
+    "kind, bias",
+    [
+        ("flash", False),
+        ("efficient", False),
+        ("efficient", True),
+        ("cudnn", False),
+        ("cudnn", True),
+    ],
 )
 def test_kernels_of_accelerators_on_any_cut(kernels, kind, bias, mesh):
     rng = random.Random(f"{kind} {bias} {mesh}")
@@ -204,7 +211,8 @@ def test_kernels_of_accelerators_on_any_cut(kernels, kind, bias, mesh):
         shapes = [(b, h, s, e), (b, h, t, e), (b, h, t, e), *[(b, h, s, t)] * bias]
         for _ in range(2):
             placements = [draw_placements(rng, mesh, shape) for shape in shapes]
-            compare_kernels(kernel, shapes, placements, mesh)
+            # cuDNN gives no gradient of a mask
+            compare_kernels(kernel, shapes, placements, mesh, differ=3 if kind == "cudnn" else 4)
 
 
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])

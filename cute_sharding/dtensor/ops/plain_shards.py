@@ -88,6 +88,13 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
         _broadcasts_matrices(schema) or _cuts_one_side(schema)
     ),
     **dict.fromkeys(_ATTENTION, lambda schema: _parts_heads_from_their_keys(schema)),
+    # Of the mask torch's rule knows nothing, and raises.
+    "_scaled_dot_product_cudnn_attention.default": lambda schema: (
+        _parts_heads_from_their_keys(schema) or isinstance(schema.args_schema[3], DTensorSpec)
+    ),
+    "_scaled_dot_product_cudnn_attention_backward.default": lambda schema: (
+        _parts_heads_from_their_keys(schema) or isinstance(schema.args_schema[8], DTensorSpec)
+    ),
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
