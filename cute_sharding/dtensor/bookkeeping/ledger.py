@@ -7,6 +7,10 @@ raise there would stop a program that runs without us, so the view then redistri
 which tensor nobody knows, so that is said of a mesh: it holds for all ranks alike that have run the
 program up to there.
 
+A view that torch refuses is another matter: no program that runs without us comes by there, so none
+has to go on. But where ranks draw the numbers of its shards, each draws its own amount. So that is
+said of the mesh as well.
+
 What torch would have done is asked only when it matters: a view is about to be refused, torch
 refuses an op or one draws numbers, or too many questions are open. Until then each free view leaves
 a question, once for each propagation (DTensor caches them).
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +30,16 @@ from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 
 MOST_OPEN = 256
 
-Question = Callable[[], bool]
+
+class Torchs(Enum):
+    """What torch would have made of an op that rules of ours have answered."""
+
+    THE_SAME = 0
+    ANOTHER = 1
+    NOTHING = 2
+
+
+Question = Callable[[], Torchs | bool]  # whether it is another, of ops that torch answers
 
 
 class _Page:
@@ -34,6 +48,17 @@ class _Page:
     def __init__(self) -> None:
         self.questions: defaultdict[Any, list[Question]] = defaultdict(list)  # by mesh
         self.diverged: set[Any] = set()
+        self.refused: set[Any] = set()
+
+    def settle(self, mesh: Any) -> None:
+        """Ask what is open of a mesh; once it has diverged no more."""
+        for question in self.questions.pop(mesh, []):
+            if mesh not in self.diverged:
+                found = question()
+                if found is Torchs.NOTHING:
+                    self.refused.add(mesh)
+                elif found not in (False, Torchs.THE_SAME):
+                    self.diverged.add(mesh)
 
 
 _pages: WeakKeyDictionary[Any, _Page] = WeakKeyDictionary()
@@ -42,7 +67,8 @@ _lock = fork_safe_lock()
 
 def note(mesh: Any, question: Question) -> None:
     """An op (a view, one by its signature, a movement) has given a tensor on ``mesh`` placements of
-    ours; ``question`` says whether torch would have given others, or have redistributed its input.
+    ours; ``question`` says whether torch would have given others, or have redistributed its input,
+    or refused it.
     """
     with _lock:
         page = _page()
@@ -58,11 +84,18 @@ def diverged(mesh: Any) -> bool:
     """
     with _lock:
         page = _page()
-        if mesh not in page.diverged and any(
-            question() for question in page.questions.pop(mesh, [])
-        ):
-            page.diverged.add(mesh)
+        page.settle(mesh)
         return mesh in page.diverged
+
+
+def knows_what_torch_refuses(mesh: Any) -> bool:
+    """Whether since :func:`forget` some view on ``mesh`` was free that torch would have refused.
+    (Nobody asks where some have diverged.)
+    """
+    with _lock:
+        page = _page()
+        page.settle(mesh)
+        return mesh in page.refused
 
 
 def forget() -> None:

@@ -300,17 +300,19 @@ def _is_drawn_by_ranks(question: Question) -> bool:
     """Whether the op draws numbers of what views alone may have cut, on a mesh where ranks that
     draw different amounts would not draw alike again. (Not of the weights of fully_shard over
     tensor parallelism, though these are strided: they begin as they do in torch's hands, where all
-    ranks draw as much.)
+    ranks draw as much.) Nor where torch would have refused the view, as far as these differ.
 
     On accelerators each device draws from a place that torch reckons by what the first one has
     (torch/distributed/tensor/_random.py): of strided shards others may have more.
     """
     if not question.is_sharded or not op_schemas.draws(question.schema.op):
         return False
-    go_apart = question.is_strided and any(map(devices_differ, question.specs))
-    if op_schemas.draws_apart(question.schema.op, question.specs[0].mesh):
-        return go_apart and question.may_be_ours
-    return go_apart or question.may_be_ours
+    mesh, differ = question.specs[0].mesh, any(map(devices_differ, question.specs))
+    if op_schemas.draws_apart(question.schema.op, mesh):
+        return differ and question.is_strided and question.may_be_ours
+    return (differ and question.is_strided) or (
+        question.may_be_ours or (differ and ledger.knows_what_torch_refuses(mesh))
+    )
 
 
 def _is_told_sizes(question: Question) -> bool:

@@ -114,7 +114,7 @@ class ViewStrategy:
             if decision.outcome != "redistribution" and any(
                 cut_of(p) is not None for p in decision.output
             ):
-                ledger.note(mesh, partial(self._stock_moves, schema, spec, sizes))
+                ledger.note(mesh, partial(self._torchs, schema, spec, sizes))
             count(self.name, decision.outcome)
             result.strategies.append(
                 answers.op_spec(given, spec, mesh, decision.source, decision.output)
@@ -167,16 +167,19 @@ class ViewStrategy:
         )
         return tuple(registry.stock_propagate(spec.placements, shape, rule, mesh, self.strict)[0])
 
-    def _stock_moves(
+    def _torchs(
         self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
-    ) -> bool:
-        """Whether torch would have redistributed the input. (Where it raises, no program that runs
-        on torch's rules comes by here.) Of symbols it is not asked, for each answer would be a
-        guard.
+    ) -> ledger.Torchs:
+        """Whether torch would have redistributed the input, or raised. Of symbols it is not asked,
+        for each answer would be a guard.
         """
-        return symints.is_symbolic(tuple(spec.shape), schema.args_schema[1:]) or ask(
-            partial(self._stock_source, schema, spec, mesh)
-        )[0] not in (None, tuple(spec.placements))
+        if symints.is_symbolic(tuple(spec.shape), schema.args_schema[1:]):
+            return ledger.Torchs.ANOTHER
+        wanted, _ = ask(partial(self._stock_source, schema, spec, mesh))
+        if wanted is None:
+            return ledger.Torchs.NOTHING
+        is_same = wanted == tuple(spec.placements)
+        return ledger.Torchs.THE_SAME if is_same else ledger.Torchs.ANOTHER
 
     def _may_redistribute(
         self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
