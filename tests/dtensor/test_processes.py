@@ -46,7 +46,7 @@ def spawn(function, world, *args):
 
 
 def test_views_on_three(share, tmp_path):
-    run(3, tmp_path, ("views", [0, 1, 2], share(60, 3)))
+    run(3, tmp_path, ("views", [0, 1, 2], share(60, 6)))
 
 
 def test_views_on_four(tmp_path):
@@ -58,7 +58,7 @@ def test_movements(share, tmp_path):
         4,
         tmp_path,
         *[
-            (movement_worker.movements, ranks, share(60, 3))
+            (movement_worker.movements, ranks, share(60, 6))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
@@ -69,7 +69,7 @@ def test_writes_to_movements_and_reads(share, tmp_path):
         4,
         tmp_path,
         *[
-            (movement_worker.writes_and_reads, ranks, share(40, 3))
+            (movement_worker.writes_and_reads, ranks, share(40, 6))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
@@ -98,7 +98,7 @@ def test_compiled_writes(dynamic, backend, names, tmp_path):
 
 def test_drawn_compiled_writes(share, tmp_path):
     drawn = movement_worker.drawn_compiled_writes
-    run(3, tmp_path, *[(drawn, share(12), gradients) for gradients in (False, True)])
+    run(3, tmp_path, *[(drawn, share(12, 12), gradients) for gradients in (False, True)])
 
 
 def test_graphs_on_disk_are_of_one_rank(tmp_path):
@@ -117,7 +117,7 @@ def test_movements_of_any_size_in_one_graph(some_of, tmp_path):
 @pytest.mark.parametrize(
     "mesh", [[3, 1, 2, 0], [[3, 1], [2, 0]], [[0, 3], [2, 1]], [2, 0], [0, 1, 2, 3]], ids=str
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_meshes_whose_ranks_do_not_ascend(mesh, tmp_path):
     run(4, tmp_path, ("distributed", mesh))
 
@@ -127,17 +127,20 @@ def test_redistributions(share, tmp_path):
         4,
         tmp_path,
         *[
-            ("redistributions", ranks, share(40, 3))
+            ("redistributions", ranks, share(40, 6))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
 
 
-def test_redistributions_with_the_collectives_of_other_backends(tmp_path):
+def test_redistributions_with_the_collectives_of_other_backends(share, tmp_path):
     run(
         4,
         tmp_path,
-        *[("natively", ranks, 20) for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])],
+        *[
+            ("natively", ranks, share(20, 2))
+            for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
+        ],
     )
 
 
@@ -157,7 +160,7 @@ def test_meshes_smaller_than_the_world(share, tmp_path):
         5,
         tmp_path,
         *[
-            (job, ranks, share(20, 3))
+            (job, ranks, share(20, 6))
             for ranks in ([3, 1, 4], [[4, 1], [2, 0]])
             for job in ("views", "redistributions", movement_worker.writes_and_reads)
         ],
