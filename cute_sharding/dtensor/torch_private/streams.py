@@ -13,12 +13,12 @@ from cute_sharding.dtensor.torch_private.local_tensors import parts_of
 
 __all__ = ["current", "is_capturing", "ready"]
 
-_WITHOUT = ("cpu", "meta")
-
 
 def current(device: torch.device) -> torch.Stream | None:
-    """The stream that ops on the device are now put on; None on devices that have none."""
-    if device.type in _WITHOUT:
+    """The stream that ops on the device are now put on; None on devices that have none (as meta and
+    MPS), and on CPUs, where torch has a stand-in for one.
+    """
+    if device.type == "cpu" or not hasattr(getattr(torch, device.type, None), "current_stream"):
         return None
     stream: torch.Stream = torch.accelerator.current_stream(device)
     return stream
