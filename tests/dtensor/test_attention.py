@@ -3,6 +3,8 @@ heads, on which torch's kernel divides by zero.
 """
 
 import random
+from functools import partial
+from math import prod
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch.nn.functional as F
 from drawing import draw_placements
 from op_programs import assert_close, values
 from simulation import distribute, plain, ranks_of
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -169,6 +171,16 @@ def kernel_of(aten, kind, causal):
     return lambda q, k, v, bias=None: op(q, k, v, bias, True, 0.0, causal)[0]
 
 
+def pending(placements, mesh):
+    """Of how many parts of it a tensor is the sum."""
+    return prod(n for n, p in zip(mesh, placements) if p.is_partial())
+
+
+def with_dropout(aten, kind, dropout, q, k, v):
+    op = getattr(aten, f"_scaled_dot_product_{kind}_attention")
+    return op(q, k, v, *([] if kind == "flash" else [None, True]), dropout)[0]
+
+
 def compare_kernels(kernel, shapes, placements, mesh, differ=4):
     """The results and the gradients of all but what is behind ``differ``."""
 
@@ -178,13 +190,13 @@ def compare_kernels(kernel, shapes, placements, mesh, differ=4):
 
     with plain():
         fulls = [values(*shape).requires_grad_(i < differ) for i, shape in enumerate(shapes)]
-        alone = [F.pad(x, (0, 3))[..., :5] if i == 3 else x for i, x in enumerate(fulls)]
+        alone = [F.pad(x, (0, 3))[..., :5] if x.shape[-1] == 5 else x for x in fulls]
         result = kernel(*alone)  # of a mask as torch prepares it on one device
         expected = result, *torch.autograd.grad((result * result).sum(), fulls[:differ])
     with ranks_of(mesh), cute_sharding.enabled():
         cute_sharding.reset_stats()
         tensors = [
-            distribute(full.detach(), mesh, p, requires_grad=i < differ)
+            distribute(full.detach() / pending(p, mesh), mesh, p, requires_grad=i < differ)
             for i, (full, p) in enumerate(zip(fulls, placements))
         ]
         for got, wanted in zip(run(tensors), expected, strict=True):
@@ -227,6 +239,35 @@ def test_kernels_of_accelerators_gather_no_strided_heads(kernels, kind):
     assert communication.get_total_counts() <= 4, "what is compared is made whole, nothing else"
 
 
+KINDS_OF_CUT = {"R": Replicate(), "P": Partial(), **{f"S{d}": Shard(d) for d in range(4)}}
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+@pytest.mark.parametrize("cuts", ["P S0 S2", "S0 P S2", "S1 P S0", "P R R", "R R S1", "P P P"])
+def test_no_device_is_left_without_heads(kernels, kind, cuts):
+    """Of 4 heads over 3 devices two each are for the first two; kernels divide by their number."""
+    kernel, shapes = kernel_of(kernels, kind, causal=False), [(3, 4, 2, 8)] * 3
+    for dropout in (0.0, 1e-9):  # which the signatures do not answer, and the stand-ins do not do
+        compare_kernels(
+            partial(with_dropout, kernels, kind, dropout) if dropout else kernel,
+            shapes,
+            [[KINDS_OF_CUT[cut]] for cut in cuts.split()],
+            (3,),
+        )
+
+
+def test_a_pending_gradient_leaves_heads_with_their_keys(kernels):
+    """As of ``result @ w`` where rows of ``w`` are cut."""
+
+    def run(q, k, v, w):
+        result = kernels._scaled_dot_product_flash_attention(q, k, v)[0] @ w
+        return result
+
+    shapes = [(2, 12, 3, 8), (2, 3, 4, 8), (2, 3, 4, 8), (8, 6)]
+    placements = [[Replicate()]] * 3 + [[Shard(1)]]
+    compare_kernels(run, shapes, placements, (2,))
+
+
 @pytest.mark.parametrize("kind", ["flash", "cudnn"])
 @pytest.mark.parametrize("heads", [(6, 3), (12, 3), (8, 2)], ids=str)
 def test_heads_stay_with_the_keys_that_they_share(kernels, kind, heads):
@@ -236,3 +277,6 @@ def test_heads_stay_with_the_keys_that_they_share(kernels, kind, heads):
     kernel = kernel_of(kernels, kind, causal=False)
     for p in ([Shard(1)], [_StridedShard(1, split_factor=2)], [Shard(0)]):
         compare_kernels(kernel, shapes, [p] * 3, (2,))
+    # Torch would cut heads by itself, to have all cut alike or to finish what is pending.
+    for cuts in ("S2 S2 S1", "R R S1", "P R R", "R R P", "S0 S1 P", "P S0 S2", "S0 S1 S1"):
+        compare_kernels(kernel, shapes, [[KINDS_OF_CUT[cut]] for cut in cuts.split()], (2,))

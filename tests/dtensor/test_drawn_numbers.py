@@ -60,16 +60,14 @@ def test_ranks_that_would_draw_different_amounts_draw_as_one_device():
             assert_holds(torch.rand_like(distribute(values(3), (2,), [Replicate()])), after)
 
 
-@pytest.mark.parametrize("rows, is_kept", [(8, True), (10, False)])
-def test_accelerators_draw_strided_shards_apart_where_they_are_equal(monkeypatch, rows, is_kept):
-    """torch reckons by what the first device has where each begins, which others have more than;
-    and of ops that it does not list all would draw alike.
+@pytest.mark.parametrize("rows", [8, 10])
+def test_on_accelerators_torch_draws_what_it_lists_apart(monkeypatch, rows):
+    """From where the op's first argument as it was given says: so that is not to be made a replica.
+    Of ops that it does not list all would draw alike.
     """
     real = op_schemas.draws_apart
     monkeypatch.setattr(
-        op_schemas,
-        "draws_apart",
-        lambda op, mesh: real(op, SimpleNamespace(device_type="cuda")),
+        op_schemas, "draws_apart", lambda op, mesh: real(op, SimpleNamespace(device_type="cuda"))
     )
     with plain():
         torch.manual_seed(0)
@@ -77,8 +75,7 @@ def test_accelerators_draw_strided_shards_apart_where_they_are_equal(monkeypatch
     with ranks_of((2,)), cute_sharding.enabled():
         distribute(values(4, 6), (2,), [Shard(1)]).view(8, 3)  # for which torch would gather
         x = distribute(values(2, 2, rows // 2), (2,), [Shard(2)]).view(2, rows)
-        assert x.placements == (S(1),)
-        assert (torch.rand_like(x).placements == x.placements) is is_kept
+        assert x.placements == torch.rand_like(x).placements == (S(1),)
         torch.manual_seed(0)
         assert_holds(x.clone().exponential_().redistribute(placements=[Replicate()]), expected)
 

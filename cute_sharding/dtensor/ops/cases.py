@@ -17,7 +17,11 @@ from cute_sharding.dtensor.ops.cuts import (
 )
 from cute_sharding.dtensor.ops.gate import gated
 from cute_sharding.dtensor.ops.local_arguments import prepared
-from cute_sharding.dtensor.ops.plain_shards import is_norm_of_nothing, plain_shards_go_wrong
+from cute_sharding.dtensor.ops.plain_shards import (
+    ATTENTION,
+    is_norm_of_nothing,
+    plain_shards_go_wrong,
+)
 from cute_sharding.dtensor.ops.written import as_what_is_written
 from cute_sharding.dtensor.torch_private import (
     answers,
@@ -220,6 +224,13 @@ def _where_torch_refuses(question: Question, error: RuntimeError) -> Any | None:
     return found
 
 
+def _misread(question: Question) -> tuple[type, ...]:
+    """The kinds of placements on which torch is wrong, where it is so on plain shards: of attention
+    it cuts what is pending.
+    """
+    return (Shard, StridedShard, *[Partial] * (question.name in ATTENTION))
+
+
 def _gate(*kinds: type) -> Answer:
     return lambda question: gated(question.stock, question.name, question.schema, kinds)
 
@@ -302,14 +313,14 @@ def _is_drawn_by_ranks(question: Question) -> bool:
     tensor parallelism, though these are strided: they begin as they do in torch's hands, where all
     ranks draw as much.) Nor where torch would have refused the view, as far as these differ.
 
-    On accelerators each device draws from a place that torch reckons by what the first one has
-    (torch/distributed/tensor/_random.py): of strided shards others may have more.
+    On accelerators torch has each rank draw its own part, of what the op was given first.
     """
-    if not question.is_sharded or not op_schemas.draws(question.schema.op):
+    op = question.schema.op
+    if not question.is_sharded or not op_schemas.draws(op):
         return False
     mesh, differ = question.specs[0].mesh, any(map(devices_differ, question.specs))
-    if op_schemas.draws_apart(question.schema.op, mesh):
-        return differ and question.is_strided and question.may_be_ours
+    if op_schemas.draws_apart(op, mesh):
+        return False
     return (differ and question.is_strided) or (
         question.may_be_ours or (differ and ledger.knows_what_torch_refuses(mesh))
     )
@@ -419,7 +430,7 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (lambda question: question.row is not None, _signed),
     (
         lambda question: plain_shards_go_wrong(question.schema, question.specs),
-        _gate(Shard, StridedShard),
+        lambda question: _gate(*_misread(question))(question),
     ),
     (lambda question: question.is_strided and question.row is not POINTWISE, _gate(StridedShard)),
     (lambda question: True, _torchs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from math import isinf, prod
 from typing import Any
 
@@ -11,7 +11,12 @@ from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops.cuts import is_sharded, is_uneven, some_device_is_empty
 from cute_sharding.dtensor.torch_private import op_schemas, registry, symints
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Shard, StridedShard
+from cute_sharding.dtensor.torch_private.tensor_specs import (
+    DTensorSpec,
+    Replicate,
+    Shard,
+    StridedShard,
+)
 from cute_sharding.ops.table import BY_OVERLOAD
 
 # Torch takes an average over blocks of different sizes for one of blocks of one size.
@@ -20,15 +25,14 @@ _AVERAGES = frozenset(
 )
 
 
-_ATTENTION = frozenset(
+ATTENTION = frozenset(
     f"_scaled_dot_product_{kind}_attention{backward}.default"
     for kind in ("flash", "efficient", "cudnn")
     for backward in ("", "_backward")
 )
 
-# Of no elements there is no largest: where a device has none, torch's kernels raise. Those of
-# attention divide by the number of heads.
-_OF_SOMETHING = _ATTENTION | {"max.default", "min.default", "amax.default", "amin.default"}
+# Of no elements there is no largest: where a device has none, torch's kernels raise.
+_EXTREMES = frozenset(["max.default", "min.default", "amax.default", "amin.default"])
 
 # Those that torch gets wrong on any shards: gradients and weighted means that it divides by other
 # counts, reductions that name no dim, logsumexp that keeps its dims, pools of one image, whose rows
@@ -87,14 +91,6 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "linalg_solve_triangular.default": lambda schema: (
         _broadcasts_matrices(schema) or _cuts_one_side(schema)
     ),
-    **dict.fromkeys(_ATTENTION, lambda schema: _parts_heads_from_their_keys(schema)),
-    # Of the mask torch's rule knows nothing, and raises.
-    "_scaled_dot_product_cudnn_attention.default": lambda schema: (
-        _parts_heads_from_their_keys(schema) or isinstance(schema.args_schema[3], DTensorSpec)
-    ),
-    "_scaled_dot_product_cudnn_attention_backward.default": lambda schema: (
-        _parts_heads_from_their_keys(schema) or isinstance(schema.args_schema[8], DTensorSpec)
-    ),
     "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
     "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
 }
@@ -103,9 +99,11 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
 def plain_shards_go_wrong(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     """Whether torch's own rule would be wrong on these shards, were they all plain."""
     name = registry.name_of(schema.op)
+    if name in ATTENTION:
+        return _attends_wrongly(name, schema, specs)
     if name in _WRONG_ON_SHARDS and _WRONG_ON_SHARDS[name](schema):
         return any(map(is_sharded, specs))
-    if name in _OF_SOMETHING:
+    if name in _EXTREMES:
         return any(map(some_device_is_empty, specs))
     return name in _AVERAGES and any(map(is_uneven, specs))
 
@@ -183,19 +181,34 @@ def _cuts_one_side(schema: OpSchema) -> bool:
     )
 
 
-def _parts_heads_from_their_keys(schema: OpSchema) -> bool:
-    """Whether several heads of queries share one of keys, and these are not cut evenly: devices
-    would have heads of queries whose keys are elsewhere, and take others' for them.
+def _attends_wrongly(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether torch's rule may leave some device without heads, by the number of which kernels
+    divide; or, where several heads of queries share one of keys, with heads whose keys are
+    elsewhere, so that others are taken for them. It may cut heads by itself, to finish what is
+    pending or to have all cut alike; only where they are already, it has no reason to. And its rule
+    for cuDNN knows nothing of a mask, and raises. (Context parallelism has rules of its own.)
     """
-    specs = op_schemas.specs_of(schema)
-    of_gradient = registry.name_of(schema.op).endswith("backward.default")
-    queries, keys = specs[of_gradient : of_gradient + 2]
-    heads = keys.shape[1]
-    if symints.is_truly(queries.shape[1] == heads):
+    if schema.op in registry.op_handlers():
         return False
-    cuts = zip(keys.mesh.shape, queries.placements, keys.placements)
-    parts = prod(n for n, *some in cuts if any(getattr(p, "dim", None) == 1 for p in some))
-    return not symints.is_truly(heads % parts == 0)
+    of_gradient = name.endswith("backward.default")
+    queries, keys = specs[of_gradient : of_gradient + 2]
+    if "cudnn" in name and isinstance(schema.args_schema[8 if of_gradient else 3], DTensorSpec):
+        return any(map(is_sharded, specs))
+    heads, sizes = keys.shape[1], tuple(keys.mesh.shape)
+    shared = not symints.is_truly(queries.shape[1] == heads)
+    if symints.is_symbolic(heads):
+        return shared or any(map(some_device_is_empty, specs))
+    if not (_leaves_one_without(heads, sizes) or (shared and heads % prod(sizes))):
+        return any(map(some_device_is_empty, specs))
+    placements = {tuple(spec.placements) for spec in specs if len(spec.shape) > 2}
+    if len(placements) > 1 or not placements <= {*product(_KEPT, repeat=len(sizes))}:
+        return True
+    parts = prod(n for n, p in zip(sizes, *placements) if p == Shard(1))
+    return any(map(some_device_is_empty, specs)) or (shared and heads % parts != 0)
+
+
+# What torch's rule for attention keeps: batch and heads.
+_KEPT = (Replicate(), Shard(0), Shard(1))
 
 
 def _leaves_one_without(n: int, mesh: tuple[int, ...]) -> bool:
