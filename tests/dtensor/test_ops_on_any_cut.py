@@ -206,6 +206,15 @@ def test_equations_that_are_solved_for_several_matrices_alike(name, few):
                 compare(SOLVES[name], fulls, (2,), placements, f"{of} {by} {first} {last}")
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_triangles_and_sides_are_cut_alike(n):
+    """torch would cut the triangles in the batch dim, and not the sides."""
+    fulls = [lower(n, 2, 2), pivots(lower(n, 2, 2)), lower(n, 2, 2)]
+    cuts = [[Replicate(), Shard(0), Shard(1)], [Replicate()] * 3, [Shard(2), Shard(2), Shard(1)]]
+    with ranks_of((2, 1, 2)):
+        compare(SOLVES["solve_triangular"], fulls, (2, 1, 2), cuts, f"{n} of each")
+
+
 @pytest.mark.parametrize("dim", [-3, -7, 2])
 @pytest.mark.parametrize("cut", [Shard(0), Shard(1), _StridedShard(1, split_factor=2)])
 def test_searches_along_a_dim_that_there_is_not(cut, dim):

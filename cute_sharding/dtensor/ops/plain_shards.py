@@ -15,7 +15,6 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     DTensorSpec,
     Replicate,
     Shard,
-    StridedShard,
 )
 from cute_sharding.ops.table import BY_OVERLOAD
 
@@ -170,15 +169,14 @@ def _broadcasts_matrices(schema: OpSchema) -> bool:
 
 
 def _cuts_one_side(schema: OpSchema) -> bool:
-    """Whether the triangles have batch dims, and the other sides are cut in one in which these are
-    not: each part would be solved with all of the triangles.
+    """Whether the triangles have batch dims, and torch may end with one side cut in these and the
+    other not: a part would be solved with all of the triangles, or all with some. Only where both
+    are cut there alike has it nothing to move.
     """
     triangles, sides = op_schemas.specs_of(schema)
-    batch = len(sides.shape) - 2
-    return len(triangles.shape) > 2 and any(
-        isinstance(p, (Shard, StridedShard)) and p.dim < batch and p != of_triangles
-        for of_triangles, p in zip(triangles.placements, sides.placements)
-    )
+    kept = {Replicate(), *map(Shard, range(len(sides.shape) - 2))}
+    alike = tuple(triangles.placements) == tuple(sides.placements)
+    return len(triangles.shape) > 2 and not (alike and kept.issuperset(sides.placements))
 
 
 def _attends_wrongly(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
