@@ -9,11 +9,12 @@ remains is cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
+from operator import itemgetter
 from typing import TypeAlias
 
 from cute_sharding.ops.signature import ONE, Signature
@@ -123,6 +124,7 @@ def assign(
     reduce: str | None = "sum",
     linear: Linear | Sequence[int] = (),
     filled: bool | frozenset[str] = False,
+    spare: tuple[int, ...] = (),
 ) -> Assignment:
     """The assignment under which the fewest elements are received; of several, one that leaves
     little pending, and then little on each device.
@@ -135,6 +137,9 @@ def assign(
         linear: the operands of which what is pending may stay so; by position, those of whose sum
             the result is the sum (or the average).
         filled: the names of which no device may be left without rows; True: all of them.
+        spare: mesh dims on which all operands are the same on each device, and that may cut a free
+            name where fewer elements are received so: each device is brought a part of what else
+            all of them would be brought.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -143,6 +148,13 @@ def assign(
     >>> found = assign(matmul, [Operand((8, 8), ((1, 1),)), Operand((8, 8), ((0, 1),))], (4,))
     >>> found.results, found.received  # both are cut along k: a sum is pending
     ((('sum',),), 0)
+
+    >>> softmax, rows = parse("m [n] -> m [n]", (2,)), Operand((8, 8), ((1, 1), None))
+    >>> assign(softmax, [rows], (2, 2)).received  # half of all elements, on each device
+    32
+    >>> found = assign(softmax, [rows], (2, 2), spare=(1,))
+    >>> found.results, found.received  # half of some rows
+    (((None, (0, 1)),), 16)
     """
     operands, mesh = tuple(operands), tuple(mesh)
     if not isinstance(linear, Linear):
@@ -156,6 +168,7 @@ def assign(
         reduce,
         linear,
         filled,
+        tuple([m for m in spare if mesh[m] > 1]),
     )
 
 
@@ -167,15 +180,14 @@ def _assigned(
     reduce: str | None,
     linear: Linear,
     filled: bool | frozenset[str],
+    spare: tuple[int, ...],
 ) -> Assignment:
     sizes = signature.sizes([operand.shape for operand in operands])
     options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
-    best: tuple[tuple[int, int, int], Assignment] | None = None
 
-    def weigh(choices: Sequence[_Choice]) -> None:
-        nonlocal best
+    def weighed(choices: Sequence[_Choice]) -> _Weighed | None:
         if not _allowed(signature, sizes, choices, mesh, reduce, filled):
-            return
+            return None
         targets = tuple(
             [
                 operand.parts
@@ -185,9 +197,9 @@ def _assigned(
             ]
         )
         if any(map(_changes_reduction, operands, targets)):
-            return
+            return None
         if linear.alone and _changes_more(choices, operands, targets):
-            return
+            return None
         received = sum(
             _received(operand, target, mesh) for operand, target in zip(operands, targets)
         )
@@ -197,28 +209,55 @@ def _assigned(
             local_elements(operand.shape, _cuts(target), mesh)
             for operand, target in zip(operands, targets)
         )
-        rank = (received, pending, held)
-        if best is None or rank < best[0]:
-            best = rank, Assignment(targets, results, received)
+        return (received, pending, held), Assignment(targets, results, received)
 
+    found = _least(options, weighed)
+    if spare and found[1].received:
+        cuts = _spare_cuts(signature, operands)
+        wider = [[*some, *cuts] if m in spare else some for m, some in enumerate(options)]
+        found = min(found, _least(wider, weighed), key=_rank)
+    return found[1]
+
+
+_Weighed: TypeAlias = "tuple[tuple[int, int, int], Assignment]"
+
+
+def _rank(weighed: _Weighed) -> tuple[int, int, int]:
+    """The elements received, the reductions left pending, the elements held."""
+    return weighed[0]
+
+
+def _least(
+    options: Sequence[Sequence[_Choice]],
+    weighed: Callable[[Sequence[_Choice]], _Weighed | None],
+) -> _Weighed:
+    """The combination of least rank; of many, the mesh dims are decided one after the other."""
     if prod(map(len, options)) <= COMBINATIONS:
-        for choices in product(*options):
-            weigh(choices)
-    else:
-        chosen = [_Choice()] * len(mesh)
-        for m, some in enumerate(options):
-            best, kept = None, chosen[m]
-            ranked: list[tuple[tuple[int, int, int], int, _Choice]] = []
-            for choice in some:
-                best = None
-                weigh([*chosen[:m], choice, *chosen[m + 1 :]])
-                if best is not None:
-                    ranked.append((best[0], len(ranked), choice))
-            chosen[m] = min(ranked)[2] if ranked else kept
-        best = None
-        weigh(chosen)
+        return min(filter(None, map(weighed, product(*options))), key=_rank)
+    chosen = [_Choice()] * len(options)
+    for m, some in enumerate(options):
+        found = [(choice, weighed([*chosen[:m], choice, *chosen[m + 1 :]])) for choice in some]
+        ranked = [(choice, _rank(of)) for choice, of in found if of is not None]
+        if ranked:
+            chosen[m] = min(ranked, key=itemgetter(1))[0]
+    best = weighed(chosen)
     assert best is not None  # to cut nothing is always allowed
-    return best[1]
+    return best
+
+
+def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:
+    """The plain cuts of free names, of operands of which something may have to be received."""
+    names = {
+        name: None
+        for i, (operand, names) in enumerate(zip(operands, signature.operands))
+        if i not in signature.unread and any(operand.parts)
+        for name in names
+    }
+    return [
+        _Choice(name)
+        for name in names
+        if name != ONE and name not in signature.whole and not signature.contracted(name)
+    ]
 
 
 def _options(

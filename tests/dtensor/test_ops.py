@@ -15,6 +15,7 @@ from op_programs import (
     compare,
     values,
 )
+from received import Received
 from simulation import assert_holds, distribute, number, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -78,7 +79,29 @@ def test_fused_products_gather_no_weight():
         assert communicated.get_total_counts() == 0
 
 
-# -- the gate --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("op", "received"),
+    [
+        # All columns of half of the rows: in each, half of the columns is missing.
+        (F.glu, 16),
+        (lambda x: F.pad(x, (1, 2)), 16),
+    ],
+    ids=["glu", "pad"],
+)
+def test_replicas_are_cut_where_torch_would_cut_them_for_less(op, received):
+    full, placements = values(2, 4, 8), [Shard(2), Replicate()]
+    with plain():
+        alone = full.clone().requires_grad_()
+        op(alone).sum().backward()
+    with ranks_of((2, 2)), cute_sharding.enabled():
+        x = distribute(full, (2, 2), placements, requires_grad=True)
+        with Received() as counted:
+            result = op(x)
+        assert max(counted.by_rank.values()) == received
+        assert any(isinstance(p, Shard) for p in result.placements[1:]), "the mesh dim was spare"
+        result.sum().backward()
+        assert_holds(result, op(full))
+        assert_holds(x.grad, alone.grad)
 
 
 def test_rules_that_torch_would_derive_are_not_asked_for(monkeypatch):
@@ -92,6 +115,9 @@ def test_rules_that_torch_would_derive_are_not_asked_for(monkeypatch):
     with ranks_of((2, 2)), cute_sharding.enabled():
         given = [distribute(values(2, 4, 6, 8), (2, 2), [Shard(0), Shard(1)]) for _ in range(3)]
         assert F.scaled_dot_product_attention(*given).placements == (Shard(0), Shard(1))
+
+
+# -- the gate --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -3,6 +3,7 @@ rows they say, or contributions to them. Judged on numpy, device by device, by i
 """
 
 import random
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -103,6 +104,32 @@ def test_products_of_what_devices_hold(mesh):
         )
         received += found.received > 0
     assert received > 6
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (3, 2), (2, 2, 2)], ids=str)
+def test_replicas_are_cut_where_less_is_received_so(mesh):
+    """Of products, and of ops that need all of a dim."""
+    rng, numbers = random.Random(f"spare {mesh}"), np.random.default_rng(2)
+    ops = [(pattern, equation, partial(np.einsum, equation)) for pattern, equation, _ in PRODUCTS]
+    ops += [("a [b] -> a [b]", "ab", partial(np.cumsum, axis=1))]
+    ops += [("[a] b -> [a] b", "ab", partial(np.cumsum, axis=0))]
+    fewer = 0
+    for _ in range(60):
+        pattern, equation, compute = rng.choice(ops)
+        shapes = [tuple(SIZES[x] for x in names) for names in equation.split("->")[0].split(",")]
+        spare = tuple(sorted(rng.sample(range(len(mesh)), rng.randint(1, len(mesh) - 1))))
+        operands = [
+            Operand(shape, tuple(None if m in spare else part for m, part in enumerate(parts)))
+            for shape in shapes
+            for parts in [draw_parts(rng, shape, mesh)]
+        ]
+        signature = parse(pattern, tuple(map(len, shapes)))
+        fulls = [numbers.integers(-3, 4, shape) for shape in shapes]
+        own, found = (assign(signature, operands, mesh, spare=some) for some in ((), spare))
+        assert_right(compute, fulls, compute(*fulls), found, mesh)
+        assert (found == own) if own.received == 0 else (found.received <= own.received)
+        fewer += found.received < own.received
+    assert fewer > 5
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -61,6 +61,7 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             reduce=None if (symbolic and reduce != "sum") or in_parts else reduce,
             linear=_linear(row, specs, metas),
             filled=row.has_rows(*args, **kwargs),
+            spare=_spare(name, schema, specs),
         )
     except ValueError as error:
         logger.debug("%s: %s", name, error)
@@ -84,6 +85,21 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             found.received,
         )
     return answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+
+
+def _spare(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
+    """The mesh dims that may cut more than the operands are cut: those of replicas, where torch
+    weighs that, too. Not of strided shards, which are gathered once for all ops, as by torch's
+    view; nor of what is written to, which would have to be made whole again.
+    """
+    op = schema.op
+    if (
+        op._schema.is_mutable
+        or any(map(tensor_specs.split_factors, specs))
+        or not (registry.weighs_all(name) or registry.is_derived(op))
+    ):
+        return ()
+    return tensor_specs.replicated_dims(specs)
 
 
 def _is_a_state(names: tuple[str, ...], shape: tuple[int, ...] | None) -> bool:
