@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import product, starmap
 from math import prod
 from operator import itemgetter
 from typing import TypeAlias
@@ -88,7 +88,9 @@ class Assignment:
     the busiest device receives on the way.
 
     Attributes:
-        operands: for each operand, one part for each mesh dim, as :class:`Operand` has them.
+        operands: for each operand, one part for each mesh dim, as :class:`Operand` has them. Of one
+            that is not read, those that it has; of one of which the sizes alone are, those of its
+            sizes.
         results: the same of each result.
         received: in elements.
 
@@ -196,19 +198,19 @@ def _assigned(
                 for i, operand in enumerate(operands)
             ]
         )
-        if any(map(_changes_reduction, operands, targets)):
+        moved = [
+            (operand, target)
+            for i, (operand, target) in enumerate(zip(operands, targets))
+            if i not in signature.sized
+        ]
+        if any(starmap(_changes_reduction, moved)):
             return None
         if linear.alone and _changes_more(choices, operands, targets):
             return None
-        received = sum(
-            _received(operand, target, mesh) for operand, target in zip(operands, targets)
-        )
+        received = sum(_received(operand, target, mesh) for operand, target in moved)
         results = tuple([_of_result(names, choices, reduce) for names in signature.results])
         pending = sum(isinstance(part, str) for parts in results for part in parts)
-        held = sum(
-            local_elements(operand.shape, _cuts(target), mesh)
-            for operand, target in zip(operands, targets)
-        )
+        held = sum(local_elements(operand.shape, _cuts(target), mesh) for operand, target in moved)
         return (received, pending, held), Assignment(targets, results, received)
 
     found = _least(options, weighed)
@@ -250,7 +252,7 @@ def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Ch
     names = {
         name: None
         for i, (operand, names) in enumerate(zip(operands, signature.operands))
-        if i not in signature.unread and any(operand.parts)
+        if i not in signature.unread | signature.sized and any(operand.parts)
         for name in names
     }
     return [
@@ -270,7 +272,7 @@ def _options(
     """What one mesh dim may do: what it does to one of the operands already, or nothing."""
     found: dict[_Choice, None] = {}
     for i, (operand, names) in enumerate(zip(operands, signature.operands)):
-        if i in signature.unread:
+        if i in signature.unread or i in signature.sized:
             continue
         part = operand.parts[m]
         if isinstance(part, str):

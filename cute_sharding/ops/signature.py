@@ -21,6 +21,8 @@ A pattern has names between spaces, tensors between commas, and
 - ``0``: a dim of no rows, of a result that an op gives only sometimes,
 - ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is
   pending too,
+- ``=`` before a tensor: the op reads its sizes alone, as gradients of pools do of what was pooled.
+  Nothing of it has to be received,
 - ``_``: a tensor, of any dims, that the op is given and does not read. It stays as it is. Among the
   results one that has nothing of the operands' elements (the state of a random generator): each
   device has its own.
@@ -46,6 +48,7 @@ class Signature:
         whole: the names that no mesh dim may cut.
         added: the operands, by position, that are terms of a sum.
         unread: those that the op does not read.
+        sized: those of which it reads the sizes alone.
 
     >>> softmax = Signature((("b", "x"),), (("b", "x"),), whole=frozenset("x"))
     >>> print(softmax)
@@ -57,6 +60,7 @@ class Signature:
     whole: frozenset[str] = frozenset()
     added: frozenset[int] = frozenset()
     unread: frozenset[int] = frozenset()
+    sized: frozenset[int] = frozenset()
 
     def sizes(self, shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """How many rows each name has, where the operands have those shapes.
@@ -127,8 +131,9 @@ class Signature:
         def text(names: tuple[str, ...]) -> str:
             return " ".join([f"[{name}]" if name in self.whole else name for name in names])
 
+        signs = {**dict.fromkeys(self.added, "+"), **dict.fromkeys(self.sized, "=")}
         operands = [
-            UNREAD if i in self.unread else ("+" if i in self.added else "") + text(names)
+            UNREAD if i in self.unread else signs.get(i, "") + text(names)
             for i, names in enumerate(self.operands)
         ]
         return f"{', '.join(operands)} -> {', '.join(map(text, self.results))}"
@@ -149,15 +154,15 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     if not arrow:
         raise ValueError(f"the signature {pattern!r} has no ->")
     whole: set[str] = set()
-    added: set[int] = set()
+    signs: dict[str, set[int]] = {"+": set(), "=": set()}
     operands = [part.split() for part in before.split(",")] if before.strip() else []
     if len(operands) != len(ndims):
         raise ValueError(
             f"the signature {pattern!r} has {len(operands)} operands, and {len(ndims)} are given"
         )
     for i, names in enumerate(operands):
-        if names and names[0].startswith("+"):
-            added.add(i)
+        if names and (sign := names[0][0]) in signs:
+            signs[sign].add(i)
             names[:1] = names[0][1:].split()  # none, where it was the sign alone
     unread = frozenset(i for i, names in enumerate(operands) if names == [UNREAD])
     for i in unread:
@@ -191,8 +196,9 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
         tuple(read),
         tuple(outs * results if results is not None and len(outs) == 1 else outs),
         frozenset(whole - {ONE}),
-        frozenset(added),
+        frozenset(signs["+"]),
         unread,
+        frozenset(signs["="]),
     )
 
 

@@ -156,6 +156,13 @@ TABLE: tuple[Row, ...] = (
         normalization.batch_norm_backward_with_reserve,
         filled=True,
     ),
+    Row(("native_group_norm.default",), normalization.group_norm, filled=True),
+    Row(
+        ("native_group_norm_backward.default",),
+        normalization.group_norm_backward,
+        "sum",
+        filled=True,
+    ),
     Row(("_fused_rms_norm.default",), normalization.rms_norm),
     Row(("_fused_rms_norm_backward.default",), normalization.rms_norm_backward, "sum"),
     # by index
@@ -211,13 +218,32 @@ TABLE: tuple[Row, ...] = (
     # convolutions
     Row(("convolution.default",), products.convolution, "sum", filled=True),
     Row(("convolution_backward.default",), products.convolution_backward, "sum", filled=True),
+    # matrices, each by itself
+    *(
+        Row(tuple(f"{name}.default" for name in names), pattern, filled=True)
+        for pattern, names in (
+            ("... [m] [n] -> ... [p] [q]", ("linalg_matrix_exp", "cholesky_inverse", "cholesky")),
+            ("... [m] [n] -> ... [k]", ("_linalg_eigvals", "linalg_eigvals")),
+            ("... [m] [n] -> ... [m] [n], ...", ("linalg_inv_ex", "linalg_cholesky_ex")),
+            ("... [m] [n] -> ..., ... [p] [q], ... [k]", ("_linalg_det",)),
+            ("... [m] [n] -> ..., ..., ... [p] [q], ... [k]", ("_linalg_slogdet",)),
+            ("... [m] [n] -> ... [k], ... [p] [q]", ("_linalg_eigh", "linalg_eig")),
+            ("... [m] [n] -> ... [m] [k], ... [r], ... [p] [q]", ("_linalg_svd",)),
+            ("... [m] [n] -> ... [m] [k], ... [p] [q]", ("linalg_qr",)),
+            ("... [m] [n] -> ... [m] [n], ... [k]", ("geqrf",)),
+            ("... [m] [n] -> ... [m] [n], ... [k], ...", ("linalg_lu_factor_ex",)),
+            ("... [m] [n] -> ... [p] [q], ... [r] [s], ... [t] [u]", ("linalg_lu",)),
+            ("... [m] [n], ... [k] -> ... [p] [q], ... [r] [s], ... [t] [u]", ("lu_unpack",)),
+            ("... [m] [n], ... [k] -> ... [m] [n]", ("linalg_householder_product",)),
+        )
+    ),
     # windows
     *(
         row
         for n in (2, 3)
         for row in (
             Row((f"avg_pool{n}d.default",), windows.windowed(n), filled=True),
-            Row((f"avg_pool{n}d_backward.default",), windows.windowed(n, "yx", "x"), filled=True),
+            Row((f"avg_pool{n}d_backward.default",), windows.windowed(n, "y=x", "x"), filled=True),
             Row(
                 (f"max_pool{n}d_with_indices.default", f"adaptive_max_pool{n}d.default"),
                 windows.windowed(n, "x", "yy"),
@@ -228,7 +254,7 @@ TABLE: tuple[Row, ...] = (
                     f"max_pool{n}d_with_indices_backward.default",
                     f"adaptive_max_pool{n}d_backward.default",
                 ),
-                windows.windowed(n, "yxy", "x"),
+                windows.windowed(n, "y=xy", "x"),
                 filled=True,
             ),
         )
@@ -240,7 +266,7 @@ TABLE: tuple[Row, ...] = (
             Row((f"_adaptive_avg_pool{n}d.default",), windows.windowed(n), filled=True),
             Row(
                 (f"_adaptive_avg_pool{n}d_backward.default",),
-                windows.windowed(n, "yx", "x"),
+                windows.windowed(n, "y=x", "x"),
                 filled=True,
             ),
             Row((f"max_unpool{n}d.default",), windows.windowed(n, "yy", "x"), filled=True),
@@ -252,8 +278,48 @@ TABLE: tuple[Row, ...] = (
         for pad in ("reflection", "replication")
         for row in (
             Row((f"{pad}_pad{n}d.default",), windows.windowed(n), filled=True),
-            Row((f"{pad}_pad{n}d_backward.default",), windows.windowed(n, "yx", "x"), filled=True),
+            Row((f"{pad}_pad{n}d_backward.default",), windows.windowed(n, "y=x", "x"), filled=True),
         )
+    ),
+    *(
+        row
+        for n, kinds in (
+            (1, ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d")),
+            (
+                2,
+                (
+                    *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d"),
+                    *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+                ),
+            ),
+            (3, ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d")),
+        )
+        for row in (
+            Row(tuple(f"{kind}.default" for kind in kinds), windows.windowed(n), filled=True),
+            Row(
+                tuple(f"{kind}_backward.default" for kind in kinds),
+                windows.windowed(n, "y", "x"),
+                filled=True,
+            ),
+        )
+    ),
+    Row(("grid_sampler_2d.default",), "n c [x0] [x1], n p q [two] -> n c p q", filled=True),
+    Row(
+        ("grid_sampler_3d.default",),
+        "n c [x0] [x1] [x2], n p q r [three] -> n c p q r",
+        filled=True,
+    ),
+    Row(
+        ("grid_sampler_2d_backward.default",),
+        "n c p q, n c [x0] [x1], n p q [two] -> n c [x0] [x1], n p q [two]",
+        "sum",
+        filled=True,
+    ),
+    Row(
+        ("grid_sampler_3d_backward.default",),
+        "n c p q r, n c [x0] [x1] [x2], n p q r [three] -> n c [x0] [x1] [x2], n p q r [three]",
+        "sum",
+        filled=True,
     ),
     # pointwise ops, of which torch's own list has not all
     Row(

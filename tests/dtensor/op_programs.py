@@ -36,6 +36,19 @@ def solved_with(**sides):
     return partial(torch.linalg.solve_triangular, upper=False, unitriangular=True, **sides)
 
 
+def far_from_singular(x):
+    eye = 3 * torch.eye(x.shape[-1])
+    if isinstance(x, DTensor):
+        replicated = [Replicate()] * x.device_mesh.ndim
+        eye = DTensor.from_local(eye, x.device_mesh, replicated, run_check=False)
+    return x + eye
+
+
+def resized(size, *modes, **options):
+    """The sum of what they make of an image."""
+    return lambda x: sum(F.interpolate(x, size, mode=mode, **options) for mode in modes)
+
+
 PROGRAMS = {
     "mm": (torch.mm, (6, 8), (8, 10)),
     "bmm": (torch.bmm, (4, 6, 5), (4, 5, 3)),
@@ -151,6 +164,29 @@ PROGRAMS = {
     "fft": (lambda x: torch.view_as_real(torch.fft.fft2(x)).sum(-1), (4, 6, 5)),
     "rfft": (lambda x: torch.fft.rfft(x, dim=1).abs(), (4, 6, 5)),
     "irfft": (lambda x: torch.fft.irfft(torch.complex(x, x), dim=1), (4, 6, 5)),
+    "interpolated lines": (resized(7, "nearest", "nearest-exact", "linear"), (4, 3, 5)),
+    "interpolated images": (
+        resized((5, 7), "nearest", "nearest-exact", "bilinear", "bicubic"),
+        (4, 3, 6, 5),
+    ),
+    "interpolated without aliasing": (
+        resized((4, 3), "bilinear", "bicubic", antialias=True),
+        (3, 4, 6, 5),
+    ),
+    "interpolated in space": (
+        resized((3, 4, 5), "nearest", "nearest-exact", "trilinear"),
+        (2, 3, 4, 3, 2),
+    ),
+    "sampled at a grid": (
+        lambda x, at: F.grid_sample(x, at, align_corners=True),
+        (4, 3, 5, 6),
+        (4, 3, 2, 2),
+    ),
+    "sampled at a grid in space": (
+        lambda x, at: F.grid_sample(x, at, align_corners=False),
+        (2, 4, 3, 4, 2),
+        (2, 2, 3, 2, 3),
+    ),
     "average pool": (lambda x: F.avg_pool2d(x, 2), (4, 3, 6, 5)),
     "average pool in one dim": (lambda x: F.avg_pool1d(x, 2), (3, 4, 6)),
     "average pool in space": (lambda x: F.avg_pool3d(x, 2), (2, 3, 4, 4, 5)),
@@ -219,23 +255,25 @@ PROGRAMS = {
         (2, 4, 5, 8),
         (6, 5),
     ),
-    "inverse": (
-        lambda x: torch.linalg.inv(
-            x + 3 * torch.eye(4)
-            if not isinstance(x, DTensor)
-            else x
-            + DTensor.from_local(
-                3 * torch.eye(4), x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False
-            )
-        ),
-        (3, 4, 4),
+    "inverse": (lambda x: torch.linalg.inv(far_from_singular(x)), (3, 4, 4)),
+    "determinants": (
+        lambda x: torch.linalg.det(x) + sum(torch.linalg.slogdet(far_from_singular(x))),
+        (6, 3, 3),
+    ),
+    "factors": (
+        lambda x: sum(torch.linalg.qr(far_from_singular(x))) + torch.linalg.lu(x.detach())[2],
+        (4, 3, 3),
+    ),
+    "eigenvalues": (
+        lambda x: torch.linalg.eigvalsh(x + x.mT) * torch.linalg.svdvals(far_from_singular(x)),
+        (4, 3, 3),
     ),
     # torch's own rules
     "pointwise": (lambda x, y: (x * y + x).exp().clamp(0, 2), (4, 6), (4, 6)),
     "where": (lambda x, y: torch.where(x > 0, x, y), (4, 6), (4, 6)),
     "norm": (lambda x: torch.linalg.vector_norm(x), (4, 6)),
 }
-GATED = ("conv2d", "conv1d", "inverse")
+GATED = ("conv2d", "conv1d")
 MESHES = [(3,), (2, 2)]
 DRAWS = 1
 

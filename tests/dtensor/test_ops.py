@@ -117,6 +117,58 @@ def test_rules_that_torch_would_derive_are_not_asked_for(monkeypatch):
         assert F.scaled_dot_product_attention(*given).placements == (Shard(0), Shard(1))
 
 
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        (lambda x: F.adaptive_avg_pool2d(x, (5, 3)), (4, 6, 8)),
+        (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), (4, 2, 6, 8)),
+        (lambda x: F.max_pool3d(x, 2), (4, 2, 4, 6, 8)),
+    ],
+    ids=["average pool", "reflection", "max pool"],
+)
+def test_gradients_that_read_sizes_alone_receive_nothing(op, shape):
+    """What was pooled is cut in dims that the gradient needs whole: of their sizes alone."""
+    full, placements = values(*shape), [Shard(0), S(len(shape) - 1)]
+    with plain():
+        alone = full.clone().requires_grad_()
+        op(alone).sum().backward()
+    with ranks_of((2, 2)), cute_sharding.enabled():
+        x = distribute(full, (2, 2), placements, requires_grad=True)
+        result = op(x)
+        with Received() as counted:
+            result.backward(torch.ones_like(result))
+        assert not any(counted.by_rank.values())
+        assert_holds(x.grad.redistribute(placements=[Replicate()] * 2), alone.grad)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x: F.group_norm(x, 2),
+        lambda x: F.interpolate(x, (5, 3), mode="bilinear"),
+        lambda x: F.interpolate(x, scale_factor=2),
+    ],
+    ids=["group norm", "bilinear", "nearest"],
+)
+@pytest.mark.parametrize("placement", [Shard(0), S(0, 3)], ids=str)
+def test_ops_that_are_told_sizes_are_told_those_of_their_own(op, placement):
+    """Batches of seven images, on two devices."""
+    full = values(7, 4, 4, 6)
+    with plain():
+        alone = full.clone().requires_grad_()
+        expected = op(alone)
+        (expected * expected).sum().backward()
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(full, (2,), [placement], requires_grad=True)
+        with CommDebugMode() as communicated:
+            result = op(x)
+            (result * result).sum().backward()
+        assert communicated.get_total_counts() == 0
+        assert list(result.placements) == [placement]
+        assert_close(result, expected, "result")
+        assert_close(x.grad, alone.grad, "gradient")
+
+
 # -- the gate --------------------------------------------------------------------------------------
 
 

@@ -236,3 +236,14 @@ def test_what_is_priced_is_what_runs(mesh):
         plan = plan_redistribution(operand.shape, mesh, before, after)
         assert _received(operand, target, mesh) == plan.received_elements, (operand, target)
         compared += 1
+
+
+@pytest.mark.parametrize("part", [(1, 1), (0, 2), "sum", None], ids=str)
+def test_of_what_only_sizes_are_read_nothing_is_received(part):
+    rows, sized = Operand((4, 3), ((0, 1),)), Operand((4, 6), (part,))
+    pool = parse("a [y], =a [x] -> a [x]", (2, 2))
+    assert str(pool) == "a [y], =a [x] -> a [x]" and pool.sized == {1}
+    found = assign(pool, [rows, sized], (2,))
+    assert found.received == 0
+    assert found.operands == (rows.parts, ((0, 1),)), "the sizes that it needs"
+    assert found.results == (((0, 1),),)

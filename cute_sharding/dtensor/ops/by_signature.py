@@ -15,6 +15,7 @@ from cute_sharding.dtensor.ops.cuts import (
     placed,
     says_what_it_means,
 )
+from cute_sharding.dtensor.ops.local_arguments import in_their_place
 from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.torch_private import (
     answers,
@@ -24,7 +25,7 @@ from cute_sharding.dtensor.torch_private import (
     tensor_specs,
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
 from cute_sharding.ops.assign import Linear, Operand, assign
 from cute_sharding.ops.signature import UNREAD, Signature, parse
 from cute_sharding.ops.table import Row
@@ -66,7 +67,8 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
     except ValueError as error:
         logger.debug("%s: %s", name, error)
         return None
-    wanted = [placed(parts, factors) for parts in found.operands]
+    needed = [placed(parts, factors) for parts in found.operands]
+    wanted = _kept_where_sized(signature, specs, needed)
     given = [
         None if _is_a_state(names, shape) else placed(parts, factors)
         for names, shape, parts in zip(signature.results, shapes_of_results, found.results)
@@ -84,7 +86,9 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             ", ".join(map(text, filter(None, given))),
             found.received,
         )
-    return answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+    answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+    others = [i for i in signature.sized if wanted[i] != needed[i]]
+    return in_their_place(answer, schema, signature, others)
 
 
 def _spare(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
@@ -100,6 +104,16 @@ def _spare(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> tuple[i
     ):
         return ()
     return tensor_specs.replicated_dims(specs)
+
+
+def _kept_where_sized(
+    signature: Signature, specs: Sequence[DTensorSpec], needed: Sequence[tuple[Placement, ...]]
+) -> list[tuple[Placement, ...]]:
+    """The placements to redistribute to: what the op reads the sizes of alone is not moved."""
+    return [
+        tuple(spec.placements) if i in signature.sized else placements
+        for i, (spec, placements) in enumerate(zip(specs, needed))
+    ]
 
 
 def _is_a_state(names: tuple[str, ...], shape: tuple[int, ...] | None) -> bool:

@@ -1,18 +1,23 @@
-"""What some kernels want of local tensors beside their values, where these come of a redistribution
-and not of torch's own preparations for one device.
+"""What some kernels want of local arguments beside the values of tensors: that a mask lies as they
+load it, where it comes of a redistribution and not of torch's own preparations for one device; that
+sizes they are told are those of the local tensors; and a tensor of which they read the sizes alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from cute_sharding.dtensor.torch_private import answers
+from cute_sharding.dtensor.ops.cuts import is_sharded
+from cute_sharding.dtensor.torch_private import answers, op_schemas
+from cute_sharding.dtensor.torch_private.answers import Prepare
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
+from cute_sharding.ops.signature import Signature
+from cute_sharding.ops.table import BY_OVERLOAD
 
 # The kernel loads so many bytes at a time, and torch looks at every stride but the last
 # (aten/src/ATen/native/transformers/cuda/attention.cu).
@@ -30,8 +35,22 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return F.pad(mask, (0, -n % step))[..., :n]
 
 
-def _with_mask_at(place: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _with_mask_at(place: int) -> Prepare:
     return lambda args: [*args[:place], _aligned(args[place]), *args[place + 1 :]]
+
+
+def _with_images_of(tensor: int, number: int) -> Prepare:
+    """The number of images that is told is that of the tensor, not of what all devices have."""
+    return lambda args: [*args[:number], args[tensor].shape[0], *args[number + 1 :]]
+
+
+def _with_leading_of(tensor: int, sizes: int) -> Prepare:
+    """The sizes of images and channels that are told are those of the tensor."""
+    return lambda args: [
+        *args[:sizes],
+        [*args[tensor].shape[:2], *args[sizes][2:]],
+        *args[sizes + 1 :],
+    ]
 
 
 # By op: the argument that is a mask.
@@ -39,11 +58,55 @@ _MASKS = {
     "_scaled_dot_product_efficient_attention.default": 3,
     "_scaled_dot_product_efficient_attention_backward.default": 4,
 }
-_PREPARED = {name: _with_mask_at(place) for name, place in _MASKS.items()}
+# Ops that are told sizes, which are global, beside tensors, which are local.
+_TOLD = {
+    "native_group_norm.default": _with_images_of(0, 3),
+    "native_group_norm_backward.default": _with_images_of(0, 5),
+    **dict.fromkeys(
+        [name for name in BY_OVERLOAD if "upsample" in name and "_backward" in name],
+        _with_leading_of(0, 2),
+    ),
+}
+_PREPARED = {**{name: _with_mask_at(place) for name, place in _MASKS.items()}, **_TOLD}
 
 
 def prepared(name: str, schema: OpSchema, found: Any) -> Any:
     """The answer for the op, with its local arguments as its kernel wants them."""
-    if name not in _MASKS or not isinstance(schema.args_schema[_MASKS[name]], DTensorSpec):
+    if (
+        name not in _PREPARED
+        or (name in _MASKS and not isinstance(schema.args_schema[_MASKS[name]], DTensorSpec))
+        or (name in _TOLD and not any(map(is_sharded, op_schemas.specs_of(schema))))
+    ):
         return found
     return answers.prepared(found, schema, _PREPARED[name])
+
+
+def in_their_place(
+    found: Any, schema: OpSchema, signature: Signature, operands: Sequence[int]
+) -> Any:
+    """The answer, where those ``operands`` are not moved, as the op reads their sizes alone: it is
+    given others of the sizes that it needs, with nothing in them.
+    """
+    if not operands:
+        return found
+    specs = [(at, arg) for at, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)]
+    places = [at for at, _ in specs]
+    read = [i for i in range(len(specs)) if i not in signature.sized | signature.unread]
+
+    def size(args: Sequence[Any], i: int, d: int) -> Any:
+        name = signature.operands[i][d]
+        local = [
+            args[places[k]].shape[signature.operands[k].index(name)]
+            for k in read
+            if name in signature.operands[k]
+        ]
+        return local[0] if local else specs[i][1].shape[d]
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        given = list(args)
+        for i in operands:
+            sizes = [size(args, i, d) for d in range(len(signature.operands[i]))]
+            given[places[i]] = args[places[i]].new_empty(sizes)
+        return given
+
+    return answers.prepared(found, schema, prepare)

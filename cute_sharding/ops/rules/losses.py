@@ -67,7 +67,7 @@ def nll_loss_backward(
     names, rows = _of_classes(x)
     operands = [
         text(rows) if reduction == 0 else "",
-        text(names),
+        f"={text(names)}",
         text(rows),
         *["[c]" for given in (weight,) if given is not None],
         "" if reduction == 1 else "_",

@@ -49,6 +49,20 @@ def layer_norm_backward(
     return f"{', '.join(operands)} -> {whole}, {trailing}, {trailing}"
 
 
+def group_norm(x: Shape, weight: Any = None, bias: Any = None, *_: Any) -> str:
+    """Over groups of the channels, each image by itself."""
+    operands = ["n [...]", *_for_each("[c]", weight, bias)]
+    return f"{', '.join(operands)} -> n [...], n [g], n [g]"
+
+
+def group_norm_backward(
+    gradient: Shape, x: Shape, mean: Shape, rstd: Shape, weight: Any = None, *_: Any, **__: Any
+) -> str:
+    """The gradients of weight and bias are sums over the images."""
+    operands = ["n [...]", "n [...]", "n [g]", "n [g]", *_for_each("[c]", weight)]
+    return f"{', '.join(operands)} -> n [...], [c], [c]"
+
+
 def rms_norm(x: Shape, normalized: Sequence[int], weight: Any = None, *_: Any) -> str:
     """As :func:`layer_norm`, without bias and mean."""
     names, trailing, statistics = _trailing(x, normalized)

@@ -4,6 +4,7 @@ dims before these, images and channels, are free.
 
 from __future__ import annotations
 
+from re import findall
 from typing import Any
 
 from cute_sharding.ops.rules.names import Rule, Shape, named, text
@@ -15,7 +16,8 @@ def windowed(spatial: int, operands: str = "x", results: str = "y") -> Rule:
 
     Args:
         operands: for each tensor that comes in, "x" where its last dims are those of what the
-            windows are of, and "y" where they are one for each window.
+            windows are of, and "y" where they are one for each window; "=x" where the op reads the
+            sizes alone.
         results: the same of what comes out.
     """
 
@@ -25,7 +27,8 @@ def windowed(spatial: int, operands: str = "x", results: str = "y") -> Rule:
             return None
         before = named(first)[:leading]
         names = {form: text([*before, *(f"[{form}{i}]" for i in range(spatial))]) for form in "xy"}
-        come_in, come_out = ([names[form] for form in some] for some in (operands, results))
+        come_in = [sign + names[form] for sign, form in findall("(=?)([xy])", operands)]
+        come_out = [names[form] for form in results]
         return f"{', '.join(come_in)} -> {', '.join(come_out)}"
 
     return rule
