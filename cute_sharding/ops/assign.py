@@ -126,7 +126,7 @@ def assign(
     reduce: str | None = "sum",
     linear: Linear | Sequence[int] = (),
     filled: bool | frozenset[str] = False,
-    spare: tuple[int, ...] = (),
+    spare: bool = False,
 ) -> Assignment:
     """The assignment under which the fewest elements are received; of several, one that leaves
     little pending, and then little on each device.
@@ -139,9 +139,9 @@ def assign(
         linear: the operands of which what is pending may stay so; by position, those of whose sum
             the result is the sum (or the average).
         filled: the names of which no device may be left without rows; True: all of them.
-        spare: mesh dims on which all operands are the same on each device, and that may cut a free
-            name where fewer elements are received so: each device is brought a part of what else
-            all of them would be brought.
+        spare: whether mesh dims that can keep nothing of what they cut may cut a free name instead,
+            where fewer elements are received so: each device is brought a part of what else all of
+            them would be brought.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -154,9 +154,9 @@ def assign(
     >>> softmax, rows = parse("m [n] -> m [n]", (2,)), Operand((8, 8), ((1, 1), None))
     >>> assign(softmax, [rows], (2, 2)).received  # half of all elements, on each device
     32
-    >>> found = assign(softmax, [rows], (2, 2), spare=(1,))
-    >>> found.results, found.received  # half of some rows
-    (((None, (0, 1)),), 16)
+    >>> found = assign(softmax, [rows], (2, 2), spare=True)
+    >>> found.results, found.received  # all of a quarter of the rows
+    ((((0, 1), (0, 1)),), 8)
     """
     operands, mesh = tuple(operands), tuple(mesh)
     if not isinstance(linear, Linear):
@@ -170,7 +170,7 @@ def assign(
         reduce,
         linear,
         filled,
-        tuple([m for m in spare if mesh[m] > 1]),
+        spare,
     )
 
 
@@ -182,7 +182,7 @@ def _assigned(
     reduce: str | None,
     linear: Linear,
     filled: bool | frozenset[str],
-    spare: tuple[int, ...],
+    spare: bool,
 ) -> Assignment:
     sizes = signature.sizes([operand.shape for operand in operands])
     options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
@@ -207,7 +207,7 @@ def _assigned(
             return None
         if linear.alone and _changes_more(choices, operands, targets):
             return None
-        received = sum(_received(operand, target, mesh) for operand, target in moved)
+        received = sum(received_for(operand, target, mesh) for operand, target in moved)
         results = tuple([_of_result(names, choices, reduce) for names in signature.results])
         pending = sum(isinstance(part, str) for parts in results for part in parts)
         held = sum(local_elements(operand.shape, _cuts(target), mesh) for operand, target in moved)
@@ -216,7 +216,10 @@ def _assigned(
     found = _least(options, weighed)
     if spare and found[1].received:
         cuts = _spare_cuts(signature, operands)
-        wider = [[*some, *cuts] if m in spare else some for m, some in enumerate(options)]
+        wider = [
+            [*some, *cuts] if n > 1 and some == [_Choice()] else some
+            for some, n in zip(options, mesh)
+        ]
         found = min(found, _least(wider, weighed), key=_rank)
     return found[1]
 
@@ -406,11 +409,14 @@ def _cuts(parts: Sequence[Part]) -> tuple[Cut, ...]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _received(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...]) -> int:
+def received_for(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...]) -> int:
     """What bringing an operand to ``target`` costs: the elements that the plan receives which a
     program runs, where all mesh dims have process groups together. (An answer that depended on the
     groups would change with ``prepare_groups``, and DTensor keeps answers.) That all devices have
     something makes a contribution of it for nothing.
+
+    >>> received_for(Operand((8, 8), ((1, 1),)), (None,), (4,))
+    48
     """
     if operand.parts == target:
         return 0

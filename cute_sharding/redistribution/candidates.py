@@ -16,7 +16,7 @@ from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held
 from cute_sharding.redistribution.reduction import Reduction
-from cute_sharding.redistribution.routes import Groups, admits, route
+from cute_sharding.redistribution.routes import Groups, admits, route, sliced
 from cute_sharding.redistribution.step import Step
 
 # The ways to move on from chains; and the reduction from chains to others among mesh dims.
@@ -68,12 +68,13 @@ def _moves(
         weights = (
             (1.0,) * len(mesh) if flat else tuple([network.link(m).beta for m in range(len(mesh))])
         )
+        starts = dict.fromkeys((source, sliced(source, target, mesh, kept)))
         # Also without the groups of several: a step among these that turns out to move fewer mesh
         # dims than it might has no group.
-        for sets in dict.fromkeys((groups or frozenset(), frozenset())):
-            way = route(shape, mesh, source, target, kept, sets, weights)
+        for start, sets in product(starts, dict.fromkeys((groups or frozenset(), frozenset()))):
+            way = () if start == target else route(shape, mesh, start, target, kept, sets, weights)
             if way is not None:
-                stations = pairwise((source, *way))
+                stations = pairwise(dict.fromkeys((source, start, *way)))
                 yield tuple([Exchange(shape, mesh, before, after) for before, after in stations])
     if flat:
         return

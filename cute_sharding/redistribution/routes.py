@@ -36,6 +36,18 @@ def admits(groups: Groups, mesh_dims: Sequence[int]) -> bool:
     return groups is None or len(mesh_dims) < 2 or tuple(sorted(mesh_dims)) in groups
 
 
+def sliced(source: Chains, target: Chains, mesh: tuple[int, ...], kept: tuple[int, ...]) -> Chains:
+    """The source with the cuts of the target on mesh dims that cut nothing yet, where those can be
+    made as they are: for nothing, and most often what moves after them is less.
+    """
+    for d, chain in enumerate(target):
+        for i, (m, split_factor) in enumerate(chain):
+            free = mesh[m] > 1 and m not in kept and m not in cutting(source)
+            if free and source[d] == chain[:i]:
+                source = appended(source, m, d, split_factor)
+    return source
+
+
 class _At(NamedTuple):
     least: float  # what the whole way costs at the least
     hops: int

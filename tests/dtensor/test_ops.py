@@ -22,6 +22,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
+from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops import CARRIED
 from cute_sharding.dtensor.torch_private import registry
 from cute_sharding.ops import TABLE
@@ -167,6 +168,23 @@ def test_ops_that_are_told_sizes_are_told_those_of_their_own(op, placement):
         assert list(result.placements) == [placement]
         assert_close(result, expected, "result")
         assert_close(x.grad, alone.grad, "gradient")
+
+
+def test_rows_fewer_than_devices_stay_cut_where_views_have_left_them_so():
+    """torch would gather these for each op that brings another operand to the same cut."""
+    full, other = values(2, 6), values(6, 2).t().contiguous()
+    with ranks_of((4,)), cute_sharding.enabled():
+        x = distribute(full, (4,), [Shard(0)])
+        whole = distribute(other, (4,), [Replicate()])
+        with CommDebugMode() as as_in_torch:
+            (x * 2 + whole).sum(1)
+        ledger.note(x.device_mesh, lambda: True)  # as after a view that torch would gather for
+        y = distribute(values(2, 3, 2), (4,), [Shard(0)]).view(2, 6) * 3
+        with CommDebugMode() as communicated:
+            result = (y - whole).sum(1)
+        assert as_in_torch.get_total_counts() == 1
+        assert communicated.get_total_counts() == 0
+        assert_close(result, (values(2, 3, 2).view(2, 6) * 3 - other).sum(1), "rows")
 
 
 # -- the gate --------------------------------------------------------------------------------------

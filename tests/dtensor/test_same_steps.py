@@ -210,6 +210,16 @@ def test_cuts_that_are_given_up_or_made_need_no_more_than_one_mesh_dim_at_a_time
     assert plan.received_elements <= plan.lower_bound * (1 if shape == (24, 12) else 1.25)
 
 
+@pytest.mark.parametrize("rows", [3, 4])
+def test_what_replicas_need_not_hold_is_cut_off_first(rows):
+    """Then half as much is gathered, also of rows that mesh dims share unevenly."""
+    before, after = [Shard(3), Shard(2), R], [R, R, Shard(1)]
+    plan = cute_sharding.plan_redistribution((1, 2, rows, 6), (2, 2, 2), before, after, groups=[])
+    first, *others = plan.steps
+    assert not first.communicates and all(step.communicates for step in others)
+    assert received_by(plan.steps) == plan.lower_bound
+
+
 def test_what_would_help_is_said_once(caplog):
     mesh = DeviceMesh("cpu", torch.tensor([[0, 6], [3, 7]]), mesh_dim_names=("a", "b"))
     with (

@@ -293,7 +293,8 @@ def _spare(name: str, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
     """
     if not registry.weighs_all(_BY_RULE_OF.get(name, name)):
         return ()
-    return tensor_specs.replicated_dims(specs)
+    of_dims = zip(*(spec.placements for spec in specs))
+    return tuple([m for m, of in enumerate(of_dims) if all(type(p) is Replicate for p in of)])
 
 
 def _has_few_rows(spec: DTensorSpec, shape: Sequence[int]) -> bool:

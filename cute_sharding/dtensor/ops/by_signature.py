@@ -25,15 +25,23 @@ from cute_sharding.dtensor.torch_private import (
     tensor_specs,
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
-from cute_sharding.ops.assign import Linear, Operand, assign
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial, Placement
+from cute_sharding.ops.assign import Linear, Operand, assign, received_for
 from cute_sharding.ops.signature import UNREAD, Signature, parse
 from cute_sharding.ops.table import Row
 
 
-def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
+def by_signature(
+    row: Row,
+    name: str,
+    schema: OpSchema,
+    specs: Sequence[DTensorSpec],
+    *,
+    most: int | None = None,
+) -> Any | None:
     """The op's sharding by its signature; None where it has none for such arguments, or the
-    placements are of kinds that no signature carries.
+    placements are of kinds that no signature carries, or where so many elements, ``most``, are
+    received as well.
     """
     if not _can_be_read_as_one(specs):
         return None
@@ -62,7 +70,7 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             reduce=None if (symbolic and reduce != "sum") or in_parts else reduce,
             linear=_linear(row, specs, metas),
             filled=row.has_rows(*args, **kwargs),
-            spare=_spare(name, schema, specs),
+            spare=_weighs_all(name, schema, specs),
         )
     except ValueError as error:
         logger.debug("%s: %s", name, error)
@@ -74,8 +82,49 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
         for names, shape, parts in zip(signature.results, shapes_of_results, found.results)
     ]
     as_order = True in _read_as_order(specs)
-    if as_order and not says_what_it_means(specs, wanted):
+    if (as_order and not says_what_it_means(specs, wanted)) or (
+        most is not None and found.received >= most
+    ):
         return None
+    _note(name, signature, wanted, given, found.received)
+    answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+    others = [i for i in signature.sized if wanted[i] != needed[i]]
+    return in_their_place(answer, schema, signature, others)
+
+
+def for_less(
+    row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec], found: Any
+) -> Any:
+    """``found``, torch's answer; or the signature's, where fewer elements are received so. (What is
+    pending, or symbols, or written to, is left to torch.)
+    """
+    moved = getattr(found, "redistribute_schema", None)
+    if (
+        moved is None
+        or schema.op._schema.is_mutable
+        or any(isinstance(p, Partial) for spec in specs for p in spec.placements)
+        or symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
+        or not all(map(can_be_carried, specs))
+    ):
+        return found
+    most = sum(
+        received_for(
+            Operand(tuple(spec.shape), parts_of(spec.placements, {})),
+            parts_of(wanted.placements, {}),
+            tuple(spec.mesh.shape),
+        )
+        for spec, wanted in zip(specs, op_schemas.specs_of(moved))
+    )
+    return (most and by_signature(row, name, schema, specs, most=most)) or found
+
+
+def _note(
+    name: str,
+    signature: Signature,
+    wanted: Sequence[tuple[Placement, ...]],
+    given: Sequence[tuple[Placement, ...] | None],
+    received: int,
+) -> None:
     count(name, "signature")
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug(
@@ -84,26 +133,21 @@ def by_signature(row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorS
             signature,
             ", ".join(map(text, wanted)),
             ", ".join(map(text, filter(None, given))),
-            found.received,
+            received,
         )
-    answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
-    others = [i for i in signature.sized if wanted[i] != needed[i]]
-    return in_their_place(answer, schema, signature, others)
 
 
-def _spare(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
-    """The mesh dims that may cut more than the operands are cut: those of replicas, where torch
+def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether mesh dims that can keep nothing of what they cut may cut something else: where torch
     weighs that, too. Not of strided shards, which are gathered once for all ops, as by torch's
-    view; nor of what is written to, which would have to be made whole again.
+    view; nor of what is written to, which would have to be brought back.
     """
     op = schema.op
-    if (
-        op._schema.is_mutable
-        or any(map(tensor_specs.split_factors, specs))
-        or not (registry.weighs_all(name) or registry.is_derived(op))
-    ):
-        return ()
-    return tensor_specs.replicated_dims(specs)
+    return (
+        not op._schema.is_mutable
+        and not any(map(tensor_specs.split_factors, specs))
+        and (registry.weighs_all(name) or registry.is_derived(op))
+    )
 
 
 def _kept_where_sized(

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import ledger
-from cute_sharding.dtensor.ops.by_signature import by_signature
+from cute_sharding.dtensor.ops.by_signature import by_signature, for_less
+from cute_sharding.dtensor.ops.carried import CARRIED
 from cute_sharding.dtensor.ops.cuts import (
     devices_differ,
     is_sharded,
@@ -41,48 +42,6 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
 )
 from cute_sharding.ops.table import BY_OVERLOAD, LINEAR, POINTWISE, Row
 from cute_sharding.views import BY_OVERLOAD as VIEWS
-
-# Ops of which torch's own rules are right on any cut: docs/ops.md says how that is measured. Beside
-# these, all that torch knows to be pointwise, in place or not, and of lists; and those that draw.
-CARRIED = frozenset(
-    [
-        *(
-            "clone.default",
-            "contiguous.default",
-            "detach.default",
-            "detach_.default",
-            "alias.default",
-            "copy_.default",
-            "_to_copy.default",
-            "fill_.Scalar",
-            "zero_.default",
-        ),
-        *("equal.default", "is_same_size.default"),
-        *(
-            "empty_like.default",
-            "zeros_like.default",
-            "ones_like.default",
-            "full_like.default",
-            "rand_like.default",
-            "randn_like.default",
-            "randint_like.default",
-        ),
-        *(
-            "new_empty.default",
-            "new_zeros.default",
-            "new_ones.default",
-            "new_full.default",
-            "new_empty_strided.default",
-        ),
-        *(
-            "linalg_vector_norm.default",
-            "norm.Scalar",
-            "linalg__powsum.default",
-            "_foreach_norm.Scalar",
-            "_foreach_powsum.Scalar",
-        ),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -205,6 +164,24 @@ def _torchs(question: Question) -> Any:
         if found is None:
             raise
         return found
+
+
+def _torchs_or_for_less(question: Question) -> Any:
+    """torch's answer; on a mesh where placements here may differ from torch's, that of a signature
+    where fewer elements are received so. Of what torch's views give it, torch has its own ways; of
+    others it may gather what could stay cut, as rows that are fewer than devices.
+    """
+    found = _torchs(question)
+    row = question.row or (POINTWISE if op_schemas.is_pointwise(question.schema.op) else None)
+    if (
+        row is None
+        or not question.by_signatures
+        or question.is_strided
+        or not question.is_sharded
+        or not question.may_be_ours
+    ):
+        return found
+    return for_less(row, question.name, question.schema, question.specs, found)
 
 
 def _where_torch_refuses(question: Question, error: RuntimeError) -> Any | None:
@@ -426,7 +403,7 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (_is_derived, _signed),
     (_is_told_sizes, _gate(Shard, StridedShard)),
     (_is_pending_pointwise, _pending_pointwise),
-    (_is_right_in_torch, _torchs),
+    (_is_right_in_torch, _torchs_or_for_less),
     (lambda question: question.row is not None, _signed),
     (
         lambda question: plain_shards_go_wrong(question.schema, question.specs),

@@ -48,7 +48,6 @@ __all__ = [
     "like",
     "mesh_dim_text",
     "mesh_text",
-    "replicated_dims",
     "shard_order",
     "split_factors",
     "takes_strays",
@@ -124,12 +123,6 @@ def mesh_text(mesh: Sequence[int], names: Sequence[str] | None) -> str:
 
 def split_factors(spec: DTensorSpec) -> list[Any]:
     return [p.split_factor for p in spec.placements if isinstance(p, StridedShard)]
-
-
-def replicated_dims(specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
-    """The mesh dims on which all of the tensors are replicated."""
-    of_dims = zip(*(spec.placements for spec in specs))
-    return tuple([m for m, of in enumerate(of_dims) if all(type(p) is Replicate for p in of)])
 
 
 def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:
