@@ -185,7 +185,7 @@ def _assigned(
     spare: bool,
 ) -> Assignment:
     sizes = signature.sizes([operand.shape for operand in operands])
-    options = [_options(signature, sizes, operands, m, reduce, linear) for m in range(len(mesh))]
+    options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
 
     def weighed(choices: Sequence[_Choice]) -> _Weighed | None:
         if not _allowed(signature, sizes, choices, mesh, reduce, filled):
@@ -267,19 +267,13 @@ def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Ch
 
 def _options(
     signature: Signature,
-    sizes: dict[str, int],
     operands: tuple[Operand, ...],
     m: int,
     reduce: str | None,
     linear: Linear,
 ) -> list[_Choice]:
-    """What one mesh dim may do: what it does to one of the operands already, or nothing.
-
-    Not a strided cut of an operand that is repeated for a larger one, which no other has: whoever
-    made it would have a replica in torch, and to make the larger whole later would receive more.
-    """
+    """What one mesh dim may do: what it does to one of the operands already, or nothing."""
     found: dict[_Choice, None] = {}
-    repeated = prod([n for name, n in sizes.items() if name.startswith("...")])
     for i, (operand, names) in enumerate(zip(operands, signature.operands)):
         if i in signature.unread or i in signature.sized:
             continue
@@ -293,10 +287,8 @@ def _options(
                 found[_Choice(pending=ALL, op=part)] = None
         elif part is not None:
             name = names[part[0]]
-            is_spread = name.startswith("...") and part[1] != 1 and prod(operand.shape) < repeated
             if (
                 name != ONE
-                and not is_spread
                 and name not in signature.whole
                 and (reduce is not None or not signature.contracted(name))
             ):
