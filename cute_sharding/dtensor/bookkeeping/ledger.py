@@ -11,6 +11,9 @@ A view that torch refuses is another matter: no program that runs without us com
 has to go on. But where ranks draw the numbers of its shards, each draws its own amount. So that is
 said of the mesh as well.
 
+And a view that torch does as well may say what it gives in another way, a shard as a
+`_StridedShard` of factor one, on which torch's rules then come to other placements.
+
 What torch would have done is asked only when it matters: a view is about to be refused, torch
 refuses an op or one draws numbers, or too many questions are open. Until then each free view leaves
 a question, once for each propagation (DTensor caches them).
@@ -37,6 +40,7 @@ class Torchs(Enum):
     THE_SAME = 0
     ANOTHER = 1
     NOTHING = 2
+    SAID_OTHERWISE = 3
 
 
 Question = Callable[[], Torchs | bool]  # whether it is another, of ops that torch answers
@@ -49,6 +53,7 @@ class _Page:
         self.questions: defaultdict[Any, list[Question]] = defaultdict(list)  # by mesh
         self.diverged: set[Any] = set()
         self.refused: set[Any] = set()
+        self.said_otherwise: set[Any] = set()
 
     def settle(self, mesh: Any) -> None:
         """Ask what is open of a mesh; once it has diverged no more."""
@@ -57,6 +62,8 @@ class _Page:
                 found = question()
                 if found is Torchs.NOTHING:
                     self.refused.add(mesh)
+                elif found is Torchs.SAID_OTHERWISE:
+                    self.said_otherwise.add(mesh)
                 elif found not in (False, Torchs.THE_SAME):
                     self.diverged.add(mesh)
 
@@ -86,6 +93,14 @@ def diverged(mesh: Any) -> bool:
         page = _page()
         page.settle(mesh)
         return mesh in page.diverged
+
+
+def says_otherwise(mesh: Any) -> bool:
+    """Whether since :func:`forget` some op on ``mesh`` has given what torch would not have, or
+    would have said in another way.
+    """
+    with _lock:
+        return diverged(mesh) or mesh in _page().said_otherwise
 
 
 def knows_what_torch_refuses(mesh: Any) -> bool:

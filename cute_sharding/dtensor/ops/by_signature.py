@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
@@ -63,15 +65,18 @@ def by_signature(
         reduce = row.reduction(*args, **kwargs)
         # A term that is added is pending in equal parts, and integers have none.
         in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
-        found = assign(
+        assigned = partial(
+            assign,
             signature,
             operands,
             tuple(specs[0].mesh.shape),
             reduce=None if (symbolic and reduce != "sum") or in_parts else reduce,
             linear=_linear(row, specs, metas),
             filled=row.has_rows(*args, **kwargs),
-            spare=_weighs_all(name, schema, specs),
         )
+        found = assigned()
+        if found.received and _weighs_all(name, schema, specs):
+            found = assigned(spare=True)
     except ValueError as error:
         logger.debug("%s: %s", name, error)
         return None
@@ -98,10 +103,8 @@ def for_less(
     """``found``, torch's answer; or the signature's, where fewer elements are received so. (What is
     pending, or symbols, or written to, is left to torch.)
     """
-    moved = getattr(found, "redistribute_schema", None)
     if (
-        moved is None
-        or schema.op._schema.is_mutable
+        schema.op._schema.is_mutable
         or any(isinstance(p, Partial) for spec in specs for p in spec.placements)
         or symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
         or not all(map(can_be_carried, specs))
@@ -113,7 +116,7 @@ def for_less(
             parts_of(wanted.placements, {}),
             tuple(spec.mesh.shape),
         )
-        for spec, wanted in zip(specs, op_schemas.specs_of(moved))
+        for spec, wanted in zip(specs, op_schemas.specs_of(found.redistribute_schema))
     )
     return (most and by_signature(row, name, schema, specs, most=most)) or found
 
@@ -139,14 +142,14 @@ def _note(
 
 def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     """Whether mesh dims that can keep nothing of what they cut may cut something else: where torch
-    weighs that, too. Not of strided shards, which are gathered once for all ops, as by torch's
-    view; nor of what is written to, which would have to be brought back.
+    weighs that, too. Not of strided shards where torch's view may have gathered, once for all ops,
+    as is done here then; nor of what is written to, which would have to be brought back.
     """
     op = schema.op
     return (
         not op._schema.is_mutable
-        and not any(map(tensor_specs.split_factors, specs))
         and (registry.weighs_all(name) or registry.is_derived(op))
+        and not (any(map(tensor_specs.split_factors, specs)) and ledger.diverged(specs[0].mesh))
     )
 
 

@@ -167,18 +167,20 @@ def _torchs(question: Question) -> Any:
 
 
 def _torchs_or_for_less(question: Question) -> Any:
-    """torch's answer; on a mesh where placements here may differ from torch's, that of a signature
-    where fewer elements are received so. Of what torch's views give it, torch has its own ways; of
-    others it may gather what could stay cut, as rows that are fewer than devices.
+    """torch's answer; on a mesh where placements here may differ from torch's, or are said in
+    another way, that of a signature where fewer elements are received so. Of what torch's views
+    give it torch has its own ways; of others it may gather what could stay cut, as rows that are
+    fewer than devices.
     """
     found = _torchs(question)
     row = question.row or (POINTWISE if op_schemas.is_pointwise(question.schema.op) else None)
     if (
         row is None
+        or getattr(found, "redistribute_schema", None) is None
         or not question.by_signatures
         or question.is_strided
         or not question.is_sharded
-        or not question.may_be_ours
+        or not ledger.says_otherwise(question.specs[0].mesh)
     ):
         return found
     return for_less(row, question.name, question.schema, question.specs, found)

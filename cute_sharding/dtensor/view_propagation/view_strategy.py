@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.settings import Settings
@@ -34,6 +34,9 @@ def _reachable(settings: Settings, spec: tensor_specs.DTensorSpec, target: Cuts)
         return settings.redistribution or moves_rightly(
             tensor_specs.with_shape(spec, hinted(known(tuple(spec.shape)))), hinted(target)
         )
+
+
+_Placements: TypeAlias = "tuple[tensor_specs.Placement, ...]"
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class ViewStrategy:
             if decision.outcome != "redistribution" and any(
                 cut_of(p) is not None for p in decision.output
             ):
-                ledger.note(mesh, partial(self._torchs, schema, spec, sizes))
+                ledger.note(mesh, partial(self._torchs, schema, spec, sizes, decision.output))
             count(self.name, decision.outcome)
             result.strategies.append(
                 answers.op_spec(given, spec, mesh, decision.source, decision.output)
@@ -155,31 +158,51 @@ class ViewStrategy:
     def _stock_source(
         self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
     ) -> tuple[tensor_specs.Placement, ...]:
-        """The placements that torch's own rule wants of the input. Raises what the rule raises.
-        (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three
+        """The placements that torch's own rule wants of the input. Raises what the rule raises."""
+        return self._stock_placements(schema, spec, mesh)[0]
+
+    def _stock_placements(
+        self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
+    ) -> tuple[_Placements, _Placements | None]:
+        """Those that torch's own rule wants of the input, and gives to the output, where it says
+        so. (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three
         dims.)
         """
         if self.stock.strategy is None or self.row.pairs:
-            return registry.stock_input_placements(self.stock, schema)
+            return registry.stock_input_placements(self.stock, schema), None
         shape = tuple(spec.shape)
         rule = registry.torch_rule(
             self.row.rule(shape, *schema.args_schema[1:], **schema.kwargs_schema)
         )
-        return tuple(registry.stock_propagate(spec.placements, shape, rule, mesh, self.strict)[0])
+        source, output = registry.stock_propagate(spec.placements, shape, rule, mesh, self.strict)
+        return tuple(source), tuple(output)
 
     def _torchs(
-        self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
+        self,
+        schema: op_schemas.OpSchema,
+        spec: tensor_specs.DTensorSpec,
+        mesh: tuple[int, ...],
+        output: tuple[tensor_specs.Placement, ...],
     ) -> ledger.Torchs:
-        """Whether torch would have redistributed the input, or raised. Of symbols it is not asked,
-        for each answer would be a guard.
+        """Whether torch would have redistributed the input, or raised, or said in another way what
+        comes of it. Of symbols it is not asked, for each answer would be a guard.
         """
         if symints.is_symbolic(tuple(spec.shape), schema.args_schema[1:]):
             return ledger.Torchs.ANOTHER
-        wanted, _ = ask(partial(self._stock_source, schema, spec, mesh))
+        given: list[_Placements | None] = []
+
+        def source() -> _Placements:
+            wanted, torchs_output = self._stock_placements(schema, spec, mesh)
+            given.append(torchs_output)
+            return wanted
+
+        wanted, _ = ask(source)
         if wanted is None:
             return ledger.Torchs.NOTHING
-        is_same = wanted == tuple(spec.placements)
-        return ledger.Torchs.THE_SAME if is_same else ledger.Torchs.ANOTHER
+        if wanted != tuple(spec.placements):
+            return ledger.Torchs.ANOTHER
+        is_same = given[0] in (None, output)
+        return ledger.Torchs.THE_SAME if is_same else ledger.Torchs.SAID_OTHERWISE
 
     def _may_redistribute(
         self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
