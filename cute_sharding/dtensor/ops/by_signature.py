@@ -61,16 +61,12 @@ def by_signature(
     shapes_of_results = answers.shapes_of_results(metas)
     try:
         signature = _signature(pattern, specs, operands, shapes_of_results)
-        symbolic = symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
-        reduce = row.reduction(*args, **kwargs)
-        # A term that is added is pending in equal parts, and integers have none.
-        in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
         assigned = partial(
             assign,
             signature,
             operands,
             tuple(specs[0].mesh.shape),
-            reduce=None if (symbolic and reduce != "sum") or in_parts else reduce,
+            reduce=_reduction(row.reduction(*args, **kwargs), signature, specs),
             linear=_linear(row, specs, metas),
             filled=row.has_rows(*args, **kwargs),
         )
@@ -178,6 +174,17 @@ def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tupl
     made = answers.dtypes_of_results(metas)
     is_rounded = any(map(_has_fractions, dtypes)) and not all(map(_has_fractions, made))
     return () if is_rounded else row.linear
+
+
+def _reduction(
+    reduce: str | None, signature: Signature, specs: Sequence[DTensorSpec]
+) -> str | None:
+    """What contracted dims leave pending: of symbols sums alone, which are right for blocks of any
+    size. And a term that is added is pending in equal parts, which integers have not.
+    """
+    symbolic = symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
+    in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
+    return None if (symbolic and reduce != "sum") or in_parts else reduce
 
 
 def _dtypes(specs: Sequence[DTensorSpec]) -> set[torch.dtype]:
