@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cute_sharding.dtensor.ops.cuts import is_sharded
-from cute_sharding.dtensor.torch_private import answers, op_schemas
+from cute_sharding.dtensor.torch_private import answers
 from cute_sharding.dtensor.torch_private.answers import Prepare
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
@@ -39,9 +38,32 @@ def _with_mask_at(place: int) -> Prepare:
     return lambda args: [*args[:place], _aligned(args[place]), *args[place + 1 :]]
 
 
-def _with_images_of(tensor: int, number: int) -> Prepare:
-    """The number of images that is told is that of the tensor, not of what all devices have."""
-    return lambda args: [*args[:number], args[tensor].shape[0], *args[number + 1 :]]
+_FORMATS = (torch.channels_last, torch.channels_last_3d)
+
+
+def _format(x: torch.Tensor) -> torch.memory_format:
+    """The memory format in which a kernel takes the tensor and others beside it."""
+    if x.ndim in (4, 5) and not x.is_contiguous():
+        found = _FORMATS[x.ndim - 4]
+        if x.is_contiguous(memory_format=found):
+            return found
+    return torch.contiguous_format
+
+
+def _of_images(tensors: int, number: int) -> Prepare:
+    """The number of images that is told is that of the first tensors, not of what all devices have.
+
+    And these lie in one memory format: kernels trust that autograd has seen to it, which asks the
+    strides of the whole, and after a redistribution these are not those of the local tensor.
+    """
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        x = args[tensors - 1]
+        lie = _format(x) if x.device.type in ("cpu", "xpu") else torch.contiguous_format
+        first = [y.contiguous(memory_format=lie) for y in args[:tensors]]
+        return [*first, *args[tensors:number], x.shape[0], *args[number + 1 :]]
+
+    return prepare
 
 
 def _with_leading_of(tensor: int, sizes: int) -> Prepare:
@@ -60,8 +82,8 @@ _MASKS = {
 }
 # Ops that are told sizes, which are global, beside tensors, which are local.
 _TOLD = {
-    "native_group_norm.default": _with_images_of(0, 3),
-    "native_group_norm_backward.default": _with_images_of(0, 5),
+    "native_group_norm.default": _of_images(1, 3),
+    "native_group_norm_backward.default": _of_images(2, 5),
     **dict.fromkeys(
         [name for name in BY_OVERLOAD if "upsample" in name and "_backward" in name],
         _with_leading_of(0, 2),
@@ -72,10 +94,8 @@ _PREPARED = {**{name: _with_mask_at(place) for name, place in _MASKS.items()}, *
 
 def prepared(name: str, schema: OpSchema, found: Any) -> Any:
     """The answer for the op, with its local arguments as its kernel wants them."""
-    if (
-        name not in _PREPARED
-        or (name in _MASKS and not isinstance(schema.args_schema[_MASKS[name]], DTensorSpec))
-        or (name in _TOLD and not any(map(is_sharded, op_schemas.specs_of(schema))))
+    if name not in _PREPARED or (
+        name in _MASKS and not isinstance(schema.args_schema[_MASKS[name]], DTensorSpec)
     ):
         return found
     return answers.prepared(found, schema, _PREPARED[name])
@@ -106,7 +126,8 @@ def in_their_place(
         given = list(args)
         for i in operands:
             sizes = [size(args, i, d) for d in range(len(signature.operands[i]))]
-            given[places[i]] = args[places[i]].new_empty(sizes)
+            old = args[places[i]]
+            given[places[i]] = old.new_empty(sizes).contiguous(memory_format=_format(old))
         return given
 
     return answers.prepared(found, schema, prepare)
