@@ -384,6 +384,8 @@ def _signed(question: Question) -> Any | None:
     if registry.is_derived(question.schema.op):  # to ask torch would take long
         if question.is_strided:
             ledger.note(question.specs[0].mesh, lambda: True)
+        elif any(map(some_device_is_empty, question.specs)):  # torch's would not have kept them so
+            ledger.note(question.specs[0].mesh, lambda: ledger.Torchs.SAID_OTHERWISE)
     else:
         ledger.note(
             question.specs[0].mesh, partial(_gives_other, question.stock, question.schema, found)
