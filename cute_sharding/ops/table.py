@@ -222,7 +222,7 @@ TABLE: tuple[Row, ...] = (
     *(
         Row(tuple(f"{name}.default" for name in names), pattern, filled=True)
         for pattern, names in (
-            ("... [m] [n] -> ... [p] [q]", ("linalg_matrix_exp", "cholesky_inverse", "cholesky")),
+            ("... [m] [n] -> ... [p] [q]", ("linalg_matrix_exp", "cholesky_inverse")),
             ("... [m] [n] -> ... [k]", ("_linalg_eigvals", "linalg_eigvals")),
             ("... [m] [n] -> ... [m] [n], ...", ("linalg_inv_ex", "linalg_cholesky_ex")),
             ("... [m] [n] -> ..., ... [p] [q], ... [k]", ("_linalg_det",)),
