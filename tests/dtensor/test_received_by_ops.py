@@ -1,5 +1,7 @@
 """What ops receive: no more than torch's, and nothing where only sizes are read or told."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -106,6 +108,28 @@ def test_rows_fewer_than_devices_stay_cut_where_views_have_left_them_so():
         assert as_in_torch.get_total_counts() == 1
         assert communicated.get_total_counts() == 0
         assert_close(result, (values(2, 3, 2).view(2, 6) * 3 - other).sum(1), "rows")
+
+
+def test_where_torch_says_a_shard_in_another_way():
+    """As a _StridedShard of factor one, of which its rules cut something else than of ours."""
+    full = values(2, 3, 2, 2, 4)
+    resized = partial(F.interpolate, size=3, mode="bicubic")
+
+    def received():
+        x = distribute(full, (2, 2), [Shard(2), Shard(3)])
+        with Received() as counted:
+            result = resized(x.view(2, 3, 4, 4))
+        return max(counted.by_rank.values()), result
+
+    with plain():
+        expected = resized(full.view(2, 3, 4, 4))
+    with ranks_of((2, 2)):
+        on_stock, _ = received()
+        with cute_sharding.enabled():
+            here, result = received()
+            assert here <= on_stock
+            assert ledger.diverged(result.device_mesh), "the result is laid out otherwise"
+            assert_close(result, expected, "resized")
 
 
 @pytest.mark.parametrize("placements", [[Shard(0), S(3)], [Replicate(), Shard(0)]], ids=str)

@@ -183,7 +183,10 @@ def _torchs_or_for_less(question: Question) -> Any:
         or not ledger.says_otherwise(question.specs[0].mesh)
     ):
         return found
-    return for_less(row, question.name, question.schema, question.specs, found)
+    answer = for_less(row, question.name, question.schema, question.specs, found)
+    if answer is not found:
+        ledger.note(question.specs[0].mesh, lambda: True)
+    return answer
 
 
 def _where_torch_refuses(question: Question, error: RuntimeError) -> Any | None:
