@@ -139,11 +139,13 @@ def _note(
 def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     """Whether mesh dims that can keep nothing of what they cut may cut something else: where torch
     weighs that, too. Not of strided shards where torch's view may have gathered, once for all ops,
-    as is done here then; nor of what is written to, which would have to be brought back.
+    as is done here then; nor of what is written to, which would have to be brought back; nor of
+    symbols: in another call of the graph a device might have no rows.
     """
     op = schema.op
     return (
         not op._schema.is_mutable
+        and not symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
         and (registry.weighs_all(name) or registry.is_derived(op))
         and not (any(map(tensor_specs.split_factors, specs)) and ledger.diverged(specs[0].mesh))
     )
