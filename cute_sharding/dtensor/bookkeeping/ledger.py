@@ -51,13 +51,15 @@ class _Page:
 
     def __init__(self) -> None:
         self.questions: defaultdict[Any, list[Question]] = defaultdict(list)  # by mesh
+        self.quick: defaultdict[Any, list[Question]] = defaultdict(list)
         self.diverged: set[Any] = set()
         self.refused: set[Any] = set()
         self.said_otherwise: set[Any] = set()
 
-    def settle(self, mesh: Any) -> None:
-        """Ask what is open of a mesh; once it has diverged no more."""
-        for question in self.questions.pop(mesh, []):
+    def settle(self, mesh: Any, *, quickly: bool = False) -> None:
+        """Ask what is open of a mesh, or what is answered quickly; once it has diverged no more."""
+        slow = [] if quickly else self.questions.pop(mesh, [])
+        for question in [*self.quick.pop(mesh, []), *slow]:
             if mesh not in self.diverged:
                 found = question()
                 if found is Torchs.NOTHING:
@@ -72,16 +74,16 @@ _pages: WeakKeyDictionary[Any, _Page] = WeakKeyDictionary()
 _lock = fork_safe_lock()
 
 
-def note(mesh: Any, question: Question) -> None:
+def note(mesh: Any, question: Question, *, quick: bool = False) -> None:
     """An op (a view, one by its signature, a movement) has given a tensor on ``mesh`` placements of
     ours; ``question`` says whether torch would have given others, or have redistributed its input,
-    or refused it.
+    or refused it. ``quick``: it takes no search, as that of a view.
     """
     with _lock:
         page = _page()
         if mesh not in page.diverged:
-            page.questions[mesh].append(question)
-            if len(page.questions[mesh]) > MOST_OPEN:
+            (page.quick if quick else page.questions)[mesh].append(question)
+            if len(page.questions[mesh]) + len(page.quick[mesh]) > MOST_OPEN:
                 diverged(mesh)
 
 
@@ -95,12 +97,18 @@ def diverged(mesh: Any) -> bool:
         return mesh in page.diverged
 
 
-def says_otherwise(mesh: Any) -> bool:
-    """Whether since :func:`forget` some op on ``mesh`` has given what torch would not have, or
-    would have said in another way.
-    """
+def views_diverged(mesh: Any) -> bool:
+    """As :func:`diverged`, as far as that is known of views, and of others without a search."""
     with _lock:
-        return diverged(mesh) or mesh in _page().said_otherwise
+        page = _page()
+        page.settle(mesh, quickly=True)
+        return mesh in page.diverged
+
+
+def says_otherwise(mesh: Any) -> bool:
+    """Whether views have diverged, or have given what torch would have said in another way."""
+    with _lock:
+        return views_diverged(mesh) or mesh in _page().said_otherwise
 
 
 def knows_what_torch_refuses(mesh: Any) -> bool:

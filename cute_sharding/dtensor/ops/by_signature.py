@@ -147,7 +147,9 @@ def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bo
         not op._schema.is_mutable
         and not symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
         and (registry.weighs_all(name) or registry.is_derived(op))
-        and not (any(map(tensor_specs.split_factors, specs)) and ledger.diverged(specs[0].mesh))
+        and not (
+            any(map(tensor_specs.split_factors, specs)) and ledger.views_diverged(specs[0].mesh)
+        )
     )
 
 

@@ -185,7 +185,7 @@ def _torchs_or_for_less(question: Question) -> Any:
         return found
     answer = for_less(row, question.name, question.schema, question.specs, found)
     if answer is not found:
-        ledger.note(question.specs[0].mesh, lambda: True)
+        ledger.note(question.specs[0].mesh, lambda: True, quick=True)
     return answer
 
 
@@ -350,7 +350,7 @@ def _pending_pointwise(question: Question) -> Any | None:
     row = LINEAR.get(question.name, POINTWISE) if of_two else POINTWISE
     found = by_signature(row, question.name, question.schema, question.specs)
     if found is not None:
-        ledger.note(question.specs[0].mesh, lambda: True)
+        ledger.note(question.specs[0].mesh, lambda: True, quick=True)
     return found
 
 
@@ -386,9 +386,10 @@ def _signed(question: Question) -> Any | None:
     found = _taken_back(found, question.schema)
     if registry.is_derived(question.schema.op):  # to ask torch would take long
         if question.is_strided:
-            ledger.note(question.specs[0].mesh, lambda: True)
+            ledger.note(question.specs[0].mesh, lambda: True, quick=True)
         elif any(map(some_device_is_empty, question.specs)):  # torch's would not have kept them so
-            ledger.note(question.specs[0].mesh, lambda: ledger.Torchs.SAID_OTHERWISE)
+            mesh = question.specs[0].mesh
+            ledger.note(mesh, lambda: ledger.Torchs.SAID_OTHERWISE, quick=True)
     else:
         ledger.note(
             question.specs[0].mesh, partial(_gives_other, question.stock, question.schema, found)

@@ -117,7 +117,8 @@ class ViewStrategy:
             if decision.outcome != "redistribution" and any(
                 cut_of(p) is not None for p in decision.output
             ):
-                ledger.note(mesh, partial(self._torchs, schema, spec, sizes, decision.output))
+                question = partial(self._torchs, schema, spec, sizes, decision.output)
+                ledger.note(mesh, question, quick=True)
             count(self.name, decision.outcome)
             result.strategies.append(
                 answers.op_spec(given, spec, mesh, decision.source, decision.output)
