@@ -171,7 +171,7 @@ def assign(
         linear,
         filled,
         spare,
-    )
+    )[1]
 
 
 @lru_cache(maxsize=1 << 12)
@@ -183,7 +183,7 @@ def _assigned(
     linear: Linear,
     filled: bool | frozenset[str],
     spare: bool,
-) -> Assignment:
+) -> _Weighed:
     sizes = signature.sizes([operand.shape for operand in operands])
     options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
 
@@ -213,15 +213,18 @@ def _assigned(
         held = sum(local_elements(operand.shape, _cuts(target), mesh) for operand, target in moved)
         return (received, pending, held), Assignment(targets, results, received)
 
-    found = _least(options, weighed)
-    if spare and found[1].received:
-        cuts = _spare_cuts(signature, operands)
+    if not spare:
+        return _least(options, weighed)
+    found = _assigned(signature, operands, mesh, reduce, linear, filled, False)
+    if found[1].received:
+        # Where each device has rows: of none, some kernels have no result, and others a wrong one.
+        filled, cuts = True, _spare_cuts(signature, operands)
         wider = [
             [*some, *cuts] if n > 1 and some == [_Choice()] else some
             for some, n in zip(options, mesh)
         ]
         found = min(found, _least(wider, weighed), key=_rank)
-    return found[1]
+    return found
 
 
 _Weighed: TypeAlias = "tuple[tuple[int, int, int], Assignment]"

@@ -132,32 +132,3 @@ def test_where_torch_says_a_shard_in_another_way():
             assert here <= on_stock
             assert ledger.diverged(result.device_mesh), "the result is laid out otherwise"
             assert_close(result, expected, "resized")
-
-
-@pytest.mark.parametrize("placements", [[Shard(0), S(3)], [Replicate(), Shard(0)]], ids=str)
-@pytest.mark.parametrize("after", [Shard(0), Replicate()], ids=str)
-def test_gradients_of_group_norms_of_channels_last(placements, after):
-    """What comes of a redistribution lies otherwise than torch says of the whole, by which autograd
-    sees to the format that the kernel trusts.
-    """
-    full, weights = values(4, 4, 6, 8), values(6, 4, 4, 8).permute(1, 2, 0, 3)
-    with plain():
-        alone = full.contiguous(memory_format=torch.channels_last).requires_grad_()
-        (F.group_norm(alone, 2) * weights).sum().backward()
-    with ranks_of((2, 2)), cute_sharding.enabled():
-        x = distribute(full, (2, 2), placements).contiguous(memory_format=torch.channels_last)
-        x = x.detach().requires_grad_()
-        y = F.group_norm(x, 2).redistribute(placements=[Replicate(), after])
-        (y * distribute(weights, (2, 2), [Replicate()] * 2)).sum().backward()
-        assert_close(x.grad, alone.grad, "gradient")
-
-
-@pytest.mark.parametrize("pool", [F.avg_pool2d, F.max_pool2d])
-def test_what_stands_in_for_sizes_has_their_memory_format(pool):
-    with ranks_of((2, 2)), cute_sharding.enabled():
-        x = distribute(values(4, 4, 6, 8), (2, 2), [Shard(0), S(3)])
-        x = x.contiguous(memory_format=torch.channels_last).detach().requires_grad_()
-        result = pool(x, 2)
-        result.backward(torch.ones_like(result))
-        for part in x.grad._local_tensor._local_tensors.values():
-            assert part.is_contiguous(memory_format=torch.channels_last)

@@ -237,13 +237,13 @@ def _signature(
 
 
 def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
-    """Whether dims of one name are of one size in every call of the graph that is being compiled,
-    not in this one alone.
+    """Whether dims of one name that may be cut are of one size in every call of the graph that is
+    being compiled, not in this one alone.
     """
     sizes: dict[str, set[str]] = {}
     for spec, names in zip(specs, signature.operands):
         for n, name in zip(spec.shape, names):
             is_broadcast = symints.size_text(n) == "1" and name.startswith("...")
-            if not is_broadcast:  # a 1 is one in every call
+            if not is_broadcast and name not in signature.whole:  # a 1 is one in every call
                 sizes.setdefault(name, set()).add(symints.size_text(n))
     return all(len(found) == 1 for found in sizes.values())

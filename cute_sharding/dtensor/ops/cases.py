@@ -13,6 +13,7 @@ from cute_sharding.dtensor.ops.carried import CARRIED
 from cute_sharding.dtensor.ops.cuts import (
     devices_differ,
     is_sharded,
+    leave_one_without,
     some_device_is_empty,
     without,
 )
@@ -159,7 +160,7 @@ def _torchs(question: Question) -> Any:
     """
     try:
         return question.stock(question.schema)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         found = _where_torch_refuses(question, error)
         if found is None:
             raise
@@ -170,13 +171,16 @@ def _torchs_or_for_less(question: Question) -> Any:
     """torch's answer; on a mesh where placements here may differ from torch's, or are said in
     another way, that of a signature where fewer elements are received so. Of what torch's views
     give it torch has its own ways; of others it may gather what could stay cut, as rows that are
-    fewer than devices.
+    fewer than devices. And where it leaves a device none, of which the op refuses to compute.
     """
     found = _torchs(question)
+    wanted = getattr(found, "redistribute_schema", None) or question.schema
+    if question.row and question.row.filled and leave_one_without(op_schemas.specs_of(wanted)):
+        return _signed(question) or found
     row = question.row or (POINTWISE if op_schemas.is_pointwise(question.schema.op) else None)
     if (
         row is None
-        or getattr(found, "redistribute_schema", None) is None
+        or wanted is question.schema
         or not question.by_signatures
         or question.is_strided
         or not question.is_sharded
@@ -189,14 +193,16 @@ def _torchs_or_for_less(question: Question) -> Any:
     return answer
 
 
-def _where_torch_refuses(question: Question, error: RuntimeError) -> Any | None:
+def _where_torch_refuses(question: Question, error: Exception) -> Any | None:
     ours = (
         question.is_sharded
         and question.name not in VIEWS
         and ledger.diverged(question.specs[0].mesh)
     )
     found = None
-    if question.row is not None and (ours or isinstance(error, NotImplementedError)):
+    if question.row is not None and (
+        ours or isinstance(error, NotImplementedError) or registry.is_derived(question.schema.op)
+    ):
         found = _signed(question)
     if found is None and ours:
         try:
@@ -214,7 +220,21 @@ def _misread(question: Question) -> tuple[type, ...]:
 
 
 def _gate(*kinds: type) -> Answer:
-    return lambda question: gated(question.stock, question.name, question.schema, kinds)
+    return lambda question: gated(
+        partial(_torchs_or_signed, question), question.name, question.schema, kinds
+    )
+
+
+def _torchs_or_signed(question: Question, plain: OpSchema) -> Any:
+    """Of the op on plain placements the answer of torch, or of a signature where it has no rule."""
+    try:
+        return question.stock(plain)
+    except NotImplementedError:
+        row, specs = question.row, op_schemas.specs_of(plain)
+        found = None if row is None else by_signature(row, question.name, plain, specs)
+        if found is None:
+            raise
+        return found
 
 
 def _is_written_pointwise(question: Question) -> bool:
@@ -318,13 +338,11 @@ def _is_derived(question: Question) -> bool:
     decomposes to, by trying all placements of all operands at each op within. Of attention that
     takes half a minute, with a mask much more.
     """
-    if (
-        question.row is None
-        or question.row is POINTWISE
-        or not registry.is_derived(question.schema.op)
-    ):
-        return False
-    return question.is_sharded and all(spec.mesh.size() > 1 for spec in question.specs)
+    return (
+        question.row not in (None, POINTWISE)
+        and registry.is_derived(question.schema.op)
+        and all(spec.mesh.size() > 1 for spec in question.specs)
+    )
 
 
 def _is_pending_pointwise(question: Question) -> bool:

@@ -43,6 +43,18 @@ def some_device_is_empty(spec: DTensorSpec, dims: Collection[int] | None = None)
     return any(0 in some for d, some in enumerate(_counts(spec)) if dims is None or d in dims)
 
 
+def leave_one_without(specs: Sequence[DTensorSpec]) -> bool:
+    """Whether one of the tensors has rows, and some device none of them, as far as sizes are known
+    in every call.
+    """
+    return any(
+        not symints.is_symbolic(tuple(spec.shape))
+        and 0 not in spec.shape
+        and some_device_is_empty(spec)
+        for spec in specs
+    )
+
+
 def devices_differ(spec: DTensorSpec) -> bool:
     """Whether some device has more rows of a dim than another, as far as that is known."""
     return any(len(some) > 1 for some in _counts(spec))

@@ -1,17 +1,19 @@
-"""What some kernels want of local arguments beside the values of tensors: that a mask lies as they
-load it, where it comes of a redistribution and not of torch's own preparations for one device; that
-sizes they are told are those of the local tensors; and a tensor of which they read the sizes alone.
+"""What some kernels want of local arguments beside the values of tensors.
+
+A mask that lies as they load it, where it comes of a redistribution and not of torch's own
+preparations for one device; images and matrices that lie as autograd has found of the whole; sizes
+that are those of the local tensors; a tensor of which they read the sizes alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from cute_sharding.dtensor.torch_private import answers
+from cute_sharding.dtensor.torch_private import answers, symints
 from cute_sharding.dtensor.torch_private.answers import Prepare
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
@@ -75,30 +77,66 @@ def _with_leading_of(tensor: int, sizes: int) -> Prepare:
     ]
 
 
-# By op: the argument that is a mask.
-_MASKS = {
-    "_scaled_dot_product_efficient_attention.default": 3,
-    "_scaled_dot_product_efficient_attention_backward.default": 4,
-}
-# Ops that are told sizes, which are global, beside tensors, which are local.
-_TOLD = {
-    "native_group_norm.default": _of_images(1, 3),
-    "native_group_norm_backward.default": _of_images(2, 5),
+def _as_said(schema: OpSchema) -> Prepare | None:
+    """Matrices that lie row by row if torch says so of the whole, and else do not: the kernel
+    factorizes what lies in memory, the matrix or its transpose, and the gradient asks the strides
+    of the whole which of them it was.
+    """
+    spec: Any = schema.args_schema[0]
+    rows = spec.tensor_meta is not None and _is_contiguous(spec.shape, spec.tensor_meta.stride)
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        matrices, *others = args
+        if rows:
+            return [matrices.contiguous(), *others]
+        if matrices.is_contiguous():
+            return [matrices.mT.contiguous().mT, *others]
+        return args
+
+    return prepare
+
+
+def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    expected: Any = 1
+    for n, stride in zip(reversed(shape), reversed(strides)):
+        if not symints.is_truly(n == 1):
+            if symints.is_truly(stride != expected):
+                return False
+            expected = expected * n
+    return True
+
+
+def _always(prepare: Prepare) -> Callable[[OpSchema], Prepare | None]:
+    return lambda schema: prepare
+
+
+def _where_there_is_a_mask(place: int) -> Callable[[OpSchema], Prepare | None]:
+    return lambda schema: (
+        _with_mask_at(place) if isinstance(schema.args_schema[place], DTensorSpec) else None
+    )
+
+
+# By op.
+_PREPARED: dict[str, Callable[[OpSchema], Prepare | None]] = {
+    "_scaled_dot_product_efficient_attention.default": _where_there_is_a_mask(3),
+    "_scaled_dot_product_efficient_attention_backward.default": _where_there_is_a_mask(4),
+    # Ops that are told sizes, which are global, beside tensors, which are local.
+    "native_group_norm.default": _always(_of_images(1, 3)),
+    "native_group_norm_backward.default": _always(_of_images(2, 5)),
     **dict.fromkeys(
         [name for name in BY_OVERLOAD if "upsample" in name and "_backward" in name],
-        _with_leading_of(0, 2),
+        _always(_with_leading_of(0, 2)),
+    ),
+    **dict.fromkeys(
+        ["_linalg_det.default", "_linalg_slogdet.default", "_linalg_solve_ex.default"], _as_said
     ),
 }
-_PREPARED = {**{name: _with_mask_at(place) for name, place in _MASKS.items()}, **_TOLD}
 
 
 def prepared(name: str, schema: OpSchema, found: Any) -> Any:
     """The answer for the op, with its local arguments as its kernel wants them."""
-    if name not in _PREPARED or (
-        name in _MASKS and not isinstance(schema.args_schema[_MASKS[name]], DTensorSpec)
-    ):
-        return found
-    return answers.prepared(found, schema, _PREPARED[name])
+    prepare = _PREPARED[name](schema) if name in _PREPARED else None
+    return found if prepare is None else answers.prepared(found, schema, prepare)
 
 
 def in_their_place(
