@@ -3,6 +3,7 @@ other, squeezes in place, redistributions between them, and their gradients.
 """
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -158,6 +159,51 @@ def test_the_ledger_asks_once_and_only_when_it_must():
     assert ledger.MOST_OPEN <= len(asked) <= 2 * ledger.MOST_OPEN + 2
     ledger.forget()
     assert not ledger.diverged("mesh") and not ledger.diverged("other")
+
+
+def test_the_ledger_asks_what_is_quick_alone():
+    asked = []
+    ledger.forget()
+    ledger.note("mesh", lambda: asked.append("slow"))
+    ledger.note("mesh", lambda: ledger.Torchs.SAID_OTHERWISE, quick=True)
+    assert not ledger.views_diverged("mesh") and ledger.says_otherwise("mesh") and not asked
+    assert not ledger.diverged("mesh") and ledger.may_have_diverged("mesh") and asked == ["slow"]
+    ledger.know("other", ledger.Torchs.UNASKED)
+    assert ledger.may_have_diverged("other") and not ledger.says_otherwise("other")
+    ledger.know("other")
+    assert ledger.views_diverged("other")
+    ledger.forget()
+
+
+def clamped(x, low):
+    return torch.clamp(x.view(5, 10, 5), low.view(5, 10, 5)).view(250)
+
+
+def added_and_picked(x, index):
+    y = x.index_add(1, index, torch.ones_like(x))
+    return y.index_select(1, index).view(5, 2, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("program", "mesh", "shapes", "placements"),
+    [
+        # torch's first view says a _StridedShard of factor one, and its clamp finishes there.
+        (clamped, (2, 2), [(250,), (5, 2, 5, 5)], [[R, R], [S(1), S(2)]]),
+        # torch derives a rule for index_add, which cuts other rows.
+        (added_and_picked, (3,), [(5, 10, 5), (10,)], [[R], [S(0)]]),
+    ],
+)
+def test_strict_views_of_what_torch_may_have_laid_out_otherwise(program, mesh, shapes, placements):
+    with plain():
+        fulls = [number(shape) % 10 for shape in shapes]
+        fulls = [full.long() if full.ndim == 1 and len(full) == 10 else full for full in fulls]
+        expected = program(*fulls)
+    with ranks_of(mesh):
+        for flags in (None, {}, {"redistribution": True}):
+            tensors = [distribute(full, mesh, p) for full, p in zip(fulls, placements)]
+            with nullcontext() if flags is None else cute_sharding.enabled(**flags):
+                result = program(*tensors)
+                assert_holds(result.redistribute(placements=[R] * len(mesh)), expected)
 
 
 def test_without_a_word_views_go_where_torchs_go():

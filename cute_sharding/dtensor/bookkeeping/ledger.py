@@ -41,6 +41,7 @@ class Torchs(Enum):
     ANOTHER = 1
     NOTHING = 2
     SAID_OTHERWISE = 3
+    UNASKED = 4  # to ask would take a search of seconds
 
 
 Question = Callable[[], Torchs | bool]  # whether it is another, of ops that torch answers
@@ -52,22 +53,17 @@ class _Page:
     def __init__(self) -> None:
         self.questions: defaultdict[Any, list[Question]] = defaultdict(list)  # by mesh
         self.quick: defaultdict[Any, list[Question]] = defaultdict(list)
-        self.diverged: set[Any] = set()
-        self.refused: set[Any] = set()
-        self.said_otherwise: set[Any] = set()
+        self.found: defaultdict[Torchs, set[Any]] = defaultdict(set)  # the meshes
 
     def settle(self, mesh: Any, *, quickly: bool = False) -> None:
         """Ask what is open of a mesh, or what is answered quickly; once it has diverged no more."""
         slow = [] if quickly else self.questions.pop(mesh, [])
         for question in [*self.quick.pop(mesh, []), *slow]:
-            if mesh not in self.diverged:
+            if mesh not in self.found[Torchs.ANOTHER]:
                 found = question()
-                if found is Torchs.NOTHING:
-                    self.refused.add(mesh)
-                elif found is Torchs.SAID_OTHERWISE:
-                    self.said_otherwise.add(mesh)
-                elif found not in (False, Torchs.THE_SAME):
-                    self.diverged.add(mesh)
+                if not isinstance(found, Torchs):
+                    found = Torchs.ANOTHER if found else Torchs.THE_SAME
+                self.found[found].add(mesh)
 
 
 _pages: WeakKeyDictionary[Any, _Page] = WeakKeyDictionary()
@@ -81,10 +77,16 @@ def note(mesh: Any, question: Question, *, quick: bool = False) -> None:
     """
     with _lock:
         page = _page()
-        if mesh not in page.diverged:
+        if mesh not in page.found[Torchs.ANOTHER]:
             (page.quick if quick else page.questions)[mesh].append(question)
             if len(page.questions[mesh]) + len(page.quick[mesh]) > MOST_OPEN:
                 diverged(mesh)
+
+
+def know(mesh: Any, torchs: Torchs = Torchs.ANOTHER) -> None:
+    """As :func:`note`, where nobody has to be asked."""
+    with _lock:
+        _page().found[torchs].add(mesh)
 
 
 def diverged(mesh: Any) -> bool:
@@ -94,7 +96,18 @@ def diverged(mesh: Any) -> bool:
     with _lock:
         page = _page()
         page.settle(mesh)
-        return mesh in page.diverged
+        return mesh in page.found[Torchs.ANOTHER]
+
+
+def may_have_diverged(mesh: Any) -> bool:
+    """Whether some op on ``mesh`` has given what torch would not have, or would have said in
+    another way, of which its rules make something else; or that is not known.
+    """
+    with _lock:
+        found = _page().found
+        return diverged(mesh) or any(
+            mesh in found[some] for some in (Torchs.SAID_OTHERWISE, Torchs.UNASKED)
+        )
 
 
 def views_diverged(mesh: Any) -> bool:
@@ -102,13 +115,13 @@ def views_diverged(mesh: Any) -> bool:
     with _lock:
         page = _page()
         page.settle(mesh, quickly=True)
-        return mesh in page.diverged
+        return mesh in page.found[Torchs.ANOTHER]
 
 
 def says_otherwise(mesh: Any) -> bool:
     """Whether views have diverged, or have given what torch would have said in another way."""
     with _lock:
-        return views_diverged(mesh) or mesh in _page().said_otherwise
+        return views_diverged(mesh) or mesh in _page().found[Torchs.SAID_OTHERWISE]
 
 
 def knows_what_torch_refuses(mesh: Any) -> bool:
@@ -118,7 +131,7 @@ def knows_what_torch_refuses(mesh: Any) -> bool:
     with _lock:
         page = _page()
         page.settle(mesh)
-        return mesh in page.refused
+        return mesh in page.found[Torchs.NOTHING]
 
 
 def forget() -> None:

@@ -337,7 +337,7 @@ def _note(
     placements. ``brought``: the operand is redistributed first.
     """
     if any(isinstance(p, (Shard, StridedShard)) for some in outputs for p in some):
-        ledger.note(specs[0].mesh, lambda: True, quick=True)
+        ledger.know(specs[0].mesh)
     exchanges = [movement for movement in movements if movement.communicates]
     count(name, "exchanged" if exchanges or brought else "free")
     if logger.isEnabledFor(logging.DEBUG):

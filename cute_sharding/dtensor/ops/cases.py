@@ -189,7 +189,7 @@ def _torchs_or_for_less(question: Question) -> Any:
         return found
     answer = for_less(row, question.name, question.schema, question.specs, found)
     if answer is not found:
-        ledger.note(question.specs[0].mesh, lambda: True, quick=True)
+        ledger.know(question.specs[0].mesh)
     return answer
 
 
@@ -368,7 +368,7 @@ def _pending_pointwise(question: Question) -> Any | None:
     row = LINEAR.get(question.name, POINTWISE) if of_two else POINTWISE
     found = by_signature(row, question.name, question.schema, question.specs)
     if found is not None:
-        ledger.note(question.specs[0].mesh, lambda: True, quick=True)
+        ledger.know(question.specs[0].mesh)
     return found
 
 
@@ -402,16 +402,16 @@ def _signed(question: Question) -> Any | None:
     if found is None:
         return None
     found = _taken_back(found, question.schema)
-    if registry.is_derived(question.schema.op):  # to ask torch would take long
+    mesh = question.specs[0].mesh
+    if registry.is_derived(question.schema.op):
         if question.is_strided:
-            ledger.note(question.specs[0].mesh, lambda: True, quick=True)
-        elif any(map(some_device_is_empty, question.specs)):  # torch's would not have kept them so
-            mesh = question.specs[0].mesh
-            ledger.note(mesh, lambda: ledger.Torchs.SAID_OTHERWISE, quick=True)
+            ledger.know(mesh)
+        elif any(map(some_device_is_empty, question.specs)):  # it would not have kept them so
+            ledger.know(mesh, ledger.Torchs.SAID_OTHERWISE)
+        elif question.is_sharded:
+            ledger.know(mesh, ledger.Torchs.UNASKED)
     else:
-        ledger.note(
-            question.specs[0].mesh, partial(_gives_other, question.stock, question.schema, found)
-        )
+        ledger.note(mesh, partial(_gives_other, question.stock, question.schema, found))
     return found
 
 

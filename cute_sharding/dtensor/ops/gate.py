@@ -142,7 +142,7 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         found = by_signature(BY_OVERLOAD[name], name, schema, op_schemas.specs_of(schema))
         if found is None:
             return replicated(op, args, kwargs)
-        ledger.note(mesh, lambda: True, quick=True)
+        ledger.know(mesh)
         return dispatch.run_as(op, args, found, _move)
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -145,7 +145,7 @@ class ViewStrategy:
             mesh_names=mesh.mesh_dim_names,
             implicit_redistribution=self.settings.implicit_redistribution,
             stock=partial(self._stock_source, schema, spec, sizes),
-            diverged=lambda: ledger.diverged(mesh),
+            diverged=lambda: ledger.may_have_diverged(mesh),
             reachable=partial(_reachable, self.settings, spec),
         )
         if spec.use_strided_shard_as_shard_order:
