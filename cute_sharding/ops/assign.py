@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product, starmap
 from math import prod
 from operator import itemgetter
@@ -187,7 +187,9 @@ def _assigned(
     sizes = signature.sizes([operand.shape for operand in operands])
     options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
 
-    def weighed(choices: Sequence[_Choice]) -> _Weighed | None:
+    def weighed(
+        choices: Sequence[_Choice], filled: bool | frozenset[str] = filled
+    ) -> _Weighed | None:
         if not _allowed(signature, sizes, choices, mesh, reduce, filled):
             return None
         targets = tuple(
@@ -218,12 +220,12 @@ def _assigned(
     found = _assigned(signature, operands, mesh, reduce, linear, filled, False)
     if found[1].received:
         # Where each device has rows: of none, some kernels have no result, and others a wrong one.
-        filled, cuts = True, _spare_cuts(signature, operands)
+        cuts = _spare_cuts(signature, operands)
         wider = [
             [*some, *cuts] if n > 1 and some == [_Choice()] else some
             for some, n in zip(options, mesh)
         ]
-        found = min(found, _least(wider, weighed), key=_rank)
+        found = min(found, _least(wider, partial(weighed, filled=True)), key=_rank)
     return found
 
 

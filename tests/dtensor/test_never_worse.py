@@ -179,6 +179,10 @@ def clamped(x, low):
     return torch.clamp(x.view(5, 10, 5), low.view(5, 10, 5)).view(250)
 
 
+def halved(x):
+    return torch.nn.functional.glu(x.view(7, 7, 6)).view(49, 3)
+
+
 def added_and_picked(x, index):
     y = x.index_add(1, index, torch.ones_like(x))
     return y.index_select(1, index).view(5, 2, 5, 5)
@@ -189,6 +193,8 @@ def added_and_picked(x, index):
     [
         # torch's first view says a _StridedShard of factor one, and its clamp finishes there.
         (clamped, (2, 2), [(250,), (5, 2, 5, 5)], [[R, R], [S(1), S(2)]]),
+        # What is pending is reduced and scattered here, for less.
+        (halved, (1, 2), [(49, 6)], [[Partial(), Partial()]]),
         # torch derives a rule for index_add, which cuts other rows.
         (added_and_picked, (3,), [(5, 10, 5), (10,)], [[R], [S(0)]]),
     ],
@@ -200,7 +206,10 @@ def test_strict_views_of_what_torch_may_have_laid_out_otherwise(program, mesh, s
         expected = program(*fulls)
     with ranks_of(mesh):
         for flags in (None, {}, {"redistribution": True}):
-            tensors = [distribute(full, mesh, p) for full, p in zip(fulls, placements)]
+            tensors = [
+                distribute(full / 2 if Partial() in p else full, mesh, p)  # of two devices
+                for full, p in zip(fulls, placements)
+            ]
             with nullcontext() if flags is None else cute_sharding.enabled(**flags):
                 result = program(*tensors)
                 assert_holds(result.redistribute(placements=[R] * len(mesh)), expected)

@@ -1,9 +1,10 @@
-"""Which ops torch gets right on any cut, as far as its rules keep it as it is."""
+"""Ops of which torch's own rules are right on any cut: docs/ops.md says how that is measured.
+Beside these, all that torch knows to be pointwise, in place or not, and of lists; and those that
+draw.
+"""
 
 from __future__ import annotations
 
-# Ops of which torch's own rules are right on any cut: docs/ops.md says how that is measured. Beside
-# these, all that torch knows to be pointwise, in place or not, and of lists; and those that draw.
 CARRIED = frozenset(
     [
         *(

@@ -408,7 +408,7 @@ def _signed(question: Question) -> Any | None:
             ledger.know(mesh)
         elif any(map(some_device_is_empty, question.specs)):  # it would not have kept them so
             ledger.know(mesh, ledger.Torchs.SAID_OTHERWISE)
-        elif question.is_sharded:
+        elif question.is_sharded or question.is_pending:
             ledger.know(mesh, ledger.Torchs.UNASKED)
     else:
         ledger.note(mesh, partial(_gives_other, question.stock, question.schema, found))

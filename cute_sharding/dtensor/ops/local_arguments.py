@@ -83,7 +83,9 @@ def _as_said(schema: OpSchema) -> Prepare | None:
     of the whole which of them it was.
     """
     spec: Any = schema.args_schema[0]
-    rows = spec.tensor_meta is not None and _is_contiguous(spec.shape, spec.tensor_meta.stride)
+    if not isinstance(spec, DTensorSpec) or spec.tensor_meta is None:
+        return None
+    rows = _is_contiguous(spec.shape, spec.tensor_meta.stride)
 
     def prepare(args: Sequence[Any]) -> Sequence[Any]:
         matrices, *others = args
