@@ -5,7 +5,8 @@
 - :mod:`.assign`: which mesh dim cuts which name, where the fewest elements are received.
 """
 
-from cute_sharding.ops.assign import Assignment, Linear, Operand, assign
+from cute_sharding.ops.assign import Assignment, Linear, assign
+from cute_sharding.ops.operands import Operand
 from cute_sharding.ops.signature import Signature, parse
 from cute_sharding.ops.table import TABLE, Row
 

@@ -17,18 +17,10 @@ from math import prod
 from operator import itemgetter
 from typing import TypeAlias
 
+from cute_sharding.ops.operands import Operand, Part, cuts_of, received_for
 from cute_sharding.ops.signature import ONE, Signature
-from cute_sharding.redistribution.chains import chains_of
-from cute_sharding.redistribution.cost import local_elements, received_elements
-from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, received_by
-from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.redistribution.cost import local_elements
 from cute_sharding.sharding.deal import kinds_of_device, local_size
-from cute_sharding.views import Cut
-
-# What one mesh dim does to one tensor: a cut; the op of the reduction that is pending; None where
-# all devices have the same.
-Part: TypeAlias = "Cut | str"
 
 # Combinations weighed at most; with more, the mesh dims are decided one after the other.
 COMBINATIONS = 512
@@ -66,23 +58,6 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A tensor that an op is given: its global shape, and what each mesh dim does to it.
-
-    Attributes:
-        shape: in elements.
-        parts: for each mesh dim a cut, (dim, split factor); the op of a reduction that is pending,
-            such as "sum"; or None, where all devices have the same.
-
-    >>> Operand((8, 8), ((0, 1), "sum")).parts  # Shard(0) on one mesh dim, Partial on the other
-    ((0, 1), 'sum')
-    """
-
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
 class Assignment:
     """What each mesh dim is to do to each operand, and does to each result; and the elements that
     the busiest device receives on the way.
@@ -93,17 +68,19 @@ class Assignment:
             sizes.
         results: the same of each result.
         received: in elements.
+        shares: whether some average is pending of blocks that differ.
 
     >>> matmul = parse("m k, k n -> m n", (2, 2))
     >>> rows = Operand((8, 8), ((0, 1),))  # Shard(0) on a mesh of four
     >>> found: Assignment = assign(matmul, [rows, Operand((8, 8), (None,))], (4,))
     >>> found
-    Assignment(operands=(((0, 1),), (None,)), results=(((0, 1),),), received=0)
+    Assignment(operands=(((0, 1),), (None,)), results=(((0, 1),),), received=0, shares=False)
     """
 
     operands: tuple[tuple[Part, ...], ...]
     results: tuple[tuple[Part, ...], ...]
     received: int
+    shares: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +104,7 @@ def assign(
     linear: Linear | Sequence[int] = (),
     filled: bool | frozenset[str] = False,
     spare: bool = False,
+    shares: bool = False,
 ) -> Assignment:
     """The assignment under which the fewest elements are received; of several, one that leaves
     little pending, and then little on each device.
@@ -142,6 +120,8 @@ def assign(
         spare: whether mesh dims that can keep nothing of what they cut may cut a free name instead,
             where fewer elements are received so: each device is brought a part of what else all of
             them would be brought.
+        shares: whether averages may be pending of blocks of any size, as what a device has of one
+            counts by its share.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -171,6 +151,7 @@ def assign(
         linear,
         filled,
         spare,
+        shares,
     )[1]
 
 
@@ -183,6 +164,7 @@ def _assigned(
     linear: Linear,
     filled: bool | frozenset[str],
     spare: bool,
+    shares: bool,
 ) -> _Weighed:
     sizes = signature.sizes([operand.shape for operand in operands])
     options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
@@ -190,7 +172,7 @@ def _assigned(
     def weighed(
         choices: Sequence[_Choice], filled: bool | frozenset[str] = filled
     ) -> _Weighed | None:
-        if not _allowed(signature, sizes, choices, mesh, reduce, filled):
+        if not _allowed(signature, sizes, choices, mesh, reduce, filled, shares):
             return None
         targets = tuple(
             [
@@ -212,12 +194,17 @@ def _assigned(
         received = sum(received_for(operand, target, mesh) for operand, target in moved)
         results = tuple([_of_result(names, choices, reduce) for names in signature.results])
         pending = sum(isinstance(part, str) for parts in results for part in parts)
-        held = sum(local_elements(operand.shape, _cuts(target), mesh) for operand, target in moved)
-        return (received, pending, held), Assignment(targets, results, received)
+        held = sum(
+            local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved
+        )
+        differ = shares and any(
+            len(_rows(name, sizes, choices, mesh)) > 1 for name in _contracted(signature, choices)
+        )
+        return (received, pending, held), Assignment(targets, results, received, differ)
 
     if not spare:
         return _least(options, weighed)
-    found = _assigned(signature, operands, mesh, reduce, linear, filled, False)
+    found = _assigned(signature, operands, mesh, reduce, linear, filled, False, shares)
     if found[1].received:
         # Where each device has rows: of none, some kernels have no result, and others a wrong one.
         cuts = _spare_cuts(signature, operands)
@@ -309,18 +296,15 @@ def _allowed(
     mesh: tuple[int, ...],
     reduce: str | None,
     filled: bool | frozenset[str],
+    shares: bool,
 ) -> bool:
     """Whether what is left pending is right for blocks of these sizes: an average is of blocks of
-    one size, and a maximum of none that is empty.
+    one size, unless these count by their shares, and a maximum of none that is empty.
     """
-    names = {
-        choice.name
-        for choice in choices
-        if choice.name is not None and signature.contracted(choice.name)
-    }
-    for name in names if reduce != "sum" else ():
-        rows = _rows(name, sizes, choices, mesh)
-        if 0 in rows or (reduce == "avg" and len(rows) > 1):
+    names = _contracted(signature, choices)
+    if not (reduce == "sum" or (reduce == "avg" and shares)):
+        rows = [_rows(name, sizes, choices, mesh) for name in names]
+        if any(0 in some or (reduce == "avg" and len(some) > 1) for some in rows):
             return False
     filled_names = {
         choice.name
@@ -331,6 +315,15 @@ def _allowed(
         return False
     kinds = {reduce} if names else set()
     return len(kinds | {choice.op for choice in choices if choice.pending is not None}) <= 1
+
+
+def _contracted(signature: Signature, choices: Sequence[_Choice]) -> set[str]:
+    """The contracted names that are cut."""
+    return {
+        choice.name
+        for choice in choices
+        if choice.name is not None and signature.contracted(choice.name)
+    }
 
 
 def _changes_reduction(operand: Operand, target: tuple[Part, ...]) -> bool:
@@ -407,40 +400,3 @@ def _of_result(
                 (names.index(choice.name), choice.split_factor) if choice.name in names else reduce
             )
     return tuple(result)
-
-
-def _cuts(parts: Sequence[Part]) -> tuple[Cut, ...]:
-    return tuple([None if isinstance(part, str) else part for part in parts])
-
-
-@lru_cache(maxsize=1 << 14)
-def received_for(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...]) -> int:
-    """What bringing an operand to ``target`` costs: the elements that the plan receives which a
-    program runs, where all mesh dims have process groups together. (An answer that depended on the
-    groups would change with ``prepare_groups``, and DTensor keeps answers.) That all devices have
-    something makes a contribution of it for nothing.
-
-    >>> received_for(Operand((8, 8), ((1, 1),)), (None,), (4,))
-    48
-    """
-    if operand.parts == target:
-        return 0
-    finished = [
-        m
-        for m, (part, wanted) in enumerate(zip(operand.parts, target))
-        if isinstance(part, str) and part != wanted and mesh[m] > 1
-    ]
-    network = Network.of_programs(mesh)
-    if not finished and network.is_flat:  # one exchange, of what is missing
-        return received_elements(operand.shape, _cuts(operand.parts), _cuts(target), mesh)
-    ndim = len(operand.shape)
-    kept = tuple(
-        [m for m, part in enumerate(operand.parts) if isinstance(part, str) and m not in finished]
-    )
-    held = Held(
-        chains_of(_cuts(operand.parts), ndim, mesh),
-        tuple([(m, str(operand.parts[m])) for m in finished]),
-        kept,
-    )
-    wanted = chains_of(_cuts(target), ndim, mesh)
-    return received_by(plan_steps(operand.shape, mesh, held, wanted, network))

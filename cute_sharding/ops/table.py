@@ -35,6 +35,8 @@ class Row:
         filled: the names of which no device may be left without rows, since the op refuses to
             compute of nothing, or torch's kernel divides by their number; or, of arguments; True:
             all of them.
+        shares: whether an average that is left pending may be of blocks that differ: the op is then
+            run so that each counts by its share (dtensor/ops/shares.py).
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()
@@ -46,6 +48,7 @@ class Row:
     reduce: str | Rule | None = None
     linear: Linear | tuple[int, ...] = ()
     filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
+    shares: bool = False
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
         """The op's signature for those arguments, as :func:`parse` reads it; None: none is known.
@@ -126,8 +129,8 @@ TABLE: tuple[Row, ...] = (
     Row(("sum.default",), dims.to_scalar, "sum", (0,)),
     Row(("sum.dim_IntList",), dims.reduced(), "sum", (0,)),
     Row(("nansum.default",), dims.reduced(), "sum"),
-    Row(("mean.default",), dims.to_scalar, "avg", (0,)),
-    Row(("mean.dim",), dims.reduced(), "avg", (0,)),
+    Row(("mean.default",), dims.to_scalar, "avg", (0,), shares=True),
+    Row(("mean.dim",), dims.reduced(), "avg", (0,), shares=True),
     Row(("amax.default",), dims.reduced(), "max"),
     Row(("amin.default",), dims.reduced(), "min"),
     Row(("max.default",), dims.to_scalar, "max"),
@@ -202,6 +205,7 @@ TABLE: tuple[Row, ...] = (
         ),
         losses.loss,
         losses.reduction_of_loss,
+        shares=True,
     ),
     Row(
         (
@@ -213,7 +217,12 @@ TABLE: tuple[Row, ...] = (
         ),
         losses.loss_backward,
     ),
-    Row(("nll_loss_forward.default", "nll_loss2d_forward.default"), losses.nll_loss, "sum"),
+    Row(
+        ("nll_loss_forward.default", "nll_loss2d_forward.default"),
+        losses.nll_loss,
+        losses.reduction_of_classes,
+        shares=True,
+    ),
     Row(("nll_loss_backward.default", "nll_loss2d_backward.default"), losses.nll_loss_backward),
     # convolutions
     Row(("convolution.default",), products.convolution, "sum", filled=True),

@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 from op_programs import S, assert_close, compare, values
 from simulation import assert_holds, distribute, plain, ranks_of
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
+from cute_sharding.dtensor.bookkeeping import ledger
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -63,3 +64,117 @@ def test_ignored_rows_after_a_view_that_is_free_here_alone():
         assert_close(
             F.cross_entropy(x, distribute(target, (2,), [Replicate()])), expected, "ignored rows"
         )
+
+
+# (where the devices' own means are of different numbers of rows or elements, what is cut)
+CUTS = [[Shard(0)], [Shard(1)], [S(0, 2)], [S(1, 3)], [Replicate()]]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("devices", [2, 3, 8])
+@pytest.mark.parametrize(
+    "mean",
+    [
+        lambda x, y: (x * y).mean(),
+        lambda x, y: (x * y).mean(0),
+        lambda x, y: (x * y).mean((0, 1), keepdim=True),
+        F.mse_loss,
+        lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
+        lambda x, y: F.soft_margin_loss(x, y.sign()),
+    ],
+    ids=["of all", "of rows", "kept", "mse_loss", "binary_cross_entropy", "soft_margin_loss"],
+)
+def test_means_of_blocks_of_different_sizes_receive_nothing(mean, devices, cut):
+    """Of more blocks than rows as well. And their gradients: each element's is its own."""
+    full, other = values(5, 7), values(7, 5).t() + 1.5
+    with plain():
+        alone = full.clone().requires_grad_()
+        expected = mean(alone, other)
+        expected.sum().backward()
+    with ranks_of((devices,)), cute_sharding.enabled():
+        x = distribute(full, (devices,), cut, requires_grad=True)
+        y = distribute(other, (devices,), cut)
+        ledger.know(x.device_mesh)  # as after a view that is free here alone
+        with CommDebugMode() as sent:
+            result = mean(x, y)
+            result.backward(torch.ones_like(result))
+        assert sent.get_total_counts() == 0
+        assert_close(result, expected, f"mean, {cut}")
+        assert_close(x.grad, alone.grad, f"gradient, {cut}")
+
+
+@pytest.mark.parametrize("cut", [Shard(0), S(0, 3), S(0, 2)], ids=str)
+@pytest.mark.parametrize("weighted", [False, True], ids=["rows", "weighted"])
+@pytest.mark.parametrize("ignored", [0, 1, 5, 8], ids=str)
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_mean_losses_of_classes_where_rows_are_ignored(devices, ignored, weighted, cut):
+    """Of any share of a device's rows, and of all that it has."""
+    target = torch.tensor([1, 0, 2, 1, 1, 2, 0, 0, 2])
+    target[:ignored] = -100
+    weight = torch.tensor([1.0, 0.0, 2.5]) if weighted else None
+    with plain():
+        alone = values(9, 3).requires_grad_()
+        expected = F.cross_entropy(alone, target, weight)
+        expected.backward()
+    with ranks_of((devices,)), cute_sharding.enabled():
+        x, rows = (distribute(full, (devices,), [cut]) for full in (values(9, 3), target))
+        x.requires_grad_()
+        given = None if weight is None else distribute(weight, (devices,), [Replicate()])
+        with CommDebugMode() as sent:
+            loss = F.cross_entropy(x, rows, given)
+            assert sent.get_total_counts() == 1  # the weight of all rows
+            loss.backward()
+        assert sent.get_total_counts() == 1
+        assert loss.placements == (Partial("avg"),)
+        assert x.grad.placements == (cut,)
+        assert_close(loss, expected, "loss")
+        assert_close(x.grad, alone.grad, "gradient")
+
+
+def test_a_mean_of_no_rows_is_none():
+    with ranks_of((2,)), cute_sharding.enabled():
+        x, rows = (
+            distribute(full, (2,), [Shard(0)]) for full in (values(4, 3), torch.full((4,), -100))
+        )
+        whole = F.cross_entropy(x, rows).full_tensor()
+    assert all(value.isnan() for value in whole._local_tensors.values())
+
+
+def test_weights_that_come_to_nothing_on_a_device():
+    """No weight is nothing there, and they count."""
+    target, weight = torch.tensor([0, 1, 0, 0]), torch.tensor([1.0, -1.0])
+    with plain():
+        expected = F.cross_entropy(values(4, 2), target, weight)
+    with ranks_of((2,)), cute_sharding.enabled():
+        x, rows = (distribute(full, (2,), [Shard(0)]) for full in (values(4, 2), target))
+        loss = F.cross_entropy(x, rows, distribute(weight, (2,), [Replicate()]))
+        assert_close(loss, expected, "loss")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("devices", [2, 3, 7])
+def test_a_mean_loss_that_is_right_on_stock_is_so_to_the_last_bit(devices, dtype):
+    full, target = values(42, 5).to(dtype), torch.arange(42) % 5
+
+    def train():
+        with ranks_of((devices,)):
+            x = distribute(full, (devices,), [Shard(0)], requires_grad=True)
+            loss = F.cross_entropy(x, distribute(target, (devices,), [Shard(0)]))
+            loss.backward()
+            return loss.full_tensor(), x.grad.full_tensor()
+
+    with plain():
+        stock = train()
+        with cute_sharding.enabled():
+            ours = train()
+    for expected, found in zip(stock, ours):
+        for rank, value in expected._local_tensors.items():
+            assert torch.equal(value, found._local_tensors[rank])
+
+
+def test_a_mean_of_half_precision_does_not_overflow():
+    """Not though its sum would."""
+    full = torch.full((5, 40), 2000.0, dtype=torch.float16)
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(full, (2,), [S(0)])
+        assert_close(x.mean(), torch.tensor(2000.0, dtype=torch.float16), "mean")

@@ -18,6 +18,7 @@ from cute_sharding.dtensor.ops.cuts import (
     says_what_it_means,
 )
 from cute_sharding.dtensor.ops.local_arguments import in_their_place
+from cute_sharding.dtensor.ops.shares import by_shares, of_results
 from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.torch_private import (
     answers,
@@ -28,7 +29,8 @@ from cute_sharding.dtensor.torch_private import (
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial, Placement
-from cute_sharding.ops.assign import Linear, Operand, assign, received_for
+from cute_sharding.ops.assign import Assignment, Linear, assign
+from cute_sharding.ops.operands import Operand, received_for
 from cute_sharding.ops.signature import UNREAD, Signature, parse
 from cute_sharding.ops.table import Row
 
@@ -61,18 +63,7 @@ def by_signature(
     shapes_of_results = answers.shapes_of_results(metas)
     try:
         signature = _signature(pattern, specs, operands, shapes_of_results)
-        assigned = partial(
-            assign,
-            signature,
-            operands,
-            tuple(specs[0].mesh.shape),
-            reduce=_reduction(row.reduction(*args, **kwargs), signature, specs),
-            linear=_linear(row, specs, metas),
-            filled=row.has_rows(*args, **kwargs),
-        )
-        found = assigned()
-        if found.received and _weighs_all(name, schema, specs):
-            found = assigned(spare=True)
+        found = _assigned(row, name, schema, specs, metas, signature, operands, args, kwargs)
     except ValueError as error:
         logger.debug("%s: %s", name, error)
         return None
@@ -80,7 +71,9 @@ def by_signature(
     wanted = _kept_where_sized(signature, specs, needed)
     given = [
         None if _is_a_state(names, shape) else placed(parts, factors)
-        for names, shape, parts in zip(signature.results, shapes_of_results, found.results)
+        for names, shape, parts in zip(
+            signature.results, shapes_of_results, of_results(name, found)
+        )
     ]
     as_order = True in _read_as_order(specs)
     if (as_order and not says_what_it_means(specs, wanted)) or (
@@ -89,20 +82,50 @@ def by_signature(
         return None
     _note(name, signature, wanted, given, found.received)
     answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+    if row.shares:
+        answer = by_shares(
+            answer, name, schema, specs, signature, found, anyway=_is_symbolic(specs)
+        )
     others = [i for i in signature.sized if wanted[i] != needed[i]]
     return in_their_place(answer, schema, signature, others)
+
+
+def _assigned(
+    row: Row,
+    name: str,
+    schema: OpSchema,
+    specs: Sequence[DTensorSpec],
+    metas: Any,
+    signature: Signature,
+    operands: Sequence[Operand],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Assignment:
+    assigned = partial(
+        assign,
+        signature,
+        operands,
+        tuple(specs[0].mesh.shape),
+        reduce=_reduction(row, row.reduction(*args, **kwargs), signature, specs),
+        linear=_linear(row, specs, metas),
+        filled=row.has_rows(*args, **kwargs),
+        shares=row.shares,
+    )
+    found = assigned()
+    spares = found.received and _weighs_all(name, schema, specs)
+    return assigned(spare=True) if spares else found
 
 
 def for_less(
     row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec], found: Any
 ) -> Any:
-    """``found``, torch's answer; or the signature's, where fewer elements are received so. (What is
-    pending, or symbols, or written to, is left to torch.)
+    """``found``, torch's answer, its operands brought by plan; or the signature's, where fewer
+    elements are received so. (What is pending, or symbols, or written to, is left to torch.)
     """
     if (
         schema.op._schema.is_mutable
         or any(isinstance(p, Partial) for spec in specs for p in spec.placements)
-        or symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
+        or _is_symbolic(specs)
         or not all(map(can_be_carried, specs))
     ):
         return found
@@ -114,7 +137,8 @@ def for_less(
         )
         for spec, wanted in zip(specs, op_schemas.specs_of(found.redistribute_schema))
     )
-    return (most and by_signature(row, name, schema, specs, most=most)) or found
+    signed = by_signature(row, name, schema, specs, most=most) if most else None
+    return signed or answers.from_other_specs(found, schema)
 
 
 def _note(
@@ -145,7 +169,7 @@ def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bo
     op = schema.op
     return (
         not op._schema.is_mutable
-        and not symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
+        and not _is_symbolic(specs)
         and (registry.weighs_all(name) or registry.is_derived(op))
         and not (
             any(map(tensor_specs.split_factors, specs)) and ledger.views_diverged(specs[0].mesh)
@@ -181,14 +205,19 @@ def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tupl
 
 
 def _reduction(
-    reduce: str | None, signature: Signature, specs: Sequence[DTensorSpec]
+    row: Row, reduce: str | None, signature: Signature, specs: Sequence[DTensorSpec]
 ) -> str | None:
-    """What contracted dims leave pending: of symbols sums alone, which are right for blocks of any
-    size. And a term that is added is pending in equal parts, which integers have not.
+    """What contracted dims leave pending: of symbols sums alone and averages by shares, which are
+    right for blocks of any size. And a term that is added is pending in equal parts, which integers
+    have not.
     """
-    symbolic = symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
+    of_any_size = reduce == "sum" or (reduce == "avg" and row.shares)
     in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
-    return None if (symbolic and reduce != "sum") or in_parts else reduce
+    return None if (_is_symbolic(specs) and not of_any_size) or in_parts else reduce
+
+
+def _is_symbolic(specs: Sequence[DTensorSpec]) -> bool:
+    return symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
 
 
 def _dtypes(specs: Sequence[DTensorSpec]) -> set[torch.dtype]:
@@ -228,7 +257,7 @@ def _signature(
     """
     shapes = [operand.shape for operand in operands]
     signature = parse(pattern, tuple([len(shape) for shape in shapes]), len(results))
-    if symints.is_symbolic(*(tuple(spec.shape) for spec in specs)):
+    if _is_symbolic(specs):
         if not _known_to_fit(signature, specs):
             raise ValueError(f"sizes of one name in {signature} may differ in another call")
     elif not signature.gives(shapes, results):

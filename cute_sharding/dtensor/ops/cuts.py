@@ -18,7 +18,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     cut_of,
 )
 from cute_sharding.dtensor.torch_private.tracing import strided_shard
-from cute_sharding.ops.assign import Part
+from cute_sharding.ops.operands import Part
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
 

@@ -2,18 +2,21 @@
 
 A mask that lies as they load it, where it comes of a redistribution and not of torch's own
 preparations for one device; images and matrices that lie as autograd has found of the whole; sizes
-that are those of the local tensors; a tensor of which they read the sizes alone.
+that are those of the local tensors; a tensor of which they read the sizes alone; of means over all
+elements gradients of sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from cute_sharding.dtensor.torch_private import answers, symints
+from cute_sharding.dtensor.ops.cuts import is_sharded
+from cute_sharding.dtensor.torch_private import answers, op_schemas, symints
 from cute_sharding.dtensor.torch_private.answers import Prepare
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
@@ -108,6 +111,28 @@ def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     return True
 
 
+def _of_mean(at: int) -> Callable[[OpSchema], Prepare | None]:
+    """Of the gradient of a mean loss, whose reduction is argument ``at``: that of a sum, of an n-th
+    of the gradient. The kernel would divide by the number of the elements that it is given.
+    """
+
+    def rule(schema: OpSchema) -> Prepare | None:
+        given, specs = schema.args_schema, op_schemas.specs_of(schema)
+        if (given[at] if len(given) > at else 1) != 1 or not any(map(is_sharded, specs)):
+            return None
+        x: Any = given[1]
+        n = prod(x.shape)
+
+        def prepare(args: Sequence[Any]) -> Sequence[Any]:
+            gradient, *others = args
+            others += [None] * (at - len(args))
+            return [gradient / n, *others[: at - 1], 2, *others[at:]]
+
+        return prepare
+
+    return rule
+
+
 def _always(prepare: Prepare) -> Callable[[OpSchema], Prepare | None]:
     return lambda schema: prepare
 
@@ -132,12 +157,22 @@ _PREPARED: dict[str, Callable[[OpSchema], Prepare | None]] = {
     **dict.fromkeys(
         ["_linalg_det.default", "_linalg_slogdet.default", "_linalg_solve_ex.default"], _as_said
     ),
+    **dict.fromkeys(
+        [
+            f"{loss}_backward.default"
+            for loss in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
+        ],
+        _of_mean(3),
+    ),
+    "binary_cross_entropy_backward.default": _of_mean(4),
 }
 
 
 def prepared(name: str, schema: OpSchema, found: Any) -> Any:
     """The answer for the op, with its local arguments as its kernel wants them."""
-    prepare = _PREPARED[name](schema) if name in _PREPARED else None
+    if name not in _PREPARED:
+        return found
+    prepare = _PREPARED[name](getattr(found, "redistribute_schema", None) or schema)
     return found if prepare is None else answers.prepared(found, schema, prepare)
 
 

@@ -7,7 +7,6 @@ from itertools import combinations, product
 from math import isinf, prod
 from typing import Any
 
-from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops.cuts import is_sharded, is_uneven, some_device_is_empty
 from cute_sharding.dtensor.torch_private import op_schemas, registry, symints
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
@@ -33,12 +32,12 @@ ATTENTION = frozenset(
 # Of no elements there is no largest: where a device has none, torch's kernels raise.
 _EXTREMES = frozenset(["max.default", "min.default", "amax.default", "amin.default"])
 
-# Those that torch gets wrong on any shards: gradients and weighted means that it divides by other
-# counts, reductions that name no dim, logsumexp that keeps its dims, pools of one image, whose rows
-# it takes for channels, dims that are counted from the end, which it takes for others, a term that
-# is one value for all rows of a product, and equations that are solved for several matrices alike,
-# whose batch dims it counts from the front; with triangles, of all of which it solves for a part of
-# the other sides.
+# Those that torch gets wrong on any shards: gradients that it divides by other counts, mean losses
+# of classes, where some rows weigh more or are ignored, reductions that name no dim, logsumexp that
+# keeps its dims, pools of one image, whose rows it takes for channels, dims that are counted from
+# the end, which it takes for others, a term that is one value for all rows of a product, and
+# equations that are solved for several matrices alike, whose batch dims it counts from the front;
+# with triangles, of all of which it solves for a part of the other sides.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "soft_margin_loss_backward.default": lambda schema: True,
     **dict.fromkeys(
@@ -90,8 +89,8 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "linalg_solve_triangular.default": lambda schema: (
         _broadcasts_matrices(schema) or _cuts_one_side(schema)
     ),
-    "nll_loss_forward.default": lambda schema: _weighs_rows(schema),
-    "nll_loss2d_forward.default": lambda schema: _weighs_rows(schema),
+    "nll_loss_forward.default": lambda schema: schema.args_schema[3] == 1,
+    "nll_loss2d_forward.default": lambda schema: schema.args_schema[3] == 1,
 }
 
 
@@ -218,15 +217,3 @@ def _leaves_one_without(n: int, mesh: tuple[int, ...]) -> bool:
         if last == 0:
             return True
     return False
-
-
-def _weighs_rows(schema: OpSchema) -> bool:
-    """Of the mean loss of classes, (scores, targets, weights, reduction, class to ignore), whether
-    its rows count differently: by weights; or, for all that is known, because some are ignored.
-    Torch gets the latter wrong on any shards, where it is left to it: unless a program has shards
-    only here.
-    """
-    weights = schema.args_schema[2]
-    return schema.args_schema[3] == 1 and (
-        isinstance(weights, DTensorSpec) or ledger.diverged(op_schemas.specs_of(schema)[0].mesh)
-    )

@@ -396,14 +396,14 @@ class _Care(NamedTuple):
 
 
 def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
-    has_more = dispatch.has_more(schema)
+    has_more, op = dispatch.has_more(schema), answers.op_of(schema)
     moves = has_more or dispatch.moves(op_info, schema)
     copied = dispatch.viewed(op_info, schema)
     found = _Care(
-        moves and (answers.is_by_plan(schema) or registry.name_of(schema.op) in BY_OVERLOAD),
+        moves and (answers.is_by_plan(schema) or registry.name_of(op) in BY_OVERLOAD),
         copied,
         has_more,
-        moves and may_be_kept(schema.op, copied is not None),
+        moves and may_be_kept(op, copied is not None),
     )
     return found if any(found) or answers.writes(schema) else None
 

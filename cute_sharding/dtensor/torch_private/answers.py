@@ -34,6 +34,7 @@ __all__ = [
     "for_no_cache",
     "from_other_specs",
     "generate_redistribute_costs",
+    "instead",
     "is_by_plan",
     "is_marked",
     "is_run_by_function",
@@ -41,6 +42,7 @@ __all__ = [
     "marked",
     "metas_of_results",
     "moves_first",
+    "op_of",
     "op_sharding",
     "op_spec",
     "placements_of_outputs",
@@ -258,6 +260,22 @@ def prepared(found: OutputSharding, schema: OpSchema, prepare: Prepare) -> Outpu
 def preparation(schema: OpSchema) -> Prepare | None:
     """What the op's local arguments are to be prepared by."""
     return getattr(schema, "_cute_sharding_prepare", None)
+
+
+def instead(
+    found: OutputSharding, schema: OpSchema, function: Callable[..., Any]
+) -> OutputSharding:
+    """The answer, with a note that ``function`` is run in the op's place, on local arguments."""
+    wanted: Any = found.redistribute_schema or OpSchema(
+        schema.op, schema.args_schema, schema.kwargs_schema, schema.schema_info
+    )
+    wanted._cute_sharding_in_place_of, wanted.op = schema.op, function
+    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
+
+
+def op_of(schema: OpSchema) -> Any:
+    """The op that a schema of an answer is of, whatever is run in its place."""
+    return getattr(schema, "_cute_sharding_in_place_of", schema.op)
 
 
 def for_no_cache(found: Any) -> Any:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from cute_sharding.dtensor.torch_private.answers import (
     is_run_by_function,
     keywords,
+    op_of,
     preparation,
 )
 from cute_sharding.dtensor.torch_private.dispatch_modes import is_tracing
@@ -61,7 +62,7 @@ def viewed(op_info: Any, schema: OpSchema) -> tuple[DTensorSpec, DTensorSpec] | 
     is not.
     """
     first = schema.args_schema[0] if schema.args_schema else None
-    if not isinstance(first, DTensorSpec) or not schema.op._schema._is_view_op():
+    if not isinstance(first, DTensorSpec) or not op_of(schema)._schema._is_view_op():
         return None
     spec = op_info.flat_args_schema[0]
     return None if tuple(spec.placements) == tuple(first.placements) else (spec, first)

@@ -26,16 +26,15 @@ def reduction_of_loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str
 
 
 def loss_backward(gradient: Shape, x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
-    """Of a mean: the op divides by the number of elements that it sees, so it is to see all."""
-    reduction = _reduction(*args, **kwargs)
-    names = "[...]" if reduction == 1 else "..."
+    """Each element's own, also of a mean: the op is told to divide by the number of all elements
+    (dtensor/ops/local_arguments.py).
+    """
     operands = [
         "..." if gradient else "",
-        names,
-        names,
-        *[names for arg in args if isinstance(arg, tuple)],
+        *["..."] * 2,
+        *["..." for arg in args if isinstance(arg, tuple)],
     ]
-    return f"{', '.join(operands)} -> {names}"
+    return f"{', '.join(operands)} -> ..."
 
 
 def _of_classes(x: Shape) -> tuple[list[str], list[str]]:
@@ -47,17 +46,15 @@ def _of_classes(x: Shape) -> tuple[list[str], list[str]]:
 
 
 def nll_loss(x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> str:
-    """A mean is divided by the weights of all rows, so the op is to see them all; the weights' sum
-    is its second result.
-    """
+    """The sum of the rows' weights is the second result."""
     names, rows = _of_classes(x)
-    if reduction == 1:
-        names, rows = (
-            [name if name.startswith("[") else f"[{name}]" for name in names],
-            [f"[{name}]" for name in rows],
-        )
     operands = [text(names), text(rows), *["[c]" for given in (weight,) if given is not None]]
     return f"{', '.join(operands)} -> {text(rows) if reduction == 0 else ''},"
+
+
+def reduction_of_classes(x: Shape, target: Shape, weight: Any, reduction: int, *_: Any) -> str:
+    """A mean, or a sum; without either, the weights are added up."""
+    return "avg" if reduction == 1 else "sum"
 
 
 def nll_loss_backward(

@@ -1,0 +1,74 @@
+"""What an op is given, and what it costs to bring it to other placements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from cute_sharding.redistribution.chains import chains_of
+from cute_sharding.redistribution.cost import received_elements
+from cute_sharding.redistribution.network import Network
+from cute_sharding.redistribution.plan import Held, received_by
+from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.views import Cut
+
+# What one mesh dim does to one tensor: a cut; the op of the reduction that is pending; None where
+# all devices have the same.
+Part: TypeAlias = "Cut | str"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an op is given: its global shape, and what each mesh dim does to it.
+
+    Attributes:
+        shape: in elements.
+        parts: for each mesh dim a cut, (dim, split factor); the op of a reduction that is pending,
+            such as "sum"; or None, where all devices have the same.
+
+    >>> Operand((8, 8), ((0, 1), "sum")).parts  # Shard(0) on one mesh dim, Partial on the other
+    ((0, 1), 'sum')
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+def cuts_of(parts: Sequence[Part]) -> tuple[Cut, ...]:
+    """The cuts alone, without what is pending."""
+    return tuple([None if isinstance(part, str) else part for part in parts])
+
+
+@lru_cache(maxsize=1 << 14)
+def received_for(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...]) -> int:
+    """What bringing an operand to ``target`` costs: the elements that the plan receives which a
+    program runs, where all mesh dims have process groups together. (An answer that depended on the
+    groups would change with ``prepare_groups``, and DTensor keeps answers.) That all devices have
+    something makes a contribution of it for nothing.
+
+    >>> received_for(Operand((8, 8), ((1, 1),)), (None,), (4,))
+    48
+    """
+    if operand.parts == target:
+        return 0
+    finished = [
+        m
+        for m, (part, wanted) in enumerate(zip(operand.parts, target))
+        if isinstance(part, str) and part != wanted and mesh[m] > 1
+    ]
+    network = Network.of_programs(mesh)
+    if not finished and network.is_flat:  # one exchange, of what is missing
+        return received_elements(operand.shape, cuts_of(operand.parts), cuts_of(target), mesh)
+    ndim = len(operand.shape)
+    kept = tuple(
+        [m for m, part in enumerate(operand.parts) if isinstance(part, str) and m not in finished]
+    )
+    held = Held(
+        chains_of(cuts_of(operand.parts), ndim, mesh),
+        tuple([(m, str(operand.parts[m])) for m in finished]),
+        kept,
+    )
+    wanted = chains_of(cuts_of(target), ndim, mesh)
+    return received_by(plan_steps(operand.shape, mesh, held, wanted, network))
