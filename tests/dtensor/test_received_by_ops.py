@@ -130,3 +130,44 @@ def test_where_torch_says_a_shard_in_another_way():
             assert here <= on_stock
             assert ledger.diverged(result.device_mesh), "the result is laid out otherwise"
             assert_close(result, expected, "resized")
+
+
+def test_operands_are_brought_by_plan_where_torch_says_a_shard_in_another_way():
+    """They are cut in rows and in columns: torch's own way is to gather, and cut again."""
+    full, other = values(5, 2, 5, 5), values(5, 10, 5)
+
+    def received():
+        x = distribute(full, (2, 3), [Shard(1), Shard(2)])
+        y = distribute(other, (2, 3), [Replicate(), Shard(2)])
+        with Received() as counted:
+            result = x.view(5, 10, 5).clamp(y)
+        return max(counted.by_rank.values()), result
+
+    with ranks_of((2, 3)):
+        on_stock, _ = received()
+        with cute_sharding.enabled():
+            here, result = received()
+            assert here < on_stock
+            assert_close(result, full.view(5, 10, 5).clamp(other), "clamped")
+
+
+def test_no_rule_receives_at_most_torchs_in_every_program():
+    """Unless it gathers at the view. These two are the same up to ``y``: in the first nothing needs
+    to be received, and in the second what was not is received of ``x`` and of ``y``.
+    """
+
+    def received(goes_on):
+        x = distribute(values(4, 6), (2,), [Shard(1)])
+        with Received() as counted:
+            x = x.view(24)
+            y = 2 * x
+            if goes_on:
+                x.softmax(0), y.softmax(0)
+        return max(counted.by_rank.values(), default=0)
+
+    with ranks_of((2,)):
+        on_stock = received(False), received(True)
+        with cute_sharding.enabled():
+            here = received(False), received(True)
+    assert on_stock == (12, 12)
+    assert here == (0, 24)

@@ -3,8 +3,8 @@
 torch decides by its own rules wherever those are known to be right. Of ops on plain placements
 these are answered here: those by which ranks would draw differently, or that are told sizes; writes
 to what is pending, and values that have nothing to do with it; item(); extremes of nothing; rules
-that torch derives on one device; averages of blocks of different sizes; and the few of which
-torch's own rule is wrong on shards (all in :mod:`.cases`). What views make is another matter: of
+that torch derives on one device; averages of blocks that differ; and the few of which torch's own
+rule is wrong on shards (all in :mod:`.cases`). What views make is another matter: of
 _StridedShard placements an op with a row in the table (cute_sharding/ops) carries what its
 signature lets it carry; ops that torch is known to get right on any cut (:mod:`.carried`) are
 torch's; all others get what torch would have had, the mesh dims of such placements replicated by
@@ -14,6 +14,7 @@ plan: the gate.
 - :mod:`.plain_shards`: which ops torch gets wrong on Shard placements alone
 - :mod:`.carried`: which ones it gets right on any cut
 - :mod:`.by_signature`: the placements that a signature carries
+- :mod:`.shares`: averages in which each device counts by what it has
 - :mod:`.written`: pointwise ops that write to one of their operands
 - :mod:`.arguments`: what is gathered for an op, kept for the next
 - :mod:`.local_arguments`: what kernels want of local arguments beside the values of tensors

@@ -182,6 +182,23 @@ def reduced(where: int = 1, *, keep: int = 2, results: int = 1) -> Rule:
     return rule
 
 
+def across(x: Shape, y: Shape, *, dim: int = -1) -> str | None:
+    """Two tensors of one shape, along ``dim``."""
+    if x != y:
+        return None
+    names = text(named(x, [dim]))
+    return f"{names}, {names} -> {names}"
+
+
+def put_on_diagonals(x: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> str:
+    """The last dim becomes two; all three are whole."""
+    names = named(x, [-1])
+    left = iter(names[:-1])
+    ndim = len(x) + 1
+    new = {dim1 % ndim: "[row]", dim2 % ndim: "[column]"}
+    return f"{text(names)} -> {text([new.get(d) or next(left) for d in range(ndim)])}"
+
+
 def to_scalar(x: Shape, *_: Any, **__: Any) -> str:
     """All dims are reduced."""
     return f"{text(named(x))} ->"

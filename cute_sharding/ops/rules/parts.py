@@ -57,6 +57,15 @@ def index_written(
     return f"{text(names)}, [k], {put(names, dim, '[k]')} -> {text(names)}"
 
 
+def index_filled(x: Shape, dim: int, index: Shape, value: Any) -> str | None:
+    """Rows of ``dim``, which x has whole, are filled: those that the index says, whole too."""
+    if not x:
+        return None
+    operands = [text(named(x, [dim])), "[k]" if index else ""]
+    operands += [""] * isinstance(value, tuple)
+    return f"{', '.join(operands)} -> {operands[0]}"
+
+
 def embedding(weight: Shape, index: Shape, *_: Any, **__: Any) -> str:
     """Rows of the weight, which has them whole, for each number of the index."""
     names = text(named(index, letter="i"))
