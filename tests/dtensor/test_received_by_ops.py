@@ -157,12 +157,12 @@ def test_no_rule_receives_at_most_torchs_in_every_program():
     """
 
     def received(goes_on):
-        x = distribute(values(4, 6), (2,), [Shard(1)])
+        x = distribute(values(6, 4), (2,), [Shard(1)])
         with Received() as counted:
-            x = x.view(24)
+            x = x.view(2, 12)
             y = 2 * x
             if goes_on:
-                x.softmax(0), y.softmax(0)
+                x.softmax(1), y.softmax(1)
         return max(counted.by_rank.values(), default=0)
 
     with ranks_of((2,)):
