@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import product, starmap
 from math import prod
 from operator import itemgetter
@@ -137,74 +137,48 @@ def assign(
     >>> found = assign(softmax, [rows], (2, 2), spare=True)
     >>> found.results, found.received  # all of a quarter of the rows
     ((((0, 1), (0, 1)),), 8)
+
+    >>> mean, rows = parse("m n -> n", (2,)), Operand((5, 8), ((0, 1),))  # three rows and two
+    >>> assign(mean, [rows], (2,), reduce="avg", shares=True)
+    Assignment(operands=(((0, 1),),), results=(('avg',),), received=0, shares=True)
     """
     operands, mesh = tuple(operands), tuple(mesh)
     if not isinstance(linear, Linear):
         linear = Linear(tuple(linear))
     elif linear.operands is None:
         linear = replace(linear, operands=tuple(range(len(operands))))
-    return _assigned(
-        signature.fitted([operand.shape for operand in operands]),
-        operands,
-        mesh,
-        reduce,
-        linear,
-        filled,
-        spare,
-        shares,
-    )[1]
+    fitted = signature.fitted([operand.shape for operand in operands])
+    question = _Question(fitted, operands, mesh, reduce, linear, filled, shares)
+    return _assigned(question, spare)[1]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What :func:`assign` is asked."""
+
+    signature: Signature
+    operands: tuple[Operand, ...]
+    mesh: tuple[int, ...]
+    reduce: str | None
+    linear: Linear
+    filled: bool | frozenset[str]
+    shares: bool
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """How many rows each name has."""
+        return self.signature.sizes([operand.shape for operand in self.operands])
 
 
 @lru_cache(maxsize=1 << 12)
-def _assigned(
-    signature: Signature,
-    operands: tuple[Operand, ...],
-    mesh: tuple[int, ...],
-    reduce: str | None,
-    linear: Linear,
-    filled: bool | frozenset[str],
-    spare: bool,
-    shares: bool,
-) -> _Weighed:
-    sizes = signature.sizes([operand.shape for operand in operands])
-    options = [_options(signature, operands, m, reduce, linear) for m in range(len(mesh))]
-
-    def weighed(
-        choices: Sequence[_Choice], filled: bool | frozenset[str] = filled
-    ) -> _Weighed | None:
-        if not _allowed(signature, sizes, choices, mesh, reduce, filled, shares):
-            return None
-        targets = tuple(
-            [
-                operand.parts
-                if i in signature.unread
-                else _of_operand(signature, i, choices, linear)
-                for i, operand in enumerate(operands)
-            ]
-        )
-        moved = [
-            (operand, target)
-            for i, (operand, target) in enumerate(zip(operands, targets))
-            if i not in signature.sized
-        ]
-        if any(starmap(_changes_reduction, moved)):
-            return None
-        if linear.alone and _changes_more(choices, operands, targets):
-            return None
-        received = sum(received_for(operand, target, mesh) for operand, target in moved)
-        results = tuple([_of_result(names, choices, reduce) for names in signature.results])
-        pending = sum(isinstance(part, str) for parts in results for part in parts)
-        held = sum(
-            local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved
-        )
-        differ = shares and any(
-            len(_rows(name, sizes, choices, mesh)) > 1 for name in _contracted(signature, choices)
-        )
-        return (received, pending, held), Assignment(targets, results, received, differ)
-
+def _assigned(question: _Question, spare: bool) -> _Weighed:
+    signature, operands, mesh = question.signature, question.operands, question.mesh
+    options = [
+        _options(signature, operands, m, question.reduce, question.linear) for m in range(len(mesh))
+    ]
     if not spare:
-        return _least(options, weighed)
-    found = _assigned(signature, operands, mesh, reduce, linear, filled, False, shares)
+        return _least(options, partial(_weighed, question))
+    found = _assigned(question, False)
     if found[1].received:
         # Where each device has rows: of none, some kernels have no result, and others a wrong one.
         cuts = _spare_cuts(signature, operands)
@@ -212,15 +186,53 @@ def _assigned(
             [*some, *cuts] if n > 1 and some == [_Choice()] else some
             for some, n in zip(options, mesh)
         ]
-        found = min(found, _least(wider, partial(weighed, filled=True)), key=_rank)
+        filled = partial(_weighed, replace(question, filled=True))
+        found = min(found, _least(wider, filled), key=_rank)
     return found
 
 
-_Weighed: TypeAlias = "tuple[tuple[int, int, int], Assignment]"
+def _weighed(question: _Question, choices: Sequence[_Choice]) -> _Weighed | None:
+    """What comes of these choices; None where they are not allowed."""
+    signature, operands, mesh = question.signature, question.operands, question.mesh
+    linear, reduce = question.linear, question.reduce
+    if not _allowed(question, choices):
+        return None
+    targets = tuple(
+        [
+            operand.parts if i in signature.unread else _of_operand(signature, i, choices, linear)
+            for i, operand in enumerate(operands)
+        ]
+    )
+    moved = [
+        (operand, target)
+        for i, (operand, target) in enumerate(zip(operands, targets))
+        if i not in signature.sized
+    ]
+    if any(starmap(_changes_reduction, moved)):
+        return None
+    if linear.alone and _changes_more(choices, operands, targets):
+        return None
+    received = sum(received_for(operand, target, mesh) for operand, target in moved)
+    # What comes of the op meets what is cut as an operand is of which it reads the sizes alone.
+    later = sum(received_for(operands[i], targets[i], mesh) for i in signature.sized)
+    results = tuple([_of_result(names, choices, reduce) for names in signature.results])
+    pending = sum(isinstance(part, str) for parts in results for part in parts)
+    held = sum(local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved)
+    differ = question.shares and any(
+        len(_rows(name, question.sizes, choices, mesh)) > 1
+        for name in _contracted(signature, choices)
+    )
+    rank = (received + later, received, pending, held)
+    return rank, Assignment(targets, results, received, differ)
 
 
-def _rank(weighed: _Weighed) -> tuple[int, int, int]:
-    """The elements received, the reductions left pending, the elements held."""
+_Weighed: TypeAlias = "tuple[tuple[int, int, int, int], Assignment]"
+
+
+def _rank(weighed: _Weighed) -> tuple[int, int, int, int]:
+    """The elements received, now and later; of these now; the reductions left pending, the elements
+    held.
+    """
     return weighed[0]
 
 
@@ -267,7 +279,7 @@ def _options(
     """What one mesh dim may do: what it does to one of the operands already, or nothing."""
     found: dict[_Choice, None] = {}
     for i, (operand, names) in enumerate(zip(operands, signature.operands)):
-        if i in signature.unread or i in signature.sized:
+        if i in signature.unread:
             continue
         part = operand.parts[m]
         if isinstance(part, str):
@@ -289,20 +301,14 @@ def _options(
     return list(found)
 
 
-def _allowed(
-    signature: Signature,
-    sizes: dict[str, int],
-    choices: Sequence[_Choice],
-    mesh: tuple[int, ...],
-    reduce: str | None,
-    filled: bool | frozenset[str],
-    shares: bool,
-) -> bool:
+def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
     """Whether what is left pending is right for blocks of these sizes: an average is of blocks of
     one size, unless these count by their shares, and a maximum of none that is empty.
     """
+    signature, sizes, mesh = question.signature, question.sizes, question.mesh
+    reduce, filled = question.reduce, question.filled
     names = _contracted(signature, choices)
-    if not (reduce == "sum" or (reduce == "avg" and shares)):
+    if not (reduce == "sum" or (reduce == "avg" and question.shares)):
         rows = [_rows(name, sizes, choices, mesh) for name in names]
         if any(0 in some or (reduce == "avg" and len(some) > 1) for some in rows):
             return False

@@ -238,7 +238,7 @@ def test_what_is_priced_is_what_runs(mesh):
         compared += 1
 
 
-@pytest.mark.parametrize("part", [(1, 1), (0, 2), "sum", None], ids=str)
+@pytest.mark.parametrize("part", [(1, 1), (0, 1), "sum", None], ids=str)
 def test_of_what_only_sizes_are_read_nothing_is_received(part):
     rows, sized = Operand((4, 3), ((0, 1),)), Operand((4, 6), (part,))
     pool = parse("a [y], =a [x] -> a [x]", (2, 2))
@@ -247,3 +247,13 @@ def test_of_what_only_sizes_are_read_nothing_is_received(part):
     assert found.received == 0
     assert found.operands == (rows.parts, ((0, 1),)), "the sizes that it needs"
     assert found.results == (((0, 1),),)
+
+
+def test_the_result_is_cut_as_the_operand_of_which_it_has_the_sizes():
+    """It will meet that: to bring a small gradient there is less than a large one later."""
+    small, large, sized = (
+        Operand((4, n), (part,)) for n, part in ((3, (0, 1)), (9, (0, 1)), (6, (0, 2)))
+    )
+    pool = parse("a [y], =a [x] -> a [x]", (2, 2))
+    assert assign(pool, [small, sized], (2,)).results == (((0, 2),),)
+    assert assign(pool, [large, sized], (2,)).results == (((0, 1),),)

@@ -14,6 +14,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     DTensorSpec,
     Replicate,
     Shard,
+    StridedShard,
 )
 from cute_sharding.ops.table import BY_OVERLOAD
 
@@ -89,8 +90,8 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
     "linalg_solve_triangular.default": lambda schema: (
         _broadcasts_matrices(schema) or _cuts_one_side(schema)
     ),
-    "nll_loss_forward.default": lambda schema: schema.args_schema[3] == 1,
-    "nll_loss2d_forward.default": lambda schema: schema.args_schema[3] == 1,
+    "nll_loss_forward.default": lambda schema: _averages_rows(schema),
+    "nll_loss2d_forward.default": lambda schema: _averages_rows(schema),
 }
 
 
@@ -217,3 +218,12 @@ def _leaves_one_without(n: int, mesh: tuple[int, ...]) -> bool:
         if last == 0:
             return True
     return False
+
+
+def _averages_rows(schema: OpSchema) -> bool:
+    """Whether a loss of classes is the mean of rows that are cut: torch cuts them as the scores."""
+    scores: Any = schema.args_schema[0]
+    classes = min(len(scores.shape) - 1, 1)
+    return schema.args_schema[3] == 1 and any(
+        isinstance(p, (Shard, StridedShard)) and p.dim != classes for p in scores.placements
+    )
