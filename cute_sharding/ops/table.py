@@ -87,6 +87,24 @@ TABLE: tuple[Row, ...] = (
     Row(("baddbmm.default",), products.sum_and_product("b m k, b k n -> b m n"), "sum"),
     Row(("addbmm.default",), products.sum_and_product("b m k, b k n -> m n"), "sum"),
     Row(("linalg_solve_triangular.default",), products.solved_with_triangles, linear=(1,)),
+    Row(
+        ("linalg_lu_solve.default", "linalg_ldl_solve.default"),
+        products.solved_with_factors,
+        filled=True,
+    ),
+    Row(("_linalg_solve_ex.default",), products.solved, filled=True),
+    Row(("cholesky_solve.default",), "... [k] n, ... [i] [j] -> ... [k] n", filled=True),
+    Row(
+        ("triangular_solve.default",),
+        "... [k] [n], ... [i] [j] -> ... [k] [n], ... [i] [j]",
+        filled=True,
+    ),
+    Row(("_cdist_forward.default", "_euclidean_dist.default"), "... p [m], ... r [m] -> ... p r"),
+    Row(
+        ("_cdist_backward.default",),
+        "... p r, ... p [m], ... r [m], ... p r -> ... p [m]",
+        "sum",
+    ),
     # along dims
     Row(
         (
@@ -120,6 +138,7 @@ TABLE: tuple[Row, ...] = (
     Row(("diagonal.default", "diagonal_copy.default"), dims.diagonal),
     Row(("diag_embed.default",), dims.put_on_diagonals),
     Row(("linalg_cross.default",), dims.across),
+    Row(("renorm.default",), dims.each_of(2)),
     Row(("trace.default",), "[n] [m] ->"),
     Row(("glu.default",), dims.halved),
     Row(("glu_backward.default",), dims.doubled),
@@ -179,6 +198,9 @@ TABLE: tuple[Row, ...] = (
     Row(("index_select.default",), parts.index_select),
     Row(("isin.Tensor_Tensor",), parts.sought, "max"),
     Row(("index_add.default", "index_copy.default"), parts.index_written),
+    Row(("take.default",), parts.taken),
+    Row(("index.Tensor",), parts.indexed),
+    Row(("index_put.default",), parts.index_put),
     Row(("index_fill.int_Scalar", "index_fill.int_Tensor"), parts.index_filled),
     Row(("bucketize.Tensor",), "..., [boundary] -> ..."),
     Row(("embedding.default",), parts.embedding),

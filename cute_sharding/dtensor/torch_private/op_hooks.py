@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import torch
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
 
 from cute_sharding.dtensor.torch_private import patches
@@ -99,9 +100,8 @@ def _infos(names: tuple[str, ...]) -> dict[Any, RuntimeSchemaInfo]:
                 "cute_sharding",
             ],
             any(
-                kind in str(argument.type)
+                isinstance(argument.type, torch.ListType) and "Tensor" in str(argument.type)
                 for argument in op._schema.arguments
-                for kind in ("Tensor[]", "List[Tensor]")
             ),
         )
         for op in filter(None, map(overload, names))

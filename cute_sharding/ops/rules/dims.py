@@ -190,6 +190,17 @@ def across(x: Shape, y: Shape, *, dim: int = -1) -> str | None:
     return f"{names}, {names} -> {names}"
 
 
+def each_of(where: int) -> Rule:
+    """For each row of the dim that is argument ``where``, by all that is in it."""
+
+    def rule(*args: Any) -> str:
+        x, dim = args[0], args[where] % max(len(args[0]), 1)
+        names = text(named(x, [d for d in range(len(x)) if d != dim]))
+        return f"{names} -> {names}"
+
+    return rule
+
+
 def put_on_diagonals(x: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> str:
     """The last dim becomes two; all three are whole."""
     names = named(x, [-1])

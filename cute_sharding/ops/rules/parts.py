@@ -57,6 +57,54 @@ def index_written(
     return f"{text(names)}, [k], {put(names, dim, '[k]')} -> {text(names)}"
 
 
+def taken(x: Shape, index: Shape) -> str:
+    """Elements of all of x, by their place in the order of its elements."""
+    chosen = text(named(index, letter="k"))
+    return f"{text(named(x, range(len(x))))}, {chosen} -> {chosen}"
+
+
+def _indexed(
+    x: Shape, indices: Sequence[Shape | None]
+) -> tuple[list[str], list[str], list[str], int] | None:
+    """The names of x, of the index tensors and of what these pick; and how many these are. None
+    where they are broadcast.
+    """
+    at = [d for d, index in enumerate(indices) if index is not None]
+    shapes = {index for index in indices if index is not None}
+    if len(shapes) != 1:
+        return None
+    names, index = named(x, at), named(next(iter(shapes)), letter="k")
+    first = at[0] if at[-1] - at[0] == len(at) - 1 else 0  # to the front, if they are apart
+    others = [name for d, name in enumerate(names) if d not in at]
+    return names, index, [*others[:first], *index, *others[first:]], len(at)
+
+
+def indexed(x: Shape, indices: Sequence[Shape | None]) -> str | None:
+    """Rows of dims that x has whole, as index tensors of one shape say, which may be cut."""
+    found = _indexed(x, indices)
+    if found is None:
+        return None
+    names, index, picked, count = found
+    return f"{text(names)}, {', '.join([text(index)] * count)} -> {text(picked)}"
+
+
+def index_put(x: Shape, indices: Sequence[Shape | None], values: Shape, *_: Any) -> str | None:
+    """Rows of dims that x has whole are written to: those that index tensors say, whole too. The
+    values are not broadcast.
+    """
+    found = _indexed(x, indices)
+    if found is None:
+        return None
+    names, index, picked, count = found
+    sizes = dict(zip(index, next(shape for shape in indices if shape is not None)))
+    sizes.update((name, n) for name, n in zip(names, x) if name in picked)
+    if values != tuple([sizes[name] for name in picked]):
+        return None
+    whole = [f"[{name}]" for name in index]
+    written = [f"[{name}]" if name in index else name for name in picked]
+    return f"{text(names)}, {', '.join([text(whole)] * count)}, {text(written)} -> {text(names)}"
+
+
 def index_filled(x: Shape, dim: int, index: Shape, value: Any) -> str | None:
     """Rows of ``dim``, which x has whole, are filled: those that the index says, whole too."""
     if not x:

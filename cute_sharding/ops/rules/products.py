@@ -54,6 +54,26 @@ def solved_with_triangles(triangles: Shape, sides: Shape, *, left: bool = True, 
     return f"{', '.join(map(text, given))} -> {text(result)}"
 
 
+def solved_with_factors(
+    factors: Shape, pivots: Shape, sides: Shape, *, left: bool = True, **_: Any
+) -> str:
+    """The solutions of equations whose matrices are factorized: column by column, or row by row
+    where these stand at the right.
+    """
+    matrix = "[k] n" if left else "m [k]"
+    return f"... [i] [j], ... [p], ... {matrix} -> ... {matrix}"
+
+
+def solved(matrices: Shape, sides: Shape, **_: Any) -> str | None:
+    """The solutions of equations, of one side for each matrix or several, and the factors. Which of
+    these it is the op tells by the shapes: not where those of parts could say the other.
+    """
+    if len(sides) == len(matrices) - 1 and sides != matrices[:-1]:
+        return None
+    given = "... [k]" if sides == matrices[:-1] else "... [k] [n]"
+    return f"... [i] [j], {given} -> {given}, ... [i] [j], ... [p], ..."
+
+
 # -- convolutions ----------------------------------------------------------------------------------
 
 
