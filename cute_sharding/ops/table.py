@@ -166,8 +166,6 @@ TABLE: tuple[Row, ...] = (
     Row(("var.correction", "std.correction"), dims.reduced(keep=9)),
     Row(("std_mean.correction", "var_mean.correction"), dims.reduced(keep=9, results=2)),
     Row(("argmax.default", "argmin.default"), dims.reduced()),
-    Row(("aminmax.default",), dims.reduced(keep=9, results=2)),
-    Row(("norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"), dims.reduced(2, keep=3)),
     # normalization
     Row(("native_layer_norm.default",), normalization.layer_norm),
     Row(("native_layer_norm_backward.default",), normalization.layer_norm_backward, "sum"),
