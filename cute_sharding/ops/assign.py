@@ -68,19 +68,19 @@ class Assignment:
             sizes.
         results: the same of each result.
         received: in elements.
-        shares: whether some average is pending of blocks that differ.
+        differ: whether some reduction is pending of blocks that differ in size.
 
     >>> matmul = parse("m k, k n -> m n", (2, 2))
     >>> rows = Operand((8, 8), ((0, 1),))  # Shard(0) on a mesh of four
     >>> found: Assignment = assign(matmul, [rows, Operand((8, 8), (None,))], (4,))
     >>> found
-    Assignment(operands=(((0, 1),), (None,)), results=(((0, 1),),), received=0, shares=False)
+    Assignment(operands=(((0, 1),), (None,)), results=(((0, 1),),), received=0, differ=False)
     """
 
     operands: tuple[tuple[Part, ...], ...]
     results: tuple[tuple[Part, ...], ...]
     received: int
-    shares: bool = False
+    differ: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def assign(
 
     >>> mean, rows = parse("m n -> n", (2,)), Operand((5, 8), ((0, 1),))  # three rows and two
     >>> assign(mean, [rows], (2,), reduce="avg", shares=True)
-    Assignment(operands=(((0, 1),),), results=(('avg',),), received=0, shares=True)
+    Assignment(operands=(((0, 1),),), results=(('avg',),), received=0, differ=True)
     """
     operands, mesh = tuple(operands), tuple(mesh)
     if not isinstance(linear, Linear):
@@ -218,7 +218,7 @@ def _weighed(question: _Question, choices: Sequence[_Choice]) -> _Weighed | None
     results = tuple([_of_result(names, choices, reduce) for names in signature.results])
     pending = sum(isinstance(part, str) for parts in results for part in parts)
     held = sum(local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved)
-    differ = question.shares and any(
+    differ = any(
         len(_rows(name, question.sizes, choices, mesh)) > 1
         for name in _contracted(signature, choices)
     )

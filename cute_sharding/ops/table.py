@@ -35,8 +35,9 @@ class Row:
         filled: the names of which no device may be left without rows, since the op refuses to
             compute of nothing, or torch's kernel divides by their number; or, of arguments; True:
             all of them.
-        shares: whether an average that is left pending may be of blocks that differ: the op is then
-            run so that each counts by its share (dtensor/ops/shares.py).
+        shares: an average that is left pending may be of blocks that differ: the op is then run so
+            that each counts by its share of the "elements", or, of losses that give their weight as
+            a second result, of the "rows" (dtensor/ops/shares.py).
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()
@@ -48,7 +49,7 @@ class Row:
     reduce: str | Rule | None = None
     linear: Linear | tuple[int, ...] = ()
     filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
-    shares: bool = False
+    shares: str | None = None
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
         """The op's signature for those arguments, as :func:`parse` reads it; None: none is known.
@@ -150,8 +151,8 @@ TABLE: tuple[Row, ...] = (
     Row(("sum.default",), dims.to_scalar, "sum", (0,)),
     Row(("sum.dim_IntList",), dims.reduced(), "sum", (0,)),
     Row(("nansum.default",), dims.reduced(), "sum"),
-    Row(("mean.default",), dims.to_scalar, "avg", (0,), shares=True),
-    Row(("mean.dim",), dims.reduced(), "avg", (0,), shares=True),
+    Row(("mean.default",), dims.to_scalar, "avg", (0,), shares="elements"),
+    Row(("mean.dim",), dims.reduced(), "avg", (0,), shares="elements"),
     Row(("amax.default",), dims.reduced(), "max"),
     Row(("amin.default",), dims.reduced(), "min"),
     Row(("max.default",), dims.to_scalar, "max"),
@@ -235,7 +236,7 @@ TABLE: tuple[Row, ...] = (
         ),
         losses.loss,
         losses.reduction_of_loss,
-        shares=True,
+        shares="elements",
     ),
     Row(
         (
@@ -251,7 +252,7 @@ TABLE: tuple[Row, ...] = (
         ("nll_loss_forward.default", "nll_loss2d_forward.default"),
         losses.nll_loss,
         losses.reduction_of_classes,
-        shares=True,
+        shares="rows",
     ),
     Row(("nll_loss_backward.default", "nll_loss2d_backward.default"), losses.nll_loss_backward),
     # convolutions

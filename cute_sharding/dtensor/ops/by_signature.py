@@ -72,7 +72,7 @@ def by_signature(
     given = [
         None if _is_a_state(names, shape) else placed(parts, factors)
         for names, shape, parts in zip(
-            signature.results, shapes_of_results, of_results(name, found)
+            signature.results, shapes_of_results, of_results(row.shares, found)
         )
     ]
     as_order = True in _read_as_order(specs)
@@ -82,10 +82,9 @@ def by_signature(
         return None
     _note(name, signature, wanted, given, found.received)
     answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
-    if row.shares:
-        answer = by_shares(
-            answer, name, schema, specs, signature, found, anyway=_is_symbolic(specs)
-        )
+    if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
+        fitted = signature.fitted(shapes)
+        answer = by_shares(answer, row.shares, schema, specs, fitted, found)
     others = [i for i in signature.sized if wanted[i] != needed[i]]
     return in_their_place(answer, schema, signature, others)
 
@@ -106,14 +105,21 @@ def _assigned(
         signature,
         operands,
         tuple(specs[0].mesh.shape),
-        reduce=_reduction(row, row.reduction(*args, **kwargs), signature, specs),
         linear=_linear(row, specs, metas),
         filled=row.has_rows(*args, **kwargs),
-        shares=row.shares,
+        shares=row.shares is not None,
     )
-    found = assigned()
-    spares = found.received and _weighs_all(name, schema, specs)
-    return assigned(spare=True) if spares else found
+
+    def leaving(reduce: str | None) -> Assignment:
+        found = assigned(reduce=reduce)
+        spares = found.received and _weighs_all(name, schema, specs)
+        return assigned(reduce=reduce, spare=True) if spares else found
+
+    reduce = _reduction(row, row.reduction(*args, **kwargs), signature, specs)
+    found = leaving(reduce)
+    if row.shares == "elements" and reduce == "avg" and (found.differ or _is_symbolic(specs)):
+        return leaving("sum")  # of shares, none of which is larger than what it is of
+    return found
 
 
 def for_less(
@@ -211,7 +217,7 @@ def _reduction(
     right for blocks of any size. And a term that is added is pending in equal parts, which integers
     have not.
     """
-    of_any_size = reduce == "sum" or (reduce == "avg" and row.shares)
+    of_any_size = reduce == "sum" or (reduce == "avg" and row.shares is not None)
     in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
     return None if (_is_symbolic(specs) and not of_any_size) or in_parts else reduce
 

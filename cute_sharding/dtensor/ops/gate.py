@@ -79,12 +79,13 @@ def gated(
     logger.debug(
         "%s: no signature; inputs are redistributed to placements without _StridedShard", name
     )
-    if (
-        written
-        and name not in op_schemas.WRITERS
-        and tuple(op_schemas.written(plain)[0][1].placements) != tuple(written[0][1].placements)
+    specs = [spec for _, spec in written]
+    if (is_out or name not in op_schemas.WRITERS) and any(
+        tuple(moved.placements) != tuple(spec.placements)
+        for spec, (_, moved) in zip(specs, op_schemas.written(plain))
     ):
-        return answers.written_back(found, plain, schema, written[0][1])
+        outputs = specs[0] if len(specs) == 1 else tuple(specs)
+        return answers.written_back(found, plain, schema, outputs)
     return answers.from_other_specs(found, plain)
 
 

@@ -20,7 +20,10 @@ from cute_sharding.ops.table import BY_OVERLOAD
 
 # Torch takes an average over blocks of different sizes for one of blocks of one size.
 _AVERAGES = frozenset(
-    name for name in BY_OVERLOAD if "_loss" in name or name.startswith("binary_cross_entropy")
+    one
+    for name in BY_OVERLOAD
+    if "_loss" in name or name.startswith("binary_cross_entropy")
+    for one in (name, name.replace(".default", ".out"))
 )
 
 
@@ -40,17 +43,21 @@ _EXTREMES = frozenset(["max.default", "min.default", "amax.default", "amin.defau
 # equations that are solved for several matrices alike, whose batch dims it counts from the front;
 # with triangles, of all of which it solves for a part of the other sides.
 _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
-    "soft_margin_loss_backward.default": lambda schema: True,
     **dict.fromkeys(
-        (
-            "mse_loss_backward.default",
-            "smooth_l1_loss_backward.default",
-            "huber_loss_backward.default",
-        ),
+        [f"soft_margin_loss_backward.{which}" for which in ("default", "grad_input")],
+        lambda schema: True,
+    ),
+    **dict.fromkeys(
+        [
+            f"{loss}_loss_backward.{which}"
+            for loss in ("mse", "smooth_l1", "huber")
+            for which in ("default", "grad_input", "out")
+        ],
         lambda schema: schema.args_schema[3] == 1,
     ),
-    "binary_cross_entropy_backward.default": lambda schema: (
-        len(schema.args_schema) < 5 or schema.args_schema[4] == 1
+    **dict.fromkeys(
+        [f"binary_cross_entropy_backward.{which}" for which in ("default", "grad_input")],
+        lambda schema: len(schema.args_schema) < 5 or schema.args_schema[4] == 1,
     ),
     **dict.fromkeys(
         (
@@ -61,8 +68,13 @@ _WRONG_ON_SHARDS: dict[str, Callable[[OpSchema], bool]] = {
             "amin.default",
             "var.correction",
             "std.correction",
+            "var_mean.correction",
         ),
-        lambda schema: _names_no_dim(schema),
+        lambda schema: _names_no_dim(schema, 1),
+    ),
+    **dict.fromkeys(
+        ("linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"),
+        lambda schema: _names_no_dim(schema, 2),
     ),
     "logsumexp.default": lambda schema: any(arg is True for arg in schema.args_schema[2:]),
     "_adaptive_avg_pool2d_backward.default": lambda schema: _is_one_image(schema, 2),
@@ -130,9 +142,11 @@ def _reduced_dims(schema: OpSchema) -> frozenset[int] | None:
     return frozenset(d % ndim for d in ([named] if isinstance(named, int) else named))
 
 
-def _names_no_dim(schema: OpSchema) -> bool:
-    """Whether the dims of a reduction are an empty list, which stands for all of them."""
-    return len(schema.args_schema) > 1 and schema.args_schema[1] == []
+def _names_no_dim(schema: OpSchema, at: int) -> bool:
+    """Whether the dims of a reduction, argument ``at``, are an empty list, which stands for all of
+    them.
+    """
+    return len(schema.args_schema) > at and schema.args_schema[at] == []
 
 
 def _is_counted_from_the_end(dim: Any) -> bool:

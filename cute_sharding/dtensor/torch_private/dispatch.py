@@ -180,7 +180,9 @@ def run_slowly(
         ]
         moved = {id(old): (new, spec) for old, new, spec in given if isinstance(spec, DTensorSpec)}
     outs = tuple([kwargs[argument.name] for argument in op._schema.arguments if argument.is_out])
-    return outs or dispatcher.wrap(results, found.output_spec), moved
+    if outs:
+        return outs[0] if len(outs) == 1 else outs, moved
+    return dispatcher.wrap(results, found.output_spec), moved
 
 
 def run_as(

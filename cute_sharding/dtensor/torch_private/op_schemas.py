@@ -133,10 +133,34 @@ def replaced_specs(
     return OpSchema(schema.op, args, kwargs, schema.schema_info)
 
 
+# Overloads that are given ``out=`` by another name: gradients, and others.
+_GRADIENTS = """
+    _slow_conv2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d avg_pool2d avg_pool3d
+    binary_cross_entropy elu fractional_max_pool2d fractional_max_pool3d gelu glu hardshrink
+    hardsigmoid hardtanh leaky_relu log_sigmoid logit max_pool2d_with_indices
+    max_pool3d_with_indices mse_loss multi_margin_loss multilabel_margin_loss nll_loss
+    nll_loss2d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+    replication_pad2d replication_pad3d sigmoid silu smooth_l1_loss soft_margin_loss
+    softplus softshrink tanh threshold upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_trilinear3d
+    """.split()  # noqa: SIM905
+_OUTS = """
+    _linalg_det.result _linalg_eigh.eigenvalues _linalg_slogdet.sign _linalg_solve_ex.result
+    _linalg_svd.U geqrf.a kthvalue.values linalg_cholesky_ex.L linalg_eigh.eigvals
+    linalg_inv_ex.inverse linalg_svd.U median.dim_values mode.values nanmedian.dim_values
+    qr.Q sort.values sort.values_stable svd.U topk.values triangular_solve.X
+    xlogy.OutScalar_Other xlogy.OutScalar_Self xlogy.OutTensor
+    """.split()  # noqa: SIM905
+
 # Ops that write to some of their arguments, of which torch's dispatcher does not see that they do:
 # the schemas of batch norms do not say it, it goes by "out" in the names of overloads, and looks at
-# the first argument of others. And the arguments.
-WRITERS = {
+# the first argument of others. And the arguments, where schemas do not say them.
+WRITERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys([f"{name}_backward.grad_input" for name in _GRADIENTS], ()),
+    **dict.fromkeys(_OUTS, ()),
     **dict.fromkeys(
         (
             "native_batch_norm.default",
@@ -147,8 +171,8 @@ WRITERS = {
         ),
         ("running_mean", "running_var"),
     ),
-    "max.dim_max": ("max", "max_values"),
-    "min.dim_min": ("min", "min_indices"),
+    "max.dim_max": (),
+    "min.dim_min": (),
     "rrelu_with_noise.default": ("noise",),
 }
 
