@@ -7,9 +7,11 @@ from op_programs import S, assert_close, compare, values
 from simulation import assert_holds, distribute, plain, ranks_of
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import loss_parallel
 
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import ledger
+from cute_sharding.dtensor.torch_private.op_schemas import WRITERS
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -183,3 +185,54 @@ def test_a_mean_of_half_precision_does_not_overflow():
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(full, (2,), [S(0)])
         assert_close(x.mean(), torch.tensor(60000.0, dtype=torch.float16), "mean")
+
+
+def test_a_loss_of_what_is_broadcast():
+    """The op itself, without F.mse_loss, which expands first: all is of the other operand."""
+    for op in (torch.ops.aten.mse_loss, torch.ops.aten.smooth_l1_loss, torch.ops.aten.huber_loss):
+        for shape, cut in (((1, 4), Shard(0)), ((1, 4), S(0)), ((), S(0)), ((5, 1), Shard(1))):
+            with plain():
+                expected = op(values(*shape), values(5, 4))
+            with ranks_of((2,)), cute_sharding.enabled():
+                x = distribute(values(*shape), (2,), [Replicate()])
+                loss = op(x, distribute(values(5, 4), (2,), [cut]))
+                assert_close(loss, expected, f"{op} of {shape}, {cut}")
+
+
+@pytest.mark.parametrize("cut", [Shard(0), S(0), S(0, 3), Shard(1)], ids=str)
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_gradients_that_are_written_to_what_is_given(reduction, cut):
+    """Under another name than out=, which torch's dispatcher does not see."""
+    op = torch.ops.aten.mse_loss_backward
+    full, other = values(5, 4), values(4, 5).t().contiguous()
+    gradient = torch.tensor(1.5) if reduction else torch.ones(5, 4)
+    with plain():
+        expected = op(gradient, full, other, reduction)
+    with ranks_of((2,)), cute_sharding.enabled():
+        given = distribute(gradient, (2,), [Replicate() if reduction else cut])
+        x, y, out = (distribute(t, (2,), [cut]) for t in (full, other, torch.zeros(5, 4)))
+        assert op.grad_input(given, x, y, reduction, grad_input=out) is out
+        assert_close(out, expected, f"{reduction} {cut}")
+
+
+def test_smoothed_labels_within_loss_parallel_are_refused():
+    """As by torch: the gradient would be wrong."""
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(values(4, 6), (2,), [Shard(1)], requires_grad=True)
+        rows = distribute(torch.arange(4), (2,), [Replicate()])
+        F.cross_entropy(x, rows, label_smoothing=0.1).backward()
+        with loss_parallel():
+            with pytest.raises(RuntimeError, match="label_smoothing would have a wrong gradient"):
+                F.cross_entropy(x, rows, label_smoothing=0.1)
+            F.cross_entropy(x, rows).backward()
+
+
+def test_ops_that_are_given_out_by_another_name_are_known():
+    """All that torch's dispatcher takes for ops that make a new tensor."""
+    assert {
+        f"{schema.name.removeprefix('aten::')}.{schema.overload_name}"
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::")
+        and "out" not in schema.overload_name
+        and any(argument.is_out for argument in schema.arguments)
+    } <= {*WRITERS}

@@ -171,3 +171,21 @@ def test_no_rule_receives_at_most_torchs_in_every_program():
             here = received(False), received(True)
     assert on_stock == (12, 12)
     assert here == (0, 24)
+
+
+@pytest.mark.parametrize(
+    "centred",
+    [lambda x: x - x.mean(0), lambda x: x * x.mean(0, keepdim=True), lambda x: x / x.abs().mean()],
+    ids=["less the mean", "times the mean", "by the mean"],
+)
+def test_what_meets_something_pending_stays_cut_where_views_have_diverged(centred):
+    """The mean is finished, one row; torch gathers all that it meets."""
+    full = values(18, 5)
+    with ranks_of((4,)), cute_sharding.enabled():
+        x = distribute(full, (4,), [Shard(0)])
+        ledger.know(x.device_mesh)
+        with Received() as counted:
+            result = centred(x)
+        assert result.placements == (Shard(0),)
+        assert max(counted.by_rank.values()) <= 2 * 5
+        assert_close(result, centred(full), "centred")

@@ -27,10 +27,11 @@ from cute_sharding.dtensor.ops.arguments import given, may_be_kept
 from cute_sharding.dtensor.ops.carried import CARRIED
 from cute_sharding.dtensor.ops.cases import propagation
 from cute_sharding.dtensor.ops.gate import gated_handler, writing_handler
-from cute_sharding.dtensor.ops.losses import loss_handler
+from cute_sharding.dtensor.ops.losses import check_smoothing, loss_handler
 
 __all__ = [
     "CARRIED",
+    "check_smoothing",
     "gated_handler",
     "given",
     "loss_handler",

@@ -28,7 +28,7 @@ from cute_sharding.dtensor.torch_private import (
     tensor_specs,
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial, Placement
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
 from cute_sharding.ops.assign import Assignment, Linear, assign
 from cute_sharding.ops.operands import Operand, received_for
 from cute_sharding.ops.signature import UNREAD, Signature, parse
@@ -124,27 +124,26 @@ def _assigned(
 
 def for_less(
     row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec], found: Any
-) -> Any:
-    """``found``, torch's answer, its operands brought by plan; or the signature's, where fewer
-    elements are received so. (What is pending, or symbols, or written to, is left to torch.)
+) -> Any | None:
+    """The signature's answer, where fewer elements are received so than by ``found``, torch's, its
+    operands brought by plan. (Symbols, and what is written to, are left to torch.)
     """
+    wanted = op_schemas.specs_of(found.redistribute_schema)
     if (
         schema.op._schema.is_mutable
-        or any(isinstance(p, Partial) for spec in specs for p in spec.placements)
         or _is_symbolic(specs)
-        or not all(map(can_be_carried, specs))
+        or not all(map(can_be_carried, (*specs, *wanted)))
     ):
-        return found
+        return None
     most = sum(
         received_for(
             Operand(tuple(spec.shape), parts_of(spec.placements, {})),
-            parts_of(wanted.placements, {}),
+            parts_of(other.placements, {}),
             tuple(spec.mesh.shape),
         )
-        for spec, wanted in zip(specs, op_schemas.specs_of(found.redistribute_schema))
+        for spec, other in zip(specs, wanted)
     )
-    signed = by_signature(row, name, schema, specs, most=most) if most else None
-    return signed or answers.from_other_specs(found, schema)
+    return by_signature(row, name, schema, specs, most=most) if most else None
 
 
 def _note(

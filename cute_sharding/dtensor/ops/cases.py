@@ -169,9 +169,9 @@ def _torchs(question: Question) -> Any:
 
 def _torchs_or_for_less(question: Question) -> Any:
     """torch's answer; on a mesh where placements here may differ from torch's, or are said in
-    another way, that of a signature where fewer elements are received so. Of what torch's views
-    give it torch has its own ways; of others it may gather what could stay cut, as rows that are
-    fewer than devices. And where it leaves a device none, of which the op refuses to compute.
+    another way, with its operands brought by plan, or that of a signature where less is received
+    so: torch may gather rows that are fewer than devices, or what meets something pending. And
+    where it leaves a device none, of which the op refuses to compute.
     """
     found = _torchs(question)
     wanted = getattr(found, "redistribute_schema", None) or question.schema
@@ -187,10 +187,10 @@ def _torchs_or_for_less(question: Question) -> Any:
         or not ledger.says_otherwise(question.specs[0].mesh)
     ):
         return found
-    answer = for_less(row, question.name, question.schema, question.specs, found)
-    if answers.placements_of_outputs(answer) != answers.placements_of_outputs(found):
+    less = for_less(row, question.name, question.schema, question.specs, found)
+    if less and answers.placements_of_outputs(less) != answers.placements_of_outputs(found):
         ledger.know(question.specs[0].mesh)
-    return answer
+    return less or answers.from_other_specs(found, question.schema)
 
 
 def _where_torch_refuses(question: Question, error: Exception) -> Any | None:

@@ -127,7 +127,7 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         return stock(op, tuple(map(_replicated, args)), given_kwargs)
 
     def convolution(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, tensors = registry.name_of(op), _dtensors(args, kwargs)
+        tensors = _dtensors(args, kwargs)
         strays = any(map(_is_stray, args))  # torch takes these for replicas
         if all(tensor.device_mesh.size() == 1 for tensor in tensors) or (
             not strays and _is_right_on(tensors, args)
@@ -137,13 +137,18 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         if strays:
             run = convolution if tensor_specs.takes_strays() else stock
             return run(op, _without_strays(args, mesh), kwargs)
-        if not by_signatures:
+        return signed(op, args, kwargs)
+
+    def signed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = registry.name_of(op)
+        if not by_signatures or name not in BY_OVERLOAD or kwargs:
             return replicated(op, args, kwargs)
         schema = dispatch.schema_of(op, args, kwargs)
-        found = by_signature(BY_OVERLOAD[name], name, schema, op_schemas.specs_of(schema))
+        specs = op_schemas.specs_of(schema)
+        found = by_signature(BY_OVERLOAD[name], name, schema, specs)
         if found is None:
             return replicated(op, args, kwargs)
-        ledger.know(mesh)
+        ledger.know(specs[0].mesh)
         return dispatch.run_as(op, args, found, _move)
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,7 +160,7 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
             or (_cuts(tensor, dim) and some_device_is_empty(tensor._spec))
             for tensor in _dtensors(args, kwargs)
         ):
-            return replicated(op, args, kwargs)
+            return signed(op, args, kwargs)
         if dim is not None and dim < 0:  # which torch compares with dims from the front
             ndim = max(op_schemas.argument(op, args, kwargs, "self").ndim, 1)
             if -ndim <= dim:  # else it is torch's to raise

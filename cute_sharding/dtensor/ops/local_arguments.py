@@ -113,7 +113,8 @@ def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 def _of_mean(at: int) -> Callable[[OpSchema], Prepare | None]:
     """Of the gradient of a mean loss, whose reduction is argument ``at``: that of a sum, of an n-th
-    of the gradient. The kernel would divide by the number of the elements that it is given.
+    of the gradient. The kernel would divide by the number of elements of its second argument, also
+    where that is broadcast.
     """
 
     def rule(schema: OpSchema) -> Prepare | None:
@@ -124,9 +125,9 @@ def _of_mean(at: int) -> Callable[[OpSchema], Prepare | None]:
         n = prod(x.shape)
 
         def prepare(args: Sequence[Any]) -> Sequence[Any]:
-            gradient, *others = args
-            others += [None] * (at - len(args))
-            return [gradient / n, *others[: at - 1], 2, *others[at:]]
+            given = [*args, *[None] * (at + 1 - len(args))]
+            given[0], given[at] = args[0] / n, 2
+            return given
 
         return prepare
 

@@ -1,5 +1,5 @@
 """What loss_parallel is given: torch's losses over a cut vocabulary take logits whose other cuts
-are plain shards, and targets that are cut as these are.
+are plain shards, and targets that are cut as these are; and no smoothing of labels.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.stats import count
 from cute_sharding.dtensor.ops.arguments import given
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import dispatch, registry
 from cute_sharding.dtensor.torch_private.tensor_specs import (
+    Partial,
     Placement,
     Replicate,
     Shard,
@@ -51,6 +54,24 @@ def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
         return stock(op, args, kwargs)
 
     return handler
+
+
+def check_smoothing(op: Any, args: tuple[Any, ...]) -> None:
+    """loss_parallel has the gradient of log_softmax in that of the loss, and gives no other right.
+
+    Raises:
+        RuntimeError: the op is the one that smoothing of labels has between these.
+    """
+    if (
+        registry.name_of(op) == "masked_fill_.Scalar"
+        and torch.ops.aten.nll_loss_forward.default in registry.op_handlers()
+        and any(isinstance(p, Partial) for p in args[0].placements)
+    ):
+        raise RuntimeError(
+            "masked_fill_ of a pending sum within loss_parallel: F.cross_entropy with "
+            "label_smoothing would have a wrong gradient there. Take it outside of loss_parallel, "
+            "or without label_smoothing."
+        )
 
 
 def _plain(placements: tuple[Placement, ...]) -> list[Placement]:

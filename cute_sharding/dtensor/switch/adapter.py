@@ -25,6 +25,7 @@ from cute_sharding.dtensor.memory.copies import LIVE, before_read, has_stale, no
 from cute_sharding.dtensor.memory.writes import before_program, reach, take_back
 from cute_sharding.dtensor.movement import SPLITS, movement_first, slices_together
 from cute_sharding.dtensor.ops import (
+    check_smoothing,
     gated_handler,
     given,
     loss_handler,
@@ -384,9 +385,8 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 
 class _Care(NamedTuple):
-    """What is to be done where the arguments of an op are redistributed: by plan; of a view, the
-    specs before and after, to take note of the copy; whether keyword arguments are, too; whether
-    what they become may be given to other ops as well.
+    """How an op's arguments are redistributed: by plan; of a view, the specs before and after, to
+    note the copy; whether keyword arguments are, too; whether other ops may be given the same.
     """
 
     by_plan: bool
@@ -446,4 +446,5 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
 def _take_back(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> Any:
     """After an op that wrote to copies of what it was given; torch's answer, for what now is so."""
     moved, _thread.moved = _thread.moved, None
+    check_smoothing(op, args)
     return answers.with_specs(found, take_back(op, args, kwargs, moved))

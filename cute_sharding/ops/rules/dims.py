@@ -183,11 +183,11 @@ def reduced(where: int = 1, *, keep: int = 2, results: int = 1) -> Rule:
 
 
 def across(x: Shape, y: Shape, *, dim: int = -1) -> str | None:
-    """Two tensors of one shape, along ``dim``."""
-    if x != y:
-        return None
-    names = text(named(x, [dim]))
-    return f"{names}, {names} -> {names}"
+    """Two tensors along ``dim``; the others are broadcast, where that is the last."""
+    if x == y:
+        names = text(named(x, [dim]))
+        return f"{names}, {names} -> {names}"
+    return "... [d], ... [d] -> ... [d]" if dim % max(len(x), 1) == len(x) - 1 else None
 
 
 def each_of(where: int) -> Rule:
@@ -204,10 +204,10 @@ def each_of(where: int) -> Rule:
 def put_on_diagonals(x: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> str:
     """The last dim becomes two; all three are whole."""
     names = named(x, [-1])
-    left = iter(names[:-1])
-    ndim = len(x) + 1
-    new = {dim1 % ndim: "[row]", dim2 % ndim: "[column]"}
-    return f"{text(names)} -> {text([new.get(d) or next(left) for d in range(ndim)])}"
+    result, ndim = names[:-1], len(x) + 1
+    for d, name in sorted([(dim1 % ndim, "[row]"), (dim2 % ndim, "[column]")]):
+        result.insert(d, name)
+    return f"{text(names)} -> {text(result)}"
 
 
 def to_scalar(x: Shape, *_: Any, **__: Any) -> str:

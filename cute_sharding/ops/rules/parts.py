@@ -110,7 +110,8 @@ def index_filled(x: Shape, dim: int, index: Shape, value: Any) -> str | None:
     if not x:
         return None
     operands = [text(named(x, [dim])), "[k]" if index else ""]
-    operands += [""] * isinstance(value, tuple)
+    if isinstance(value, tuple):
+        operands.append("")
     return f"{', '.join(operands)} -> {operands[0]}"
 
 
