@@ -1,11 +1,14 @@
 """Losses: what a mean is taken of, what a gradient reads, and rows that are ignored."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from op_programs import S, assert_close, compare, values
 from simulation import assert_holds, distribute, plain, ranks_of
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -236,3 +239,24 @@ def test_ops_that_are_given_out_by_another_name_are_known():
         and "out" not in schema.overload_name
         and any(argument.is_out for argument in schema.arguments)
     } <= {*WRITERS}
+
+
+def test_smoothed_labels_of_what_is_pending_and_strided():
+    """The sum over classes is finished to be written to, and its rows are read as before."""
+    target, weight = torch.tensor([1]), torch.tensor([0.5, 1.0, 2.0, 0.25])
+    smoothed = partial(F.cross_entropy, reduction="sum", label_smoothing=0.1)
+    with plain():
+        expected = smoothed(values(1, 4), target, weight)
+    with ranks_of((2, 2)), cute_sharding.enabled():
+        full = [values(1, 4), target, weight]
+        cuts = [Replicate(), S(0, 3)], [S(0, 3), Shard(0)], [S(0), Replicate()]
+        given = [distribute(x, (2, 2), cut) for x, cut in zip(full, cuts)]
+        for x in given:  # left to right, as what comes of a view
+            spec = x._spec
+            x._spec = DTensorSpec(
+                spec.mesh,
+                spec.placements,
+                spec.tensor_meta,
+                use_strided_shard_as_shard_order=False,
+            )
+        assert_close(smoothed(*given), expected, "smoothed")

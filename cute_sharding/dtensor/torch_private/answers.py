@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from cute_sharding.dtensor.torch_private.op_schemas import replaced_specs, specs_of, written
 from cute_sharding.dtensor.torch_private.registry import propagator
 from cute_sharding.dtensor.torch_private.symints import with_symbols_in_shape
-from cute_sharding.dtensor.torch_private.tensor_specs import split_factors
+from cute_sharding.dtensor.torch_private.tensor_specs import placed_as, split_factors
 
 __all__ = [
     "OpSpec",
@@ -347,9 +347,7 @@ def with_outputs(
     """torch's answer, with other placements for what comes of the op."""
     outputs: Any = tree_map(
         lambda leaf: (
-            DTensorSpec(leaf.mesh, tuple(placements(leaf)), leaf.tensor_meta)
-            if isinstance(leaf, DTensorSpec)
-            else leaf
+            placed_as(leaf, tuple(placements(leaf))) if isinstance(leaf, DTensorSpec) else leaf
         ),
         found.output_spec,
     )

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.torch_private.registry import name_of, propagator
+from cute_sharding.dtensor.torch_private.tensor_specs import placed_as
 
 __all__ = [
     "WRITERS",
@@ -117,17 +118,13 @@ def with_shapes(
 def replaced_specs(
     schema: OpSchema, placements: Callable[[DTensorSpec], Sequence[Placement]]
 ) -> OpSchema:
-    """The schema with other placements for its tensors."""
+    """The schema with other placements for its tensors, which are read as they were."""
 
     def replaced(leaf: Any) -> Any:
         if not isinstance(leaf, DTensorSpec):
             return leaf
         wanted = tuple(placements(leaf))
-        return (
-            leaf
-            if wanted == tuple(leaf.placements)
-            else DTensorSpec(leaf.mesh, wanted, leaf.tensor_meta)
-        )
+        return leaf if wanted == tuple(leaf.placements) else placed_as(leaf, wanted)
 
     args, kwargs = tree_map(replaced, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
     return OpSchema(schema.op, args, kwargs, schema.schema_info)

@@ -48,6 +48,7 @@ __all__ = [
     "like",
     "mesh_dim_text",
     "mesh_text",
+    "placed_as",
     "shard_order",
     "split_factors",
     "takes_strays",
@@ -119,6 +120,19 @@ def mesh_text(mesh: Sequence[int], names: Sequence[str] | None) -> str:
     """How they write a mesh: the sizes, by name where the mesh dims have names."""
     sizes = [f"{name}={n}" for name, n in zip(names, mesh)] if names else map(str, mesh)
     return f"({', '.join(sizes)})"
+
+
+def placed_as(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:
+    """``spec`` with other placements. Where some are still strided they are read in the same way,
+    as an order of shards or not.
+    """
+    strided = any(isinstance(p, StridedShard) for p in placements)
+    return DTensorSpec(
+        spec.mesh,
+        placements,
+        spec.tensor_meta,
+        use_strided_shard_as_shard_order=spec.use_strided_shard_as_shard_order if strided else None,
+    )
 
 
 def split_factors(spec: DTensorSpec) -> list[Any]:
