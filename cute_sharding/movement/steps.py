@@ -71,6 +71,18 @@ def _unshuffled(x: Shape, factor: int) -> list[Step] | None:
     ]
 
 
+def _interleaved(x: Shape, groups: int) -> list[Step] | None:
+    """The channels of several groups, the first of each and so on."""
+    if len(x) < 3 or groups < 1 or x[1] % groups:
+        return None
+    images, channels, *sizes = x
+    return [
+        Step(VIEW, ((images, groups, channels // groups, *sizes),)),
+        Step(PERMUTE, ((0, 2, 1, *range(3, len(x) + 1)),)),
+        Step(VIEW, (x,)),
+    ]
+
+
 def _turned(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> list[Step] | None:
     """Quarter turns: an odd number is a flip of one of the dims, and they change places."""
     if len(dims) != 2 or len(x) < 2:
@@ -164,6 +176,7 @@ def _of_columns(
 SEVERAL: dict[str, Rule] = {
     "pixel_shuffle.default": _shuffled,
     "pixel_unshuffle.default": _unshuffled,
+    "channel_shuffle.default": _interleaved,
     "im2col.default": _columns,
     "col2im.default": _of_columns,
     "rot90.default": _turned,

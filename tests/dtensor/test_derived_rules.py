@@ -81,6 +81,8 @@ def test_what_is_made_by_views_alone_is_in_memory_of_its_own(movement):
         (lambda x: F.pixel_shuffle(x, 2), (4, 16, 1, 1), Shard(0)),
         (lambda x: F.pixel_unshuffle(x, 2), (4, 3, 2, 2), Shard(0)),
         (lambda x: torch.squeeze_copy(x.transpose(0, 1)), (4, 8), Shard(1)),
+        (lambda x: F.channel_shuffle(x, 1), (2, 4, 2), Shard(0)),
+        (lambda x: F.channel_shuffle(x, 4), (2, 4, 2, 2), Shard(0)),
     ]
     for op, shape, cut in cases:
         full = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
@@ -105,3 +107,15 @@ def test_what_is_pending_beside_strided_shards_stays_so():
             assert tuple(result.placements) == tuple(x.placements)
             assert not communicated.get_total_counts()
             assert_close(result, op(full), "pending")
+
+
+def test_channels_of_groups_that_are_cut_change_places_where_they_are():
+    """A view, a permutation and a view: what is cut in groups, or in the channels of each."""
+    full = torch.arange(2.0 * 12 * 3).reshape(2, 12, 3)
+    for cut in (_StridedShard(1, split_factor=4), Shard(0)):
+        with ranks_of((3,)), cute_sharding.enabled():
+            x = distribute(full, (3,), [cut])
+            with CommDebugMode() as communicated:
+                result = F.channel_shuffle(x, 4)
+            assert not communicated.get_total_counts()
+            assert_close(result, F.channel_shuffle(full, 4), str(cut))
