@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from drawing import draw_placements
+from op_programs import assert_close
 from simulation import assert_holds, distribute, mesh_of, number, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -161,3 +162,15 @@ def test_one_value_is_of_all_ranks():
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(number((6, 4)), (2,), [Shard(1)])
         assert x.view(2, 12).sum().item() == float(number((6, 4)).sum())
+
+
+def test_places_that_are_written_to_what_is_pending():
+    """Integers, of which no half is part of a sum: what they are written to is then no sum."""
+    full = torch.tensor([[3.0, 1.0, 2.0, 9.0], [5.0, 7.0, 6.0, 4.0]])
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(full, (2,), [Shard(0)])
+        largest = distribute(torch.zeros(2), (2,), [Shard(0)])
+        places = distribute(torch.zeros(2, dtype=torch.int64), (2,), [Partial()])
+        torch.max(x, 1, out=(largest, places))
+        assert_close(places, full.max(1).indices, "places")
+        assert_close(largest, full.max(1).values, "values")

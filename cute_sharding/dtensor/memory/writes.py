@@ -177,11 +177,7 @@ def take_back(
             isinstance(p, Partial) and not isinstance(q, Partial)
             for p, q in zip(tensor._spec.placements, spec.placements)
         )
-        if (
-            finished
-            and wrote is not tensor._local_tensor
-            and not _on_any_rank(tensor, _is_shared(tensor))
-        ):
+        if finished and not _on_any_rank(tensor, _is_shared(tensor)):
             tensor._local_tensor, tensor._spec = wrote, spec
         else:
             # What came as out= was written to where it lies, where that is as long.
