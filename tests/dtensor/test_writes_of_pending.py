@@ -169,7 +169,7 @@ def test_places_that_are_written_to_what_is_pending():
     full = torch.tensor([[3.0, 1.0, 2.0, 9.0], [5.0, 7.0, 6.0, 4.0]])
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(full, (2,), [Shard(0)])
-        largest = distribute(torch.zeros(2), (2,), [Shard(0)])
+        largest = distribute(torch.zeros(2), (2,), [_StridedShard(0, split_factor=2)])
         places = distribute(torch.zeros(2, dtype=torch.int64), (2,), [Partial()])
         torch.max(x, 1, out=(largest, places))
         assert_close(places, full.max(1).indices, "places")
