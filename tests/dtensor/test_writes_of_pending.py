@@ -7,6 +7,7 @@ import torch
 from drawing import draw_placements
 from op_programs import assert_close
 from simulation import assert_holds, distribute, mesh_of, number, plain, ranks_of
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -174,3 +175,15 @@ def test_places_that_are_written_to_what_is_pending():
         torch.max(x, 1, out=(largest, places))
         assert_close(places, full.max(1).indices, "places")
         assert_close(largest, full.max(1).values, "values")
+
+
+def test_out_on_a_mesh_in_another_order_is_of_the_operands_mesh():
+    """As torch has it of ``out=`` by that name: what was written lies as there."""
+    full = number((4, 3)) + 1
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(full, (2,), [Shard(0)])
+        backward = DeviceMesh("cpu", [1, 0])
+        out = DTensor.from_local(x.to_local() * 0, backward, [Shard(0)], run_check=False)
+        torch.xlogy(x, 2.0, out=out)
+        assert out.device_mesh == x.device_mesh
+        assert_close(out, torch.xlogy(full, torch.tensor(2.0)), "xlogy")

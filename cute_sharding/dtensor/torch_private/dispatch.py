@@ -181,6 +181,14 @@ def run_slowly(
         moved = {id(old): (new, spec) for old, new, spec in given if isinstance(spec, DTensorSpec)}
     outs = tuple([kwargs[argument.name] for argument in op._schema.arguments if argument.is_out])
     if outs:
+        specs = tree_leaves(found.output_spec)
+        for out, spec in zip(outs, specs):
+            if (
+                isinstance(out, DTensor)
+                and isinstance(spec, DTensorSpec)
+                and out._spec.mesh != spec.mesh
+            ):
+                out._spec = spec  # as torch's dispatcher does of what it sees to be out=
         return outs[0] if len(outs) == 1 else outs, moved
     return dispatcher.wrap(results, found.output_spec), moved
 
