@@ -68,7 +68,7 @@ class Assignment:
             sizes.
         results: the same of each result.
         received: in elements.
-        differ: whether some reduction is pending of blocks that differ in size.
+        differ: where averages go by shares, whether some is pending of blocks that differ in size.
 
     >>> matmul = parse("m k, k n -> m n", (2, 2))
     >>> rows = Operand((8, 8), ((0, 1),))  # Shard(0) on a mesh of four
@@ -218,7 +218,7 @@ def _weighed(question: _Question, choices: Sequence[_Choice]) -> _Weighed | None
     results = tuple([_of_result(names, choices, reduce) for names in signature.results])
     pending = sum(isinstance(part, str) for parts in results for part in parts)
     held = sum(local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved)
-    differ = any(
+    differ = question.shares and any(
         len(_rows(name, question.sizes, choices, mesh)) > 1
         for name in _contracted(signature, choices)
     )

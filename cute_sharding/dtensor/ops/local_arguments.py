@@ -2,8 +2,8 @@
 
 A mask that lies as they load it, where it comes of a redistribution and not of torch's own
 preparations for one device; images and matrices that lie as autograd has found of the whole; sizes
-that are those of the local tensors; a tensor of which they read the sizes alone; of means over all
-elements gradients of sums.
+that are those of the local tensors; a tensor of which they read the sizes alone; of the gradient of
+a mean what their own elements have of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from cute_sharding.dtensor.ops.cuts import is_sharded
+from cute_sharding.dtensor.ops.shares import share
 from cute_sharding.dtensor.torch_private import answers, op_schemas, symints
 from cute_sharding.dtensor.torch_private.answers import Prepare
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
@@ -112,9 +113,9 @@ def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 
 def _of_mean(at: int) -> Callable[[OpSchema], Prepare | None]:
-    """Of the gradient of a mean loss, whose reduction is argument ``at``: that of a sum, of an n-th
-    of the gradient. The kernel would divide by the number of elements of its second argument, also
-    where that is broadcast.
+    """Of the gradient of a mean loss, whose reduction is argument ``at``: of a share of the
+    gradient. The kernel divides by the number of elements of its second argument, also where that
+    is broadcast: by that of a device's own, and not of all.
     """
 
     def rule(schema: OpSchema) -> Prepare | None:
@@ -125,9 +126,9 @@ def _of_mean(at: int) -> Callable[[OpSchema], Prepare | None]:
         n = prod(x.shape)
 
         def prepare(args: Sequence[Any]) -> Sequence[Any]:
-            given = [*args, *[None] * (at + 1 - len(args))]
-            given[0], given[at] = args[0] / n, 2
-            return given
+            gradient, own, *others = args
+            counted = (gradient * share(own.numel(), n, gradient)).to(gradient.dtype)
+            return [counted, own, *others]
 
         return prepare
 

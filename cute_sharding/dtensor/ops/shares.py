@@ -92,8 +92,13 @@ def _by_elements(
 ) -> torch.Tensor:
     """What the mean of own elements, ``dims`` of these arguments, is of the mean of ``n``."""
     mean = op(*args, **kwargs)
-    own = mean.new_full((), prod([args[at].shape[d] for at, d in dims]), dtype=_real(mean.dtype))
-    return (mean * (own / n)).to(mean.dtype).masked_fill(own == 0, 0)
+    counted = share(prod([args[at].shape[d] for at, d in dims]), n, mean)
+    return (mean * counted).to(mean.dtype).masked_fill(counted == 0, 0)
+
+
+def share(own: Any, n: Any, x: torch.Tensor) -> torch.Tensor:
+    """What a device has, ``own`` of ``n`` elements, as a factor of ``x``."""
+    return x.new_full((), own, dtype=_real(x.dtype)) / n
 
 
 def _by_weights(
