@@ -264,14 +264,14 @@ def test_smoothed_labels_of_what_is_pending_and_strided():
 
 @pytest.mark.parametrize("cut", [Shard(0), S(0)], ids=str)
 def test_gradients_of_means_of_many_elements_do_not_vanish_in_half_precision(cut):
-    """An n-th of one is hardly a number there, and what it is multiplied with is large."""
+    """An n-th of one is hardly a number there, and what it is multiplied with is large. (On one
+    device the kernel rounds that number as well, but of all elements.)
+    """
     full = values(1500, 2001).half() * 500
-    with plain():
-        alone = full.clone().requires_grad_()
-        F.mse_loss(alone, torch.zeros_like(full)).backward()
     with ranks_of((4,)), cute_sharding.enabled():
         x = distribute(full, (4,), [cut], requires_grad=True)
         F.mse_loss(x, x.detach() * 0).backward()
         found = x.grad.full_tensor()
+    expected = 2 * full.double() / full.numel()
     for value in found._local_tensors.values():
-        assert torch.allclose(value, alone.grad, rtol=2e-3, atol=2**-24)
+        assert torch.allclose(value.double(), expected, rtol=2e-2, atol=2**-24)

@@ -127,7 +127,7 @@ def _of_mean(at: int) -> Callable[[OpSchema], Prepare | None]:
 
         def prepare(args: Sequence[Any]) -> Sequence[Any]:
             gradient, own, *others = args
-            counted = (gradient * share(own.numel(), n, gradient)).to(gradient.dtype)
+            counted = (gradient * share(own.numel(), n, own)).to(gradient.dtype)
             return [counted, own, *others]
 
         return prepare
