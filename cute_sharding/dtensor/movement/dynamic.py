@@ -22,7 +22,7 @@ from cute_sharding.dtensor.compiled.library import library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.running import LISTS, Runner
-from cute_sharding.dtensor.redistributing.dynamic import mesh_named, name_of, parsed
+from cute_sharding.dtensor.redistributing.dynamic import group_name, mesh_named, name_of, parsed
 from cute_sharding.dtensor.redistributing.groups import dims_of_group
 from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of
 from cute_sharding.dtensor.redistributing.reading import agree
@@ -220,7 +220,7 @@ class _Runner:
         ]
         with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
             moved = torch.ops.cute_sharding.move(
-                operands[: self._reads], sizes, self._numbers, self._how
+                operands[: self._reads], sizes, self._numbers, self._how, group_name(mesh)
             )
         # Other ranks wait, also where this one gets nothing.
         return [collective_ops.waited_in_graph(x) for x in moved]
@@ -233,7 +233,7 @@ class _Runner:
         """Write to the operand's local tensor what one of the results, ``moved``, has of it."""
         with dispatch_modes.of_this_rank():
             written = torch.ops.cute_sharding.move_back(
-                moved, source, output, self._numbers, self._how
+                moved, source, output, self._numbers, self._how, group_name(self.specs[0].mesh)
             )
         source.copy_(collective_ops.waited_in_graph(written))
 
@@ -285,7 +285,7 @@ def _movement(numbers: tuple[int, ...], how: str, mesh: tuple[int, ...]) -> Move
 
 
 def _move(
-    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str
+    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str
 ) -> list[torch.Tensor]:
     key, name, *_ = parsed(how)
     mesh = mesh_named(key, how)
@@ -301,7 +301,12 @@ def _move(
 
 
 def _move_back(
-    moved: torch.Tensor, source: torch.Tensor, output: int, numbers: list[int], how: str
+    moved: torch.Tensor,
+    source: torch.Tensor,
+    output: int,
+    numbers: list[int],
+    how: str,
+    group: str,
 ) -> torch.Tensor:
     """What the operand's local tensor becomes, where one of the results is written to."""
     key, name, *_ = parsed(how)
@@ -315,13 +320,18 @@ def _move_back(
 
 
 def _shape_of(
-    moved: torch.Tensor, source: torch.Tensor, output: int, numbers: list[Any], how: str
+    moved: torch.Tensor,
+    source: torch.Tensor,
+    output: int,
+    numbers: list[Any],
+    how: str,
+    group: str,
 ) -> torch.Tensor:
     return source.new_empty(source.shape)
 
 
 def _shapes_of(
-    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str
+    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str
 ) -> list[torch.Tensor]:
     ndims = parsed(how)[4]
     dtype = operands[0].dtype
@@ -332,13 +342,14 @@ def _shapes_of(
 
 
 library.define(
-    "move(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how) -> Tensor[]",
+    "move(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how, str group) -> Tensor[]",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 library.impl("move", _move, "CompositeExplicitAutograd")
 torch.library.register_fake("cute_sharding::move", _shapes_of, lib=library)
 library.define(
-    "move_back(Tensor moved, Tensor source, int output, SymInt[] numbers, str how) -> Tensor",
+    "move_back(Tensor moved, Tensor source, int output, SymInt[] numbers, str how, str group)"
+    " -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 library.impl("move_back", _move_back, "CompositeExplicitAutograd")

@@ -46,7 +46,9 @@ def run_opaque(
     # Compilers keep what is waited for, also where a rank's result has no elements: other ranks
     # wait in the collectives behind it.
     with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
-        moved = torch.ops.cute_sharding.redistribute(local, list(shape), onto, how)
+        moved = torch.ops.cute_sharding.redistribute(
+            local, list(shape), onto, how, group_name(mesh)
+        )
     return collective_ops.waited_in_graph(moved)
 
 
@@ -55,6 +57,12 @@ def name_of(mesh: Any) -> str:
     key = _name(mesh)
     _meshes[key] = mesh
     return key
+
+
+def group_name(mesh: Any) -> str:
+    """A process group of the mesh, by name: see ``collectives`` of compiled/library.py."""
+    name: str = process_groups.group_of_dim(mesh, 0).group_name
+    return name
 
 
 @lru_cache(maxsize=1 << 8)
@@ -93,7 +101,9 @@ def _read(how: str) -> tuple[Any, Held, Any]:
     return mesh_named(key, how), Held(chains, pending, kept), target
 
 
-def _redistribute(local: torch.Tensor, shape: list[int], onto: list[int], how: str) -> torch.Tensor:
+def _redistribute(
+    local: torch.Tensor, shape: list[int], onto: list[int], how: str, group: str
+) -> torch.Tensor:
     mesh, source, target = _read(how)
     sizes = tuple(mesh.shape)
     steps = plan_steps(
@@ -108,14 +118,16 @@ def _redistribute(local: torch.Tensor, shape: list[int], onto: list[int], how: s
     return (result.clone() if result is local else result).contiguous()
 
 
-def _shape_of(local: torch.Tensor, shape: list[Any], onto: list[Any], how: str) -> torch.Tensor:
+def _shape_of(
+    local: torch.Tensor, shape: list[Any], onto: list[Any], how: str, group: str
+) -> torch.Tensor:
     return local.new_empty(onto)
 
 
 # The result's sizes are an argument: a backward graph is handed the symbols that its nodes have as
 # arguments, and no others.
 library.define(
-    "redistribute(Tensor local, SymInt[] shape, SymInt[] onto, str how) -> Tensor",
+    "redistribute(Tensor local, SymInt[] shape, SymInt[] onto, str how, str group) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 library.impl("redistribute", _redistribute, "CompositeExplicitAutograd")

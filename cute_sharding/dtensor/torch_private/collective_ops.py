@@ -25,6 +25,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "communicates",
     "in_flight",
     "reduce_scatter",
     "waited",
@@ -88,6 +89,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+# The ops that communicate are those of these libraries, but for the ones that only wait, or order.
+_LIBRARIES = ("_c10d_functional", "_dtensor", "cute_sharding")
+_NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd", "after")
+
+
+def communicates(op: Any) -> bool:
+    """Whether an op starts a collective, by torch's name for it or one of ours."""
+    return op.namespace in _LIBRARIES and op._opname not in _NO_COLLECTIVES
+
+
 class CollectiveCounter(TorchDispatchMode):
     """Counts the collectives that run inside the ``with`` block. (torch's CommDebugMode needs
     numpy, which comes with no torch.)
@@ -100,10 +111,7 @@ class CollectiveCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its own ops come by here as well
-        if func.namespace in ("_c10d_functional", "_dtensor") and func._opname not in (
-            "wait_tensor",
-            "_wrap_tensor_autograd",
-        ):
+        if communicates(func):
             self.count += 1
         return func(*args, **(kwargs or {}))
 

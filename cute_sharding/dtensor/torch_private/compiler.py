@@ -18,12 +18,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.torch_private import compiler_patches
-from cute_sharding.dtensor.torch_private.dispatch_modes import OF_THIS_RANK
 from cute_sharding.dtensor.torch_private.symints import settled_spec
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, are_known, cut_of
+from cute_sharding.dtensor.torch_private.tensor_specs import may_be_uneven
 
 __all__ = [
-    "apart_on_each_rank",
     "by_views",
     "first_wins",
     "forget_compiled_code",
@@ -35,7 +33,6 @@ __all__ = [
     "traced_as_known",
     "with_plain_functions",
     "with_rows_of_their_own",
-    "without_forward_collectives",
 ]
 
 
@@ -63,56 +60,6 @@ def forget_compiled_code() -> None:
     reset = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
     if reset is not None:  # half imported, it has compiled nothing yet
         reset()
-
-
-def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that makes equal nodes one, for all nodes but those that are of this rank.
-
-    Where none of these are made one, what is computed of them is the same graph on all ranks, and
-    of that equal nodes may be.
-    """
-
-    def fx_graph_cse(fx_g: Any, *args: Any, **options: Any) -> Any:
-        own = [
-            node
-            for node in fx_g.nodes
-            if node.op == "call_function" and OF_THIS_RANK in node.meta.get("custom", ())
-        ]
-        for i, node in enumerate(own):
-            node.kwargs = {**node.kwargs, OF_THIS_RANK: i}
-        marked = own
-        try:
-            result = stock(fx_g, *args, **options)
-            marked = [*own, *result.nodes]
-        finally:
-            for node in marked:
-                node.kwargs = {k: v for k, v in node.kwargs.items() if k != OF_THIS_RANK}
-        return result
-
-    return fx_graph_cse
-
-
-def without_forward_collectives(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that makes a forward and a backward graph, the latter without collectives
-    that the former has and that it uses nothing of.
-    """
-
-    def _extract_fwd_bwd_modules(*args: Any, **options: Any) -> Any:
-        forward, backward = stock(*args, **options)
-        done = {node.name for node in forward.graph.nodes if _is_collective(node)}
-
-        def is_needed(node: Any) -> bool:
-            return node.name not in done and bool(node.is_impure())
-
-        backward.graph.eliminate_dead_code(is_impure_node=is_needed)
-        backward.recompile()
-        return forward, backward
-
-    return _extract_fwd_bwd_modules
-
-
-def _is_collective(node: Any) -> bool:
-    return getattr(node.target, "namespace", None) == "_c10d_functional"
 
 
 def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,7 +179,7 @@ def settled_outputs(
             if isinstance(tensor, DTensor):
                 tensor._spec = settled_spec(tensor._spec)
         inputs = [node.meta.get("example_value") for node in graph.placeholders]
-        if any(isinstance(value, DTensor) and _may_be_uneven(value._spec) for value in inputs):
+        if any(isinstance(value, DTensor) and may_be_uneven(value._spec) for value in inputs):
             of_one_rank()
         try:
             return stock(graph, tx, rv, *args, **options)
@@ -240,21 +187,6 @@ def settled_outputs(
             after()
 
     return compile_and_call_fx_graph
-
-
-def _may_be_uneven(spec: DTensorSpec) -> bool:
-    """Whether ranks may hold other numbers of rows than one another."""
-    if not are_known(spec.placements):
-        return False
-    parts = [1] * len(spec.shape)
-    for placement, n in zip(spec.placements, spec.mesh.shape):
-        cut = cut_of(placement)
-        if cut is not None:
-            parts[cut[0]] *= n * (cut[1] if type(cut[1]) is int else 1)
-    return any(
-        n > 1 and (isinstance(size, torch.SymInt) or size % n != 0)
-        for size, n in zip(spec.shape, parts)
-    )
 
 
 def by_views(

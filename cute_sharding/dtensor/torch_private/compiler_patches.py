@@ -132,15 +132,49 @@ EQUALS = Patch(
     until="a node of a graph can be kept apart from its equals",
     test="tests/dtensor/test_ranks_in_step.py::test_equal_exchanges_are_not_made_one",
 )
-BACKWARD = Patch(
-    module="torch._functorch.partitioners",
-    attribute="_extract_fwd_bwd_modules",
-    file="torch/_functorch/partitioners.py",
-    why="A backward graph keeps the collectives of the forward graph that could be computed from "
-    "what is saved, though it uses nothing of them. What is saved goes by local sizes: ranks with "
-    "other rows would wait in other collectives.",
-    until="a backward graph has no collective that it does not need",
+PASSES = Patch(
+    module=_AOT + ".graph_compile",
+    attribute="_partition_joint_graph_into_fw_bw",
+    file="torch/_functorch/_aot_autograd/graph_compile.py",
+    why="Whether a collective runs in the forward or in the backward graph, or in both, goes by what "
+    "it depends on and by the sizes of what could be saved, which are this rank's. Here it is the "
+    "pass in which the program issues it; and in each graph they stand in the order in which it "
+    "does.",
+    until="the partitioner puts collectives where they were issued, on every rank alike",
     test="tests/dtensor/test_ranks_in_step.py::test_a_backward_graph_has_no_collective_of_no_use",
+)
+COLLECTIVES = Patch(
+    module="torch._inductor.lowering",
+    attribute="lowerings",
+    file="torch/_inductor/lowering.py",
+    why="What is no collective of torch's own is any op to Inductor's scheduler, whose passes keep "
+    "the order of its collectives alone. The ops that redistribute and move are lowered as such. "
+    "Replaced once the program imports it.",
+    until="a library can say of its ops that they communicate",
+    test="tests/dtensor/test_compiled_order.py::test_kernels_of_ours_are_collectives",
+    entries="how Inductor lowers {}",
+)
+CHAIN = Patch(
+    module="torch._inductor.comms",
+    attribute="decide_global_ordering_of_comms",
+    file="torch/_inductor/comms.py",
+    why="Inductor chains the collectives of a graph, so that each of its passes keeps their order, "
+    "in the order in which they stand in the graph by then. Passes over the graph may have moved "
+    "them, as they see this rank's sizes: the chain is in the order in which they were issued. "
+    "Replaced once the program imports it.",
+    until="the order is that of the program",
+    test="tests/dtensor/test_compiled_order.py::test_the_chain_is_in_the_order_of_the_program",
+)
+OVERLAP = Patch(
+    module="torch._inductor.fx_passes.overlap_scheduling",
+    attribute="schedule_overlap_bucketing_from_inductor_configs",
+    file="torch/_inductor/fx_passes/overlap_scheduling.py",
+    why="Where a program turns this pass on, it moves and joins collectives by how long what runs "
+    "beside them takes on this rank. It is left out where ranks may hold other sizes than one "
+    "another; torch has a check for that (`spmd_check`), which hangs where only some ranks compile. "
+    "Replaced once the program imports it.",
+    until="it decides alike on all ranks",
+    test="tests/dtensor/test_compiled_order.py::test_ranks_that_differ_are_not_scheduled_by_time",
 )
 WAITS = Patch(
     module="torch._inductor.config",

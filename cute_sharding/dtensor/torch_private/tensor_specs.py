@@ -46,6 +46,7 @@ __all__ = [
     "is_by_elements",
     "is_dtensor",
     "like",
+    "may_be_uneven",
     "mesh_dim_text",
     "mesh_text",
     "placed_as",
@@ -259,3 +260,18 @@ def as_replica(tensor: torch.Tensor, mesh: Any) -> DTensor:
 def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
     """A DTensor as ``tensor``, of another local tensor."""
     return DTensor(local, tensor._spec, requires_grad=False)
+
+
+def may_be_uneven(spec: DTensorSpec) -> bool:
+    """Whether ranks may hold other numbers of rows than one another."""
+    if not are_known(spec.placements):
+        return False
+    parts = [1] * len(spec.shape)
+    for placement, n in zip(spec.placements, spec.mesh.shape):
+        cut = cut_of(placement)
+        if cut is not None:
+            parts[cut[0]] *= n * (cut[1] if type(cut[1]) is int else 1)
+    return any(
+        n > 1 and (isinstance(size, torch.SymInt) or size % n != 0)
+        for size, n in zip(spec.shape, parts)
+    )

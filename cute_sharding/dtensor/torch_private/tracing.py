@@ -19,6 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from cute_sharding.dtensor.torch_private import (
+    collective_order,
     compiler,
     compiler_guards,
     compiler_patches,
@@ -73,7 +74,7 @@ class Tracing:
     equal; ``as_view(tensor, size, stride, offset)`` makes a view again; ``writing(inputs)`` is
     called before a program that writes to these, and what it gives afterwards, while there are
     ``live`` copies; ``of_one_rank()`` before a graph is compiled that other ranks may have with
-    other sizes.
+    other sizes; ``collectives`` are the ops of ours that communicate.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
@@ -88,6 +89,7 @@ class Tracing:
         writing: Callable[[Sequence[DTensor]], Callable[[], None]],
         live: set[int],
         of_one_rank: Callable[[], None],
+        collectives: Sequence[Any],
     ) -> None:
         self._installed = installed
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
@@ -105,8 +107,16 @@ class Tracing:
         for row, made in (
             (compiler_patches.FRAMES, compiler.none_of_ours),
             (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
+            (compiler_patches.CHAIN, collective_order.chained_by_number),
+            (compiler_patches.OVERLAP, collective_order.unless_ranks_differ),
         ):
             installed.once_imported(row, partial(installed.replace, row, made))
+        installed.once_imported(
+            compiler_patches.COLLECTIVES,
+            lambda: installed.put(
+                compiler_patches.COLLECTIVES, collective_order.as_collectives(collectives)
+            ),
+        )
         in_place = {overload(name): handler for name, handler in VIEWS_IN_PLACE.items()}
         installed.put(
             patches.HANDLERS,
@@ -134,7 +144,10 @@ class Tracing:
             partial(compiler.settled_outputs, self._of_one_rank, self._read_as_they_are),
         )
         replace(compiler_patches.METADATA, compiler.settled_metadata)
-        replace(compiler_patches.TRACES, compiler.traced_as_known)
+        replace(
+            compiler_patches.TRACES,
+            lambda stock: collective_order.numbered(compiler.traced_as_known(stock)),
+        )
         replace(compiler_patches.ALIASES, partial(compiler.by_views, self._as_view))
         replace(
             compiler_patches.WRITES, partial(compiler.with_writes_told, self._writing, self._live)
@@ -142,8 +155,8 @@ class Tracing:
         replace(compiler_patches.EXPRESSIONS, compiler.of_two_arguments)
         replace(compiler_patches.SLOTS, compiler.first_wins)
         replace(compiler_patches.KINDS, compiler.with_plain_functions)
-        replace(compiler_patches.EQUALS, compiler.apart_on_each_rank)
-        replace(compiler_patches.BACKWARD, compiler.without_forward_collectives)
+        replace(compiler_patches.EQUALS, collective_order.apart_on_each_rank)
+        replace(compiler_patches.PASSES, collective_order.with_passes_settled)
         Tracing.settles = compiler_patches.METADATA not in self._installed.missing
         if not compiler_patches.WAITS.found():
             replace(compiler_patches.WAITS, lambda stock: ["sink_waits"])
