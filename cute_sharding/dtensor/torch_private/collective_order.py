@@ -9,8 +9,8 @@ eagerly, and the same on all ranks. Nothing else is asked about order:
 - Whether a collective runs in the forward or in the backward pass is where the program has issued
   it (:func:`settle_passes`). torch decides by what it depends on, and by the sizes of what could be
   saved.
-- Within a graph collectives stand by number (:func:`arrange`); what is recomputed stands before
-  the first collective of the backward pass that its region is needed for, as eagerly.
+- Within a graph collectives stand by number (:func:`arrange`); those of a checkpointed region run
+  again before the first that its region is needed for, as eagerly.
 - Inductor's scheduler has a kind of kernel for collectives, chains all of them in one order before
   it does anything else, and keeps that chain in all of its passes. Our ops are of that kind
   (:func:`as_collectives`), and the order of the chain is by number (:func:`chained_by_number`).
@@ -23,8 +23,8 @@ Nodes of graphs, and their metadata, may be read and moved here.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from math import inf
 from typing import Any
 
 import torch
@@ -48,10 +48,10 @@ __all__ = [
 
 # In the metadata of a node: its number, and whether the graphs of ranks may differ; and torch's: in
 # which graph the partitioner is to put it, what it may compute again, in which checkpointed region.
-NUMBER, RANKS_DIFFER = "cute_sharding: number", "cute_sharding: ranks differ"
+NUMBER, AGAIN = "cute_sharding: number", "cute_sharding: number in the backward graph"
+RANKS_DIFFER = "cute_sharding: ranks differ"
 _PASS, _RECOMPUTE, _REGION = "partitioner_tag", "recompute", "ac_graph_id"
-_FORWARD, _BACKWARD = "must_be_in_forward", "must_be_in_backward"
-_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+_RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
@@ -96,6 +96,9 @@ def with_passes_settled(stock: Callable[..., Any]) -> Callable[..., Any]:
     def _partition_joint_graph_into_fw_bw(fx_g: Any, *args: Any, **options: Any) -> Any:
         settle_passes(fx_g.graph)
         forward, backward, *rest = stock(fx_g, *args, **options)
+        for node in backward.graph.nodes:
+            if AGAIN in node.meta:
+                node.meta[NUMBER] = node.meta.pop(AGAIN)
         for half in (forward, backward):
             if arrange(half.graph):
                 half.recompile()
@@ -105,38 +108,55 @@ def with_passes_settled(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settle_passes(joint: Any) -> None:
-    """Say of each collective with a number in which pass it is to run.
+    """Say of each collective with a number in which pass it is to run, and renumber those of the
+    backward pass.
 
-    One of a checkpointed region runs in both, where the backward pass uses what the region makes
-    of it. Where it does not, as of the last sum of a block, it runs once, and what others make of
-    it may be saved.
+    One of a checkpointed region runs in both passes where the backward pass uses what the region
+    makes of it: eagerly the region runs again when the first of its tensors is needed. Where it
+    does not, as of the last sum of a block, it runs once, and what others make of it may be saved.
     """
-    feeds = _recomputed_for_backward(joint)
+    place = {node: i for i, node in enumerate(joint.nodes)}
+    needed = _first_needed(joint, place)
+    regions: dict[Any, int] = {}
+    for node, first in needed.items():
+        region = node.meta.get(_REGION, node)
+        regions[region] = min(regions.get(region, first), first)
+    backward: list[tuple[int, int, int, Any]] = []
     for node in joint.nodes:
-        if NUMBER not in node.meta:
+        number = node.meta.get(NUMBER)
+        if number is None:
             continue
-        if node.meta.get(_PASS) == "is_backward":
-            node.meta[_PASS] = _BACKWARD
-        elif node.meta.get(_RECOMPUTE) not in _AGAIN:
-            node.meta[_PASS] = _FORWARD
-        elif node not in feeds:
-            node.meta[_PASS] = _FORWARD
-            for each in (node, *_waits(node)):
-                each.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+        if _is_backward(node):
+            node.meta[_PASS] = "must_be_in_backward"
+            backward.append((place[node], 1, number, node))
+        elif node in needed:
+            first = regions[node.meta.get(_REGION, node)]
+            backward.append((first, 0, number, node))
+        else:
+            node.meta[_PASS] = "must_be_in_forward"
+            if node.meta.get(_RECOMPUTE) in _RECOMPUTED:
+                for each in (node, *_waits(node)):
+                    each.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+    for i, (*_, node) in enumerate(sorted(backward, key=lambda found: found[:3])):
+        node.meta[AGAIN] = i
 
 
-def _recomputed_for_backward(joint: Any) -> set[Any]:
-    """The nodes of checkpointed regions that the backward pass uses something of, by way of what is
-    computed again alone.
+def _first_needed(joint: Any, place: dict[Any, int]) -> dict[Any, int]:
+    """Of each node of a checkpointed region of which the backward pass uses something, by way of
+    what is computed again alone: the place of the first that does.
     """
-    found: set[Any] = set()
+    found: dict[Any, int] = {}
     for node in reversed(joint.nodes):
-        if node.meta.get(_RECOMPUTE) in _AGAIN and any(
-            user in found or user.meta.get(_PASS) in ("is_backward", _BACKWARD)
-            for user in node.users
-        ):
-            found.add(node)
+        if node.meta.get(_RECOMPUTE) in _RECOMPUTED:
+            users = [place[user] for user in node.users if _is_backward(user)]
+            users += [found[user] for user in node.users if user in found]
+            if users:
+                found[node] = min(users)
     return found
+
+
+def _is_backward(node: Any) -> bool:
+    return node.meta.get(_PASS) in ("is_backward", "must_be_in_backward")
 
 
 def _waits(node: Any) -> Iterator[Any]:
@@ -144,84 +164,44 @@ def _waits(node: Any) -> Iterator[Any]:
     for user in node.users:
         if user.target is _WAIT:
             yield user
-        elif getattr(user.target, "__name__", "") == "getitem":
+        elif user.target is operator.getitem:
             yield from _waits(user)
 
 
 def arrange(graph: Any) -> bool:
-    """Have the collectives of a graph stand by number, and what is recomputed before what it is
-    recomputed for. Each brings what it depends on; all else stays. Returns whether any moved.
+    """Have the collectives of a graph stand by number. Each brings what it depends on; all else
+    stays. Returns whether any moved.
     """
-    sequence = _sequence(graph)
     place = {node: i for i, node in enumerate(graph.nodes)}
-    moved = False
-    done = 0
-    for node in sequence:
-        here = place[node]
-        moved = moved or here < done
-        done = max(done, here)
-    if not moved:
+    sequence = sorted(
+        (node for node in place if NUMBER in node.meta and node.op == "call_function"),
+        key=lambda node: node.meta[NUMBER],
+    )
+    if all(place[one] < place[next_one] for one, next_one in zip(sequence, sequence[1:])):
         return False
-    emitted: set[Any] = set()
-    waiting = iter(sequence)
-    order: list[Any] = []
-
-    def emit(node: Any) -> None:
-        behind = [node]
-        needed: set[Any] = set()
-        while behind:
-            one = behind.pop()
-            if one not in emitted and one not in needed:
-                needed.add(one)
-                behind.extend(one.all_input_nodes)
-        for one in sorted(needed, key=place.__getitem__):
-            emitted.add(one)
-            order.append(one)
-
-    in_sequence = set(sequence)
-    for node in list(graph.nodes):
-        while node in in_sequence and node not in emitted:
-            emit(next(waiting))
-        if node not in emitted:
-            emitted.add(node)
-            order.append(node)
-    for before, node in zip(order, order[1:]):
-        before.append(node)
-    graph.lint()
+    order: dict[Any, None] = {}
+    remaining, ordered = iter(sequence), set(sequence)
+    for node in place:
+        while node in ordered and node not in order:
+            order.update(dict.fromkeys(_with_what_it_needs(next(remaining), order, place)))
+        order[node] = None
+    for one, next_one in zip(order, list(order)[1:]):
+        one.append(next_one)
     return True
 
 
-def _sequence(graph: Any) -> list[Any]:
-    """The collectives with numbers, in the order in which they are to stand."""
-    first: dict[Any, float] = {}  # of each node, the first collective of the backward pass behind
-    nodes = []
-    for node in reversed(graph.nodes):
-        first[node] = min(
-            (
-                user.meta[NUMBER] if _is_backward(user) else first[user]
-                for user in node.users
-                if user in first
-            ),
-            default=inf,
-        )
-        if NUMBER in node.meta and node.op == "call_function":
-            nodes.append(node)
-    regions: dict[Any, float] = {}
-    for node in nodes:
-        region = node.meta.get(_REGION, node)
-        regions[region] = min(regions.get(region, inf), first[node])
-
-    def key(node: Any) -> tuple[float, int, int]:
-        number: int = node.meta[NUMBER]
-        if node.meta.get(_RECOMPUTE) in _AGAIN:
-            return regions[node.meta.get(_REGION, node)], 0, number
-        return number, 1, number
-
-    return sorted(nodes, key=key)
+def _with_what_it_needs(node: Any, done: dict[Any, None], place: dict[Any, int]) -> list[Any]:
+    """The node behind what it depends on, but for what is ``done``, as they stand."""
+    found, open_nodes = set(), [node]
+    while open_nodes:
+        one = open_nodes.pop()
+        if one not in done and one not in found:
+            found.add(one)
+            open_nodes.extend(one.all_input_nodes)
+    return sorted(found, key=place.__getitem__)
 
 
-def _is_backward(node: Any) -> bool:
-    return NUMBER in node.meta and node.meta.get(_PASS) == _BACKWARD
+# -- equal collectives -----------------------------------------------------------------------------
 
 
 def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
