@@ -301,6 +301,7 @@ TORCH_PRIVATE = [
     "redistribution_hook",
     "compiler_guards",
     "compiler",
+    "collective_order",
     "expansion",
     "tracing",
     "state_dicts",

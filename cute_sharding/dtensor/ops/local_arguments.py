@@ -112,6 +112,9 @@ def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     return True
 
 
+_SUM = 2  # torch's number of this reduction, of losses
+
+
 def _of_mean(at: int) -> Callable[[OpSchema], Prepare | None]:
     """Of the gradient of a mean loss, whose reduction is argument ``at``: of a share of the
     gradient. The kernel divides by the number of elements of its second argument, also where that
@@ -128,7 +131,10 @@ def _of_mean(at: int) -> Callable[[OpSchema], Prepare | None]:
         def prepare(args: Sequence[Any]) -> Sequence[Any]:
             gradient, own, *others = args
             counted = (gradient * share(own.numel(), n, own)).to(gradient.dtype)
-            return [counted, own, *others]
+            prepared = [counted, own, *others]
+            if any(type(size) is int and size == 0 for size in own.shape):
+                prepared[at] = _SUM  # of no elements as well, and traced without a division by 0
+            return prepared
 
         return prepare
 

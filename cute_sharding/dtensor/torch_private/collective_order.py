@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -139,20 +140,42 @@ def settle_passes(joint: Any) -> None:
                     each.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     for i, (*_, node) in enumerate(sorted(backward, key=lambda found: found[:3])):
         node.meta[AGAIN] = i
+    _recompute_for_users(joint, {node for *_, node in backward if node in needed})
 
 
 def _first_needed(joint: Any, place: dict[Any, int]) -> dict[Any, int]:
-    """Of each node of a checkpointed region of which the backward pass uses something, by way of
+    """Of each tensor of a checkpointed region of which the backward pass uses something, by way of
     what is computed again alone: the place of the first that does.
     """
     found: dict[Any, int] = {}
     for node in reversed(joint.nodes):
-        if node.meta.get(_RECOMPUTE) in _RECOMPUTED:
-            users = [place[user] for user in node.users if _is_backward(user)]
-            users += [found[user] for user in node.users if user in found]
-            if users:
-                found[node] = min(users)
+        if node.meta.get(_RECOMPUTE) in _RECOMPUTED and not _is_number(node):
+            users = [user for user in node.users if not _is_number(user)]
+            places = [place[user] for user in users if _is_backward(user)]
+            places += [found[user] for user in users if user in found]
+            if places:
+                found[node] = min(places)
     return found
+
+
+def _recompute_for_users(joint: Any, collectives: set[Any]) -> None:
+    """Have what the backward pass computes of these collectives of checkpointed regions computed
+    there. Of what needs no gradient, as a sign, torch may save the result instead: where it is
+    small, which it may be on one rank alone.
+    """
+    behind: set[Any] = set()
+    for node in joint.nodes:
+        if node in collectives or not behind.isdisjoint(node.all_input_nodes):
+            if _is_backward(node):
+                if not _is_number(node):
+                    node.meta[_PASS] = "must_be_in_backward"
+            elif node.meta.get(_RECOMPUTE) in _RECOMPUTED:
+                behind.add(node)
+
+
+def _is_number(node: Any) -> bool:
+    """Whether a node is a size, and no tensor: ranks compute these in other ways."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _is_backward(node: Any) -> bool:
@@ -177,7 +200,7 @@ def arrange(graph: Any) -> bool:
         (node for node in place if NUMBER in node.meta and node.op == "call_function"),
         key=lambda node: node.meta[NUMBER],
     )
-    if all(place[one] < place[next_one] for one, next_one in zip(sequence, sequence[1:])):
+    if all(place[one] < place[next_one] for one, next_one in pairwise(sequence)):
         return False
     order: dict[Any, None] = {}
     remaining, ordered = iter(sequence), set(sequence)
@@ -185,7 +208,7 @@ def arrange(graph: Any) -> bool:
         while node in ordered and node not in order:
             order.update(dict.fromkeys(_with_what_it_needs(next(remaining), order, place)))
         order[node] = None
-    for one, next_one in zip(order, list(order)[1:]):
+    for one, next_one in pairwise(order):
         one.append(next_one)
     return True
 

@@ -136,10 +136,10 @@ PASSES = Patch(
     module=_AOT + ".graph_compile",
     attribute="_partition_joint_graph_into_fw_bw",
     file="torch/_functorch/_aot_autograd/graph_compile.py",
-    why="Whether a collective runs in the forward or in the backward graph, or in both, goes by what "
-    "it depends on and by the sizes of what could be saved, which are this rank's. Here it is the "
-    "pass in which the program issues it; and in each graph they stand in the order in which it "
-    "does.",
+    why="Whether a collective runs in the forward graph, in the backward graph, or in both, goes "
+    "by what it depends on and by the sizes of what could be saved, which are this rank's. Here it "
+    "is the pass in which the program issues it; and in each graph they stand in the order in "
+    "which it does.",
     until="the partitioner puts collectives where they were issued, on every rank alike",
     test="tests/dtensor/test_ranks_in_step.py::test_a_backward_graph_has_no_collective_of_no_use",
 )
@@ -171,8 +171,8 @@ OVERLAP = Patch(
     file="torch/_inductor/fx_passes/overlap_scheduling.py",
     why="Where a program turns this pass on, it moves and joins collectives by how long what runs "
     "beside them takes on this rank. It is left out where ranks may hold other sizes than one "
-    "another; torch has a check for that (`spmd_check`), which hangs where only some ranks compile. "
-    "Replaced once the program imports it.",
+    "another; torch has a check for that (`spmd_check`), which hangs where only some ranks "
+    "compile. Replaced once the program imports it.",
     until="it decides alike on all ranks",
     test="tests/dtensor/test_compiled_order.py::test_ranks_that_differ_are_not_scheduled_by_time",
 )
