@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
-from cute_sharding.dtensor.torch_private.symints import is_truly, may_be_number
+from cute_sharding.dtensor.torch_private.symints import is_truly, is_zero_by_guards, may_be_number
 from cute_sharding.layout import Undecided
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.sharding.deal import kinds_of_device, local_size
@@ -43,7 +43,9 @@ def local_size_of(n: Any, *cuts: Cut) -> Any:
                 is_truly(unknown(kinds[max(kinds)]) >= 2)
         for split_factor, parts, coordinate in cuts:
             rows = local_size(rows, known(split_factor), parts, coordinate)
-        return unknown(rows, local=True)
+        local = unknown(rows, local=True)
+        # Of no rows Inductor makes no view of sizes that are symbols.
+        return 0 if is_zero_by_guards(local) else local
 
 
 def local_shape_of(shape: Sequence[Any], chains: Chains, mesh: Any) -> list[Any]:

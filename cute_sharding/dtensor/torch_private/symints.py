@@ -27,6 +27,7 @@ __all__ = [
     "hold_to_marks",
     "is_symbolic",
     "is_truly",
+    "is_zero_by_guards",
     "may_be_number",
     "number_of",
     "numbers_at_hand",
@@ -212,6 +213,20 @@ def is_truly(condition: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return guard_or_false(condition)
+
+
+def is_zero_by_guards(size: Any) -> bool:
+    """Whether the guards so far say that a size is 0, or a multiple of what is: for all calls of
+    the graph. Adds no guard.
+    """
+    if not isinstance(size, torch.SymInt) or size.node.hint != 0:
+        return False
+    from torch.fx.experimental.sym_node import SymNode
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    _, primitive = size.node.expr.expand().as_content_primitive()
+    env = size.node.shape_env
+    return statically_known_true(torch.SymInt(SymNode(primitive, env, int, 0)) == 0)
 
 
 def ask_whether_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> None:
