@@ -1,17 +1,15 @@
-"""Runs drawn programs, compiled by Inductor, on gloo processes that compare each collective with
-the others (``TORCH_DISTRIBUTED_DEBUG=DETAIL``), and compares results and gradients with eager's:
-``torchrun compiled_order_worker.py FIRST LAST DYNAMIC [NAME=VALUE ...]``, the latter options of
-torch._inductor.config. Prints a line a program, as JSON; the first that fails is the last.
+"""Runs programs, compiled by Inductor, on gloo processes of which each collective is compared with
+the others' (``TORCH_DISTRIBUTED_DEBUG=DETAIL``), and compares results and gradients with eager's.
 
-For test_compiled_order.py.
+For test_compiled_order.py; by itself, with options of torch._inductor.config behind: ``torchrun
+--standalone --nproc-per-node=3 compiled_order_worker.py FIRST LAST static|automatic|dynamic
+[NAME=VALUE ...]``.
 """
 
 import json
 import os
 import sys
 from datetime import timedelta
-
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 
 import ordered_programs
 import torch
@@ -44,54 +42,69 @@ def outcome(program, args):
     return found
 
 
-def attempt(seed, world, rank, dynamic):
+def run(seed, world, rank, mesh_of, dynamic):
+    """Says what the program is, once it is right."""
     said, sizes, made = ordered_programs.draw(seed, world)
-    mesh = MESHES.setdefault(sizes, init_device_mesh("cpu", sizes))
-    program, args = made(mesh, rank)
+    program, args = made(mesh_of(sizes), rank)
     torch._dynamo.reset()
     try:
         wanted = outcome(program, args)
-    except Exception as error:
-        return f"{said}: eager raises {type(error).__name__}: {str(error)[:200]}", True
+    except RuntimeError as error:
+        return f"{said}: raises eagerly: {str(error)[:100]}"
     compiled = torch.compile(program, dynamic=DYNAMIC[dynamic])
-    try:
-        for _ in range(2):  # the second time nothing is compiled
-            found = outcome(compiled, args)
-            if not all(
-                torch.allclose(a, b, atol=1e-4, rtol=1e-4, equal_nan=True)
-                for a, b in zip(found, wanted, strict=True)
-            ):
-                return f"{said}: WRONG", False
-    except Exception as error:
-        return f"{said}: RAISES {type(error).__name__}: {str(error)[:1500]}", False
-    return f"{said}: right", True
+    for _ in range(2):  # the second time nothing is compiled
+        for found, full in zip(outcome(compiled, args), wanted, strict=True):
+            torch.testing.assert_close(found, full, atol=1e-4, rtol=1e-4, equal_nan=True, msg=said)
+    return said
 
 
-MESHES = {}
+def run_all(seeds, dynamic, is_on=True):
+    if is_on:
+        cute_sharding.enable(views=True, redistribution=True, movement=True)
+    meshes = {}
+
+    def mesh_of(sizes):
+        if sizes not in meshes:
+            meshes[sizes] = init_device_mesh("cpu", sizes)
+        return meshes[sizes]
+
+    for seed in seeds:
+        said = run(seed, dist.get_world_size(), dist.get_rank(), mesh_of, dynamic)
+        if dist.get_rank() == 0:
+            print(said, flush=True)
+    dist.barrier()
+
+
+def start(rank, world, rendezvous, seeds, dynamic):
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=100),
+    )
+    run_all(seeds, dynamic)
+    dist.destroy_process_group()
 
 
 def main():
     first, last, dynamic, *options = sys.argv[1:]
     for option in options:
         name, value = option.split("=")
-        if name == "stock":
-            continue
         *path, name = name.split(".")
         owner = torch._inductor.config
         for part in path:
             owner = getattr(owner, part)
-        setattr(owner, name, json.loads(value))
+        if hasattr(owner, name):
+            setattr(owner, name, json.loads(value))
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    if "stock=1" not in options:
-        cute_sharding.enable(views=True, redistribution=True, movement=True)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    for seed in range(int(first), int(last)):
-        said, is_right = attempt(seed, world, rank, dynamic)
-        print(json.dumps({"rank": rank, "said": said, "right": is_right}), flush=True)
-        if not is_right:
-            os._exit(1)
-    dist.barrier()
+    run_all(range(int(first), int(last)), dynamic, is_on="stock=1" not in options)
     os._exit(0)
 
 

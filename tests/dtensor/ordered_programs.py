@@ -47,8 +47,38 @@ def parts(rng, rows, columns, mesh_dims):
     }
 
 
+# Programs whose ranks once waited for one another: rows, columns, columns of w, and the parts.
+WAITED = (
+    ((12, 4, 5), ("cat", "move", "sum")),
+    ((7, 9, 2), ("cat", "product")),
+    ((5, 7, 5), ("sum", "cat", "move")),
+)
+
+
+def waited(case, world):
+    """One of those, as :func:`draw` gives it."""
+    (rows, columns, k), names = WAITED[case]
+    found = parts(random.Random(0), rows, columns, 1)
+
+    def made(mesh, rank):
+        full = torch.arange(float(rows * columns)).reshape(rows, columns) / 7
+        x = distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
+        w = distribute_tensor(torch.ones(columns, k), mesh, [Replicate()], src_data_rank=None)
+
+        def program(x, w):
+            return [found[name]((x * (j + 1)).sin(), w) for j, name in enumerate(names)]
+
+        return program, (x, w)
+
+    return ", ".join(names), (world,), made
+
+
 def draw(seed, world):
-    """What it is called; the mesh; a function of it to (the program, its arguments)."""
+    """What it is called; the mesh; a function of it to (the program, its arguments). Below 0 one of
+    WAITED.
+    """
+    if seed < 0:
+        return waited(-1 - seed, world)
     rng = random.Random(seed)
     mesh_sizes = rng.choice([(world,), (world,), (world,)] + ([(2, 2)] if world == 4 else []))
     rows, columns, k = rng.choice(ROWS), rng.randint(1, 9), rng.randint(1, 6)

@@ -242,7 +242,7 @@ def all_of_torch():
         for attribute, value in list(vars(owner).items()):
             if isinstance(value, dict):
                 found |= {f"{name}.{attribute}[{key}]": entry for key, entry in value.items()}
-    for row in (patches.LOSSES, patches.COMPOSITES):
+    for row in (patches.LOSSES, patches.COMPOSITES, compiler_patches.COLLECTIVES):
         found |= {f"{row.name}[{key}]": entry for key, entry in entries_of(row)}
     # Two that no module's dict has: they are options, which torch keeps elsewhere.
     for option in (compiler_patches.WAITS, compiler_patches.CACHE_KEYS):

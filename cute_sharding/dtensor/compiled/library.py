@@ -4,21 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 library = torch.library.Library("cute_sharding", "DEF")
-
-
-COLLECTIVES = "redistribute", "move", "move_back"
-
-
-def collectives() -> tuple[Any, ...]:
-    """The ops that communicate. The last argument of each names a process group of its mesh, by
-    which Inductor looks up what it estimates their time by.
-    """
-    return tuple([getattr(torch.ops.cute_sharding, name).default for name in COLLECTIVES])
 
 
 def _after(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,9 @@ def name_of(mesh: Any) -> str:
 
 
 def group_name(mesh: Any) -> str:
-    """A process group of the mesh, by name: see ``collectives`` of compiled/library.py."""
+    """A process group of the mesh, by name: see ``as_collectives`` of
+    torch_private/collective_order.py.
+    """
     name: str = process_groups.group_of_dim(mesh, 0).group_name
     return name
 

@@ -17,7 +17,6 @@ from cute_sharding.dtensor.bookkeeping import ledger, versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force, put_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch, logger
-from cute_sharding.dtensor.compiled.library import collectives
 from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate, has_values
@@ -249,14 +248,7 @@ def _install(settings: Settings | None) -> None:
 def _fill(installed: Installed, settings: Settings) -> None:
     """Replace what these settings need of torch_private/patches.py."""
     tracing.Tracing(
-        installed,
-        local_size_if_known,
-        equate,
-        as_view,
-        before_program,
-        LIVE,
-        _tag_traced,
-        collectives(),
+        installed, local_size_if_known, equate, as_view, before_program, LIVE, _tag_traced
     )
     redistribution_hook.install_redistribution(
         installed, _redistribution, _redistribution_of_arguments

@@ -21,6 +21,7 @@ from cute_sharding.dtensor.torch_private.dispatch_modes import (
 )
 
 __all__ = [
+    "OURS",
     "CollectiveCounter",
     "all_gather",
     "all_reduce",
@@ -89,14 +90,17 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-# The ops that communicate are those of these libraries, but for the ones that only wait, or order.
-_LIBRARIES = ("_c10d_functional", "_dtensor", "cute_sharding")
-_NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd", "after")
+# Ops of ours that communicate (redistributing/dynamic.py, movement/dynamic.py); and those of
+# the libraries of collectives that do not.
+OURS = ("redistribute", "move", "move_back")
+_NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd")
 
 
 def communicates(op: Any) -> bool:
-    """Whether an op starts a collective, by torch's name for it or one of ours."""
-    return op.namespace in _LIBRARIES and op._opname not in _NO_COLLECTIVES
+    """Whether an op starts a collective: one of torch's, or one of ours."""
+    if op.namespace == "cute_sharding":
+        return op._opname in OURS
+    return op.namespace in ("_c10d_functional", "_dtensor") and op._opname not in _NO_COLLECTIVES
 
 
 class CollectiveCounter(TorchDispatchMode):

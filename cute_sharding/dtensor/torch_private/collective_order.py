@@ -32,7 +32,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
-from cute_sharding.dtensor.torch_private.collective_ops import communicates
+from cute_sharding.dtensor.torch_private.collective_ops import OURS, communicates
 from cute_sharding.dtensor.torch_private.dispatch_modes import OF_THIS_RANK
 from cute_sharding.dtensor.torch_private.tensor_specs import may_be_uneven
 
@@ -64,9 +64,9 @@ def numbered(stock: Callable[..., Any]) -> Callable[..., Any]:
     in the order in which they are traced.
     """
 
-    def aot_stage1_graph_capture(aot_state: Any, *args: Any) -> Any:
+    def aot_stage1_graph_capture(aot_state: Any, orig_flat_fn: Any) -> Any:
         specs = [value._spec for value in aot_state.flat_args if isinstance(value, DTensor)]
-        traced = stock(aot_state, *args)
+        traced = stock(aot_state, orig_flat_fn)
         nodes = [node for node in traced.graph_module.graph.nodes if _communicates(node)]
         differ = any(map(_is_of_this_rank, nodes)) or any(map(may_be_uneven, specs))
         if specs or differ:
@@ -179,7 +179,11 @@ def _is_number(node: Any) -> bool:
 
 
 def _is_backward(node: Any) -> bool:
-    return node.meta.get(_PASS) in ("is_backward", "must_be_in_backward")
+    """Whether a node of both passes is of the backward one. torch says of each node that was traced
+    by the end of the forward pass that it is of that, and not of each later one that it is not.
+    """
+    is_forward = node.meta.get(_PASS) in ("is_forward", "must_be_in_forward")
+    return node.op == "call_function" and not is_forward
 
 
 def _waits(node: Any) -> Iterator[Any]:
@@ -253,11 +257,11 @@ def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
 # -- Inductor --------------------------------------------------------------------------------------
 
 
-def as_collectives(ops: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
-    """How Inductor is to lower these ops: as its own collectives. The last argument of each is the
-    name of a process group, as torch's estimates of their time expect.
+def as_collectives() -> dict[Any, Callable[..., Any]]:
+    """How Inductor is to lower our ops that communicate: as its own collectives. The last argument
+    of each is the name of a process group, as torch's estimates of their time expect.
     """
-    from torch._inductor import ir
+    from torch._inductor.ir import TensorBox, _CollectiveKernel
     from torch._inductor.lowering import constrain_to_fx_strides
     from torch._inductor.virtualized import V
     from torch.utils._pytree import tree_map
@@ -265,11 +269,12 @@ def as_collectives(ops: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
     def lowering(op: Any) -> Callable[..., Any]:
         def lowered(*args: Any) -> Any:
             args, _ = constrain_to_fx_strides(V.graph.current_node, *args)
-            results = ir._CollectiveKernel.create_out_of_place(op, *args)
-            return tree_map(ir.TensorBox.create, results)
+            results = _CollectiveKernel.create_out_of_place(op, *args)
+            return tree_map(TensorBox.create, results)
 
         return lowered
 
+    ops = [getattr(torch.ops.cute_sharding, name).default for name in OURS]
     return {op: lowering(op) for op in ops}
 
 
@@ -279,7 +284,9 @@ def chained_by_number(stock: Callable[..., Any]) -> Callable[..., Any]:
     the one before it.
     """
 
-    def decide_global_ordering_of_comms(nodes: Sequence[Any], *args: Any) -> Any:
+    def decide_global_ordering_of_comms(
+        nodes: Sequence[Any], name_to_buf: Any, name_to_fused_node: Any
+    ) -> Any:
         from torch._inductor.utils import contains_collective
 
         places = [i for i, node in enumerate(nodes) if contains_collective(node)]
@@ -291,7 +298,7 @@ def chained_by_number(stock: Callable[..., Any]) -> Callable[..., Any]:
         chained = list(nodes)
         for place, k in zip(places, by_number):
             chained[place] = nodes[places[k]]
-        stock(chained, *args)
+        stock(chained, name_to_buf, name_to_fused_node)
         return nodes
 
     return decide_global_ordering_of_comms

@@ -74,7 +74,7 @@ class Tracing:
     equal; ``as_view(tensor, size, stride, offset)`` makes a view again; ``writing(inputs)`` is
     called before a program that writes to these, and what it gives afterwards, while there are
     ``live`` copies; ``of_one_rank()`` before a graph is compiled that other ranks may have with
-    other sizes; ``collectives`` are the ops of ours that communicate.
+    other sizes.
     """
 
     settles = False  # whether split factors become numbers where they leave a compiled program
@@ -89,7 +89,6 @@ class Tracing:
         writing: Callable[[Sequence[DTensor]], Callable[[], None]],
         live: set[int],
         of_one_rank: Callable[[], None],
-        collectives: Sequence[Any],
     ) -> None:
         self._installed = installed
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
@@ -113,9 +112,7 @@ class Tracing:
             installed.once_imported(row, partial(installed.replace, row, made))
         installed.once_imported(
             compiler_patches.COLLECTIVES,
-            lambda: installed.put(
-                compiler_patches.COLLECTIVES, collective_order.as_collectives(collectives)
-            ),
+            lambda: installed.put(compiler_patches.COLLECTIVES, collective_order.as_collectives()),
         )
         in_place = {overload(name): handler for name, handler in VIEWS_IN_PLACE.items()}
         installed.put(
