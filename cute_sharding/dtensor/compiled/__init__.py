@@ -14,10 +14,12 @@ What stands in for the compiler's own functions is in :mod:`..torch_private` (:m
 - Where a collective is waited for: torch's functional collectives put the op that waits behind
   themselves in a graph, and :mod:`..redistributing.executor` asks for no other; the op that
   redistributes is waited for in :mod:`..redistributing.dynamic`, that of a movement op in
-  :mod:`..movement.dynamic`; for a rank that only sends, ``after`` of :mod:`.library` keeps the
-  collective in the graph. That Inductor then moves the waits down to where results are needed is
+  :mod:`..movement.dynamic`. That Inductor then moves the waits down to where results are needed is
   the row WAITS of :mod:`..torch_private.patches`, which :mod:`..torch_private.tracing` puts in
   place: without it they stand where the collective does.
+- In what order collectives run, and in which pass: by
+  :mod:`..torch_private.collective_order`. That a collective depends on the same things on every
+  rank is what ``after`` of :mod:`.library` is for.
 
 - :mod:`.symbols`: torch's SymInts as sizes of the algebra, and back
 - :mod:`.local_sizes`: the sizes of local tensors

@@ -23,11 +23,11 @@ torch.library.register_fake(
 def after(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """``tensor`` as something for which the others are needed, though nothing of them is in it.
 
-    The graphs of the ranks differ in what is copied, and must not differ in their collectives. A
-    compiler leaves out a collective of which a rank uses nothing, and moves one that a rank gives
-    nothing to: of a backward pass into the forward pass, as nothing of the gradients is in it. So
-    on each rank what is sent needs all that any rank sends of, and a result all that any rank's
-    result is made of.
+    The graphs of the ranks differ in what is copied, and must not differ in what depends on a
+    collective and on what it depends: by that it is decided whether a checkpointed region runs it
+    again, and a backward graph loses what depends on no gradient and is used by nothing. So on each
+    rank what is sent needs all that any rank sends of, and a result all that any rank's result is
+    made of.
     """
     for other in others:
         tensor = torch.ops.cute_sharding.after(tensor, other)

@@ -22,6 +22,6 @@ checked are in :mod:`..bookkeeping.versions`.
 - :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`, :mod:`.views_in_place`: the
   dispatcher, and what stands in for its steps; :mod:`.composites`: what comes before it
 - :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in
-  compiled programs
+  compiled programs; :mod:`.collective_order`: the order of their collectives
 - :mod:`.state_dicts`: checkpoints, state dicts, pictures
 """

@@ -95,6 +95,8 @@ def with_passes_settled(stock: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def _partition_joint_graph_into_fw_bw(fx_g: Any, *args: Any, **options: Any) -> Any:
+        if not any(NUMBER in node.meta for node in fx_g.graph.nodes):
+            return stock(fx_g, *args, **options)
         settle_passes(fx_g.graph)
         forward, backward, *rest = stock(fx_g, *args, **options)
         for node in backward.graph.nodes:
