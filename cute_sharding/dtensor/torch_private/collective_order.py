@@ -12,8 +12,10 @@ eagerly, and the same on all ranks. Nothing else is asked about order:
 - Within a graph collectives stand by number (:func:`arrange`); those of a checkpointed region run
   again before the first that its region is needed for, as eagerly.
 - Inductor's scheduler has a kind of kernel for collectives, chains all of them in one order before
-  it does anything else, and keeps that chain in all of its passes. Our ops are of that kind
-  (:func:`as_collectives`), and the order of the chain is by number (:func:`chained_by_number`).
+  it does anything else, and keeps that chain. Our ops are of that kind (:func:`as_collectives`),
+  and the order of the chain is by number (:func:`chained_by_number`). Passes that go by estimated
+  times move collectives all the same, where a program turns them on: not where ranks may differ
+  (:func:`held_to_the_chain`, :func:`unless_ranks_differ`).
 - Equal collectives are made one only where they are equal on all ranks
   (:func:`apart_on_each_rank`).
 
@@ -25,6 +27,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -41,6 +45,7 @@ __all__ = [
     "arrange",
     "as_collectives",
     "chained_by_number",
+    "held_to_the_chain",
     "numbered",
     "settle_passes",
     "unless_ranks_differ",
@@ -67,8 +72,9 @@ def numbered(stock: Callable[..., Any]) -> Callable[..., Any]:
     def aot_stage1_graph_capture(aot_state: Any, orig_flat_fn: Any) -> Any:
         specs = [value._spec for value in aot_state.flat_args if isinstance(value, DTensor)]
         traced = stock(aot_state, orig_flat_fn)
-        nodes = [node for node in traced.graph_module.graph.nodes if _communicates(node)]
-        differ = any(map(_is_of_this_rank, nodes)) or any(map(may_be_uneven, specs))
+        graph = traced.graph_module.graph
+        nodes = [node for node in graph.nodes if _communicates(node)]
+        differ = any(map(_is_of_this_rank, graph.nodes)) or any(map(may_be_uneven, specs))
         if specs or differ:
             for i, node in enumerate(nodes):
                 node.meta[NUMBER] = i
@@ -118,12 +124,9 @@ def settle_passes(joint: Any) -> None:
     makes of it: eagerly the region runs again when the first of its tensors is needed. Where it
     does not, as of the last sum of a block, it runs once, and what others make of it may be saved.
     """
+    _save_what_leaves_regions(joint)
     place = {node: i for i, node in enumerate(joint.nodes)}
     needed = _first_needed(joint, place)
-    regions: dict[Any, int] = {}
-    for node, first in needed.items():
-        region = node.meta.get(_REGION, node)
-        regions[region] = min(regions.get(region, first), first)
     backward: list[tuple[int, int, int, Any]] = []
     for node in joint.nodes:
         number = node.meta.get(NUMBER)
@@ -133,35 +136,80 @@ def settle_passes(joint: Any) -> None:
             node.meta[_PASS] = "must_be_in_backward"
             backward.append((place[node], 1, number, node))
         elif node in needed:
-            first = regions[node.meta.get(_REGION, node)]
-            backward.append((first, 0, number, node))
+            backward.append((needed[node], 0, number, node))
         else:
             node.meta[_PASS] = "must_be_in_forward"
-            if node.meta.get(_RECOMPUTE) in _RECOMPUTED:
+            if _is_recomputed(node):
                 for each in (node, *_waits(node)):
                     each.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     for i, (*_, node) in enumerate(sorted(backward, key=lambda found: found[:3])):
         node.meta[AGAIN] = i
-    _recompute_for_users(joint, {node for *_, node in backward if node in needed})
+    _compute_in_backward(joint, {node for *_, node in backward if node in needed})
+
+
+def _save_what_leaves_regions(joint: Any) -> None:
+    """Have what others make something of saved where a checkpointed region with collectives makes
+    it, as eagerly. torch may go on from it to compute a later region's input again, and so run this
+    region's collectives for that one: where it is small, which it may be on one rank alone.
+    """
+    with_collectives = {
+        node.meta.get(_REGION)
+        for node in joint.nodes
+        if NUMBER in node.meta and _is_recomputed(node)
+    }
+    for node in joint.nodes:
+        if not _is_recomputed(node) or node.meta.get(_REGION) not in with_collectives - {None}:
+            continue
+        if not _is_tensor(node) or not any(_is_outside(user, node) for user in node.users):
+            continue
+        while True:
+            node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+            if not (getattr(node.target, "is_view", False) or node.target is operator.getitem):
+                break
+            node = node.args[0]  # of views torch saves what they are of
+            if not _is_recomputed(node):
+                break
+
+
+def _is_outside(user: Any, node: Any) -> bool:
+    """Whether what uses a node of a checkpointed region is of the forward pass, and of no region or
+    of a later one.
+    """
+    if _is_backward(user) or not _is_tensor(user) or user.target is operator.getitem:
+        return False
+    region: int = user.meta.get(_REGION, node.meta[_REGION] + 1)
+    return region > node.meta[_REGION]
 
 
 def _first_needed(joint: Any, place: dict[Any, int]) -> dict[Any, int]:
-    """Of each tensor of a checkpointed region of which the backward pass uses something, by way of
-    what is computed again alone: the place of the first that does.
+    """Of each collective of a checkpointed region of which the backward pass uses something, by way
+    of what is computed again alone: the place of the first that uses something of its region; or of
+    that of one which needs it, where regions lie in regions.
     """
-    found: dict[Any, int] = {}
+    used: dict[Any, int] = {}
+    regions: dict[Any, int] = {}
     for node in reversed(joint.nodes):
-        if node.meta.get(_RECOMPUTE) in _RECOMPUTED and not _is_number(node):
+        if _is_recomputed(node) and not _is_number(node):
             users = [user for user in node.users if not _is_number(user)]
             places = [place[user] for user in users if _is_backward(user)]
-            places += [found[user] for user in users if user in found]
+            places += [used[user] for user in users if user in used]
             if places:
-                found[node] = min(places)
-    return found
+                used[node] = min(places)
+                region = node.meta.get(_REGION, node)
+                regions[region] = min(regions.get(region, used[node]), used[node])
+    needed: dict[Any, int] = {}
+    first: dict[Any, int] = {}
+    for node in reversed(joint.nodes):
+        if node in used:
+            first[node] = min([used[node], *(first[user] for user in node.users if user in first)])
+            if NUMBER in node.meta:
+                first[node] = min(first[node], regions[node.meta.get(_REGION, node)])
+                needed[node] = first[node]
+    return needed
 
 
-def _recompute_for_users(joint: Any, collectives: set[Any]) -> None:
-    """Have what the backward pass computes of these collectives of checkpointed regions computed
+def _compute_in_backward(joint: Any, collectives: set[Any]) -> None:
+    """Have what the backward pass makes of these collectives of checkpointed regions computed
     there. Of what needs no gradient, as a sign, torch may save the result instead: where it is
     small, which it may be on one rank alone.
     """
@@ -171,8 +219,22 @@ def _recompute_for_users(joint: Any, collectives: set[Any]) -> None:
             if _is_backward(node):
                 if not _is_number(node):
                     node.meta[_PASS] = "must_be_in_backward"
-            elif node.meta.get(_RECOMPUTE) in _RECOMPUTED:
+                    behind.add(node)
+            elif _is_recomputed(node):
                 behind.add(node)
+
+
+def _is_recomputed(node: Any) -> bool:
+    """Whether a node is of a checkpointed region, whose results are to be computed again. Of one
+    of several results torch does not say.
+    """
+    if node.target is operator.getitem and _RECOMPUTE not in node.meta:
+        return _is_recomputed(node.args[0])
+    return node.meta.get(_RECOMPUTE) in _RECOMPUTED
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_number(node: Any) -> bool:
@@ -216,6 +278,8 @@ def arrange(graph: Any) -> bool:
         order[node] = None
     for one, next_one in pairwise(order):
         one.append(next_one)
+    for i, node in enumerate(node for node in order if node in ordered):
+        node.meta[NUMBER] = i  # the same order, but where data contradict it
     return True
 
 
@@ -307,9 +371,38 @@ def chained_by_number(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _number_of_kernel(kernel: Any) -> int | None:
-    """Of what it was made of, the last: among it may be what its arguments were made of."""
-    found = [node.meta[NUMBER] for node in kernel.get_origins() if NUMBER in node.meta]
-    return max(found, default=None)
+    """That of the node that it was made of: the last, as among these may be what it is given."""
+    node = max(kernel.get_origins(), default=None)
+    return None if node is None else node.meta.get(NUMBER)
+
+
+def held_to_the_chain(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that runs the passes for overlap that a program has chosen, of which two
+    move one collective before another by estimated times: not where ranks may compute other sizes
+    than one another.
+    """
+
+    def reorder_compute_and_comm_for_overlap(snodes: Sequence[Any]) -> Any:
+        from torch._inductor import config_comms
+
+        differ = any(
+            node.meta.get(RANKS_DIFFER)
+            for snode in snodes
+            for kernel in snode.get_nodes()
+            if kernel.node is not None
+            for node in kernel.node.get_origins()
+        )
+        options = dict.fromkeys(filter(partial(hasattr, config_comms), _UNSAFE), False)
+        with config_comms.patch(options) if differ else nullcontext():  # type: ignore[attr-defined]
+            return stock(snodes)
+
+    return reorder_compute_and_comm_for_overlap
+
+
+_UNSAFE = (
+    "reorder_iterative_unsafe_collectives_reorder",
+    "sink_waits_iterative_unsafe_collectives_reorder",
+)
 
 
 def unless_ranks_differ(stock: Callable[..., Any]) -> Callable[..., Any]:

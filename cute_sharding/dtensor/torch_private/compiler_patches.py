@@ -165,6 +165,17 @@ CHAIN = Patch(
     until="the order is that of the program",
     test="tests/dtensor/test_compiled_order.py::test_the_chain_is_in_the_order_of_the_program",
 )
+PASSES_FOR_OVERLAP = Patch(
+    module="torch._inductor.comms",
+    attribute="reorder_compute_and_comm_for_overlap",
+    file="torch/_inductor/comms.py",
+    why="Of the passes for overlap that a program can choose two move one collective before "
+    "another, chain or not, by how long they take on this rank, unless options say otherwise "
+    "(`config_comms.reorder_iterative_unsafe_collectives_reorder` and one like it): they do, where "
+    "ranks may hold other sizes than one another. Replaced once the program imports it.",
+    until="these options are off by default",
+    test="tests/dtensor/test_compiled_order.py::test_no_pass_of_inductors_moves_one_before_another",
+)
 OVERLAP = Patch(
     module="torch._inductor.fx_passes.overlap_scheduling",
     attribute="schedule_overlap_bucketing_from_inductor_configs",

@@ -107,6 +107,7 @@ class Tracing:
             (compiler_patches.FRAMES, compiler.none_of_ours),
             (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
             (compiler_patches.CHAIN, collective_order.chained_by_number),
+            (compiler_patches.PASSES_FOR_OVERLAP, collective_order.held_to_the_chain),
             (compiler_patches.OVERLAP, collective_order.unless_ranks_differ),
         ):
             installed.once_imported(row, partial(installed.replace, row, made))
