@@ -92,23 +92,29 @@ def when_imported(name, action):  # type: ignore[no-untyped-def]
         program may also just ask for the spec, and import later or never.)
         """
 
+        is_asking = False  # the others, among which may be one like this for the same module
+
         @staticmethod
         def find_spec(fullname, path=None, target=None):  # type: ignore[no-untyped-def]
-            if fullname != name:
+            if fullname != name or Finder.is_asking:
                 return None
             others = [
                 finder
                 for finder in sys.meta_path
                 if finder is not Finder and hasattr(finder, "find_spec")
             ]
-            spec = next(
-                (
-                    found
-                    for finder in others
-                    if (found := finder.find_spec(fullname, path, target)) is not None
-                ),
-                None,
-            )
+            Finder.is_asking = True
+            try:
+                spec = next(
+                    (
+                        found
+                        for finder in others
+                        if (found := finder.find_spec(fullname, path, target)) is not None
+                    ),
+                    None,
+                )
+            finally:
+                Finder.is_asking = False
             if spec is None or spec.loader is None:
                 return spec
             loader, execute = spec.loader, spec.loader.exec_module

@@ -18,6 +18,29 @@ def _placed(y, rng, mesh_dims):
     return [rng.choice(kinds) for _ in range(mesh_dims)]
 
 
+def blocks(y, w):
+    """Checkpointed blocks, one behind the other, the last with an op between."""
+
+    def block(y):
+        whole = [Replicate()] * y.device_mesh.ndim
+        h = (y * y.redistribute(placements=whole).sum(0, keepdim=True)).tanh()
+        return (h - h.sum(0).redistribute(placements=whole)).sin()
+
+    for between in (False, True):
+        y = checkpoint(block, y.cos() if between else y, use_reentrant=False)
+    return checkpoint(block, y, use_reentrant=False)
+
+
+def there_and_back(y, w):
+    """What is kept of the checkpointed region is its own result, and what comes of it alone."""
+    there, back = [Shard(1)] * y.device_mesh.ndim, y.placements
+
+    def region(y):
+        return y.redistribute(placements=there).redistribute(placements=back).log_softmax(1)
+
+    return checkpoint(region, y, use_reentrant=False)
+
+
 def parts(rng, rows, columns, mesh_dims):
     """The parts there are, by name: each from (y, w, a plain tensor) to a tensor."""
     to, back = _placed(None, rng, mesh_dims), [Replicate()] * mesh_dims
@@ -43,6 +66,8 @@ def parts(rng, rows, columns, mesh_dims):
             y.redistribute(placements=back), y.redistribute(placements=back).softmax(1)
         ),
         "softmax": lambda y, w: y.softmax(0),
+        "blocks": blocks,
+        "there and back": there_and_back,
         "columns": lambda y, w: y.redistribute(placements=other).softmax(1).sum(1),
     }
 

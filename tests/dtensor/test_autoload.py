@@ -2,6 +2,7 @@
 own, with the entry point that pyproject.toml declares.
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -105,6 +106,15 @@ def test_a_value_of_either_flag_that_is_neither(monkeypatch):
             changed.setenv(TABLE[name].flag, "maybe")
             _autoload.autoload()
         assert f"{TABLE[name].flag}='maybe' is neither on nor off" in str(warned[0].message)
+
+
+def test_several_may_wait_for_the_same_module(tmp_path, monkeypatch):
+    (tmp_path / "imported_once.py").write_text("value = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    called = []
+    for i in range(3):
+        _autoload.when_imported("imported_once", lambda i=i: called.append(i))
+    assert importlib.import_module("imported_once").value == 1 and sorted(called) == [0, 1, 2]
 
 
 def test_a_module_that_is_already_imported_is_switched_on_at_once():

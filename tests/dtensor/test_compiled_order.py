@@ -13,6 +13,7 @@ from pathlib import Path
 import compiled_order_worker
 import pytest
 import torch
+from orders_of_ranks import Recorder
 from processes import search_path
 from test_processes import spawn
 from torch.distributed.device_mesh import DeviceMesh
@@ -255,6 +256,32 @@ def test_a_checkpointed_region_runs_its_collectives_again_and_its_last_sum_once(
     forward, backward = two_graphs(program, x, w)
     assert forward == ["all_gather_into_tensor", "all_reduce"]
     assert backward.count("all_reduce") == 0 and backward[0] == "all_gather_into_tensor"
+
+
+def test_checkpointed_blocks_run_again_one_by_one():
+    """Each when its own gradient is computed, and not before: else all of their results are there
+    at once. Also by way of an op between two of them that torch could compute again.
+    """
+
+    def block(x, w):
+        whole = w.redistribute(placements=[R])
+        h = (x @ whole).relu()
+        return (h - h.sum(0).redistribute(placements=[R])).sin() @ whole
+
+    def program(x, *weights):
+        for i, w in enumerate(weights):
+            x = checkpoint(block, x.cos() if i == 2 else x, w, use_reentrant=False)
+        return x
+
+    args = [sharded((8, 8), [Shard(0)], True) for _ in range(4)]
+    recorder = Recorder()
+    with recorder, cute_sharding.enabled(views=True, redistribution=True, movement=True):
+        result = program(*args)
+        result.backward(torch.ones_like(result.detach()))
+    forward, backward = two_graphs(program, *args)
+    again = recorder.names[6:]
+    assert forward == recorder.names[:6] == ["all_gather_into_tensor", "all_reduce"] * 3
+    assert backward == again and again[:2] == again[4:6] == again[8:10] == forward[:2]
 
 
 def scheduled(program, args, dynamic, **options):
