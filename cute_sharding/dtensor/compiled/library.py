@@ -4,9 +4,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 library = torch.library.Library("cute_sharding", "DEF")
+
+
+def in_own_memory(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The result of an op in memory of its own, from the beginning of that on: as compilers expect
+    of what an op gives.
+    """
+    if any(result is x for x in given) or result.storage_offset():
+        return result.clone(memory_format=torch.contiguous_format)
+    return result.contiguous()
 
 
 def _after(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.compiled.library import library
+from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.running import LISTS, Runner
@@ -293,11 +293,7 @@ def _move(
     dims = dims_of_group(mesh, movement.mesh_dims)
     assert dims is not None  # _have_groups
     runner = Runner(movement, mesh, dims, (), (), (), name)
-    results = runner.copies(operands)
-    return [
-        (x.clone() if any(x is operand for operand in operands) else x).contiguous()
-        for x in results
-    ]
+    return [in_own_memory(x, operands) for x in runner.copies(operands)]
 
 
 def _move_back(

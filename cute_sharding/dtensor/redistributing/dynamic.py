@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.compiled.library import library
+from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.redistributing.executor import run
 from cute_sharding.dtensor.redistributing.groups import means
@@ -116,8 +116,7 @@ def _redistribute(
         Network.of_programs(sizes),
         *means(mesh),
     )
-    result = run(steps, local, mesh)
-    return (result.clone() if result is local else result).contiguous()
+    return in_own_memory(run(steps, local, mesh), [local])
 
 
 def _shape_of(
