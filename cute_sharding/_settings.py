@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 EVERYTHING = "USE_CUTE_SHARDING"
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
-# Where strict views may redistribute their input to: nowhere, where the fewest elements are
-# received, or as torch's rules for other views do.
-Implicit: TypeAlias = Literal[False, "cheapest", "replicate"]
+# What a strict view does that is not free: redistribute its input as torch's rules for other views
+# do, or to where the fewest elements are received, or raise.
+Implicit: TypeAlias = Literal["replicate", "cheapest", "error"]
 
 
 class Setting(NamedTuple):
@@ -34,7 +34,8 @@ class Setting(NamedTuple):
             ``in_everything`` and so off there.
         by_default: the same for people, in docs/flags.md.
         shown: what ``status`` says where it is on; ``{}`` is its value.
-        choices: what it may be beside off; on is the first of them. None: on alone.
+        choices: what it may be, where that is not on and off alone; on is the first of them, off
+            the last.
         in_everything: whether :data:`EVERYTHING` stands for its flag. Where none of those is on,
             nothing is.
         of_views: whether it does nothing without ``views``.
@@ -55,7 +56,17 @@ class Setting(NamedTuple):
     @property
     def values(self) -> tuple[Any, ...]:
         """All that it may be."""
-        return (False, *(self.choices or (True,)))
+        return self.choices or (False, True)
+
+    @property
+    def on(self) -> Any:
+        """What True and 1 stand for."""
+        return self.choices[0] if self.choices else True
+
+    @property
+    def off(self) -> Any:
+        """What False and 0 stand for."""
+        return self.choices[-1] if self.choices else False
 
     def read(self, text: str) -> Any:
         """What the environment variable says; None where it says nothing.
@@ -67,11 +78,16 @@ class Setting(NamedTuple):
         if not word:
             return None
         if word in _OFF:
-            return False
-        if word in (self.choices or _ON):
-            return word if self.choices else True
+            return self.off
+        if word in _ON:
+            return self.on
+        if word in self.choices:
+            return word
         if self.choices:
-            raise ValueError(f"{self.flag}={text!r} is none of {', '.join(self.choices)} and 0")
+            raise ValueError(
+                f"{self.flag}={text!r} is none of {', '.join(self.choices)}; 1 is {self.on}, 0 is "
+                f"{self.off}"
+            )
         raise ValueError(f"{self.flag}={text!r} is neither on nor off: set it to 1 or 0")
 
     def taken(self, name: str, value: Any) -> Any:
@@ -82,13 +98,14 @@ class Setting(NamedTuple):
         """
         if not self.choices:
             return bool(value)
-        known = (False, True, *self.choices)
-        if value not in known:
+        if isinstance(value, bool):
+            return self.on if value else self.off
+        if value not in self.choices:
             raise ValueError(
-                f"{name}={value!r} is none of {', '.join(map(repr, known))}; True is "
-                f"{self.choices[0]!r}"
+                f"{name}={value!r} is none of {', '.join(map(repr, self.choices))}; True is "
+                f"{self.on!r}, False is {self.off!r}"
             )
-        return self.choices[0] if value is True else value or False
+        return value
 
 
 @dataclass(frozen=True)
@@ -105,12 +122,12 @@ class Settings:
         },
     )
     implicit_redistribution: Implicit = field(
-        default=False,
+        default="replicate",
         metadata={
             "flag": "USE_CUTE_IMPLICIT_REDISTRIBUTION",
-            "by_default": "off",
-            "shown": "views may redistribute ({})",
-            "choices": ("cheapest", "replicate"),
+            "by_default": "`replicate`, with views",
+            "shown": "views that are not free: {}",
+            "choices": ("replicate", "cheapest", "error"),
             "of_views": True,
         },
     )
@@ -206,8 +223,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
                 )
             asked[name] = False
     for name, setting in TABLE.items():
-        is_on = asked[name] and asked[name] != setting.default
-        if is_on and setting.of_views and not asked["views"]:
+        says_other = found[name] is not None and asked[name] != setting.default
+        if says_other and setting.of_views and not asked["views"]:
             raise ValueError(
                 f"{setting.flag}={environment[setting.flag]!r} says what views may do, and none "
                 f"are switched on: set {TABLE['views'].flag}=1 or {EVERYTHING}=1 as well"

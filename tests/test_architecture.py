@@ -285,7 +285,6 @@ TORCH_PRIVATE = [
     "process_groups",
     "collective_ops",
     "local_tensors",
-    "streams",
     "scatters",
     "tensor_specs",
     "symints",

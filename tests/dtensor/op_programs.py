@@ -4,12 +4,11 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from simulation import distribute, mesh_of, plain
+from simulation import distribute, plain
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.bookkeeping import ledger
 
 
 def S(dim, split_factor=2):
@@ -358,12 +357,6 @@ def assert_close(actual, expected, case):
 def compare(function, fulls, mesh, placements, case, **settings):
     """The program and its gradients, under these settings, with one device."""
     with cute_sharding.enabled(**settings):
-        ledger.note(
-            mesh_of(mesh),
-            lambda: True,
-            # as after a view that torch would have redistributed for: strict views do not refuse
-            # then
-        )
         compare_on_torchs(function, fulls, mesh, placements, case)
 
 

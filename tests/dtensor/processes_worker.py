@@ -108,7 +108,7 @@ def views(ranks, count):
     mesh = mesh_of_ranks(ranks)
     sizes = tuple(mesh.shape)
     rng = random.Random(f"processes {ranks}")
-    with cute_sharding.enabled(implicit_redistribution=True):
+    with cute_sharding.enabled(implicit_redistribution="cheapest"):
         cute_sharding.reset_stats()
         for _ in range(count):
             shape, target, cuts = draw_view(
@@ -210,7 +210,7 @@ def slices():
     for name in ("a", "b"):
         mesh = whole[name]
         full = number((5, 7)) + 100 * mesh.mesh[0]
-        with cute_sharding.enabled(redistribution=True, implicit_redistribution=True):
+        with cute_sharding.enabled(redistribution=True, implicit_redistribution="cheapest"):
             tensor = distribute(full, mesh, [Shard(0)])
             assert_holds(
                 tensor.redistribute(placements=[_StridedShard(1, split_factor=2)]), full, name
@@ -425,7 +425,7 @@ def fully_sharded():
     parallelize_module(model, mesh["tp"], ColwiseParallel(output_layouts=Replicate()))
     fully_shard(model, mesh=mesh["dp"])
     batch = number((3, 4))
-    with cute_sharding.enabled(redistribution=True, implicit_redistribution=True):
+    with cute_sharding.enabled(redistribution=True, implicit_redistribution="cheapest"):
         for _ in range(2):
             for module in (single, model):
                 module(batch).square().sum().backward()

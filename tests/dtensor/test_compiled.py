@@ -133,7 +133,8 @@ def test_constant_global_sizes_are_guarded_in_either_language_and_nothing_else_i
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_what_eager_refuses_is_refused(dynamic):
-    with pytest.raises(RuntimeError, match=r"cannot be done without communication"):
+    refusing = cute_sharding.enabled(implicit_redistribution="error")
+    with refusing, pytest.raises(RuntimeError, match=r"cannot be done without communication"):
         compiled(lambda x: x.view(x.shape[0] * x.shape[1]) * 2, dynamic)(
             sharded((6, 5), [Shard(0)])
         )
@@ -174,7 +175,8 @@ def test_products_of_unbacked_sizes():
 
 
 def test_an_unbacked_size_that_decides_is_named_and_can_be_checked():
-    with pytest.raises(RuntimeError, match=r"torch\._check\(u\d+ % 4 == 0\)"):
+    refusing = cute_sharding.enabled(implicit_redistribution="error")
+    with refusing, pytest.raises(RuntimeError, match=r"torch\._check\(u\d+ % 4 == 0\)"):
         compiled(lambda x: flatten(x) * 2, None)(unbacked((8, 8, 16), [Shard(0)], 0))
 
     def checked(x):

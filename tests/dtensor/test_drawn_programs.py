@@ -47,7 +47,7 @@ def contributions(full, mesh, placements):
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_program_runs_and_is_right(mesh):
     rng = random.Random(f"programs {mesh}")
-    with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution=True):
+    with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution="cheapest"):
         for _ in range(CASES):
             shape, target, cuts = draw_view(rng, mesh, range(49), rng.choice((None, True)))
             single = number(shape).requires_grad_()
@@ -134,7 +134,7 @@ def cheapest(shape, target, cuts, mesh):
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)], ids=str)
 def test_the_input_goes_where_it_is_cheapest(mesh, monkeypatch):
     rng = random.Random(f"cheapest {mesh}")
-    on = cute_sharding.enabled(implicit_redistribution=True)
+    on = cute_sharding.enabled(implicit_redistribution="cheapest")
     with (
         ranks_of(mesh),
         on,
@@ -165,7 +165,7 @@ def test_one_collective_at_most(mesh, monkeypatch):
     counts = Counter()
     with (
         ranks_of(mesh),
-        cute_sharding.enabled(implicit_redistribution=True),
+        cute_sharding.enabled(implicit_redistribution="cheapest"),
         watched_inputs(monkeypatch) as moves,
     ):
         for case in range(30):

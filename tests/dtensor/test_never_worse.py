@@ -24,7 +24,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor import propagate_shape_and_sharding
-from cute_sharding.dtensor.bookkeeping import ledger, stats
+from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.redistributing.stock import is_torchs
 from cute_sharding.dtensor.torch_private import tensor_specs
 
@@ -126,8 +126,8 @@ def test_a_view_is_not_refused_that_comes_after_one_that_torch_redistributes_for
                 assert_holds(first.squeeze().view(4, 3, 2), full.view(4, 3, 2))
 
 
-def test_a_view_is_refused_where_torch_refuses_it_and_nothing_has_diverged():
-    with cute_sharding.enabled():
+def test_a_view_that_is_not_free_is_refused_where_that_is_asked_for():
+    with cute_sharding.enabled(implicit_redistribution="error"):
         for _ in range(2):
             with pytest.raises(RuntimeError, match="cannot be done without communication"):
                 DTensor.from_local(
@@ -138,41 +138,6 @@ def test_a_view_is_refused_where_torch_refuses_it_and_nothing_has_diverged():
                     shape=(6, 6),
                     stride=(6, 1),
                 ).view(6, 3, 2)
-
-
-def test_the_ledger_asks_once_and_only_when_it_must():
-    asked = []
-
-    def question(answer):
-        return lambda: asked.append(answer) or answer
-
-    ledger.forget()
-    ledger.note("mesh", question(False))
-    ledger.note("other", question(True))
-    assert not asked and not ledger.diverged("mesh") and asked == [False]
-    assert not ledger.diverged("mesh") and asked == [False]
-    ledger.note("mesh", question(True))
-    ledger.note("mesh", question(True))
-    assert ledger.diverged("mesh") and ledger.diverged("mesh") and asked == [False, True]
-    for _ in range(2 * ledger.MOST_OPEN):
-        ledger.note("full", question(False))
-    assert ledger.MOST_OPEN <= len(asked) <= 2 * ledger.MOST_OPEN + 2
-    ledger.forget()
-    assert not ledger.diverged("mesh") and not ledger.diverged("other")
-
-
-def test_the_ledger_asks_what_is_quick_alone():
-    asked = []
-    ledger.forget()
-    ledger.note("mesh", lambda: asked.append("slow"))
-    ledger.note("mesh", lambda: ledger.Torchs.SAID_OTHERWISE, quick=True)
-    assert not ledger.views_diverged("mesh") and ledger.says_otherwise("mesh") and not asked
-    assert not ledger.diverged("mesh") and ledger.may_have_diverged("mesh") and asked == ["slow"]
-    ledger.know("other", ledger.Torchs.UNASKED)
-    assert ledger.may_have_diverged("other") and not ledger.says_otherwise("other")
-    ledger.know("other")
-    assert ledger.views_diverged("other")
-    ledger.forget()
 
 
 def clamped(x, low):
@@ -240,7 +205,7 @@ def test_without_a_word_views_go_where_torchs_go():
         assert tensor.view(4, 3, 2).placements != (S(0), R)
     with pytest.raises(
         ValueError,
-        match="implicit_redistribution='nearest' is none of False, True, 'cheapest', 'replicate'",
+        match="implicit_redistribution='nearest' is none of 'replicate', 'cheapest', 'error'",
     ):
         cute_sharding.enable(implicit_redistribution="nearest")
 
@@ -264,7 +229,10 @@ def test_what_torch_refuses_too_is_refused_in_its_words(shape, placements, mesh,
     )
     with pytest.raises(RuntimeError, match=words):
         tensor.view(target)
-    with cute_sharding.enabled(), pytest.raises(RuntimeError, match=words):
+    with (
+        cute_sharding.enabled(implicit_redistribution="error"),
+        pytest.raises(RuntimeError, match=words),
+    ):
         tensor.view(target)
 
 
@@ -356,7 +324,7 @@ def test_a_tensor_that_torch_has_squeezed_can_be_moved():
 )
 def test_what_torch_plans_apart_on_each_rank_is_moved_by_plan(shape, placements, target):
     mesh = (2, 2, 2)
-    with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution=True):
+    with ranks_of(mesh), cute_sharding.enabled(implicit_redistribution="cheapest"):
         viewed = distribute(number(shape), mesh, placements).view(target)
         assert_holds(viewed.redistribute(placements=[R, R, R]), number(shape).view(target))
 

@@ -215,8 +215,9 @@ def refuse(shape, target, mesh, cuts, names=None):
                 shape=tensor.shape,
                 stride=tensor.stride(),
             )
-        with cute_sharding.enabled(), pytest.raises(RuntimeError) as error:
-            tensor.view(target)
+        refusing = cute_sharding.enabled(implicit_redistribution="error")
+    with refusing, pytest.raises(RuntimeError) as error:
+        tensor.view(target)
     return str(error.value)
 
 
@@ -256,7 +257,7 @@ Redistribute the input first, for example (cheapest first):
  > device receives up to 96 elements
   .redistribute(placements=[Shard(dim=1), Replicate()])  then the output is [S(1), R]; each
  > device receives up to 96 elements
-or let views do so themselves: cute_sharding.enable(implicit_redistribution=True).""",
+or let views do so themselves: cute_sharding.enable(implicit_redistribution="replicate").""",
     )
     assert len(suggestions(message)) == 3
 

@@ -37,7 +37,7 @@ def test_drawn_programs(settings, world):
         with (
             ranks_of((world,)),
             cute_sharding.enabled(
-                implicit_redistribution=True, redistribution=True, **SETTINGS[settings]
+                implicit_redistribution="cheapest", redistribution=True, **SETTINGS[settings]
             ),
         ):
             results = drawn_program(

@@ -12,7 +12,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
-from cute_sharding.dtensor.bookkeeping import ledger
 
 
 @pytest.mark.parametrize(
@@ -20,8 +19,8 @@ from cute_sharding.dtensor.bookkeeping import ledger
     [
         # All columns of a quarter of the rows: in each, half of the columns is missing.
         (F.glu, 8),
-        # torch's: of half of them.
-        (lambda x: F.pad(x, (1, 2)), 16),
+        # For which torch receives half of them.
+        (lambda x: F.pad(x, (1, 2)), 8),
     ],
     ids=["glu", "pad"],
 )
@@ -86,22 +85,23 @@ def test_ops_that_are_told_sizes_are_told_those_of_their_own(op, placement):
         x = distribute(full, (2,), [placement], requires_grad=True)
         with CommDebugMode() as communicated:
             result = op(x)
-            (result * result).sum().backward()
+            (result * result).backward(torch.ones_like(result))
         assert communicated.get_total_counts() == 0
         assert list(result.placements) == [placement]
         assert_close(result, expected, "result")
         assert_close(x.grad, alone.grad, "gradient")
 
 
-def test_rows_fewer_than_devices_stay_cut_where_views_have_left_them_so():
+def test_rows_fewer_than_devices_stay_cut():
     """torch would gather these for each op that brings another operand to the same cut."""
     full, other = values(2, 6), values(6, 2).t().contiguous()
-    with ranks_of((4,)), cute_sharding.enabled():
+    with ranks_of((4,)):
         x = distribute(full, (4,), [Shard(0)])
         whole = distribute(other, (4,), [Replicate()])
         with CommDebugMode() as as_in_torch:
             (x * 2 + whole).sum(1)
-        ledger.know(x.device_mesh)  # as after a view that torch gathers for
+    with ranks_of((4,)), cute_sharding.enabled():
+        whole = distribute(other, (4,), [Replicate()])
         y = distribute(values(2, 3, 2), (4,), [Shard(0)]).view(2, 6) * 3
         with CommDebugMode() as communicated:
             result = (y - whole).sum(1)
@@ -128,7 +128,6 @@ def test_where_torch_says_a_shard_in_another_way():
         with cute_sharding.enabled():
             here, result = received()
             assert here <= on_stock
-            assert ledger.diverged(result.device_mesh), "the result is laid out otherwise"
             assert_close(result, expected, "resized")
 
 
@@ -178,12 +177,11 @@ def test_no_rule_receives_at_most_torchs_in_every_program():
     [lambda x: x - x.mean(0), lambda x: x * x.mean(0, keepdim=True), lambda x: x / x.abs().mean()],
     ids=["less the mean", "times the mean", "by the mean"],
 )
-def test_what_meets_something_pending_stays_cut_where_views_have_diverged(centred):
+def test_what_meets_something_pending_stays_cut(centred):
     """The mean is finished, one row; torch gathers all that it meets."""
     full = values(18, 5)
     with ranks_of((4,)), cute_sharding.enabled():
         x = distribute(full, (4,), [Shard(0)])
-        ledger.know(x.device_mesh)
         with Received() as counted:
             result = centred(x)
         assert result.placements == (Shard(0),)

@@ -93,9 +93,9 @@ def test_registrations_are_the_same_objects_afterwards():
         for op, entry in while_on["op_strategy_funcs"].items()
         if before["op_strategy_funcs"].get(op) is not entry
     } == {*BY_OVERLOAD, *WHOLE_SLICES}
-    cute_sharding.enable(implicit_redistribution=True)
+    cute_sharding.enable(implicit_redistribution="cheapest")
     cute_sharding.enable()
-    with cute_sharding.enabled(implicit_redistribution=True):
+    with cute_sharding.enabled(implicit_redistribution="error"):
         pass
     cute_sharding.disable()
     assert_same_objects(before, registries())
@@ -148,15 +148,15 @@ def test_the_setting_takes_effect_at_the_next_op():
         assert viewed.placements != (Shard(1),)
         return communication.get_total_counts()
 
-    cute_sharding.enable()
+    cute_sharding.enable(implicit_redistribution="error")
     with pytest.raises(RuntimeError, match="cannot be done without communication"):
         tensor.view(6, 3, 2)
-    cute_sharding.enable(implicit_redistribution=True)
+    cute_sharding.enable(implicit_redistribution="replicate")
     assert received() >= 1
-    cute_sharding.enable()
+    cute_sharding.enable(implicit_redistribution="error")
     with pytest.raises(RuntimeError, match="cannot be done without communication"):
         tensor.view(6, 3, 2)
-    with cute_sharding.enabled(implicit_redistribution=True):
+    with cute_sharding.enabled(implicit_redistribution="replicate"):
         assert received() >= 1
     with pytest.raises(RuntimeError, match="cannot be done without communication"):
         tensor.view(6, 3, 2)
@@ -166,7 +166,7 @@ def test_contexts_nest_and_restore():
     before = registries()
     tensor = make()
     with cute_sharding.enabled():
-        with cute_sharding.enabled(implicit_redistribution=True):
+        with cute_sharding.enabled(implicit_redistribution="error"):
             assert cute_sharding.is_enabled() and not is_refused(tensor)
             cute_sharding.disable()
             assert is_refused(tensor)
@@ -204,7 +204,7 @@ def test_enable_that_fails_half_way_leaves_everything_as_it_was(monkeypatch, was
 
     monkeypatch.setattr(Installed, "put", fails_third)
     with pytest.raises(MemoryError):
-        cute_sharding.enable(implicit_redistribution=True)
+        cute_sharding.enable(implicit_redistribution="error")
     monkeypatch.undo()
     assert cute_sharding.is_enabled() == was_on
     if not was_on:
@@ -403,13 +403,13 @@ def runs(tensor):
 
 def test_other_threads_may_redistribute_once_it_is_allowed(worker):
     tensor = needs_redistribution()
-    cute_sharding.enable()
+    cute_sharding.enable(implicit_redistribution="error")
     for _ in range(2):
         assert worker(lambda: runs(tensor)) is False
-    cute_sharding.enable(implicit_redistribution=True)
+    cute_sharding.enable(implicit_redistribution="replicate")
     for _ in range(2):
         assert worker(lambda: runs(tensor)) is runs(tensor) is True
-    cute_sharding.enable()
+    cute_sharding.enable(implicit_redistribution="error")
     assert runs(tensor) is False
 
 
@@ -422,9 +422,9 @@ def test_other_threads_may_redistribute_once_it_is_allowed(worker):
 )
 def test_other_threads_are_refused_again(worker):
     tensor = needs_redistribution()
-    cute_sharding.enable(implicit_redistribution=True)
+    cute_sharding.enable(implicit_redistribution="replicate")
     assert worker(lambda: runs(tensor)) is True
-    cute_sharding.enable()
+    cute_sharding.enable(implicit_redistribution="error")
     assert worker(lambda: runs(tensor)) is False
 
 

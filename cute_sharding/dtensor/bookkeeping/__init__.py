@@ -1,12 +1,11 @@
-"""What is kept of this process: the settings, what was answered and moved, which meshes have gone
-their own way, which torch runs.
+"""What this process keeps: the settings, counts of what was answered and moved, which torch runs.
 
 Plain values behind locks. Nothing here knows a rule, and nothing of torch is touched but to ask its
-version and its process group.
+version.
 
 - :mod:`.versions`: the releases that were checked
 - :mod:`.settings`: what is switched on, as a value
 - :mod:`.stats`: counts, and the log
-- :mod:`.ledger`: which meshes hold tensors that torch would have laid out otherwise
+- :mod:`.kept`: the list of all that is kept from one op to the next, and how it is emptied
 - :mod:`.locks`: locks that a fork does not leave held
 """

@@ -36,8 +36,6 @@ LIVE: set[int] = set()
 _STALE: set[int] = set()
 
 _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
-# Set on a memory: what was gathered of tensors that lie there, each with a method ``outdate``.
-GATHERED = "_cute_sharding_gathered"
 
 
 class Copy:
@@ -171,8 +169,7 @@ def note_copy(
     """
     source, moved = collective_ops.in_flight(source), collective_ops.in_flight(moved)
     if is_another(source, moved):
-        # The alias, as what was gathered of a tensor is kept for as long as there is that tensor.
-        link(Copy(local_tensors.alias_of(source), spec, spec_of_moved, moved), source, moved)
+        link(Copy(source, spec, spec_of_moved, moved), source, moved)
 
 
 def is_another(source: torch.Tensor, moved: torch.Tensor) -> bool:
@@ -221,7 +218,7 @@ def may_be_told(local: torch.Tensor) -> bool:
     if type(local) is not torch.Tensor or local.layout is not torch.strided:
         return has_memory(local)
     memory = local.untyped_storage()
-    return hasattr(memory, _COPY) or hasattr(memory, _COPIES) or hasattr(memory, GATHERED)
+    return hasattr(memory, _COPY) or hasattr(memory, _COPIES)
 
 
 def outdate(memory: Any, by: Copy | None = None) -> None:
@@ -229,8 +226,6 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
     can be told what that one has.
     """
     told = None if by is None else by.moved()
-    for gathered in getattr(memory, GATHERED, ()):
-        gathered.outdate()
     for copy in list(getattr(memory, _COPIES, ())):
         moved = copy.moved()
         if copy is by or moved is None:

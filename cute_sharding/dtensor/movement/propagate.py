@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.settings import in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.movement.copies import note_movement
@@ -333,11 +332,7 @@ def _note(
     *,
     brought: bool = False,
 ) -> None:
-    """In the counts, the log, and the ledger of meshes on which torch would have other
-    placements. ``brought``: the operand is redistributed first.
-    """
-    if any(isinstance(p, (Shard, StridedShard)) for some in outputs for p in some):
-        ledger.know(specs[0].mesh)
+    """In the counts and the log. ``brought``: the operand is redistributed first."""
     exchanges = [movement for movement in movements if movement.communicates]
     count(name, "exchanged" if exchanges or brought else "free")
     if logger.isEnabledFor(logging.DEBUG):

@@ -16,14 +16,13 @@ plan: the gate.
 - :mod:`.by_signature`: the placements that a signature carries
 - :mod:`.shares`: averages in which each device counts by what it has
 - :mod:`.written`: pointwise ops that write to one of their operands
-- :mod:`.arguments`: what is gathered for an op, kept for the next
+- :mod:`.scalars`: results without dims, of which nothing is left pending
 - :mod:`.local_arguments`: what kernels want of local arguments beside the values of tensors
 - :mod:`.gate`: what torch would have had; and ops that go past the propagator
 - :mod:`.losses`: what loss_parallel is given
 - :mod:`.cuts`: placements in the terms of signatures
 """
 
-from cute_sharding.dtensor.ops.arguments import given, may_be_kept
 from cute_sharding.dtensor.ops.carried import CARRIED
 from cute_sharding.dtensor.ops.cases import propagation
 from cute_sharding.dtensor.ops.gate import gated_handler, writing_handler
@@ -33,9 +32,7 @@ __all__ = [
     "CARRIED",
     "check_smoothing",
     "gated_handler",
-    "given",
     "loss_handler",
-    "may_be_kept",
     "propagation",
     "writing_handler",
 ]

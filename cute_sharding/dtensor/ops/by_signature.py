@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
@@ -167,8 +166,7 @@ def _note(
 
 def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     """Whether mesh dims that can keep nothing of what they cut may cut something else: where torch
-    weighs that, too. Not of strided shards where torch's view may have gathered, once for all ops,
-    as is done here then; nor of what is written to, which would have to be brought back; nor of
+    weighs that, too. Not of what is written to, which would have to be brought back; nor of
     symbols: in another call of the graph a device might have no rows.
     """
     op = schema.op
@@ -176,9 +174,6 @@ def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bo
         not op._schema.is_mutable
         and not _is_symbolic(specs)
         and (registry.weighs_all(name) or registry.is_derived(op))
-        and not (
-            any(map(tensor_specs.split_factors, specs)) and ledger.views_diverged(specs[0].mesh)
-        )
     )
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.ops.by_signature import by_signature, for_less
 from cute_sharding.dtensor.ops.carried import CARRIED
 from cute_sharding.dtensor.ops.cuts import (
     devices_differ,
+    is_of_views,
     is_sharded,
     leave_one_without,
     some_device_is_empty,
@@ -24,6 +24,7 @@ from cute_sharding.dtensor.ops.plain_shards import (
     is_norm_of_nothing,
     plain_shards_go_wrong,
 )
+from cute_sharding.dtensor.ops.scalars import with_scalars_finished
 from cute_sharding.dtensor.ops.written import as_what_is_written
 from cute_sharding.dtensor.torch_private import (
     answers,
@@ -78,14 +79,6 @@ class Question:
         return any(isinstance(p, Partial) for spec in self.specs for p in spec.placements)
 
     @property
-    def may_be_ours(self) -> bool:
-        """Whether its operands may have placements here that torch would not have given them. (The
-        answer is cached with what is decided by it. To forget it when it changes would be to empty
-        torch's cache while torch looks something up in it, which crashes.)
-        """
-        return ledger.diverged(self.specs[0].mesh)
-
-    @property
     def row(self) -> Row | None:
         """The op's row in the table of signatures, where these may answer."""
         if not self.by_signatures:
@@ -135,7 +128,7 @@ def propagation(
         replies = (answer(question) for holds, answer in CASES if holds(question))
         found = next(found for found in replies if found is not None)
         found = prepared(question.name, schema, answers.with_keywords(found, schema))
-        return answers.marked(found, schema)
+        return with_scalars_finished(found, schema)
 
     return decide
 
@@ -154,24 +147,23 @@ def _taken_back(found: Any, schema: OpSchema) -> Any:
 
 
 def _torchs(question: Question) -> Any:
-    """The answer of torch's propagator; where it has none, that of the op's signature, if it has a
-    row here. And where it refuses shards that only views here have made, the gate's. (Of views the
-    propagator's answer is ours: their rules stand in its registry.)
+    """The answer of torch's propagator; where it has none, or refuses what is cut, that of the op's
+    signature, if it has a row here, and else the gate's. (Of views the propagator's answer is ours:
+    their rules stand in its registry.)
     """
     try:
         return question.stock(question.schema)
-    except (RuntimeError, ValueError) as error:
-        found = _where_torch_refuses(question, error)
+    except (RuntimeError, ValueError):
+        found = _where_torch_refuses(question)
         if found is None:
             raise
         return found
 
 
 def _torchs_or_for_less(question: Question) -> Any:
-    """torch's answer; on a mesh where placements here may differ from torch's, or are said in
-    another way, with its operands brought by plan, or that of a signature where less is received
-    so: torch may gather rows that are fewer than devices, or what meets something pending. And
-    where it leaves a device none, of which the op refuses to compute.
+    """torch's answer; where it has to move operands, with these brought by plan, or that of a
+    signature where less is received so: torch may gather rows that are fewer than devices, or what
+    meets something pending. And where it leaves a device none, of which the op refuses to compute.
     """
     found = _torchs(question)
     wanted = getattr(found, "redistribute_schema", None) or question.schema
@@ -184,27 +176,17 @@ def _torchs_or_for_less(question: Question) -> Any:
         or not question.by_signatures
         or question.is_strided
         or not question.is_sharded
-        or not ledger.says_otherwise(question.specs[0].mesh)
     ):
         return found
     less = for_less(row, question.name, question.schema, question.specs, found)
-    if less and answers.placements_of_outputs(less) != answers.placements_of_outputs(found):
-        ledger.know(question.specs[0].mesh)
     return less or answers.from_other_specs(found, question.schema)
 
 
-def _where_torch_refuses(question: Question, error: Exception) -> Any | None:
-    ours = (
-        question.is_sharded
-        and question.name not in VIEWS
-        and ledger.diverged(question.specs[0].mesh)
-    )
-    found = None
-    if question.row is not None and (
-        ours or isinstance(error, NotImplementedError) or registry.is_derived(question.schema.op)
-    ):
-        found = _signed(question)
-    if found is None and ours:
+def _where_torch_refuses(question: Question) -> Any | None:
+    if question.name in VIEWS:
+        return None
+    found = None if question.row is None else _signed(question)
+    if found is None and question.is_sharded:
         try:
             found = _gate(Shard, StridedShard)(question)
         except Exception:  # then it was not for the shards
@@ -264,13 +246,9 @@ def _written_pointwise(question: Question) -> Any:
 
 def _is_made_anew(question: Question) -> bool:
     """Whether what comes of the op has nothing to do with what is pending in the operand: torch has
-    such values, the same on each device, be summed. Of ``fill_`` programs expect that, and torch's
-    tests; so only what may be pending here alone is made anew by it.
+    such values, the same on each device, be summed.
     """
-    return question.is_pending and (
-        question.name == "empty_like.default"
-        or (question.name == "fill_.Scalar" and question.may_be_ours)
-    )
+    return question.is_pending and question.name in ("empty_like.default", "fill_.Scalar")
 
 
 def _made_anew(question: Question) -> Any:
@@ -310,21 +288,19 @@ def _are_not_equal(question: Question) -> Any:
 
 
 def _is_drawn_by_ranks(question: Question) -> bool:
-    """Whether the op draws numbers of what views alone may have cut, on a mesh where ranks that
-    draw different amounts would not draw alike again. (Not of the weights of fully_shard over
-    tensor parallelism, though these are strided: they begin as they do in torch's hands, where all
-    ranks draw as much.) Nor where torch would have refused the view, as far as these differ.
+    """Whether ranks draw their own parts one by one where that would show: devices have parts of
+    different sizes, after which ranks would not draw alike again; or blocks as only views make
+    them. (An order of shards, as the weights of fully_shard over tensor parallelism have, begins as
+    it does in torch's hands.)
 
     On accelerators torch has each rank draw its own part, of what the op was given first.
     """
-    op = question.schema.op
-    if not question.is_sharded or not op_schemas.draws(op):
-        return False
-    mesh, differ = question.specs[0].mesh, any(map(devices_differ, question.specs))
-    if op_schemas.draws_apart(op, mesh):
-        return False
-    return (differ and question.is_strided) or (
-        question.may_be_ours or (differ and ledger.knows_what_torch_refuses(mesh))
+    op, mesh = question.schema.op, question.specs[0].mesh
+    return (
+        question.is_sharded
+        and op_schemas.draws(op)
+        and not op_schemas.draws_apart(op, mesh)
+        and any(devices_differ(spec) or is_of_views(spec) for spec in question.specs)
     )
 
 
@@ -366,10 +342,7 @@ def _pending_pointwise(question: Question) -> Any | None:
             return found
     of_two = len(question.specs) == 2  # x + 1 is not linear in x
     row = LINEAR.get(question.name, POINTWISE) if of_two else POINTWISE
-    found = by_signature(row, question.name, question.schema, question.specs)
-    if found is not None:
-        ledger.know(question.specs[0].mesh)
-    return found
+    return by_signature(row, question.name, question.schema, question.specs)
 
 
 def _is_right_in_torch(question: Question) -> bool:
@@ -399,20 +372,7 @@ def _signed(question: Question) -> Any | None:
     row = question.row
     assert row is not None
     found = by_signature(row, question.name, question.schema, question.specs)
-    if found is None:
-        return None
-    found = _taken_back(found, question.schema)
-    mesh = question.specs[0].mesh
-    if registry.is_derived(question.schema.op):
-        if question.is_strided:
-            ledger.know(mesh)
-        elif any(map(some_device_is_empty, question.specs)):  # it would not have kept them so
-            ledger.know(mesh, ledger.Torchs.SAID_OTHERWISE)
-        elif question.is_sharded or question.is_pending:
-            ledger.know(mesh, ledger.Torchs.UNASKED)
-    else:
-        ledger.note(mesh, partial(_gives_other, question.stock, question.schema, found))
-    return found
+    return None if found is None else _taken_back(found, question.schema)
 
 
 # The first that holds, and has an answer.
@@ -438,12 +398,3 @@ CASES: tuple[tuple[Callable[[Question], bool], Answer], ...] = (
     (lambda question: question.is_strided and question.row is not POINTWISE, _gate(StridedShard)),
     (lambda question: True, _torchs),
 )
-
-
-def _gives_other(stock: Callable[[OpSchema], Any], schema: OpSchema, found: Any) -> bool:
-    """Whether torch would have laid out the results otherwise, or raised."""
-    try:
-        theirs = stock(schema)
-    except Exception:
-        return True
-    return answers.placements_of_outputs(theirs) != answers.placements_of_outputs(found)

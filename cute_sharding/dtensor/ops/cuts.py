@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from cute_sharding.dtensor.redistributing.reading import agree
-from cute_sharding.dtensor.torch_private import symints
+from cute_sharding.dtensor.torch_private import symints, tensor_specs
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     DTensorSpec,
     Partial,
@@ -52,6 +52,14 @@ def leave_one_without(specs: Sequence[DTensorSpec]) -> bool:
         and 0 not in spec.shape
         and some_device_is_empty(spec)
         for spec in specs
+    )
+
+
+def is_of_views(spec: DTensorSpec) -> bool:
+    """Whether some blocks are such as no order of shards has: only views make them."""
+    return bool(tensor_specs.split_factors(spec)) and not (
+        spec.use_strided_shard_as_shard_order
+        and tensor_specs.decoded_order(tuple(spec.placements), spec.mesh) is not None
     )
 
 

@@ -5,16 +5,13 @@ stand in for torch's of ops that go past the propagator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.memory.copies import LIVE
 from cute_sharding.dtensor.memory.writes import reach, take_back
-from cute_sharding.dtensor.ops.arguments import given
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (
     some_device_is_empty,
@@ -89,9 +86,6 @@ def gated(
     return answers.from_other_specs(found, plain)
 
 
-_move = partial(given, move=redistribute_local_tensor)
-
-
 def _is_stray(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and not tensor_specs.is_dtensor(leaf)
 
@@ -105,7 +99,9 @@ def _without_strays(args: tuple[Any, ...], mesh: Any) -> tuple[Any, ...]:
 def _replicated(leaf: Any) -> Any:
     if not tensor_specs.is_dtensor(leaf):
         return leaf
-    return dispatch.with_placements(leaf, [Replicate()] * leaf.device_mesh.ndim, _move)
+    return dispatch.with_placements(
+        leaf, [Replicate()] * leaf.device_mesh.ndim, redistribute_local_tensor
+    )
 
 
 def _dtensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -148,8 +144,7 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         found = by_signature(BY_OVERLOAD[name], name, schema, specs)
         if found is None:
             return replicated(op, args, kwargs)
-        ledger.know(specs[0].mesh)
-        return dispatch.run_as(op, args, found, _move)
+        return dispatch.run_as(op, args, found, redistribute_local_tensor)
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if registry.name_of(op).startswith("convolution"):

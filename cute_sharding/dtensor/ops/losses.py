@@ -5,14 +5,11 @@ are plain shards, and targets that are cut as these are; and no smoothing of lab
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping import ledger
 from cute_sharding.dtensor.bookkeeping.stats import count
-from cute_sharding.dtensor.ops.arguments import given
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import dispatch, registry
 from cute_sharding.dtensor.torch_private.tensor_specs import (
@@ -33,24 +30,24 @@ _LOGITS = {
     "nll_loss2d_backward.default": 1,
 }
 
-_move = partial(given, move=redistribute_local_tensor)
-
 
 def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in for torch's function: on meshes where slices and views of ours have left
-    tensors otherwise than torch has them, these are brought to where it can go on.
+    """What stands in for torch's function: logits and targets that it would refuse are brought to
+    where it can go on.
     """
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = registry.name_of(op)
         at = _LOGITS.get(name)
-        if at is None or not is_dtensor(args[at]) or not ledger.diverged(args[at].device_mesh):
+        if at is None or not is_dtensor(args[at]):
             return stock(op, args, kwargs)
-        args = (*args[:at], _brought(args[at], _plain(args[at].placements)), *args[at + 1 :])
+        before, logits = args, _brought(args[at], _plain(args[at].placements))
+        args = (*args[:at], logits, *args[at + 1 :])
         if not name.startswith("_log") and is_dtensor(args[at + 1]):
             wanted = _of_targets(args[at])
             args = (*args[: at + 1], _brought(args[at + 1], wanted), *args[at + 2 :])
-        count(name, "gate")
+        if any(a is not b for a, b in zip(before, args)):
+            count(name, "gate")
         return stock(op, args, kwargs)
 
     return handler
@@ -92,4 +89,4 @@ def _of_targets(logits: Any) -> list[Placement]:
 def _brought(tensor: Any, placements: list[Placement]) -> Any:
     if tuple(placements) == tuple(tensor.placements):
         return tensor
-    return dispatch.with_placements(tensor, placements, _move)
+    return dispatch.with_placements(tensor, placements, redistribute_local_tensor)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from cute_sharding.dtensor.bookkeeping import ledger, versions
+from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
-from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force, put_in_force
+from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings, in_force, put_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch, logger
 from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.compiled.strided import as_view
@@ -27,9 +27,7 @@ from cute_sharding.dtensor.movement import SPLITS, movement_first, slices_togeth
 from cute_sharding.dtensor.ops import (
     check_smoothing,
     gated_handler,
-    given,
     loss_handler,
-    may_be_kept,
     propagation,
     writing_handler,
 )
@@ -68,14 +66,13 @@ from cute_sharding.views import BY_OVERLOAD
 _lock = fork_safe_lock()
 _installed: Installed | None = None
 # .by_plan: this thread is redistributing the arguments of an op that was answered here (a view, an
-# op by signature, the gate); .keeps: what they become may be kept for other ops; .moved: what the
-# op that it runs writes to instead of them
+# op by signature, the gate); .moved: what the op that it runs writes to instead of them
 _thread = threading.local()
 
 
 def enable(
     *,
-    implicit_redistribution: bool | str = False,
+    implicit_redistribution: bool | Implicit = "replicate",
     redistribution: bool = False,
     views: bool = True,
     ops: bool = True,
@@ -84,12 +81,13 @@ def enable(
     """Propagate DTensor's view ops by layout algebra, from the next op on, in every thread.
 
     Args:
-        implicit_redistribution: let strict views (``view`` and friends, hence also ``reshape``)
-            redistribute their input where no placements of the output make them free, instead of
-            raising: to the "cheapest" placements under which they are (also True), or as torch's
-            rules for other views do, with what blocks the view replicated and the rest kept
-            ("replicate"). Other views do so in any case, as torch's do; under "cheapest" to the
-            cheapest placements.
+        implicit_redistribution: what a view does where no placements of the output make it free:
+            redistribute its input as torch's rules for views that may communicate do, with what
+            blocks the view replicated and the rest kept ("replicate", also True), or to the
+            placements under which it is free and the fewest elements are received ("cheapest");
+            or raise an error that names such placements ("error", also False), of strict views
+            (``view`` and friends, hence also ``reshape``): others go on as under "replicate". The
+            log says once of each place, at level INFO, what is redistributed.
         redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and
             what ops do to their inputs) run by plan: each missing element moves once. Without it
             these run so: the inputs of ops that are answered here (views, and others)
@@ -148,7 +146,7 @@ def disable() -> None:
 @contextmanager
 def enabled(
     *,
-    implicit_redistribution: bool | str = False,
+    implicit_redistribution: bool | Implicit = "replicate",
     redistribution: bool = False,
     views: bool = True,
     ops: bool = True,
@@ -189,9 +187,9 @@ def is_enabled() -> bool:
 def settings() -> Settings | None:
     """What is switched on, as the arguments of :func:`enable`; None where nothing is.
 
-    >>> with enabled(implicit_redistribution=True):
+    >>> with enabled():
     ...     settings().implicit_redistribution, settings().redistribution
-    ('cheapest', False)
+    ('replicate', False)
     >>> settings() is None
     True
     """
@@ -240,7 +238,6 @@ def _install(settings: Settings | None) -> None:
         _installed = Installed()  # at once: what fails half way is undone by the next call
         _fill(_installed, settings)
     _tag_compiled_graphs(settings)
-    ledger.forget()
     registry.clear_propagation_caches()
     compiler.forget_compiled_code()
 
@@ -267,7 +264,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         if settings.movement:
             composites.install_composites(installed, SPLITS, slices_together)
         Reads(installed, before_read, has_stale())
-        given_placements.install_given_placements(installed, loss_handler, ledger.diverged)
+        given_placements.install_given_placements(installed, loss_handler)
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
 
 
@@ -347,21 +344,12 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         local_tensor: torch.Tensor,
         current_spec: tensor_specs.DTensorSpec,
         target_spec: tensor_specs.DTensorSpec,
-        **options: Any,
-    ) -> torch.Tensor:
-        if getattr(_thread, "keeps", False):
-            return given(local_tensor, current_spec, target_spec, partial(moved, **options))
-        return moved(local_tensor, current_spec, target_spec, **options)
-
-    def moved(
-        local: torch.Tensor,
-        current: tensor_specs.DTensorSpec,
-        target: tensor_specs.DTensorSpec,
         *,
         async_op: bool = False,
         is_explicit: bool = False,
         **options: Any,
     ) -> torch.Tensor:
+        local, current, target = local_tensor, current_spec, target_spec
         settings = in_force()
         how = {"async_op": async_op, "is_explicit": is_explicit}
         if settings is None:
@@ -386,13 +374,12 @@ def _redistribution(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 class _Care(NamedTuple):
     """How an op's arguments are redistributed: by plan; of a view, the specs before and after, to
-    note the copy; whether keyword arguments are, too; whether other ops may be given the same.
+    note the copy; whether keyword arguments are, too.
     """
 
     by_plan: bool
     copied: tuple[tensor_specs.DTensorSpec, tensor_specs.DTensorSpec] | None
     has_more: bool
-    keeps: bool
 
 
 def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
@@ -403,7 +390,6 @@ def _care(op_info: Any, schema: op_schemas.OpSchema) -> _Care | None:
         moves and (answers.is_by_plan(schema) or registry.name_of(op) in BY_OVERLOAD),
         copied,
         has_more,
-        moves and may_be_kept(op, copied is not None),
     )
     return found if any(found) or answers.writes(schema) else None
 
@@ -427,13 +413,12 @@ def _redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..
             return local_args(op_info, schema, *args, **options)
         before = op_info.local_args
         outer, _thread.by_plan = getattr(_thread, "by_plan", False), care.by_plan
-        _thread.keeps = care.keeps
         try:
             local_args(op_info, schema, *args, **options)
             if care.has_more:
                 dispatch.finish(op_info, schema)
         finally:
-            _thread.by_plan, _thread.keeps = outer, False
+            _thread.by_plan = outer
         if care.copied is not None:
             spec, spec_of_moved = care.copied
             note_copy(before[0], spec, spec_of_moved, op_info.local_args[0])

@@ -15,8 +15,8 @@ checked are in :mod:`..bookkeeping.versions`.
   it and putting it back
 - :mod:`.tensor_specs`, :mod:`.symints`, :mod:`.local_tensors`: placements and specs; sizes that are
   symbols; what a rank holds
-- :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`, :mod:`.streams`: modes;
-  meshes and their groups; collectives; streams of accelerators
+- :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`: modes; meshes and their
+  groups; collectives
 - :mod:`.registry`, :mod:`.op_schemas`, :mod:`.answers`: the propagator's registries and
   caches; what an op is given; the propagator's answers
 - :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`, :mod:`.views_in_place`: the

@@ -18,10 +18,10 @@ from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding.dtensor.torch_private.op_schemas import replaced_specs, specs_of, written
+from cute_sharding.dtensor.torch_private.op_schemas import replaced_specs, written
 from cute_sharding.dtensor.torch_private.registry import propagator
 from cute_sharding.dtensor.torch_private.symints import with_symbols_in_shape
-from cute_sharding.dtensor.torch_private.tensor_specs import placed_as, split_factors
+from cute_sharding.dtensor.torch_private.tensor_specs import placed_as
 
 __all__ = [
     "OpSpec",
@@ -33,13 +33,12 @@ __all__ = [
     "dtypes_of_results",
     "for_no_cache",
     "from_other_specs",
+    "function_of",
     "generate_redistribute_costs",
     "instead",
     "is_by_plan",
-    "is_marked",
     "is_run_by_function",
     "keywords",
-    "marked",
     "metas_of_results",
     "moves_first",
     "op_of",
@@ -47,6 +46,7 @@ __all__ = [
     "op_spec",
     "placements_of_outputs",
     "shapes_of_results",
+    "specs_of_results",
     "with_keywords",
     "with_outputs",
     "with_specs",
@@ -273,6 +273,17 @@ def instead(
     return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
 
 
+def function_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
+    """What is run on local arguments by the answer as it is: the op, or what stands for it."""
+    return schema.op if found.redistribute_schema is None else found.redistribute_schema.op
+
+
+def specs_of_results(found: OutputSharding) -> list[Any]:
+    """The specs of an op's results; None for what is no DTensor."""
+    output = found.output_spec
+    return list(output) if isinstance(output, (list, tuple)) else [output]
+
+
 def op_of(schema: OpSchema) -> Any:
     """The op that a schema of an answer is of, whatever is run in its place."""
     return getattr(schema, "_cute_sharding_in_place_of", schema.op)
@@ -284,21 +295,6 @@ def for_no_cache(found: Any) -> Any:
         if isinstance(spec, DTensorSpec):
             with_symbols_in_shape(spec)
     return found
-
-
-def marked(found: Any, schema: OpSchema) -> Any:
-    """The answer, with a note on the specs of what comes of the op that only rules of ours cut so:
-    also on plain shards, where they are a view of strided ones.
-    """
-    leads_back = schema.op._schema._is_view_op() and any(map(split_factors, specs_of(schema)))
-    for spec in tree_leaves(getattr(found, "output_spec", None)):
-        if isinstance(spec, DTensorSpec) and (leads_back or split_factors(spec)):
-            spec._cute_sharding_ours = True
-    return found
-
-
-def is_marked(spec: DTensorSpec) -> bool:
-    return hasattr(spec, "_cute_sharding_ours")
 
 
 def writes(schema: OpSchema) -> bool:
@@ -330,15 +326,12 @@ def moves_first(found: OutputSharding, schema: OpSchema) -> bool:
 
 def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
     """The global shapes and strides of an op's results, where they are known."""
-    specs = [leaf for leaf in tree_leaves(answer.output_spec) if isinstance(leaf, DTensorSpec)]
+    specs = [spec for spec in specs_of_results(answer) if isinstance(spec, DTensorSpec)]
     return [spec.tensor_meta for spec in specs if spec.tensor_meta is not None]
 
 
 def placements_of_outputs(found: OutputSharding) -> list[tuple[Placement, ...] | None]:
-    outputs: Any = (
-        found.output_spec if isinstance(found.output_spec, (list, tuple)) else [found.output_spec]
-    )
-    return [None if spec is None else tuple(spec.placements) for spec in outputs]
+    return [None if spec is None else tuple(spec.placements) for spec in specs_of_results(found)]
 
 
 def with_outputs(

@@ -8,10 +8,10 @@ distribute_tensor the code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+from torch.utils._pytree import tree_leaves
 
 from cute_sharding.dtensor.torch_private import patches
 from cute_sharding.dtensor.torch_private.patch import Installed, beginning_with
@@ -23,19 +23,15 @@ __all__ = ["install_given_placements"]
 def install_given_placements(
     installed: Installed,
     handler: Callable[[Callable[..., Any]], Callable[..., Any]],
-    diverged: Callable[[Any], bool],
 ) -> None:
     """Have ``handler(torch's)`` compute losses, and local_map and distribute_tensor redistribute
-    what they are given on meshes for which ``diverged(mesh)`` holds.
+    what they are given to the replicas that they are told of, which torch raises for: views and
+    slices leave cut here what torch's make such replicas of.
     """
 
     def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
-        # To what torch's slices and views would have made of it, and to nothing else.
         wanted = (Replicate(),) * tensor.device_mesh.ndim if placements is None else (*placements,)
-        is_cut_here = tuple(tensor.placements) != wanted and all(
-            p == q or q.is_replicate() for p, q in zip(tensor.placements, wanted)
-        )
-        if is_cut_here and mesh in (None, tensor.device_mesh) and diverged(tensor.device_mesh):
+        if mesh in (None, tensor.device_mesh) and _gathers(tensor.placements, wanted):
             return tensor.redistribute(placements=wanted)
         return tensor
 
@@ -49,7 +45,7 @@ def install_given_placements(
     installed.once_imported(patches.LOSSES, losses)
     installed.once_imported(
         patches.LOCAL_MAP,
-        lambda: installed.replace(patches.LOCAL_MAP, lambda stock: _lenient(stock, diverged)),
+        lambda: installed.replace(patches.LOCAL_MAP, _lenient),
     )
 
 
@@ -59,7 +55,14 @@ if tensor.__class__ is DTensor:
 """
 
 
-def _lenient(stock: Callable[..., Any], diverged: Callable[[Any], bool]) -> Callable[..., Any]:
+def _gathers(given: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    """Whether to redistribute from the one to the other is to replicate alone."""
+    return tuple(given) != tuple(wanted) and all(
+        p == q or q.is_replicate() for p, q in zip(given, wanted)
+    )
+
+
+def _lenient(stock: Callable[..., Any]) -> Callable[..., Any]:
     # By torch's names: what the program gives by name stands in kwargs.
     def _local_map_wrapped(
         func: Any,
@@ -72,10 +75,12 @@ def _lenient(stock: Callable[..., Any], diverged: Callable[[Any], bool]) -> Call
         **kwargs: Any,
     ) -> Any:
         if in_placements is not None and not redistribute_inputs:
-            # A compiler cannot be asked which meshes these are: there it is for all.
-            redistribute_inputs = torch.compiler.is_compiling() or any(
-                is_dtensor(x) and diverged(x.device_mesh) for x in args
-            )
+            others = [
+                (x.placements, wanted)
+                for x, wanted in zip(tree_leaves(args), in_placements)
+                if is_dtensor(x) and wanted is not None and tuple(x.placements) != tuple(wanted)
+            ]
+            redistribute_inputs = all(_gathers(*each) for each in others)
         settings = in_grad_placements, device_mesh, redistribute_inputs
         return stock(func, out_placements, in_placements, *settings, *args, **kwargs)
 

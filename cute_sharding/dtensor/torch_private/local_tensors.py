@@ -13,16 +13,13 @@ import torch.distributed._functional_collectives as funcol
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor
-from torch.overrides import enable_reentrant_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from cute_sharding.dtensor.torch_private.collective_ops import in_flight
-from cute_sharding.dtensor.torch_private.dispatch_modes import no_modes
 
 __all__ = [
     "LocalTensor",
-    "alias_of",
     "is_functional",
     "is_imagined",
     "is_shared",
@@ -68,19 +65,6 @@ def parts_of(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
     itself, as rank -1.
     """
     return dict(tensor._local_tensors) if isinstance(tensor, LocalTensor) else {-1: tensor}
-
-
-def alias_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor where that one lies, for what must not keep that one. torch counts what is
-    written to either for both. To be called where an op is dispatched, where torch would count for
-    the alias alone.
-    """
-    if isinstance(tensor, LocalTensor):
-        return LocalTensor(parts_of(tensor))
-    if is_functional(tensor):
-        return tensor
-    with enable_reentrant_dispatch(), no_modes():
-        return tensor.detach()
 
 
 def local_tensor(parts: dict[int, torch.Tensor]) -> torch.Tensor:

@@ -4,9 +4,10 @@ holds in both, and what is done where it does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from cute_sharding.dtensor.bookkeeping.settings import Implicit
 from cute_sharding.dtensor.compiled.symbols import unknown
 from cute_sharding.dtensor.redistributing.placements import cut_of, replaced, text
 from cute_sharding.dtensor.redistributing.reading import agree
@@ -81,10 +82,14 @@ def whole(
     decision: Decision,
     name: str,
     *,
-    may_redistribute: Callable[[], bool],
+    if_not_free: Implicit,
 ) -> Decision:
-    """The decision with an input that is not sharded."""
-    if not may_redistribute():
+    """The decision with an input that is not sharded.
+
+    Raises:
+        RuntimeError: an error is what was asked for.
+    """
+    if if_not_free == "error":
         raise RuntimeError(
             f"{name}: the placements {text(spec.placements)} of a tensor of shape "
             f"{tuple(spec.shape)} on mesh "

@@ -28,6 +28,8 @@ from cute_sharding.redistribution import Target, free_targets
 from cute_sharding.views import Row, View, carry, view_of
 
 SUGGESTIONS = 3
+MOST_LOGGED = 1 << 12
+_logged: set[str] = set()  # what the log has said of views that are not free
 
 
 class Decision(NamedTuple):
@@ -71,7 +73,11 @@ def propagate_shape_and_sharding(
     stock = partial(_stock_source, placements, shape, rule, mesh, strict_view)
     try:
         source, output, outcome = decide(
-            view_of(shape, rule), placements, mesh, strict=strict_view, stock=stock
+            view_of(shape, rule),
+            placements,
+            mesh,
+            if_not_free="error" if strict_view else "replicate",
+            stock=stock,
         )
     except RuntimeError as error:
         refused("view", error)
@@ -130,38 +136,30 @@ def decide(
     placements: tuple[Placement, ...],
     mesh: tuple[int, ...],
     *,
-    strict: bool,
+    if_not_free: Implicit,
     op: str = "view",
     row: Row | None = None,
     mesh_names: Sequence[str] | None = None,
-    implicit_redistribution: Implicit = False,
     stock: Callable[[], Sequence[Placement]] | None = None,
-    diverged: Callable[[], bool] = lambda: False,
     reachable: Callable[[Cuts], bool] = lambda target: True,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
 
-    Where it is redistributed, it goes where torch's rules for views that may communicate take it:
-    the mesh dims that block the view are replicated, and the others kept. Programs around a view
-    expect that. Only where ``implicit_redistribution`` is "cheapest" it goes where the fewest
-    elements are received.
-
     Args:
         view: the view, on the global shape.
-        strict: whether the op must not communicate.
+        if_not_free: what is done where no placements of the output hold what the devices hold: the
+            input is redistributed as torch's rules for views that may communicate do it, the mesh
+            dims that block the view replicated and the others kept ("replicate"), or to where the
+            fewest elements are received ("cheapest"); or an "error" is raised, unless torch's rule
+            redistributes for this very view without a word.
         row: the op's row of the rule table, for the needs of its local form.
-        implicit_redistribution: let strict ops redistribute as well, to the "cheapest" placements
-            that make the view free, or so that what blocks it is on every device ("replicate").
-        stock: what torch's own rule makes of the input placements; asked only for a strict view
-            that cannot be free, since a program that runs on torch's silent redistribution keeps
-            running on ours, and receives no more.
-        diverged: whether the tensor may come of a view that is free here and redistributed by
-            torch, so that in torch's hands it would not be what it is now. Asked last.
+        stock: what torch's own rule makes of the input placements. It is asked for an error alone,
+            which quotes what it says where it raises: programs and tests look for its words.
         reachable: whether an explicit redistribution of the input, as it would run now, can be
-            trusted to get there: others are not suggested.
+            trusted to get there: an error suggests no other.
 
     Raises:
-        RuntimeError: nothing is free, and redistribution is not allowed.
+        RuntimeError: nothing is free, and an error is what was asked for.
     """
     blocked: int | str | None
     try:
@@ -174,46 +172,24 @@ def decide(
             output = replaced(placements, cuts)
             free = Decision(placements, output, "tracing" if traced else "algebra")
             if logger.isEnabledFor(logging.DEBUG):
-                _log(_Asked(op, view, row, mesh, mesh_names, placements), free)
+                _log_free(_Asked(op, view, row, mesh, mesh_names, placements), free)
             return free
     except Undecided as error:
         blocked = error.fact
     asked = _Asked(op, view, row, mesh, mesh_names, placements)
-    to: Implicit = implicit_redistribution or (False if strict else "replicate")
-    return _not_free(asked, blocked, to, stock, diverged, reachable)
-
-
-def _not_free(
-    asked: _Asked,
-    blocked: int | str,
-    to: Implicit,
-    stock: Callable[[], Sequence[Placement]] | None,
-    diverged: Callable[[], bool],
-    reachable: Callable[[Cuts], bool],
-) -> Decision:
-    """:func:`decide` where a mesh dim blocks the view, or it is not known (what is the fact)
-    whether one does; ``to`` is where the input may go.
-    """
     if isinstance(blocked, str):
-        if not to and not diverged():
+        if if_not_free == "error":
             raise RuntimeError(_unknown(asked, blocked))
-        return _redistributed(asked, *_everywhere(asked))
-    said = None
-    if not to:
-        theirs, said = ask(stock)
-        if (theirs is not None and theirs != asked.placements) or diverged():
-            to = "replicate"
-    if to:
-        return _redistributed(asked, *_moved(asked, to))
-    raise RuntimeError(_explain(asked, blocked, _suggestions(asked, reachable), said))
-
-
-def _redistributed(
-    asked: _Asked, source: tuple[Placement, ...], output: tuple[Placement, ...]
-) -> Decision:
-    decision = Decision(source, output, "redistribution")
-    _log(asked, decision)
-    return decision
+        source, output = _everywhere(asked)
+    elif if_not_free == "error":
+        theirs, said = _asked_torch(stock)
+        if theirs in (None, placements):
+            raise RuntimeError(_explain(asked, blocked, _suggestions(asked, reachable), said))
+        source, output = _moved(asked, "replicate")
+    else:
+        source, output = _moved(asked, if_not_free)
+    _log_redistribution(asked, source, output, reachable)
+    return Decision(source, output, "redistribution")
 
 
 def _everywhere(asked: _Asked) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
@@ -336,7 +312,7 @@ def _unknown(asked: _Asked, fact: str) -> str:
         f"be decided if this were known: {fact}. Say so before the view, if it holds: "
         f"torch._check({fact}); or redistribute the tensor first to "
         f"{text(_unsharded(placements))}; or let views do so themselves: "
-        "cute_sharding.enable(implicit_redistribution=True)."
+        'cute_sharding.enable(implicit_redistribution="replicate").'
     )
 
 
@@ -375,7 +351,7 @@ def _reduced(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placem
     )
 
 
-def ask(
+def _asked_torch(
     stock: Callable[[], Sequence[Placement]] | None,
 ) -> tuple[tuple[Placement, ...] | None, str | None]:
     """The placements that torch's own rule wants of the input; None and what it says where it
@@ -385,26 +361,44 @@ def ask(
         return None, None
     try:
         return tuple(stock()), None
-    except Exception as error:  # whatever torch raises: it does not run
+    except Exception as error:  # whatever torch raises
         return None, next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _log(asked: _Asked, decision: Decision) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        how = {
-            "algebra": "free, blocks of one size",
-            "tracing": "free, proved on each kind of device",
-        }.get(decision.outcome, f"input redistributed to {text(decision.source)}")
-        logger.debug(
-            "%s: %s %s -> %s %s on mesh %s: %s",
-            asked.op,
-            tuple(asked.view.input_shape),
-            text(asked.placements),
-            asked.view.output_shape,
-            text(decision.output),
-            tuple(asked.mesh),
-            how,
+def _log_free(asked: _Asked, decision: Decision) -> None:
+    how = "blocks of one size" if decision.outcome == "algebra" else "proved on each kind of device"
+    logger.debug("%s: free, %s", _described(asked, decision.output), how)
+
+
+def _log_redistribution(
+    asked: _Asked,
+    source: tuple[Placement, ...],
+    output: tuple[Placement, ...],
+    reachable: Callable[[Cuts], bool],
+) -> None:
+    """Once for a place: an op, a shape and placements."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    text_of_it = f"{_described(asked, output)}: input redistributed to {text(source)}"
+    if text_of_it in _logged:
+        return
+    if len(_logged) >= MOST_LOGGED:
+        _logged.clear()
+    _logged.add(text_of_it)
+    best = next(iter(_suggestions(asked, reachable) or ()), None)
+    if best is not None and best.source != source:
+        text_of_it += (
+            f"; cheapest is .redistribute(placements={list(best.source)!r}) before it, each device "
+            f"then receives up to {best.target.received} elements"
         )
+    logger.info("%s", text_of_it)
+
+
+def _described(asked: _Asked, output: tuple[Placement, ...]) -> str:
+    return (
+        f"{asked.op}: {tuple(asked.view.input_shape)} {text(asked.placements)} -> "
+        f"{asked.view.output_shape} {text(output)} on mesh {tuple(asked.mesh)}"
+    )
 
 
 def _explain(asked: _Asked, blocked: int, choices: list[_Choice] | None, said: str | None) -> str:
@@ -429,12 +423,13 @@ def _explain(asked: _Asked, blocked: int, choices: list[_Choice] | None, said: s
                 f"each device receives up to {target.received} elements"
             )
         lines.append(
-            "or let views do so themselves: cute_sharding.enable(implicit_redistribution=True)."
+            "or let views do so themselves: "
+            'cute_sharding.enable(implicit_redistribution="replicate").'
         )
     else:
         lines.append(
             "Let views redistribute their input: "
-            "cute_sharding.enable(implicit_redistribution=True)."
+            'cute_sharding.enable(implicit_redistribution="replicate").'
         )
         lines.append(
             "To redistribute it yourself, switch on enable(redistribution=True) first: torch's own "

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from cute_sharding.dtensor.bookkeeping import ledger
-from cute_sharding.dtensor.bookkeeping.settings import Settings
+from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
-from cute_sharding.dtensor.redistributing.placements import Cuts, cut_of
+from cute_sharding.dtensor.redistributing.placements import Cuts
 from cute_sharding.dtensor.redistributing.stock import moves_rightly
 from cute_sharding.dtensor.torch_private import (
     answers,
@@ -22,7 +21,7 @@ from cute_sharding.dtensor.torch_private import (
     tensor_specs,
 )
 from cute_sharding.dtensor.view_propagation.ambiguity import holds_in_any_reading, whole
-from cute_sharding.dtensor.view_propagation.propagate import Decision, ask, decide, refused
+from cute_sharding.dtensor.view_propagation.propagate import Decision, decide, refused
 from cute_sharding.views import Row, View
 
 
@@ -34,9 +33,6 @@ def _reachable(settings: Settings, spec: tensor_specs.DTensorSpec, target: Cuts)
         return settings.redistribution or moves_rightly(
             tensor_specs.with_shape(spec, hinted(known(tuple(spec.shape)))), hinted(target)
         )
-
-
-_Placements: TypeAlias = "tuple[tensor_specs.Placement, ...]"
 
 
 @dataclass(frozen=True)
@@ -114,11 +110,6 @@ class ViewStrategy:
             except RuntimeError as error:
                 refused(self.name, error)
                 raise
-            if decision.outcome != "redistribution" and any(
-                cut_of(p) is not None for p in decision.output
-            ):
-                question = partial(self._torchs, schema, spec, sizes, decision.output)
-                ledger.note(mesh, question, quick=True)
             count(self.name, decision.outcome)
             result.strategies.append(
                 answers.op_spec(given, spec, mesh, decision.source, decision.output)
@@ -139,13 +130,11 @@ class ViewStrategy:
             view,
             spec.placements,
             sizes,
-            strict=self.strict,
+            if_not_free=self._if_not_free,
             op=self.name,
             row=self.row,
             mesh_names=mesh.mesh_dim_names,
-            implicit_redistribution=self.settings.implicit_redistribution,
             stock=partial(self._stock_source, schema, spec, sizes),
-            diverged=lambda: ledger.may_have_diverged(mesh),
             reachable=partial(_reachable, self.settings, spec),
         )
         if spec.use_strided_shard_as_shard_order:
@@ -153,66 +142,25 @@ class ViewStrategy:
         sized = registry.takes_local_sizes(schema.op)
         if holds_in_any_reading(view, spec, decision, sized=sized):
             return decision
-        may = partial(self._may_redistribute, schema, spec, sizes)
-        return whole(view, spec, sizes, decision, self.name, may_redistribute=may)
+        return whole(view, spec, sizes, decision, self.name, if_not_free=self._if_not_free)
+
+    @property
+    def _if_not_free(self) -> Implicit:
+        """Views that are not strict redistribute under any setting, as torch's do."""
+        to = self.settings.implicit_redistribution
+        return "replicate" if to == "error" and not self.strict else to
 
     def _stock_source(
         self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
-    ) -> tuple[tensor_specs.Placement, ...]:
-        """The placements that torch's own rule wants of the input. Raises what the rule raises."""
-        return self._stock_placements(schema, spec, mesh)[0]
-
-    def _stock_placements(
-        self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
-    ) -> tuple[_Placements, _Placements | None]:
-        """Those that torch's own rule wants of the input, and gives to the output, where it says
-        so. (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three
+    ) -> Sequence[tensor_specs.Placement]:
+        """The placements that torch's own rule wants of the input. Raises what the rule raises.
+        (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three
         dims.)
         """
         if self.stock.strategy is None or self.row.pairs:
-            return registry.stock_input_placements(self.stock, schema), None
+            return registry.stock_input_placements(self.stock, schema)
         shape = tuple(spec.shape)
         rule = registry.torch_rule(
             self.row.rule(shape, *schema.args_schema[1:], **schema.kwargs_schema)
         )
-        source, output = registry.stock_propagate(spec.placements, shape, rule, mesh, self.strict)
-        return tuple(source), tuple(output)
-
-    def _torchs(
-        self,
-        schema: op_schemas.OpSchema,
-        spec: tensor_specs.DTensorSpec,
-        mesh: tuple[int, ...],
-        output: tuple[tensor_specs.Placement, ...],
-    ) -> ledger.Torchs:
-        """Whether torch would have redistributed the input, or raised, or said in another way what
-        comes of it. Of symbols it is not asked, for each answer would be a guard.
-        """
-        if symints.is_symbolic(tuple(spec.shape), schema.args_schema[1:]):
-            return ledger.Torchs.ANOTHER
-        given: list[_Placements | None] = []
-
-        def source() -> _Placements:
-            wanted, torchs_output = self._stock_placements(schema, spec, mesh)
-            given.append(torchs_output)
-            return wanted
-
-        wanted, _ = ask(source)
-        if wanted is None:
-            return ledger.Torchs.NOTHING
-        if wanted != tuple(spec.placements):
-            return ledger.Torchs.ANOTHER
-        is_same = given[0] in (None, output)
-        return ledger.Torchs.THE_SAME if is_same else ledger.Torchs.SAID_OTHERWISE
-
-    def _may_redistribute(
-        self, schema: op_schemas.OpSchema, spec: tensor_specs.DTensorSpec, mesh: tuple[int, ...]
-    ) -> bool:
-        """Whether an input that can be read in two ways may be replicated: where views may
-        communicate, or torch runs the view.
-        """
-        return (
-            not self.strict
-            or bool(self.settings.implicit_redistribution)
-            or ask(partial(self._stock_source, schema, spec, mesh))[0] is not None
-        )
+        return registry.stock_propagate(spec.placements, shape, rule, mesh, self.strict)[0]

@@ -1,0 +1,83 @@
+"""What this package keeps from one op to the next, all of it, and how it is emptied.
+
+A decision never depends on what is kept: any cache may be emptied at any time, on one rank alone,
+and changes nothing but how long the next op takes. (``tests/dtensor/test_no_history.py`` empties
+all of them between any two ops.) Beside caches there is what a program has asked for, and what
+tells people of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import _lru_cache_wrapper
+from types import ModuleType
+from typing import Any, NamedTuple
+
+
+class Kept(NamedTuple):
+    """Something that a module keeps, and is no cache of a function's results.
+
+    Attributes:
+        where: the module, below cute_sharding.dtensor, and the name there.
+        what: what it is.
+        is_cache: whether it may be emptied at any time.
+    """
+
+    where: str
+    what: str
+    is_cache: bool = False
+
+
+TABLE = (
+    Kept("bookkeeping.settings._current", "what is switched on"),
+    Kept("switch.adapter._installed", "what of torch is replaced"),
+    Kept("redistributing.groups._groups", "process groups that the program has prepared"),
+    Kept("redistributing.dynamic._meshes", "the meshes that compiled graphs name"),
+    Kept("redistributing.reading._plain", "specs that a program has cut left to right"),
+    Kept("memory.copies.LIVE", "views that are copies, while the program has them"),
+    Kept("memory.copies._STALE", "those of them whose source was written to"),
+    Kept("bookkeeping.stats._notes", "counts, for stats()"),
+    Kept("bookkeeping.stats._counts", "counts, for stats()"),
+    Kept("bookkeeping.stats._moves", "counts, for stats()"),
+    Kept("bookkeeping.stats._moved", "counts, for stats()"),
+    Kept("bookkeeping.versions._warned", "whether the warning of a newer torch was given"),
+    Kept("redistributing.redistribute._said", "missing groups that the log has told of", True),
+    Kept("view_propagation.propagate._logged", "views that the log has told of", True),
+    Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
+    Kept("torch_private.symints._held", "of a program that is being traced: that it marks sizes"),
+    Kept("switch.adapter._thread", "the op that a thread runs"),
+    Kept("movement.together._thread", "the op that a thread runs"),
+)
+
+
+def caches() -> Iterator[Any]:
+    """Every function of the package whose results are kept."""
+    seen = set()
+    for module in _modules():
+        for value in list(vars(module).values()):
+            if isinstance(value, _lru_cache_wrapper) and id(value) not in seen:
+                seen.add(id(value))
+                yield value
+
+
+def empty() -> None:
+    """Empty all caches of the package. (Those of torch's propagator are torch's:
+    torch_private/registry.py.)
+    """
+    for cache in caches():
+        cache.cache_clear()
+    for kept in TABLE:
+        if kept.is_cache:
+            module, _, name = kept.where.rpartition(".")
+            loaded = sys.modules.get(f"cute_sharding.dtensor.{module}")
+            if loaded is not None:
+                getattr(loaded, name).clear()
+
+
+def _modules() -> list[ModuleType]:
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name == "cute_sharding" or name.startswith("cute_sharding.")
+    ]
