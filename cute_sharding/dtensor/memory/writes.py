@@ -16,7 +16,8 @@ done after the graph has run (:func:`before_program`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,23 +27,22 @@ from cute_sharding.dtensor.memory.copies import (
     copy_in,
     has_memory,
     is_followed,
-    is_linked,
     may_be_told,
     outdate,
     way_back,
 )
-from cute_sharding.dtensor.redistributing.groups import group_of
+from cute_sharding.dtensor.redistributing.ranks import on_each_rank, place
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import (
     collective_ops,
-    dispatch,
-    dispatch_modes,
     local_tensors,
     op_schemas,
     registry,
     tensor_specs,
 )
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial
+from cute_sharding.dtensor.torch_private.answers import Prepare
+from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
+from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial, Replicate
 
 
 def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -156,67 +156,99 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
             )
 
 
-def take_back(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], moved: dispatch.Moved
-) -> list[DTensorSpec]:
-    """What an op wrote to copies of DTensors, in these; the specs of what it writes to.
+@dataclass(frozen=True)
+class TakingBack:
+    """Runs an op that writes to tensors which have to be redistributed first, on local tensors as
+    they are; what it wrote to the copies is taken back.
 
-    A tensor that was pending, and had to be finished to be written to, is the copy from now on.
-    Where others share its memory, as what it views does or a detached alias, it stays where it is
-    and pending: one device has all of the sum, and the others nothing.
+    A tensor that is pending stays so, whatever is written to it: one device then has all of the
+    sum, and the others nothing. Others may share its memory, for whom it is pending.
 
-    Args:
-        moved: by id of a local tensor, what the op was given instead, and its spec.
+    Attributes:
+        op: the op.
+        function: that, or what runs in its place.
+        given, wanted: the op on the specs of the tensors, and on those that it needs.
+        prepare: what its local arguments are made into before.
     """
-    written = _written_by(op, args, kwargs)
-    for tensor in written:
-        wrote, spec = moved.get(id(tensor._local_tensor), (tensor._local_tensor, tensor._spec))
-        if tuple(spec.placements) == tuple(tensor._spec.placements):
-            continue
-        finished = any(
-            isinstance(p, Partial) and not isinstance(q, Partial)
-            for p, q in zip(tensor._spec.placements, spec.placements)
+
+    op: Any
+    function: Callable[..., Any]
+    given: OpSchema
+    wanted: OpSchema
+    prepare: Prepare | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given, wanted = self.given, self.wanted
+        moved_args = [*map(_moved, args, given.args_schema, wanted.args_schema)]
+        moved_kwargs = {name: self._moved_keyword(name, x) for name, x in kwargs.items()}
+        ready = moved_args if self.prepare is None else self.prepare(moved_args)
+        results = self.function(*ready, **moved_kwargs)
+        for i, name in _places_written(self.op):
+            if i < len(args):
+                _take_back(args[i], moved_args[i], given.args_schema[i], wanted.args_schema[i])
+            elif name in kwargs:
+                specs = given.kwargs_schema[name], wanted.kwargs_schema[name]
+                _take_back(kwargs[name], moved_kwargs[name], *specs)
+        return results
+
+    def _moved_keyword(self, name: str, local: Any) -> Any:
+        """What the op gets as that argument; of ``out=`` only how long it is matters."""
+        spec: Any = self.given.kwargs_schema.get(name)
+        to: Any = self.wanted.kwargs_schema.get(name)
+        if (
+            isinstance(spec, DTensorSpec)
+            and op_schemas.is_out(self.op, name)
+            and tuple(spec.placements) != tuple(to.placements)
+            and all(isinstance(p, Replicate) for p in to.placements)
+        ):
+            return local.new_empty(tuple(to.shape))
+        return _moved(local, spec, to)
+
+
+def _moved(local: Any, spec: Any, to: Any) -> Any:
+    """What is given to the op as an argument, a tensor or a list of them."""
+    if isinstance(spec, (list, tuple)):
+        return [*map(_moved, local, spec, to)]
+    if not isinstance(spec, DTensorSpec) or tuple(spec.placements) == tuple(to.placements):
+        return local
+    return redistribute_local_tensor(local, spec, to, counted=False)
+
+
+def _take_back(local: Any, wrote: Any, spec: Any, to: Any) -> None:
+    """Have an argument, a tensor or a list of them, be what was written to what it was moved to."""
+    if isinstance(spec, (list, tuple)):
+        for each in zip(local, wrote, spec, to):
+            _take_back(*each)
+    elif isinstance(spec, DTensorSpec) and tuple(spec.placements) != tuple(to.placements):
+        pending = {
+            m: placement
+            for m, (placement, finished) in enumerate(zip(spec.placements, to.placements))
+            if isinstance(placement, Partial) and not isinstance(finished, Partial)
+        }
+        lies = tensor_specs.placed_as(
+            spec, tuple([Replicate() if m in pending else p for m, p in enumerate(spec.placements)])
         )
-        if finished and not _on_any_rank(tensor, _is_shared(tensor)):
-            tensor._local_tensor, tensor._spec = wrote, spec
-        else:
-            # What came as out= was written to where it lies, where that is as long.
-            tensor._local_tensor.copy_(
-                redistribute_local_tensor(
-                    wrote.clone() if wrote is tensor._local_tensor else wrote,
-                    spec,
-                    tensor._spec,
-                    counted=False,
-                )
-            )
-    return [tensor._spec for tensor in written]
+        value = redistribute_local_tensor(wrote, to, lies, counted=False)
+        local.copy_(_contributed(value, spec.mesh, pending))
 
 
-def _is_shared(tensor: Any) -> bool:
-    """Whether others see what is written to the tensor: what it is a view of, or was moved from, or
-    what is a view of it.
+# What devices but the first add to a reduction, where it is not what the first adds.
+_NOTHING = {"sum": 0, "product": 1, "bxor": 0}
+
+
+def _contributed(value: torch.Tensor, mesh: Any, pending: dict[int, Partial]) -> torch.Tensor:
+    """This rank's contribution to reductions, of which ``value`` is to come: of sums one device has
+    all, and the others nothing. That is exact, also of integers.
     """
-    local = collective_ops.in_flight(tensor._local_tensor)
-    if getattr(tensor, "_base", None) is not None or not has_memory(local):
-        return getattr(tensor, "_base", None) is not None
-    memory = local_tensors.storage_of(local)
-    return is_linked(memory) or local_tensors.is_shared(local)
+    for m, placement in pending.items():
+        if placement.reduce_op in _NOTHING:
+            first = partial(_of_first, mesh, m, _NOTHING[placement.reduce_op])
+            value = on_each_rank(first, value)
+    return value
 
 
-def _on_any_rank(tensor: Any, is_so: bool) -> bool:
-    """Whether it is so on some rank of the mesh, by a tiny all-reduce: who still holds what, ranks
-    do not know of one another, and placements must be the same on all.
-    """
-    local = tensor._local_tensor
-    if local_tensors.is_imagined(local) or dispatch_modes.local_tensor_mode() is not None:
-        return is_so
-    flag = torch.tensor([is_so], dtype=torch.int32, device=local.device)
-    for m, n in enumerate(tensor.device_mesh.shape):
-        if n > 1:
-            flag = collective_ops.waited(
-                collective_ops.all_reduce(flag, "max", group_of(tensor.device_mesh, (m,)))
-            )
-    return bool(flag.item())
+def _of_first(mesh: Any, m: int, fill: int, rank: int, x: torch.Tensor) -> torch.Tensor:
+    return x if place(mesh, rank)[m] == 0 else torch.full_like(x, fill)
 
 
 def _written_by(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -20,19 +20,22 @@ plan: the gate.
 - :mod:`.local_arguments`: what kernels want of local arguments beside the values of tensors
 - :mod:`.gate`: what torch would have had; and ops that go past the propagator
 - :mod:`.losses`: what loss_parallel is given
+- :mod:`.running`: which redistributions run by plan
 - :mod:`.cuts`: placements in the terms of signatures
 """
 
 from cute_sharding.dtensor.ops.carried import CARRIED
 from cute_sharding.dtensor.ops.cases import propagation
 from cute_sharding.dtensor.ops.gate import gated_handler, writing_handler
-from cute_sharding.dtensor.ops.losses import check_smoothing, loss_handler
+from cute_sharding.dtensor.ops.losses import loss_handler
+from cute_sharding.dtensor.ops.running import redistribution, redistribution_of_arguments
 
 __all__ = [
     "CARRIED",
-    "check_smoothing",
     "gated_handler",
     "loss_handler",
     "propagation",
+    "redistribution",
+    "redistribution_of_arguments",
     "writing_handler",
 ]

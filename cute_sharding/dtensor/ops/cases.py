@@ -19,13 +19,14 @@ from cute_sharding.dtensor.ops.cuts import (
 )
 from cute_sharding.dtensor.ops.gate import gated
 from cute_sharding.dtensor.ops.local_arguments import prepared
+from cute_sharding.dtensor.ops.losses import without_smoothing
 from cute_sharding.dtensor.ops.plain_shards import (
     ATTENTION,
     is_norm_of_nothing,
     plain_shards_go_wrong,
 )
 from cute_sharding.dtensor.ops.scalars import with_scalars_finished
-from cute_sharding.dtensor.ops.written import as_what_is_written
+from cute_sharding.dtensor.ops.written import as_what_is_written, taken_back
 from cute_sharding.dtensor.torch_private import (
     answers,
     dispatch_modes,
@@ -105,9 +106,9 @@ def propagation(
     """
 
     def stock(schema: OpSchema) -> Any:
-        """torch's answer, or what it would be for plain shards."""
+        """torch's answer, or what it would be for replicas."""
         try:
-            found = torchs(schema)
+            return torchs(schema)
         except RuntimeError as error:  # since 2.14 it refuses some of them
             first = schema.args_schema[0] if schema.args_schema else None
             if (
@@ -120,30 +121,18 @@ def propagation(
             plain = op_schemas.replaced_specs(
                 schema, lambda spec: without((Shard, StridedShard), spec.placements)
             )
-            return answers.written_back(torchs(plain), plain, schema, first)
-        return _taken_back(found, schema)
+            return answers.from_other_specs(torchs(plain), plain)
 
     def decide(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), stock, by_signatures)
         replies = (answer(question) for holds, answer in CASES if holds(question))
         found = next(found for found in replies if found is not None)
+        if schema.op._schema._is_view_op() or question.name in VIEWS:
+            return answers.of_view(found, schema, by_plan=question.name in VIEWS)
         found = prepared(question.name, schema, answers.with_keywords(found, schema))
-        return with_scalars_finished(found, schema)
+        return taken_back(with_scalars_finished(found, schema), schema)
 
     return decide
-
-
-def _taken_back(found: Any, schema: OpSchema) -> Any:
-    """The answer for an op; where that writes in place to what it has to redistribute first, with
-    the note that what it wrote is to be taken back: torch would go on with the copy, or lose it.
-    """
-    if (
-        op_schemas.is_in_place(schema.op)
-        and schema.op._schema.is_mutable
-        and answers.moves_first(found, schema)
-    ):
-        return answers.written_back(found, schema, schema, schema.args_schema[0])
-    return found
 
 
 def _torchs(question: Question) -> Any:
@@ -225,7 +214,7 @@ def _is_written_pointwise(question: Question) -> bool:
 
 def _written_pointwise(question: Question) -> Any:
     """What is pending has to be finished before it is written to, as in the op that gives a new
-    tensor; the tensor then is what that gives.
+    tensor.
     """
     schema, stock = question.schema, question.stock
     try:
@@ -233,7 +222,7 @@ def _written_pointwise(question: Question) -> Any:
     except Exception:
         if dispatch_modes.is_tracing() or not any(
             isinstance(p, Partial)
-            for _, spec in op_schemas.written(schema)
+            for _, spec in op_schemas.written(schema.op, schema)
             for p in spec.placements
         ):
             raise
@@ -241,7 +230,10 @@ def _written_pointwise(question: Question) -> Any:
     found = as_what_is_written(question.name, finished, op_schemas.specs_of(finished)) or stock(
         finished
     )
-    return answers.written_back(found, finished, schema, found.output_spec)
+    found = answers.from_other_specs(found, finished)
+    if question.name == "masked_fill_.Scalar":
+        return answers.instead(found, schema, without_smoothing(schema.op))
+    return found
 
 
 def _is_made_anew(question: Question) -> bool:
@@ -253,12 +245,11 @@ def _is_made_anew(question: Question) -> bool:
 
 def _made_anew(question: Question) -> Any:
     schema = question.schema
-    if schema.op._schema.is_mutable:  # others may see it, for whom it is pending
+    if schema.op._schema.is_mutable:
         finished = op_schemas.replaced_specs(
             schema, lambda spec: without((Partial,), spec.placements)
         )
-        found = question.stock(finished)
-        return answers.written_back(found, finished, schema, found.output_spec)
+        return answers.from_other_specs(question.stock(finished), finished)
     return answers.with_outputs(
         _torchs(question), lambda spec: without((Partial,), spec.placements)
     )
@@ -371,8 +362,7 @@ def _is_right_in_torch(question: Question) -> bool:
 def _signed(question: Question) -> Any | None:
     row = question.row
     assert row is not None
-    found = by_signature(row, question.name, question.schema, question.specs)
-    return None if found is None else _taken_back(found, question.schema)
+    return by_signature(row, question.name, question.schema, question.specs)
 
 
 # The first that holds, and has an answer.

@@ -11,7 +11,7 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.memory.copies import LIVE
-from cute_sharding.dtensor.memory.writes import reach, take_back
+from cute_sharding.dtensor.memory.writes import reach
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.cuts import (
     some_device_is_empty,
@@ -47,7 +47,7 @@ def gated(
         RuntimeError: the op writes to such a tensor in another way than ``add_``, ``out=`` and
             batch norms do: what is replicated is another tensor, and the write would be lost.
     """
-    written = op_schemas.written(schema)
+    written = op_schemas.written(schema.op, schema)
     is_out = any(op_schemas.is_out(schema.op, argument) for argument, _ in written)
     if (
         (is_out or name not in op_schemas.WRITERS)
@@ -57,8 +57,11 @@ def gated(
         if not dispatch_modes.is_tracing() and all(
             op_schemas.is_out(schema.op, argument) for argument, _ in written
         ):
+            replicas = op_schemas.replaced_specs(
+                schema, lambda spec: (Replicate(),) * spec.mesh.ndim
+            )
             count(name, "gate")
-            return answers.as_on_one_device(schema)
+            return answers.from_other_specs(answers.OutputSharding(None), replicas)
         argument, spec = next(
             (argument, spec) for argument, spec in written if tensor_specs.split_factors(spec)
         )
@@ -76,13 +79,6 @@ def gated(
     logger.debug(
         "%s: no signature; inputs are redistributed to placements without _StridedShard", name
     )
-    specs = [spec for _, spec in written]
-    if (is_out or name not in op_schemas.WRITERS) and any(
-        tuple(moved.placements) != tuple(spec.placements)
-        for spec, (_, moved) in zip(specs, op_schemas.written(plain))
-    ):
-        outputs = specs[0] if len(specs) == 1 else tuple(specs)
-        return answers.written_back(found, plain, schema, outputs)
     return answers.from_other_specs(found, plain)
 
 
@@ -181,13 +177,10 @@ def _cuts(tensor: Any, dim: int | None) -> bool:
 
 
 def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What takes an op that writes to some of its arguments and gives back other tensors: where
-    these arguments are moved first, what is written to the copies is taken back.
+    """What takes an op that writes to some of its arguments in a way that torch's dispatcher does
+    not see.
     """
-    results, moved = dispatch.run_slowly(op, args, kwargs)
-    if op_schemas.argument(op, args, kwargs, "training") is False:
-        return results  # a batch norm that only reads its statistics
-    take_back(op, args, kwargs, moved)
+    results = dispatch.run_slowly(op, args, kwargs)
     if LIVE:
         reach(op, args, kwargs)
     return results

@@ -13,7 +13,6 @@ from cute_sharding.dtensor.bookkeeping.stats import count
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import dispatch, registry
 from cute_sharding.dtensor.torch_private.tensor_specs import (
-    Partial,
     Placement,
     Replicate,
     Shard,
@@ -53,22 +52,26 @@ def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
     return handler
 
 
-def check_smoothing(op: Any, args: tuple[Any, ...]) -> None:
-    """loss_parallel has the gradient of log_softmax in that of the loss, and gives no other right.
-
-    Raises:
-        RuntimeError: the op is the one that smoothing of labels has between these.
+def without_smoothing(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``masked_fill_`` of something pending, which smoothing of labels has between log_softmax and
+    the loss: loss_parallel has the gradient of the one in that of the other, and gives no other
+    right.
     """
-    if (
-        registry.name_of(op) == "masked_fill_.Scalar"
-        and torch.ops.aten.nll_loss_forward.default in registry.op_handlers()
-        and any(isinstance(p, Partial) for p in args[0].placements)
-    ):
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        """
+        Raises:
+            RuntimeError: loss_parallel is in force.
+        """
+        if torch.ops.aten.nll_loss_forward.default not in registry.op_handlers():
+            return run(*args, **kwargs)
         raise RuntimeError(
             "masked_fill_ of a pending sum within loss_parallel: F.cross_entropy with "
             "label_smoothing would have a wrong gradient there. Take it outside of loss_parallel, "
             "or without label_smoothing."
         )
+
+    return refusing
 
 
 def _plain(placements: tuple[Placement, ...]) -> list[Placement]:

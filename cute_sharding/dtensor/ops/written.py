@@ -1,4 +1,6 @@
-"""Pointwise ops that write: their other operands are brought to the cut of what is written to."""
+"""Ops that write: what they write to copies is taken back; and other operands of pointwise ones are
+brought to the cut of what is written to.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.memory.writes import TakingBack
 from cute_sharding.dtensor.ops.cuts import (
     can_be_carried,
     is_uneven,
@@ -29,6 +32,27 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.torch_private.tracing import strided_shard
+
+
+def taken_back(found: Any, schema: OpSchema) -> Any:
+    """The answer for an op; where that writes to tensors which it has to redistribute first, run so
+    that what it writes is taken back: torch would go on with the copy, or lose it.
+    """
+    wanted, op = getattr(found, "redistribute_schema", None), schema.op
+    if wanted is None:
+        return found
+    written = [spec for _, spec in op_schemas.written(op, schema)]
+    moved = [spec for _, spec in op_schemas.written(op, wanted)]
+    if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(written, moved)):
+        return found
+    answer = answers.answer_of(wanted)
+    run = TakingBack(op, wanted.op, schema, wanted, None if answer is None else answer.prepare)
+    found = answers.instead(found, schema, run, takes_all=True)
+    gives_these = op_schemas.is_in_place(op) and found.output_spec is not None
+    if gives_these or any(argument.is_out for argument in op._schema.arguments):
+        outputs: Any = written[0] if len(written) == 1 else tuple(written)
+        return answers.OutputSharding(outputs, found.redistribute_schema, True)
+    return found
 
 
 def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:

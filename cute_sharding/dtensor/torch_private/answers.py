@@ -1,34 +1,33 @@
 """Answers of the propagator: OutputSharding and OpSpec
 (torch/distributed/tensor/_op_schema.py), made and remade.
 
-An answer is made new; the schema it redistributes to may carry notes of ours, attributes that begin
-with ``_cute_sharding_``.
+What the run of an op needs beside torch's answer is an :class:`Answer`, a frozen value on the
+schema that the answer redistributes to: the one thing that is put on an object of torch's here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, OutputSharding
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
-from torch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
+from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding.dtensor.torch_private.op_schemas import replaced_specs, written
 from cute_sharding.dtensor.torch_private.registry import propagator
 from cute_sharding.dtensor.torch_private.symints import with_symbols_in_shape
 from cute_sharding.dtensor.torch_private.tensor_specs import placed_as
 
 __all__ = [
+    "Answer",
     "OpSpec",
     "OpStrategy",
     "OutputSharding",
-    "WrittenBack",
-    "as_on_one_device",
+    "answer_of",
     "by_function",
     "dtypes_of_results",
     "for_no_cache",
@@ -36,12 +35,7 @@ __all__ = [
     "function_of",
     "generate_redistribute_costs",
     "instead",
-    "is_by_plan",
-    "is_run_by_function",
-    "keywords",
     "metas_of_results",
-    "moves_first",
-    "op_of",
     "op_sharding",
     "op_spec",
     "placements_of_outputs",
@@ -49,10 +43,64 @@ __all__ = [
     "specs_of_results",
     "with_keywords",
     "with_outputs",
-    "with_specs",
-    "writes",
-    "written_back",
 ]
+
+
+Prepare = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the run of an op needs beside torch's answer.
+
+    Attributes:
+        by_plan: whether its arguments are redistributed by plan.
+        keywords: keyword arguments that are redistributed too, with the spec that each has and the
+            one that it is to have: torch does so with positional ones alone.
+        prepare: what its local arguments, in order, are made into before it runs: the same values,
+            as its kernel wants them.
+        takes_all: whether the function that runs in the op's place takes the local tensors as they
+            are.
+        copied: of a view whose operand is redistributed first, the specs of that before and after:
+            the view is then a copy.
+    """
+
+    by_plan: bool = False
+    keywords: dict[str, tuple[DTensorSpec, DTensorSpec]] = field(default_factory=dict)
+    prepare: Prepare | None = None
+    takes_all: bool = False
+    copied: tuple[DTensorSpec, DTensorSpec] | None = None
+
+
+_NAME = "_cute_sharding_answer"
+
+
+def answer_of(schema: OpSchema) -> Answer | None:
+    """What the run of an op needs that is redistributed to this schema; None where that is
+    nothing.
+    """
+    return getattr(schema, _NAME, None)
+
+
+def _with(schema: OpSchema, **changes: Any) -> OpSchema:
+    """The schema, which is ours to change, with an answer that says so much more."""
+    setattr(schema, _NAME, replace(answer_of(schema) or Answer(), **changes))
+    return schema
+
+
+def _copy_of(found: OutputSharding, schema: OpSchema) -> OpSchema:
+    """The schema that the answer redistributes to, or one that changes nothing; a new one, for
+    torch caches its own.
+    """
+    wanted: Any = found.redistribute_schema or schema
+    copied: Any = OpSchema(schema.op, wanted.args_schema, wanted.kwargs_schema, schema.schema_info)
+    copied.op = wanted.op  # or what runs in its place
+    answer = answer_of(wanted)
+    return _with(copied, **vars(answer)) if answer else copied
+
+
+def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:
+    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
 
 
 def _placed(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:
@@ -84,15 +132,6 @@ def op_spec(
         ),
         input_specs=(wanted,),
         redistribute_cost=[generate_redistribute_costs(given, wanted)],
-    )
-
-
-def with_specs(found: OutputSharding, specs: Sequence[DTensorSpec]) -> OutputSharding:
-    """torch's answer for what an op writes to, with those specs."""
-    return (
-        found
-        if found.output_spec is None
-        else OutputSharding(specs[0] if len(specs) == 1 else tuple(specs))
     )
 
 
@@ -163,7 +202,7 @@ def op_sharding(
         )
     return OutputSharding(
         outputs,
-        _by_plan(suggestion),
+        None if suggestion is None else _with(suggestion, by_plan=True),
         needs_redistribute=moves or adjusted,
         use_val_from_redistribute_schema=adjusted,
     )
@@ -171,106 +210,67 @@ def op_sharding(
 
 def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
     """torch's answer for the op on the specs of ``schema``, as one for an op that has others and is
-    redistributed to these first.
+    redistributed to these first, by plan.
     """
     if not isinstance(found, OutputSharding):
         return found
-    return OutputSharding(
-        found.output_spec,
-        _by_plan(found.redistribute_schema or schema),
-        needs_redistribute=True,
-        use_val_from_redistribute_schema=found.use_val_from_redistribute_schema,
-    )
+    return _that_runs(found, _with(_copy_of(found, schema), by_plan=True))
 
 
-@dataclass
-class WrittenBack(OutputSharding):
-    """Of an op that writes to copies of what it was to write to: what it wrote is to be taken back
-    (see memory/writes.py).
+def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
+    """The answer, with the keyword arguments of ``schema`` (a mask) that are to be redistributed
+    too.
     """
-
-
-def written_back(
-    found: OutputSharding, schema: OpSchema, original: OpSchema, outputs: Any
-) -> OutputSharding:
-    """As :func:`from_other_specs`, for an op that is to write to tensors of ``original``;
-    ``outputs`` are the specs of what it gives back.
-    """
-    redistributed = from_other_specs(found, schema)
-    given: Any = redistributed.redistribute_schema
-    given._cute_sharding_writes = dict(original.kwargs_schema)
-    return WrittenBack(
-        outputs,
-        redistributed.redistribute_schema,
-        True,
-        redistributed.use_val_from_redistribute_schema,
-    )
-
-
-def as_on_one_device(schema: OpSchema) -> OutputSharding:
-    """The op on replicas of all tensors, with what it writes to ``out=`` taken back."""
-    replicas = replaced_specs(schema, lambda spec: (Replicate(),) * spec.mesh.ndim)
-    outputs = tuple([spec for _, spec in written(schema)])
-    return written_back(
-        OutputSharding(None), replicas, schema, outputs[0] if len(outputs) == 1 else outputs
-    )
-
-
-def with_keywords(found: Any, schema: OpSchema) -> Any:
-    """The answer, with a note of the keyword arguments of ``schema`` (a mask) that are to be
-    redistributed too: torch does so with positional ones alone.
-    """
-    wanted = getattr(found, "redistribute_schema", None)
-    if wanted is not None and schema.kwargs_schema:
-        outs = {argument.name for argument in schema.op._schema.arguments if argument.is_out}
-        moved = {
-            name: (spec, wanted.kwargs_schema[name])
-            for name, spec in schema.kwargs_schema.items()
-            if name not in outs
-            and isinstance(spec, DTensorSpec)
-            and isinstance(wanted.kwargs_schema.get(name), DTensorSpec)
-            and tuple(spec.placements) != tuple(wanted.kwargs_schema[name].placements)
-        }
-        if moved:
-            wanted._cute_sharding_keywords = moved
-    return found
-
-
-def keywords(schema: OpSchema) -> dict[str, tuple[DTensorSpec, DTensorSpec]]:
-    """The keyword arguments that are to be redistributed: the spec that each has, and is to
-    have.
-    """
-    return getattr(schema, "_cute_sharding_keywords", {})
-
-
-Prepare = Callable[[Sequence[Any]], Sequence[Any]]
+    wanted = found.redistribute_schema
+    if wanted is None or not schema.kwargs_schema:
+        return found
+    outs = {argument.name for argument in schema.op._schema.arguments if argument.is_out}
+    kwargs: dict[str, Any] = dict(wanted.kwargs_schema)
+    moved = {
+        name: (spec, kwargs[name])
+        for name, spec in schema.kwargs_schema.items()
+        if name not in outs
+        and isinstance(spec, DTensorSpec)
+        and isinstance(kwargs.get(name), DTensorSpec)
+        and tuple(spec.placements) != tuple(kwargs[name].placements)
+    }
+    return _that_runs(found, _with(_copy_of(found, schema), keywords=moved)) if moved else found
 
 
 def prepared(found: OutputSharding, schema: OpSchema, prepare: Prepare) -> OutputSharding:
-    """The answer, with a note that the op's local arguments, in order, are to be what ``prepare``
-    makes of them: the same values.
+    """The answer, with the op's local arguments made by ``prepare`` into what its kernel wants."""
+    return _that_runs(found, _with(_copy_of(found, schema), prepare=prepare))
+
+
+def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> OutputSharding:
+    """The answer for a view, with the note that it is a copy, where its operand is redistributed
+    first, ``by_plan`` or by torch.
     """
-    wanted: Any = found.redistribute_schema or OpSchema(
-        schema.op, schema.args_schema, schema.kwargs_schema, schema.schema_info
-    )
-    wanted._cute_sharding_prepare = prepare
-    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
-
-
-def preparation(schema: OpSchema) -> Prepare | None:
-    """What the op's local arguments are to be prepared by."""
-    return getattr(schema, "_cute_sharding_prepare", None)
+    wanted = found.redistribute_schema
+    if wanted is None:
+        return found
+    before: Any = schema.args_schema[0]
+    after: Any = wanted.args_schema[0]
+    moves = isinstance(before, DTensorSpec) and tuple(before.placements) != tuple(after.placements)
+    if not (moves or by_plan):
+        return found
+    noted = _with(_copy_of(found, schema), copied=(before, after) if moves else None)
+    return _that_runs(found, _with(noted, by_plan=True) if by_plan else noted)
 
 
 def instead(
-    found: OutputSharding, schema: OpSchema, function: Callable[..., Any]
+    found: OutputSharding,
+    schema: OpSchema,
+    function: Callable[..., Any],
+    *,
+    takes_all: bool = False,
 ) -> OutputSharding:
-    """The answer, with a note that ``function`` is run in the op's place, on local arguments."""
-    wanted: Any = found.redistribute_schema or OpSchema(
-        schema.op, schema.args_schema, schema.kwargs_schema, schema.schema_info
-    )
-    wanted._cute_sharding_in_place_of, wanted.op = schema.op, function
-    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
+    """The answer, with ``function`` run in the op's place: on the local arguments that the op would
+    be given, or, if it ``takes_all``, on local tensors as they are.
+    """
+    wanted: Any = _copy_of(found, schema)
+    wanted.op = function
+    return _that_runs(found, _with(wanted, takes_all=True) if takes_all else wanted)
 
 
 def function_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
@@ -284,44 +284,12 @@ def specs_of_results(found: OutputSharding) -> list[Any]:
     return list(output) if isinstance(output, (list, tuple)) else [output]
 
 
-def op_of(schema: OpSchema) -> Any:
-    """The op that a schema of an answer is of, whatever is run in its place."""
-    return getattr(schema, "_cute_sharding_in_place_of", schema.op)
-
-
 def for_no_cache(found: Any) -> Any:
     """The answer while a program is traced, its specs such as torch does not look up."""
     for spec in tree_leaves(getattr(found, "output_spec", None)):
         if isinstance(spec, DTensorSpec):
             with_symbols_in_shape(spec)
     return found
-
-
-def writes(schema: OpSchema) -> bool:
-    """Whether what the op writes to, under these specs, is to be taken back."""
-    return hasattr(schema, "_cute_sharding_writes")
-
-
-def moves_first(found: OutputSharding, schema: OpSchema) -> bool:
-    """Whether the op's first argument is redistributed before it runs, and nothing else than its
-    placements changes.
-    """
-    first = schema.args_schema[0] if schema.args_schema else None
-    if (
-        not isinstance(first, DTensorSpec)
-        or not isinstance(found, OutputSharding)
-        or found.redistribute_schema is None
-        or isinstance(found, WrittenBack)
-    ):
-        return False
-    moved: Any = found.redistribute_schema.args_schema[0]
-    output: Any = found.output_spec
-    return (
-        isinstance(moved, DTensorSpec)
-        and tuple(moved.placements) != tuple(first.placements)
-        and isinstance(output, DTensorSpec)
-        and tuple(output.shape) == tuple(first.shape)
-    )
 
 
 def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
@@ -363,32 +331,12 @@ def by_function(
     results of the placements ``given``: as one that torch rewrites to another op. Without ``metas``
     what the function gives is no tensor.
     """
-    suggestion = OpSchema(schema.op, schema.args_schema, schema.kwargs_schema, schema.schema_info)
-    rewritten: Any = suggestion
-    rewritten.op, rewritten._cute_sharding_function = function, True
+    found = instead(OutputSharding(None), schema, function, takes_all=True)
     if metas is None:
-        return OutputSharding(None, suggestion, needs_redistribute=True)
+        return found
     specs = [
         DTensorSpec(mesh, placements, meta)
         for placements, meta in zip(given, [metas] if isinstance(metas, TensorMeta) else metas)
     ]
     outputs: Any = specs[0] if isinstance(metas, TensorMeta) else tuple(specs)
-    return OutputSharding(outputs, suggestion, needs_redistribute=True)
-
-
-def is_run_by_function(schema: OpSchema) -> bool:
-    """Whether the op is run by a function of ours, which is given local tensors as they are."""
-    return hasattr(schema, "_cute_sharding_function")
-
-
-def _by_plan(schema: OpSchema | None) -> Any:
-    """The schema with the note that the arguments go there by plan (see
-    adapter._redistribution_of_arguments).
-    """
-    if schema is not None:
-        schema._cute_sharding_by_plan = True  # type: ignore[attr-defined]
-    return schema
-
-
-def is_by_plan(schema: OpSchema) -> bool:
-    return hasattr(schema, "_cute_sharding_by_plan")
+    return OutputSharding(outputs, found.redistribute_schema, needs_redistribute=True)

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
 
 from cute_sharding.dtensor.torch_private import patches
-from cute_sharding.dtensor.torch_private.answers import WrittenBack
-from cute_sharding.dtensor.torch_private.op_schemas import WRITERS
+from cute_sharding.dtensor.torch_private.op_schemas import WRITERS, drawn_in_place
 from cute_sharding.dtensor.torch_private.patch import Installed, beginning_with
 from cute_sharding.dtensor.torch_private.registry import op_handlers, overload, propagator
 
 __all__ = [
     "HANDLED",
-    "Writes",
     "install_propagation",
 ]
 
@@ -38,32 +36,19 @@ HANDLED = (
 )
 
 
-class Writes(NamedTuple):
-    """What is to be done about ops that write.
-
-    Attributes:
-        reach: called with (op, args, kwargs) after each, while there are ``live`` ones.
-        take_back: called with the same and torch's answer after one that wrote to copies (see
-            :class:`WrittenBack`), before ``reach``; the answer to go on with.
-        live: the copies that live, by id; empty, as long as no view is a copy.
-    """
-
-    reach: Callable[..., None]
-    take_back: Callable[..., OutputSharding]
-    live: set[int]
-
-
 def install_propagation(
     installed: Installed,
     propagate: Callable[[OpSchema], OutputSharding],
     names: Sequence[str],
     handler: Callable[[Callable[..., Any]], Callable[..., Any]],
     writing: Callable[..., Any],
-    writes: Writes,
+    reach: Callable[..., None],
+    live: set[int],
 ) -> None:
     """Make ``propagate`` the propagator's way, on all arguments of the ops of those names;
-    ``handler(torch's)`` the function of the ops that go past it; ``writing`` that of
-    :data:`WRITERS`; and have ops that write followed by ``writes``.
+    ``handler(torch's)`` the function of the ops that go past it; ``writing`` that of those that
+    write without torch's dispatcher seeing it; and have each op that does followed by ``reach(op,
+    args, kwargs)``, while there are ``live`` copies.
 
     torch keeps what it found by the arguments that the op's schema info names: of ops that it
     decomposes it names none.
@@ -78,13 +63,11 @@ def install_propagation(
     )
     past = [op for op in map(overload, HANDLED) if op is not None and op in handlers]
     installed.put(patches.HANDLERS, {op: handler(handlers[op]) for op in past})
-    writers = filter(None, map(overload, WRITERS))
+    writers = [*filter(None, map(overload, WRITERS)), *drawn_in_place()]
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
     installed.replace(patches.PROPAGATION, lambda stock: propagate)
-    called = {**writes._asdict(), "WrittenBack": WrittenBack}
-    installed.put(
-        patches.TAIL_NAMES, {f"_cute_sharding_{name}": value for name, value in called.items()}
-    )
+    called = {"_cute_sharding_reach": reach, "_cute_sharding_live": live}
+    installed.put(patches.TAIL_NAMES, called)
     # Every write comes by here: one more call would cost a tenth of the op.
     installed.replace(patches.TAIL, beginning_with(_BEGINNING, patches.TAIL))
 
@@ -109,8 +92,6 @@ def _infos(names: tuple[str, ...]) -> dict[Any, RuntimeSchemaInfo]:
 
 
 _BEGINNING = """
-if output_sharding.__class__ is _cute_sharding_WrittenBack and participating:
-    output_sharding = _cute_sharding_take_back(op_call, args, kwargs, output_sharding)
 if _cute_sharding_live and participating:
     _cute_sharding_reach(op_call, args, kwargs)
 """

@@ -215,24 +215,20 @@ def arguments(schema: OpSchema) -> list[tuple[bool, list[DTensorSpec | None]]]:
     return found
 
 
-def written(schema: OpSchema) -> list[tuple[str, DTensorSpec]]:
-    """The tensors that the op writes to: (name of the argument, spec)."""
-    found = []
-    for i, argument in enumerate(schema.op._schema.arguments):
-        if is_written(schema.op, argument):
-            value = (
-                schema.kwargs_schema.get(argument.name)
-                if argument.kwarg_only
-                else schema.args_schema[i]
-                if i < len(schema.args_schema)
-                else None
-            )
-            found += [
-                (argument.name, leaf)
-                for leaf in tree_leaves(value)
-                if isinstance(leaf, DTensorSpec)
-            ]
-    return found
+def written(op: torch._ops.OpOverload, schema: OpSchema) -> list[tuple[str, DTensorSpec]]:
+    """The tensors of ``schema`` that the op writes to: (name of the argument, spec). (A batch norm
+    that does not train only reads its statistics.)
+    """
+    args, kwargs = schema.args_schema, schema.kwargs_schema
+    if argument(op, args, kwargs, "training") is False:
+        return []
+    return [
+        (declared.name, leaf)
+        for declared in op._schema.arguments
+        if is_written(op, declared)
+        for leaf in tree_leaves(argument(op, args, kwargs, declared.name))
+        if isinstance(leaf, DTensorSpec)
+    ]
 
 
 def is_out(op: torch._ops.OpOverload, name: str) -> bool:
@@ -245,6 +241,13 @@ def draws(op: torch._ops.OpOverload) -> bool:
     return op in DTensor._op_dispatcher._random_ops or (
         torch.Tag.nondeterministic_seeded in op.tags and "attention" not in op._opname
     )
+
+
+def drawn_in_place() -> list[torch._ops.OpOverload]:
+    """Ops that draw the elements of a tensor that they write to, of those that torch's dispatcher
+    knows: it runs these themselves, whatever was to run in their place.
+    """
+    return [op for op in DTensor._op_dispatcher._random_ops if is_in_place(op)]
 
 
 def draws_apart(op: torch._ops.OpOverload, mesh: Any) -> bool:

@@ -28,8 +28,13 @@ __all__ = [
     "reduce_shard_value",
     "reduce_value",
     "require_planner",
+    "stock_redistribute",
     "stock_transforms",
 ]
+
+
+# torch's own, before ours takes its place.
+stock_redistribute = _redistribute.redistribute_local_tensor
 
 
 def install_redistribution(
