@@ -234,6 +234,8 @@ ROOMS = [
     "torch_private",
     "compiled",
     "redistributing",
+    "door",
+    "fixes",
     "view_propagation",
     "memory",
     "movement",

@@ -16,7 +16,7 @@ from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.ops.cuts import parts_of, some_device_is_empty
+from cute_sharding.dtensor.door.cuts import parts_of, some_device_is_empty
 from cute_sharding.dtensor.redistributing import placements
 from cute_sharding.dtensor.torch_private import tensor_specs
 from cute_sharding.dtensor.torch_private.tracing import Tracing

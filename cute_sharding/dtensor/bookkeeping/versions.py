@@ -12,6 +12,7 @@ import torch
 FIRST, LAST = (2, 13), (2, 15)
 RANGE = f"{FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}"
 CHECKED = f"torch {RANGE}"
+RELEASES = tuple([f"{FIRST[0]}.{minor}" for minor in range(FIRST[1], LAST[1] + 1)])
 
 _warned = False
 

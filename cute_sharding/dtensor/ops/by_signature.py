@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.ops.cuts import (
+from cute_sharding.dtensor.door.cuts import (
     can_be_carried,
     parts_of,
     placed,

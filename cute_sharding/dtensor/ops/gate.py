@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.memory.copies import LIVE
-from cute_sharding.dtensor.memory.writes import reach
-from cute_sharding.dtensor.ops.by_signature import by_signature
-from cute_sharding.dtensor.ops.cuts import (
+from cute_sharding.dtensor.door.cuts import (
     some_device_is_empty,
     without,
 )
+from cute_sharding.dtensor.memory.copies import LIVE
+from cute_sharding.dtensor.memory.writes import reach
+from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.torch_private import (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cute_sharding.dtensor.ops.cuts import is_sharded
+from cute_sharding.dtensor.door.cuts import is_sharded
 from cute_sharding.dtensor.ops.shares import share
 from cute_sharding.dtensor.torch_private import answers, op_schemas, symints
 from cute_sharding.dtensor.torch_private.answers import Prepare

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.memory.writes import TakingBack
-from cute_sharding.dtensor.ops.cuts import (
+from cute_sharding.dtensor.door.cuts import (
     can_be_carried,
     is_uneven,
     says_what_it_means,
 )
+from cute_sharding.dtensor.memory.writes import TakingBack
 from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.torch_private import (
     answers,
