@@ -59,5 +59,5 @@ def test_the_pictures_agree_with_what_was_measured(gallery):
         picture = p.picture()
         is_free = not any(text.startswith("not free") for text in picture.captions)
         after = picture.sections[1].title
-        assert ours == f"free: {after.split(' as ')[1]}" if is_free else "raises" in ours
+        assert ours == f"free: {after.split(' as ')[1]}" if is_free else "communicates" in ours
     assert kinds == {"free", "communicates", "raises", "wrong"}

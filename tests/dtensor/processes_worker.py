@@ -261,17 +261,12 @@ def writes(ranks):
             x = distribute(number((6, 4)), mesh, [*replicated[1:], *placements]).detach()
             for i, (got, wanted) in enumerate(zip(written(x), expected)):
                 assert_holds(got.redistribute(placements=replicated), wanted, (placements, i))
-        for keeps in (
-            False,
-            True,
-        ):  # what one rank alone holds on to changes the placements on all, or on none
+        for keeps in (False, True):  # what one rank alone holds on to changes nothing
             v = distribute(number((6, 4)), mesh, [*replicated[1:], Shard(1)]).detach().view(2, 12)
             product = v @ v.t()
             kept = product.detach() if keeps and dist.get_rank() == 0 else None
             product.relu_()
-            assert (
-                mesh.get_coordinate() is None or any(map(is_partial, product.placements)) == keeps
-            ), product.placements
+            assert any(map(is_partial, product.placements)), product.placements
             single = number((6, 4)).view(2, 12)
             assert_holds(product.redistribute(placements=replicated), single @ single.t(), keeps)
             del kept

@@ -22,10 +22,11 @@ from simulation import (
     ranks_of,
     watched_wire,
 )
-from torch.distributed.tensor import Partial, Replicate, _dispatch
+from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
+from cute_sharding.dtensor.ops import running
 from cute_sharding.redistribution import received_elements
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
@@ -102,14 +103,14 @@ def test_every_program_runs_and_is_right(mesh):
 @contextmanager
 def watched_inputs(monkeypatch):
     """The (before, after) placements of each input that is redistributed."""
-    moves, redistribute = [], _dispatch.redistribute_local_tensor
+    moves, redistribute = [], running.by_plan
 
-    def watched(local, current, target, **options):
+    def watched(local, current, target):
         moves.append((current.placements, target.placements))
-        return redistribute(local, current, target, **options)
+        return redistribute(local, current, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_dispatch, "redistribute_local_tensor", watched)
+        patch.setattr(running, "by_plan", watched)
         yield moves
 
 

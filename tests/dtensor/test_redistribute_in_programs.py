@@ -35,10 +35,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
 from cute_sharding._settings import TABLE
+from cute_sharding.dtensor.ops import running
 from cute_sharding.dtensor.redistributing.groups import group_of
 from cute_sharding.dtensor.redistributing.redistribute import prepare
 from cute_sharding.dtensor.redistributing.stock import is_torchs_alone
-from cute_sharding.dtensor.switch import adapter
 from cute_sharding.dtensor.torch_private import registry
 
 # -- the inputs of other ops -----------------------------------------------------------------------
@@ -128,13 +128,13 @@ def test_enable_that_fails_leaves_torchs_own_functions(monkeypatch):
 @pytest.fixture
 def by_plan(monkeypatch):
     """The redistributions that ran by plan, as (before, after) placements."""
-    calls, run = [], adapter.redistribute_local_tensor
+    calls, run = [], running.redistribute_local_tensor
 
     def watched(local, current, target, **options):
         calls.append((current.placements, target.placements))
         return run(local, current, target, **options)
 
-    monkeypatch.setattr(adapter, "redistribute_local_tensor", watched)
+    monkeypatch.setattr(running, "redistribute_local_tensor", watched)
     return calls
 
 
