@@ -7,7 +7,8 @@ flags: is any worse with them?
 Each tensor that an op is given is a view of one that is cut at random, of another shape; with
 ``--between``, that view moved to and fro, or written to by its slices. Forward and backward, all
 ranks in one process (LocalTensorMode), against one device. Where stock is right, so must be each
-setting; a program that raises on stock may do anything but give wrong data. What is received is
+setting; a program that raises on stock may do anything but give wrong data. What is received, but
+for single numbers, is
 counted twice: by the program itself, and with what makes its results and gradients whole, where a
 result that is cut costs a gather that a replica does not.
 """
@@ -116,18 +117,24 @@ def of_rank_0(n: Any) -> int:
 
 
 class Received(TorchDispatchMode):
-    """Counts the bytes that rank 0 receives in collectives."""
+    """Counts the bytes that rank 0 receives in collectives, but for single numbers: results without
+    dims are finished at once with views on, and never on stock where nobody reads them, as here the
+    sum that gradients are of.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = 0
+        self.bytes = self.numbers = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         name = func._opname
-        if func.namespace in ("_c10d_functional", "_dtensor") and name not in NOT_RECEIVING:
+        is_number = name == "all_reduce" and isinstance(args[0], torch.Tensor) and not args[0].ndim
+        if is_number:
+            self.numbers += 1
+        elif func.namespace in ("_c10d_functional", "_dtensor") and name not in NOT_RECEIVING:
             given, got = (
                 sum(self.size(x) for x in leaves_of(value)) for value in (args[:1], result)
             )

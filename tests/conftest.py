@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 from zlib import crc32
@@ -53,11 +54,37 @@ def pytest_addoption(parser):
         help=f"run one in N of each test's parameters; by default all, in {ADAPTER.name}/ one in "
         f"{ONE_IN}; what is named with :: runs in any case",
     )
+    parser.addoption(
+        "--salt",
+        default=commit(),
+        help="what else draws depend on, so that runs do not all look at the same tests; by "
+        "default the commit",
+    )
+
+
+def commit():
+    """The one that is checked out; nothing where that is not known."""
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def pytest_report_header(config):
+    salt = config.getoption("--salt")
+    return f"draws of tests: --salt {salt or repr(salt)}"
+
+
+def by_draw(config):
+    """The order in which things are drawn, as a key to sort their names by."""
+    salt = config.getoption("--salt")
+    return lambda name: crc32(f"{salt} {name}".encode())
 
 
 def pytest_collection_modifyitems(config, items):
-    """Which ones run is a matter of their names alone, and of tests with the same parameters the
-    same ones: what they set up is then needed for these alone.
+    """Which ones run is a matter of their names and the salt, and of tests with the same parameters
+    the same ones: what they set up is then needed for these alone.
 
     The longest files come first, as the files are dealt out to several workers in order.
     """
@@ -78,7 +105,7 @@ def pytest_collection_modifyitems(config, items):
         alike = defaultdict(list)
         for item in parameters:
             alike[drawn_by(item)].append(item)
-        drawn = sorted(alike, key=lambda name: crc32(name.encode()))
+        drawn = sorted(alike, key=by_draw(config))
         left_out |= {item for name in drawn[-(-len(drawn) // one_in) :] for item in alike[name]}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
@@ -101,11 +128,10 @@ def share(request):
 
 
 @pytest.fixture(scope="session")
-def some_of(share):
-    """Of names as many, drawn by themselves."""
-    return lambda names, one_in: sorted(names, key=lambda name: crc32(name.encode()))[
-        : share(len(names), one_in)
-    ]
+def some_of(share, request):
+    """Of names as many, drawn by themselves and the salt."""
+    drawn = by_draw(request.config)
+    return lambda names, one_in: sorted(names, key=drawn)[: share(len(names), one_in)]
 
 
 def drawn_by(item):
