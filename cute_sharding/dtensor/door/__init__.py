@@ -2,5 +2,6 @@
 
 Nothing is decided here, and nothing is moved.
 
+- :mod:`.understood`: whether that is known; where it is not, torch answers
 - :mod:`.cuts`: what each mesh dim does to a tensor
 """

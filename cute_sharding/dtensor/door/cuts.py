@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from cute_sharding.dtensor.redistributing.reading import agree
 from cute_sharding.dtensor.torch_private import symints, tensor_specs
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     DTensorSpec,
@@ -85,39 +84,6 @@ def _counts(spec: DTensorSpec) -> list[set[int]]:
                 for device in kinds_of_device(n, factor, parts)
             }
     return counts
-
-
-def can_be_carried(spec: DTensorSpec) -> bool:
-    """Whether all placements are of torch's own kinds, applied left to right or, as far as torch
-    says, in the order of the split factors.
-    """
-    if not all(type(p) in (Shard, StridedShard, Replicate, Partial) for p in spec.placements):
-        return False
-    return (
-        spec.use_strided_shard_as_shard_order
-        or spec.shard_order is None
-        or DTensorSpec.is_default_device_order(spec.shard_order)
-    )
-
-
-def says_what_it_means(
-    specs: Sequence[DTensorSpec], wanted: Sequence[tuple[Placement, ...]]
-) -> bool:
-    """Whether the assignment holds however the placements are read (reading.py): both readings are
-    the same, or one operand alone is cut, as before.
-    """
-    if not symints.is_symbolic(*(tuple(spec.shape) for spec in specs)) and all(
-        agree(spec.shape, spec, some)
-        for spec, placements in zip(specs, wanted)
-        for some in (tuple(spec.placements), placements)
-    ):
-        return True
-    cut = [
-        (spec, placements)
-        for spec, placements in zip(specs, wanted)
-        if any(isinstance(p, (Shard, StridedShard)) for p in (*spec.placements, *placements))
-    ]
-    return len(cut) == 1 and tuple(cut[0][0].placements) == cut[0][1]
 
 
 def without(kinds: tuple[type, ...], placements: Sequence[Placement]) -> tuple[Placement, ...]:

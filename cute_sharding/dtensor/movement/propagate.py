@@ -9,6 +9,7 @@ from typing import Any
 
 from cute_sharding.dtensor.bookkeeping.settings import in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
 from cute_sharding.dtensor.movement.running import Runner, comes_back
@@ -243,36 +244,12 @@ def several_of(
 
 def _is_known(specs: Sequence[DTensorSpec]) -> bool:
     """Whether all are on one mesh of several devices, in placements whose rows are known."""
-    mesh = specs[0].mesh
     return (
-        mesh.size() > 1
-        and all(spec.mesh == mesh for spec in specs)
-        and all(
-            type(p) in (Shard, StridedShard, Replicate, Partial)
-            for spec in specs
-            for p in spec.placements
-        )
+        specs[0].mesh.size() > 1
+        and are_understood(specs)
         and not any(symints.is_symbolic(tensor_specs.split_factors(spec)) for spec in specs)
-        and all(
-            spec.use_strided_shard_as_shard_order
-            or spec.shard_order is None
-            or DTensorSpec.is_default_device_order(spec.shard_order)
-            for spec in specs
-        )
-        and all(map(_is_read_one_way, specs))
+        and all(map(means_one_thing, specs))
     )
-
-
-def _is_read_one_way(spec: DTensorSpec) -> bool:
-    """Whether its placements say which rows devices have, whatever the order; of symbolic sizes
-    that is said of none.
-    """
-    shape, placements = tuple(spec.shape), tuple(spec.placements)
-    if not spec.use_strided_shard_as_shard_order:
-        return True
-    if symints.is_symbolic(shape):
-        return tensor_specs.decoded_order(placements, spec.mesh) is None
-    return agree(shape, spec, placements)
 
 
 def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:

@@ -11,10 +11,13 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.door.cuts import (
-    can_be_carried,
     parts_of,
     placed,
-    says_what_it_means,
+)
+from cute_sharding.dtensor.door.understood import (
+    are_read_as_order,
+    are_understood,
+    mean_what_they_say,
 )
 from cute_sharding.dtensor.ops.local_arguments import in_their_place
 from cute_sharding.dtensor.ops.shares import by_shares, of_results
@@ -24,7 +27,6 @@ from cute_sharding.dtensor.torch_private import (
     op_schemas,
     registry,
     symints,
-    tensor_specs,
 )
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
@@ -46,7 +48,7 @@ def by_signature(
     placements are of kinds that no signature carries, or where so many elements, ``most``, are
     received as well.
     """
-    if not _can_be_read_as_one(specs):
+    if not are_understood(specs):
         return None
     shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
     if shapes is None or factors is None:
@@ -74,8 +76,8 @@ def by_signature(
             signature.results, shapes_of_results, of_results(row.shares, found)
         )
     ]
-    as_order = True in _read_as_order(specs)
-    if (as_order and not says_what_it_means(specs, wanted)) or (
+    as_order = are_read_as_order(specs)
+    if (as_order and not mean_what_they_say(specs, wanted)) or (
         most is not None and found.received >= most
     ):
         return None
@@ -128,11 +130,7 @@ def for_less(
     operands brought by plan. (Symbols, and what is written to, are left to torch.)
     """
     wanted = op_schemas.specs_of(found.redistribute_schema)
-    if (
-        schema.op._schema.is_mutable
-        or _is_symbolic(specs)
-        or not all(map(can_be_carried, (*specs, *wanted)))
-    ):
+    if schema.op._schema.is_mutable or _is_symbolic(specs) or not are_understood((*specs, *wanted)):
         return None
     most = sum(
         received_for(
@@ -226,22 +224,6 @@ def _dtypes(specs: Sequence[DTensorSpec]) -> set[torch.dtype]:
 
 def _has_fractions(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
-
-
-def _read_as_order(specs: Sequence[DTensorSpec]) -> set[bool | None]:
-    """How the strided ones are to be read: whether as an order of shards (reading.py)."""
-    return {
-        spec.use_strided_shard_as_shard_order for spec in specs if tensor_specs.split_factors(spec)
-    }
-
-
-def _can_be_read_as_one(specs: Sequence[DTensorSpec]) -> bool:
-    """Whether all are of one mesh, of placements that can be carried, and read in one way."""
-    return (
-        all(spec.mesh == specs[0].mesh for spec in specs)
-        and all(map(can_be_carried, specs))
-        and len(_read_as_order(specs)) <= 1
-    )
 
 
 def _signature(

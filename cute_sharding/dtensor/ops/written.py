@@ -9,9 +9,12 @@ from typing import Any
 
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.door.cuts import (
-    can_be_carried,
     is_uneven,
-    says_what_it_means,
+)
+from cute_sharding.dtensor.door.understood import (
+    are_read_as_order,
+    are_understood,
+    mean_what_they_say,
 )
 from cute_sharding.dtensor.memory.writes import TakingBack
 from cute_sharding.dtensor.redistributing.placements import text
@@ -85,12 +88,7 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
             differ = differ or tuple(of.placements) != tuple(spec.placements)
             if is_written and tuple(of.placements) != tuple(spec.placements):
                 return None
-    mesh = specs[0].mesh
-    if (
-        not differ
-        or any(spec.mesh != mesh for spec in specs)
-        or not all(map(can_be_carried, specs))
-    ):
+    if not differ or not are_understood(specs):
         return None
     written = [spec for some in targets for spec in some]
     if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(
@@ -100,10 +98,8 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
         for spec in written
     ):
         return None
-    flags = {
-        spec.use_strided_shard_as_shard_order for spec in specs if tensor_specs.split_factors(spec)
-    }
-    if len(flags) > 1 or (True in flags and not says_what_it_means(specs, wanted)):
+    as_order = are_read_as_order(specs)
+    if as_order and not mean_what_they_say(specs, wanted):
         return None
     count(name, "signature")
     logger.debug("%s: operands as what is written: %s", name, ", ".join(map(text, wanted)))
@@ -113,7 +109,7 @@ def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]
         wanted,
         [tuple(spec.placements) for spec in written],
         registry.output_metas(schema),
-        as_order=True in flags,
+        as_order=as_order,
     )
 
 
