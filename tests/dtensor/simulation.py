@@ -28,11 +28,14 @@ def ranks_of(mesh):
     return LocalTensorMode(prod(mesh))
 
 
-@lru_cache(None)
 def mesh_of(sizes, names=None):
-    """A mesh with groups of all its dims together, so that whatever changes is one exchange. (What
-    runs without them is in test_groups.py.)
-    """
+    """A mesh with groups of all its dims together, so that whatever changes is one exchange."""
+    return _mesh_of(sizes, names, dist.group.WORLD)
+
+
+@lru_cache(None)
+def _mesh_of(sizes, names, world):
+    """Of one process group: its groups end with it."""
     mesh = DeviceMesh("cpu", torch.arange(prod(sizes)).reshape(sizes), mesh_dim_names=names)
     cute_sharding.prepare_groups(mesh)
     return mesh

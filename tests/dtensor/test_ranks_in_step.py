@@ -96,6 +96,7 @@ def count(share):
     return share(10)
 
 
+@pytest.mark.long  # beside test_compiled_order.py, which records the order as well
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_graphs_of_all_ranks_have_the_same_collectives(ranks, first, count):
     assert_all_in_step(ranks, first, first + count)
@@ -107,6 +108,7 @@ def test_graphs_for_any_sizes_have_the_same_collectives(ranks, first, count):
     assert_all_in_step(ranks, first, first + count, is_dynamic=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_graphs_for_any_of_more_sizes_have_the_same_collectives(ranks, first, count):
     """The same programs of more rows, of which no constants are made."""
