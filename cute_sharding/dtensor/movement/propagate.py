@@ -14,6 +14,7 @@ from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
 from cute_sharding.dtensor.movement.running import Runner, comes_back
 from cute_sharding.dtensor.movement.several import Steps
+from cute_sharding.dtensor.redistributing.graph_keys import tag_traced
 from cute_sharding.dtensor.redistributing.groups import dims_of_group
 from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of, text
 from cute_sharding.dtensor.redistributing.reading import agree
@@ -57,11 +58,9 @@ _GATHERED = frozenset(["diagonal.default"])
 _BY_RULE_OF = {"rot90.default": "flip.default"}
 
 
-def movement_first(
-    others: Callable[[OpSchema], Any], traced: Callable[[], None], *, is_on: bool
-) -> Callable[[OpSchema], Any]:
+def movement_first(others: Callable[[OpSchema], Any], *, is_on: bool) -> Callable[[OpSchema], Any]:
     """The propagator's way from an op on specs to the placements that it needs and gives: that of a
-    movement, and else that of ``others``. ``traced`` is called where it becomes part of a graph.
+    movement, and else that of ``others``.
 
     Where movement is not on, that is for ops that are several views, and free as these: torch
     derives what the views give.
@@ -83,7 +82,7 @@ def movement_first(
         if not dispatch_modes.is_tracing():
             return found
         if is_ours:
-            traced()
+            tag_traced()
         settings = in_force()
         if settings is not None and (settings.redistribution or settings.movement):
             _ask_alike(found)

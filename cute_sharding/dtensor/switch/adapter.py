@@ -236,7 +236,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         others = propagation(registry.propagation(), by_signatures=settings.ops)
         op_hooks.install_propagation(
             installed,
-            movement_first(others, graph_keys.tag_traced, is_on=settings.movement),
+            movement_first(others, is_on=settings.movement),
             tuple({**SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             partial(gated_handler, by_signatures=settings.ops),
             writing_handler,
@@ -257,7 +257,7 @@ def _strategies(settings: Settings) -> dict[Any, Callable[..., Any]]:
         op = registry.overload(name)
         if op is not None:
             stock = registry.registration(op)
-            found[op] = ViewStrategy(row, name, strict, stock, settings, graph_keys.tag_traced)
+            found[op] = ViewStrategy(row, name, strict, stock, settings)
     for name, first in WHOLE_SLICES.items():
         op = registry.overload(name)
         if op is not None and registry.registration(op).strategy is not None:

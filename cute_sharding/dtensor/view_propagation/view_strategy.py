@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
+from cute_sharding.dtensor.redistributing.graph_keys import tag_traced
 from cute_sharding.dtensor.redistributing.placements import Cuts
 from cute_sharding.dtensor.redistributing.stock import moves_rightly
 from cute_sharding.dtensor.torch_private import (
@@ -45,7 +46,6 @@ class ViewStrategy:
         strict: whether the op must not communicate.
         stock: torch's own registration of it.
         settings: those that are in force.
-        traced: is called where a graph is made.
     """
 
     row: Row
@@ -53,11 +53,10 @@ class ViewStrategy:
     strict: bool
     stock: registry.Registration
     settings: Settings
-    traced: Callable[[], None]
 
     def __call__(self, schema: op_schemas.OpSchema) -> answers.OpStrategy:
         if dispatch_modes.is_tracing():
-            self.traced()
+            tag_traced()
         given: Any = schema.args_schema[0]
         shape, arguments, options = tuple(given.shape), schema.args_schema[1:], schema.kwargs_schema
         sized = (
