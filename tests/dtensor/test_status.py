@@ -161,8 +161,8 @@ def test_what_the_flags_ask_for(flags, wanted):
     [
         ({EVERYTHING: "2"}, "USE_CUTE_SHARDING='2' is neither on nor off"),
         (
-            {VIEWS: "1", IMPLICIT: "1"},
-            "USE_CUTE_IMPLICIT_REDISTRIBUTION='1' is none of cheapest, replicate and 0",
+            {VIEWS: "1", IMPLICIT: "nearest"},
+            "USE_CUTE_IMPLICIT_REDISTRIBUTION='nearest' is none of replicate, cheapest, error",
         ),
         (
             {REDISTRIBUTION: "1", IMPLICIT: "cheapest"},

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._logging._internal import LazyString
 from torch.distributed.tensor import DTensor, _dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
@@ -35,15 +36,18 @@ __all__ = [
 ]
 
 
-def observe(spec: DTensorSpec, wanted: DTensorSpec, what: str) -> None:
+def observe(spec: DTensorSpec, wanted: DTensorSpec, what: Any) -> None:
     """What torch does before it redistributes an argument by itself: a program that has asked for
-    it (``ExplicitRedistributionContext``) is told, or has it refused.
+    it (``ExplicitRedistributionContext``) is told of ``what`` does so, or has it refused. (It is
+    written only then: while a program is traced, a mesh cannot always be.)
 
     Raises:
         RuntimeError: the program has asked for that.
     """
     context: Any = _dispatch.ExplicitRedistributionContext  # type: ignore[attr-defined]
-    context.observe_redistribution(spec, wanted, f"Implicit redistribution in {what}")
+    context.observe_redistribution(
+        spec, wanted, LazyString("Implicit redistribution in {}".format, what)
+    )
 
 
 def redistribute_arguments(
@@ -69,7 +73,7 @@ def redistribute_arguments(
             continue
         local, to = op_info.local_args[i], wanted[i]
         if spec != to:
-            observe(spec, to, str(op_info.schema or schema.op))
+            observe(spec, to, op_info.schema or schema.op)
             noted = (
                 nullcontext()
                 if debug_mode is None
@@ -93,7 +97,7 @@ def finish(
     and knows nothing of what a kernel wants of strides.
     """
     for name, (spec, wanted) in answer.keywords.items():
-        observe(spec, wanted, f"{schema.op}, of {name}")
+        observe(spec, wanted, f"argument {name}")
         op_info.local_kwargs[name] = move(op_info.local_kwargs[name], spec, wanted)
     if answer.prepare is not None:
         op_info.local_args = answer.prepare(op_info.local_args)
