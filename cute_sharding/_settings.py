@@ -223,8 +223,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
                 )
             asked[name] = False
     for name, setting in TABLE.items():
-        says_other = found[name] is not None and asked[name] != setting.default
-        if says_other and setting.of_views and not asked["views"]:
+        is_on = asked[name] not in (setting.default, setting.off)
+        if is_on and setting.of_views and not asked["views"]:
             raise ValueError(
                 f"{setting.flag}={environment[setting.flag]!r} says what views may do, and none "
                 f"are switched on: set {TABLE['views'].flag}=1 or {EVERYTHING}=1 as well"

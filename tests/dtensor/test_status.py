@@ -37,7 +37,7 @@ def run(site, *arguments, **flags):
             {
                 "views": True,
                 "redistribution": True,
-                "implicit_redistribution": False,
+                "implicit_redistribution": "replicate",
                 "ops": True,
                 "movement": True,
             },
@@ -139,7 +139,8 @@ VIEWS, IMPLICIT, REDISTRIBUTION, OPS, MOVEMENT = (setting.flag for setting in TA
         ({EVERYTHING: "1", VIEWS: "0", REDISTRIBUTION: "0"}, None),
         ({EVERYTHING: "1", VIEWS: "0", MOVEMENT: "0"}, {"views": False, "redistribution": True}),
         ({VIEWS: "1", IMPLICIT: " CHEAPEST "}, {"implicit_redistribution": "cheapest"}),
-        ({VIEWS: "1", IMPLICIT: "0"}, {}),
+        ({VIEWS: "1", IMPLICIT: "0"}, {"implicit_redistribution": "error"}),
+        ({VIEWS: "1", IMPLICIT: "1"}, {}),
         ({REDISTRIBUTION: "1", OPS: "1"}, {"views": False, "redistribution": True}),
         ({OPS: "1"}, None),
     ],
@@ -182,11 +183,11 @@ def test_flags_that_make_no_sense_are_named(flags, message):
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_only_flags_that_switch_something_on_ask_for_it(flag):
-    """That alone, and off, is well of a flag that says how others act, and of no other; one that is
+    """That alone, and as by default, is well of a flag that says how others act; one that is
     set to nonsense asks for something, whatever it is.
     """
     found = {"flags": {flag: "1"}, "on": None, "checks": []}
-    assert status.is_well(found) == (flag == OPS)
+    assert status.is_well(found) == (flag in (OPS, IMPLICIT))
     assert status.is_well({**found, "flags": {flag: "0"}})
     assert not status.is_well({**found, "flags": {flag: "nonsense"}})
 
