@@ -58,16 +58,7 @@ def test_drawn_programs_forward_and_backward(name, world):
             mesh = rng.choice(MESHES[world])
             placements = draw_placements(rng, mesh, shape, pending="sum", chance=0.1)
             case = f"{name} {drawn} of {shape} on {mesh}: {placements}"
-            # torch makes it of a view that uneven rows refuse, as they do without us.
-            implicit = name == "repeat_interleave"
-            compare(
-                program,
-                values(*shape),
-                mesh,
-                placements,
-                case,
-                implicit_redistribution=implicit,
-            )
+            compare(program, values(*shape), mesh, placements, case)
 
 
 # -- what is on the wire ---------------------------------------------------------------------------

@@ -127,18 +127,26 @@ def for_less(
     row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec], found: Any
 ) -> Any | None:
     """The signature's answer, where fewer elements are received so than by ``found``, torch's, its
-    operands brought by plan. (Symbols, and what is written to, are left to torch.)
+    operands brought by plan; of symbols, for the sizes at hand. (What is written to is left to
+    torch.)
     """
     wanted = op_schemas.specs_of(found.redistribute_schema)
-    if schema.op._schema.is_mutable or _is_symbolic(specs) or not are_understood((*specs, *wanted)):
+    shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
+    if (
+        schema.op._schema.is_mutable
+        or shapes is None
+        or factors is None
+        or not are_understood((*specs, *wanted))
+    ):
         return None
+    mesh = tuple(specs[0].mesh.shape)
     most = sum(
         received_for(
-            Operand(tuple(spec.shape), parts_of(spec.placements, {})),
-            parts_of(other.placements, {}),
-            tuple(spec.mesh.shape),
+            Operand(shape, parts_of(spec.placements, factors)),
+            parts_of(other.placements, factors),
+            mesh,
         )
-        for spec, other in zip(specs, wanted)
+        for shape, spec, other in zip(shapes, specs, wanted)
     )
     return by_signature(row, name, schema, specs, most=most) if most else None
 
