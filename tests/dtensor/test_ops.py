@@ -3,6 +3,7 @@ the cut; and what has no signature gets what torch would have had.
 """
 
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -238,6 +239,20 @@ def test_an_uncut_dim_is_searched_where_it_lies(op):
         assert communicated.get_total_counts() == 0 and list(found.placements) == [Shard(0)]
         assert_close(op(x, 1), op(full, 1), "along the columns")
         assert_close(op(x), op(full), "of all")
+
+
+@pytest.mark.parametrize("op", [torch.argmax, torch.argmin])
+@pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)])
+def test_what_a_search_leaves_is_said_as_it_is(op, mesh):
+    """torch's function of it runs on operands as they are, whatever a rule would have moved."""
+    full = values(4, 6, 4)
+    places = [Replicate(), S(0), S(1), S(2)]
+    with ranks_of(mesh), cute_sharding.enabled():
+        for placements, keeps in product(product(places, repeat=len(mesh)), (False, True)):
+            x = distribute(full, mesh, placements)
+            for dim in (None, 0, 1, -1):
+                case = f"{placements}, {dim}, {keeps}"
+                assert_close(op(x, dim, keeps), op(full, dim, keeps), case)
 
 
 def test_what_is_answered_is_counted():

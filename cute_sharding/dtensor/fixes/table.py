@@ -15,7 +15,7 @@ from cute_sharding.dtensor.door.cuts import (
     some_device_is_empty,
 )
 from cute_sharding.dtensor.fixes import when
-from cute_sharding.dtensor.torch_private import op_schemas, registry, symints
+from cute_sharding.dtensor.torch_private import op_schemas, registry, symints, tensor_specs
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import (
     DTensorSpec,
@@ -36,6 +36,7 @@ class Remedy(Enum):
     SIGNATURE = "the op's signature answers; where it has none, as GATE"
     GATE = "its operands are replicated first, as far as they are of the fix's kinds"
     FALSE = "the answer is False"
+    LEFT = "torch's function of the op runs, and what it leaves is said as it is"
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,15 @@ TABLE: tuple[Fix, ...] = (
         "torch finishes it first, of any placement",
         Remedy.GATE,
         ALL,
+    ),
+    Fix(
+        _names("argmax.default", "argmin.default"),
+        "The function of the op runs on operands as they are, and takes the placements of its "
+        "results from a rule that may move operands.",
+        lambda schema, specs: not any(map(tensor_specs.split_factors, specs)),
+        "torch takes them from the placements that the function leaves",
+        Remedy.LEFT,
+        releases=("2.14", "2.15"),
     ),
     Fix(
         ("equal.default",),

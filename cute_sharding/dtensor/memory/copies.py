@@ -206,11 +206,6 @@ def copy_in(memory: Any) -> Copy | None:
     return getattr(memory, _COPY, None)
 
 
-def is_linked(memory: Any) -> bool:
-    """Whether what lies there is a copy, or there are copies of it."""
-    return hasattr(memory, _COPY) or len(getattr(memory, _COPIES, ())) > 0
-
-
 def may_be_told(local: torch.Tensor) -> bool:
     """Whether anything may be to be done when a local tensor is written to. Where there are copies
     of others, every write asks.

@@ -22,6 +22,7 @@ from typing import Any
 from cute_sharding.dtensor.door.cuts import leave_one_without, without
 from cute_sharding.dtensor.fixes.table import CUTS, Remedy, fix_of
 from cute_sharding.dtensor.ops.by_signature import for_less
+from cute_sharding.dtensor.ops.gate import left_by_search
 from cute_sharding.dtensor.ops.local_arguments import prepared
 from cute_sharding.dtensor.ops.losses import without_smoothing
 from cute_sharding.dtensor.ops.question import Question
@@ -53,6 +54,8 @@ def decide(question: Question) -> Any:
         if fix.remedy is Remedy.FALSE:
             mesh = question.specs[0].mesh
             return answers.by_function(question.schema, lambda *_: False, mesh, [], None)
+        if fix.remedy is Remedy.LEFT:
+            return left_by_search(question.stock(question.schema), question.schema)
         found = question.signed() if fix.remedy is Remedy.SIGNATURE else None
         return question.gated(fix.kinds) if found is None else found
     if question.is_pointwise and question.schema.op._schema.is_mutable:
@@ -150,7 +153,8 @@ _MADE_ANEW = ("empty_like.default", "fill_.Scalar")
 def _made_anew(question: Question) -> Any:
     schema = question.schema
     if schema.op._schema.is_mutable:
-        return answers.from_other_specs(question.stock(_finished(schema)), _finished(schema))
+        finished = _finished(schema)
+        return answers.from_other_specs(question.stock(finished), finished)
     return answers.with_outputs(
         _torchs(question), lambda spec: without((Partial,), spec.placements)
     )

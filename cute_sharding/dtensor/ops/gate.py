@@ -82,6 +82,24 @@ def gated(
     return answers.from_other_specs(found, plain)
 
 
+def left_by_search(found: Any, schema: OpSchema) -> Any:
+    """torch's answer for a search along a dim, or all, with what torch's function of it leaves: it
+    finishes what is pending, searches the parts, and compares what it found where the dim is cut.
+    """
+    searched: Any = schema.args_schema[0]
+    dim = op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "dim")
+    keeps = op_schemas.argument(schema.op, schema.args_schema, schema.kwargs_schema, "keepdim")
+    dim = None if dim is None else dim % max(searched.ndim, 1)
+
+    def left(p: Any) -> Any:
+        if not isinstance(p, Shard) or dim is None or p.dim == dim:
+            return Replicate()
+        return Shard(p.dim - (p.dim > dim and not keeps))
+
+    placements = tuple(map(left, searched.placements))
+    return answers.with_outputs(found, lambda _: placements)
+
+
 def _is_stray(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and not tensor_specs.is_dtensor(leaf)
 

@@ -38,7 +38,6 @@ __all__ = [
     "metas_of_results",
     "op_sharding",
     "op_spec",
-    "placements_of_outputs",
     "shapes_of_results",
     "specs_of_results",
     "with_keywords",
@@ -296,10 +295,6 @@ def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
     """The global shapes and strides of an op's results, where they are known."""
     specs = [spec for spec in specs_of_results(answer) if isinstance(spec, DTensorSpec)]
     return [spec.tensor_meta for spec in specs if spec.tensor_meta is not None]
-
-
-def placements_of_outputs(found: OutputSharding) -> list[tuple[Placement, ...] | None]:
-    return [None if spec is None else tuple(spec.placements) for spec in specs_of_results(found)]
 
 
 def with_outputs(
