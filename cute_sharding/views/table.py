@@ -3,8 +3,7 @@
 A row is all that is known of an op: how its arguments make a DimMap, which aten overloads it
 answers for in DTensor's dispatcher, which of them are strict (a view: free or an error) and, for
 the few ops whose local form has needs of its own, what those are. docs/rules.md is generated from
-it. (Slices that keep a dim whole are views as well:
-dtensor/view_propagation/slices.py.)
+it.
 
 To add an op: its row here, with a rule in dim_map.py if it needs one of its own; an example for
 docs/rules.md in docs/generate_rules.py; and the name that torch's operator database has for it in

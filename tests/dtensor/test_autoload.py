@@ -72,9 +72,8 @@ assert not {'cute_sharding.dtensor', 'torch.distributed.tensor'} & {*sys.modules
 before = len(sys.meta_path)
 import torch.distributed.tensor as module
 from torch.distributed.tensor import DTensor
-strategies = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
-strategy = strategies[torch.ops.aten.view.default]
-assert strategy.__module__.startswith('cute_sharding.dtensor')
+propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding_non_cached
+assert propagate.__module__.startswith('cute_sharding.dtensor')
 print(module.__name__, module.__spec__.name, module.__file__.endswith('__init__.py'))
 import cute_sharding
 print(cute_sharding.is_enabled())

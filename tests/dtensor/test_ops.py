@@ -19,6 +19,7 @@ from op_programs import (
 from simulation import assert_holds, distribute, number, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
@@ -241,12 +242,33 @@ def test_an_uncut_dim_is_searched_where_it_lies(op):
         assert_close(op(x), op(full), "of all")
 
 
+def test_a_rule_of_the_program_comes_first():
+    """Also one for a view."""
+    op = torch.ops.aten.permute.default
+    held = {id(table): {op: table[op]} for table in registry.tables() if op in table}
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(values(4, 6), (2,), [Shard(0)])
+
+        @register_sharding(op)
+        def rule(x, dims):
+            return [([Replicate()], [Replicate(), None])]
+
+        try:
+            assert x.permute(1, 0).placements == (Replicate(),)
+        finally:
+            for table in registry.tables():
+                table.pop(op, None)
+                table.update(held.get(id(table), {}))
+            registry.clear_propagation_caches()
+        assert x.permute(1, 0).placements == (Shard(1),)
+
+
 @pytest.mark.parametrize("op", [torch.argmax, torch.argmin])
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)])
 def test_what_a_search_leaves_is_said_as_it_is(op, mesh):
     """torch's function of it runs on operands as they are, whatever a rule would have moved."""
     full = values(4, 6, 4)
-    places = [Replicate(), S(0), S(1), S(2)]
+    places = [Replicate(), Shard(0), Shard(1), Shard(2)]
     with ranks_of(mesh), cute_sharding.enabled():
         for placements, keeps in product(product(places, repeat=len(mesh)), (False, True)):
             x = distribute(full, mesh, placements)

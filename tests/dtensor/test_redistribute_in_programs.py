@@ -39,7 +39,7 @@ from cute_sharding.dtensor.ops import running
 from cute_sharding.dtensor.redistributing.groups import group_of
 from cute_sharding.dtensor.redistributing.redistribute import prepare
 from cute_sharding.dtensor.redistributing.stock import is_torchs_alone
-from cute_sharding.dtensor.torch_private import registry
+from cute_sharding.dtensor.torch_private import op_hooks
 
 # -- the inputs of other ops -----------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ def test_torchs_own_functions_are_back_afterwards():
 
 
 def test_enable_that_fails_leaves_torchs_own_functions(monkeypatch):
-    monkeypatch.setattr(registry, "install_strategies", lambda *_: 1 / 0)
+    monkeypatch.setattr(op_hooks, "install_propagation", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cute_sharding.enable(redistribution=True)
     assert_torchs()

@@ -14,8 +14,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import register_sharding
 
 import cute_sharding
-from cute_sharding.dtensor.switch.adapter import WHOLE_SLICES, parts_replaced
-from cute_sharding.dtensor.torch_private import registry
+from cute_sharding.dtensor.switch.adapter import parts_replaced
+from cute_sharding.dtensor.torch_private import op_hooks, registry
 from cute_sharding.dtensor.torch_private.patch import Installed
 from cute_sharding.views import BY_OVERLOAD
 
@@ -88,11 +88,13 @@ def test_registrations_are_the_same_objects_afterwards():
     before = registries()
     cute_sharding.enable()
     while_on = registries()
-    assert {
-        str(op).removeprefix("aten.")
-        for op, entry in while_on["op_strategy_funcs"].items()
-        if before["op_strategy_funcs"].get(op) is not entry
-    } == {*BY_OVERLOAD, *WHOLE_SLICES}
+    assert while_on["op_strategy_funcs"] == before["op_strategy_funcs"]
+    told_apart = while_on["op_to_schema_info"]
+    assert all(
+        "cute_sharding" in told_apart[registry.overload(name)].static_kwargkey
+        for name in BY_OVERLOAD
+        if registry.overload(name) is not None
+    )
     cute_sharding.enable(implicit_redistribution="cheapest")
     cute_sharding.enable()
     with cute_sharding.enabled(implicit_redistribution="error"):
@@ -221,7 +223,7 @@ def test_a_change_that_fails_and_cannot_be_taken_back_leaves_it_off(monkeypatch)
     """Half of it would be views whose results the other half does not know."""
     before = registries()
     cute_sharding.enable()
-    monkeypatch.setattr(registry, "overload", lambda name: 1 / 0)
+    monkeypatch.setattr(op_hooks, "install_propagation", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cute_sharding.enable(redistribution=True)
     monkeypatch.undo()
@@ -285,7 +287,7 @@ def test_what_a_program_has_wrapped_is_called_as_it_is(monkeypatch, caplog, arou
 
 def test_a_context_that_cannot_be_entered_changes_nothing(monkeypatch):
     before = registries()
-    monkeypatch.setattr(registry, "overload", lambda name: 1 / 0)
+    monkeypatch.setattr(op_hooks, "install_propagation", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), cute_sharding.enabled():
         raise AssertionError("not reached")
     monkeypatch.undo()
@@ -426,20 +428,6 @@ def test_other_threads_are_refused_again(worker):
     assert worker(lambda: runs(tensor)) is True
     cute_sharding.enable(implicit_redistribution="error")
     assert worker(lambda: runs(tensor)) is False
-
-
-def test_view_as_complex_is_restored_to_its_own_registry():
-    """Torch registers it by a strategy of one mesh dim; ours is one of the whole mesh, and both
-    must not be found at once.
-    """
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    op = torch.ops.aten.view_as_complex.default
-    assert op in propagator.op_single_dim_strategy_funcs and op not in propagator.op_strategy_funcs
-    with cute_sharding.enabled():
-        assert (
-            op not in propagator.op_single_dim_strategy_funcs and op in propagator.op_strategy_funcs
-        )
-    assert op in propagator.op_single_dim_strategy_funcs and op not in propagator.op_strategy_funcs
 
 
 def test_without_signatures_all_else_is_in_place():

@@ -3,15 +3,16 @@
 A decision is a function of the op, how its operands lie, the settings and the release of torch. In
 this order:
 
-1. *Fix*: a bug of torch on placements that its rules know (:mod:`..fixes`).
-2. *Rule*: where torch has no rule of its own, the op's signature.
-3. *Torch*: where its rule is right. Where it would move operands, the signature, if less is
+1. *View*: the layout, read again (:mod:`..view_propagation`).
+2. *Fix*: a bug of torch on placements that its rules know (:mod:`..fixes`).
+3. *Rule*: where torch has no rule of its own, the op's signature.
+4. *Torch*: where its rule is right. Where it would move operands, the signature, if less is
    received so; where it refuses, the signature or the gate.
-4. *Rule*: the signature, on what only views make.
-5. *Gate*: torch's rule, on operands without what it is not known to get right.
+5. *Rule*: the signature, on what only views make.
+6. *Gate*: torch's rule, on operands without what it is not known to get right.
 
-Views are answered by rules of ours that stand in torch's registry, and movement ops before all this
-(:mod:`..movement.propagate`).
+A rule that the program has registered for an op comes before all of them, behind the gate.
+Movement ops are answered before all this (:mod:`..movement.propagate`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.door.cuts import leave_one_without, without
 from cute_sharding.dtensor.fixes.table import CUTS, Remedy, fix_of
 from cute_sharding.dtensor.ops.by_signature import for_less
@@ -28,20 +30,18 @@ from cute_sharding.dtensor.ops.losses import without_smoothing
 from cute_sharding.dtensor.ops.question import Question
 from cute_sharding.dtensor.ops.scalars import with_scalars_finished
 from cute_sharding.dtensor.ops.written import as_what_is_written, taken_back
-from cute_sharding.dtensor.torch_private import answers, dispatch_modes, op_schemas
+from cute_sharding.dtensor.torch_private import answers, dispatch_modes, op_schemas, registry
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import Partial, StridedShard
 
 
-def propagation(
-    torchs: Callable[[OpSchema], Any], *, by_signatures: bool = True
-) -> Callable[[OpSchema], Any]:
+def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callable[[OpSchema], Any]:
     """What stands in for the propagator's way from an op on specs to the placements that it needs
     and gives.
     """
 
     def propagate(schema: OpSchema) -> Any:
-        question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, by_signatures)
+        question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
         return _completed(question, decide(question))
 
     return propagate
@@ -49,6 +49,14 @@ def propagation(
 
 def decide(question: Question) -> Any:
     """Torch's form of the answer; see the head of this file."""
+    if registry.is_of_the_program(question.schema.op):
+        return (
+            question.gated((StridedShard,))
+            if question.is_strided
+            else question.stock(question.schema)
+        )
+    if question.is_view:
+        return question.viewed()
     fix = fix_of(question.schema, question.specs)
     if fix is not None:
         if fix.remedy is Remedy.FALSE:
@@ -95,7 +103,7 @@ def _torchs(question: Question) -> Any:
             raise
         return refused
     row, wanted = question.row, getattr(found, "redistribute_schema", None) or question.schema
-    if row is None or question.is_view:
+    if row is None:
         return found
     if row.filled and leave_one_without(op_schemas.specs_of(wanted)):
         return question.signed() or found
@@ -108,11 +116,7 @@ def _torchs(question: Question) -> Any:
 
 
 def _where_torch_refuses(question: Question) -> Any | None:
-    """The answer of the op's signature, if it has a row, and else the gate's. (Of views the
-    propagator's answer is ours.)
-    """
-    if question.is_view:
-        return None
+    """The answer of the op's signature, if it has a row, and else the gate's."""
     found = question.signed()
     if found is None and question.is_sharded:
         try:

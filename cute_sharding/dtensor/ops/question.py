@@ -1,5 +1,5 @@
-"""What is decided about an op, and the two answers that are not torch's: by its signature, and by
-the gate.
+"""What is decided about an op, and the answers that are not torch's: that of a view, by its
+signature, and by the gate.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.door.cuts import is_sharded, some_device_is_empty
 from cute_sharding.dtensor.ops.by_signature import by_signature
 from cute_sharding.dtensor.ops.carried import CARRIED
@@ -16,6 +17,7 @@ from cute_sharding.dtensor.ops.gate import gated
 from cute_sharding.dtensor.torch_private import op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
 from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial
+from cute_sharding.dtensor.view_propagation.answer import ViewQuestion
 from cute_sharding.ops.table import BY_OVERLOAD, LINEAR, POINTWISE, Row
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
@@ -28,13 +30,14 @@ class Question:
         schema: the op, with specs for its tensors.
         specs: these, in the order of its arguments.
         stock: torch's own answer to such questions.
-        by_signatures: whether signatures may answer it; else torch does, with the gate before it.
+        settings: those in force. Without ``ops`` torch answers what signatures would, with the
+            gate before it.
     """
 
     schema: OpSchema
     specs: tuple[DTensorSpec, ...]
     stock: Callable[[OpSchema], Any]
-    by_signatures: bool = True
+    settings: Settings
 
     @cached_property
     def name(self) -> str:
@@ -70,7 +73,7 @@ class Question:
         """The op's row in the table of signatures, where these may answer; of pointwise ops, which
         stand there as one, that of ops that are linear in both operands, or of all.
         """
-        if not self.by_signatures:
+        if not self.settings.ops:
             return None
         if self.name in BY_OVERLOAD or not self.is_pointwise:
             return BY_OVERLOAD.get(self.name)
@@ -85,7 +88,7 @@ class Question:
         attention that takes half a minute, with a mask much more.
         """
         return (
-            self.by_signatures
+            self.settings.ops
             and self.name in BY_OVERLOAD
             and registry.is_derived(self.schema.op)
             and all(spec.mesh.size() > 1 for spec in self.specs)
@@ -101,20 +104,20 @@ class Question:
         if not self.is_strided or all(spec.mesh.size() == 1 for spec in self.specs):
             return True
         op = self.schema.op
-        if self.by_signatures and self.name in BY_OVERLOAD:
+        if self.settings.ops and self.name in BY_OVERLOAD:
             return False
         if self.is_pointwise:
             # Of others it would look for the ways from strided shards to all placements that it
             # knows, which may take minutes, find none, and replicate everything.
-            return self.is_alike or not self.by_signatures
-        return (
-            self.is_view
-            or self.name in CARRIED
-            or (
-                op_schemas.keeps_any_cut(op)
-                and (op_schemas.draws(op) or not any(map(some_device_is_empty, self.specs)))
-            )
+            return self.is_alike or not self.settings.ops
+        return self.name in CARRIED or (
+            op_schemas.keeps_any_cut(op)
+            and (op_schemas.draws(op) or not any(map(some_device_is_empty, self.specs)))
         )
+
+    def viewed(self) -> Any:
+        """The answer for a view."""
+        return ViewQuestion(self.name, self.schema, self.stock, self.settings).answer()
 
     def signed(self) -> Any | None:
         """The signature's answer; None where there is none."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
@@ -41,11 +40,9 @@ from cute_sharding.dtensor.torch_private import (
 )
 from cute_sharding.dtensor.torch_private.patch import Installed, require
 from cute_sharding.dtensor.torch_private.read_hook import Reads
-from cute_sharding.dtensor.view_propagation.slices import WHOLE_SLICES, slice_strategy
-from cute_sharding.dtensor.view_propagation.view_strategy import ViewStrategy
 from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
-from cute_sharding.views import BY_OVERLOAD
+from cute_sharding.views import BY_OVERLOAD as VIEWS
 
 _lock = fork_safe_lock()
 _installed: Installed | None = None
@@ -232,12 +229,11 @@ def _fill(installed: Installed, settings: Settings) -> None:
         installed, redistribution, redistribution_of_arguments
     )
     if settings.views:
-        registry.install_strategies(installed, _strategies(settings))
-        others = propagation(registry.propagation(), by_signatures=settings.ops)
+        others = propagation(registry.propagation(), settings)
         op_hooks.install_propagation(
             installed,
             movement_first(others, is_on=settings.movement),
-            tuple({**SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
+            tuple({**VIEWS, **SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             partial(gated_handler, by_signatures=settings.ops),
             writing_handler,
             reach,
@@ -248,18 +244,3 @@ def _fill(installed: Installed, settings: Settings) -> None:
         Reads(installed, before_read, has_stale())
         given_placements.install_given_placements(installed, loss_handler)
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
-
-
-def _strategies(settings: Settings) -> dict[Any, Callable[..., Any]]:
-    """Of view ops, and of slices that take a whole dim."""
-    found: dict[Any, Callable[..., Any]] = {}
-    for name, (row, strict) in BY_OVERLOAD.items():
-        op = registry.overload(name)
-        if op is not None:
-            stock = registry.registration(op)
-            found[op] = ViewStrategy(row, name, strict, stock, settings)
-    for name, first in WHOLE_SLICES.items():
-        op = registry.overload(name)
-        if op is not None and registry.registration(op).strategy is not None:
-            found[op] = slice_strategy(first, registry.registration(op))
-    return found

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, OutputSharding
-from torch.distributed.tensor._ops.utils import generate_redistribute_costs
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -24,8 +23,6 @@ from cute_sharding.dtensor.torch_private.tensor_specs import placed_as
 
 __all__ = [
     "Answer",
-    "OpSpec",
-    "OpStrategy",
     "OutputSharding",
     "answer_of",
     "by_function",
@@ -33,11 +30,9 @@ __all__ = [
     "for_no_cache",
     "from_other_specs",
     "function_of",
-    "generate_redistribute_costs",
     "instead",
     "metas_of_results",
     "op_sharding",
-    "op_spec",
     "shapes_of_results",
     "specs_of_results",
     "with_keywords",
@@ -100,38 +95,6 @@ def _copy_of(found: OutputSharding, schema: OpSchema) -> OpSchema:
 
 def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:
     return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
-
-
-def _placed(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:
-    """``spec`` with other placements, applied left to right."""
-    return DTensorSpec(
-        mesh=spec.mesh,
-        placements=placements,
-        tensor_meta=spec.tensor_meta,
-        use_strided_shard_as_shard_order=False,
-    )
-
-
-def op_spec(
-    given: OpStrategy,
-    spec: DTensorSpec,
-    mesh: Any,
-    source: tuple[Placement, ...],
-    output: tuple[Placement, ...],
-) -> OpSpec:
-    """The strategy entry: input placements, output placements and what the redistribution between
-    costs by torch's model.
-    """
-    wanted = spec
-    if source != tuple(spec.placements):
-        wanted = _placed(spec, source)
-    return OpSpec(
-        output_specs=DTensorSpec(
-            mesh=mesh, placements=output, use_strided_shard_as_shard_order=False
-        ),
-        input_specs=(wanted,),
-        redistribute_cost=[generate_redistribute_costs(given, wanted)],
-    )
 
 
 def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:

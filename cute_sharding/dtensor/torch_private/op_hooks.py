@@ -51,7 +51,10 @@ def install_propagation(
     args, kwargs)``, while there are ``live`` copies.
 
     torch keeps what it found by the arguments that the op's schema info names: of ops that it
-    decomposes it names none.
+    decomposes it names none. And C++ keeps it in each thread for itself, and a thread cannot clear
+    another's: a keyword that no call ever passes keeps ours apart from torch's in every thread, and
+    torch's are found again once its way is back. It does not keep one setting of ours apart from
+    another.
     """
     infos = _infos(tuple(names))
     of_one_dim = propagator().op_to_schema_info_for_single_dim_strategy

@@ -35,22 +35,6 @@ _RULES: dict[str, Any] = {
     "lacking": _NO_RULES,
 }
 
-STRATEGIES = Patch(
-    **_RULES,
-    attribute=f"{_PROPAGATOR}.op_strategy_funcs",
-    why="Rules of views that refuse, redistribute or are wrong where the view is free: ours stand "
-    "here, also for slices of whole dims.",
-    test="tests/dtensor/test_switching.py::test_the_example_is_one",
-    entries="the sharding rule of {}",
-)
-STRATEGIES_OF_ONE_DIM = Patch(
-    **_RULES,
-    attribute=f"{_PROPAGATOR}.op_single_dim_strategy_funcs",
-    why="It is asked before op_strategy_funcs, so what it has of an op with a rule of ours is "
-    "taken out.",
-    test="tests/dtensor/test_switching.py::test_view_as_complex_is_restored_to_its_own_registry",
-    entries="the sharding rule of one mesh dim of {}",
-)
 SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",

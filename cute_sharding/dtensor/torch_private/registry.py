@@ -1,46 +1,33 @@
 """The sharding propagator's registries and caches
 (torch/distributed/tensor/_sharding_prop.py), and torch's own rules in them.
 
-Strategies of ops may be replaced here and put back, and caches cleared; nothing else of the
-propagator is changed.
+Caches may be cleared here; nothing else of the propagator is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, _sharding_prop
-from torch.distributed.tensor._op_schema import (
-    OpSchema,
-    OpStrategy,
-    OutputSharding,
-    RuntimeSchemaInfo,
-)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
-from torch.distributed.tensor.placement_types import Placement
 
-from cute_sharding.dtensor.torch_private import patches
-from cute_sharding.dtensor.torch_private.patch import Installed
 from cute_sharding.views.dim_map import DimSpec
 
 __all__ = [
-    "Registration",
     "clear_propagation_caches",
-    "install_strategies",
     "is_derived",
+    "is_of_the_program",
     "name_of",
     "op_handlers",
     "output_metas",
     "overload",
     "propagation",
     "propagator",
-    "registration",
-    "stock_input_placements",
     "stock_propagate",
     "tables",
     "takes_local_sizes",
@@ -62,37 +49,6 @@ def tables() -> tuple[dict, ...]:
     return p.op_single_dim_strategy_funcs, p.op_strategy_funcs, p.op_to_rules, p.op_to_schema_info
 
 
-@dataclass(frozen=True)
-class Registration:
-    """What the propagator's registries hold for one op."""
-
-    op: torch._ops.OpOverload
-    entries: tuple[Any, ...]
-
-    @property
-    def strategy(self) -> Callable[[OpSchema], OpStrategy] | None:
-        """torch's own strategy; None where it has none. Releases differ in which ops have one of a
-        single mesh dim, which the propagator expands to the mesh.
-        """
-        of_one_dim, of_the_mesh = self.entries[:2]
-        return of_the_mesh if of_one_dim is None else partial(_on_the_mesh, of_one_dim)
-
-
-def _on_the_mesh(of_one_dim: Any, schema: OpSchema) -> OpStrategy:
-    """What the propagator makes of a strategy of one mesh dim. The shape and stride of the one
-    output it puts in itself, afterwards: the input's stand in for them.
-    """
-    given: Any = schema.args_schema[0]
-    mesh, meta = (
-        schema.get_mesh_from_args(validate=False),
-        given.strategies[0].output_spec.tensor_meta,
-    )
-    propagation: Any = _sharding_prop
-    expanded = propagation._expand_single_dim_strategy_to_mesh(mesh, schema, of_one_dim, meta)
-    strategy: Any = expanded(schema.op, schema.args_meta, schema.kwargs_meta)
-    return strategy
-
-
 def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
     """A DimMap in torch's classes, given in torch's or ours; the fields have the same names."""
 
@@ -106,16 +62,6 @@ def torch_rule(rule: Sequence[Any]) -> tuple[Any, ...]:
         return value
 
     return tuple(map(convert, rule))
-
-
-def stock_input_placements(stock: Registration, schema: OpSchema) -> tuple[Placement, ...]:
-    """The placements that torch's own strategy wants of the op's one input. Raises what the
-    strategy raises.
-    """
-    if stock.strategy is None:
-        raise NotImplementedError(f"{stock.op} has no strategy in this torch")
-    specs: Any = _sharding_prop._select_min_cost_strategy(stock.strategy(schema)).input_specs
-    return tuple(specs[0].placements)
 
 
 def overload(name: str) -> torch._ops.OpOverload | None:
@@ -132,6 +78,14 @@ def name_of(op: torch._ops.OpOverload) -> str:
 def is_derived(op: torch._ops.OpOverload) -> bool:
     """Whether torch has no rule for the op, so that it derives one, or raises."""
     return not any(op in table for table in tables()[:3])
+
+
+def is_of_the_program(op: torch._ops.OpOverload) -> bool:
+    """Whether the program has registered the op's rule, by torch's ``register_sharding``."""
+    rule = propagator().op_strategy_funcs.get(op)
+    # register_sharding's is a partial of one function; its module takes long to import.
+    named = getattr(getattr(rule, "func", rule), "__module__", None)
+    return named == "torch.distributed.tensor.experimental._register_sharding"
 
 
 # torch's own, before any of ours takes the place of one.
@@ -153,47 +107,11 @@ def takes_local_sizes(op: torch._ops.OpOverload) -> bool:
     return op in propagator().op_to_shape_and_stride_idx
 
 
-def registration(op: torch._ops.OpOverload) -> Registration:
-    return Registration(op, tuple(table.get(op) for table in tables()))
-
-
-def install_strategies(
-    installed: Installed,
-    strategies: Mapping[torch._ops.OpOverload, Callable[[OpSchema], OpStrategy]],
-) -> None:
-    """Make these the strategies that the propagator finds for their ops.
-
-    C++ caches propagations, in each thread for itself, and a thread cannot clear another's. Their
-    keys tell an op whose schema info lists keyword arguments to compare from one whose info lists
-    none, as torch's view ops do; so a list, of a name that no call ever passes, keeps our
-    propagations apart from torch's in every thread, and torch's are found again once its rules are
-    back. It does not keep one setting of ours apart from another.
-    """
-    p = propagator()
-
-    def info(op: torch._ops.OpOverload) -> RuntimeSchemaInfo:
-        stock = (
-            p.op_to_schema_info.get(op)
-            or p.op_to_schema_info_for_single_dim_strategy.get(op)
-            or RuntimeSchemaInfo()
-        )
-        return RuntimeSchemaInfo(
-            stock.static_argnum,
-            [*(stock.static_kwargkey or ()), "cute_sharding"],
-            stock.needs_pytree,
-        )
-
-    infos = {op: info(op) for op in strategies}
-    installed.take(patches.STRATEGIES_OF_ONE_DIM, strategies)
-    installed.put(patches.STRATEGIES, strategies)
-    installed.put(patches.SCHEMA_INFOS, infos)
-
-
 def clear_propagation_caches() -> None:
     """Forget every cached propagation of the Python cache in all threads (by a fresh cache object),
     and of this thread's C++ cache.
 
-    For the C++ caches of other threads see :func:`install_strategies`.
+    For the C++ caches of other threads see :func:`.op_hooks.install_propagation`.
     """
     p = propagator()
     p.propagate_op_sharding = LocalLRUCache(p.propagate_op_sharding_non_cached)

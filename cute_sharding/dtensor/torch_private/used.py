@@ -92,13 +92,6 @@ TABLE: tuple[Used, ...] = (
         "_propagate_tensor_meta_non_cached",
     ),
     *_of(
-        _TENSOR + "._sharding_prop",
-        "",
-        _FILES + "/_sharding_prop.py",
-        "torch's own rules could not be asked",
-        "_select_min_cost_strategy",
-    ),
-    *_of(
         _TENSOR + "._dtensor_spec",
         "DTensorSpec",
         _FILES + "/_dtensor_spec.py",
