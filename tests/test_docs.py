@@ -236,7 +236,6 @@ def test_generated_pages_are_up_to_date(script):
 # Messages that no program meets: what raises them is caught by us, or is checked before. By how
 # they begin, each with the reason.
 INTERNAL = {
-    "… has no strategy in this torch": "ask() catches it",
     "… placements for a mesh of … dims": "of torch's own plan, asked with placements already read",
     "a symbolic size outside of symbols_of(...)": "ours to open",
     "sizes of one name in … may differ in another call": "by_signature catches it and logs it",

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
+from cute_sharding.dtensor.torch_private import registry
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,8 @@ def test_no_rule_receives_at_most_torchs_in_every_program():
         with cute_sharding.enabled():
             here = received(False), received(True)
     assert on_stock == (12, 12)
-    assert here == (0, 24)
+    # Where torch weighs all placements so do we: softmax then cuts the rows, for half as much.
+    assert here == (0, 12 if registry.weighs_all("_softmax.default") else 24)
 
 
 @pytest.mark.parametrize(
