@@ -2,8 +2,8 @@
 :mod:`cute_sharding._settings`.
 
 Every room reads :func:`in_force`; the switch alone changes it. Whoever keeps an answer that depends
-on a setting makes the setting a part of the key under which it is kept, or registers anew when it
-changes, as the switch does with strategies. All ranks are to have the same settings.
+on a setting makes the setting a part of the key under which it is kept, or is made anew when it
+changes, as the switch makes what it installs. All ranks are to have the same settings.
 """
 
 from __future__ import annotations

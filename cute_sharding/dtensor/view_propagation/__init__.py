@@ -1,10 +1,9 @@
-"""Views: what their rules answer to the propagator.
+"""Views: what is answered to the propagator.
 
 No data moves here: an answer names placements, and, where the view is not free, those that its
 input is to have first.
 
 - :mod:`.propagate`: placements carried through a DimMap
 - :mod:`.ambiguity`: placements that can be read in two ways
-- :mod:`.view_strategy`: the rule that stands in the propagator's registry
-- :mod:`.slices`: slices of whole dims
+- :mod:`.answer`: the answer in torch's form, on specs
 """
