@@ -57,7 +57,7 @@ def plan(
     on one network.
     """
     from cute_sharding import plan_redistribution
-    from cute_sharding.dtensor.redistributing.stock import stock_plan
+    from cute_sharding.dtensor.reports.stock import stock_plan
 
     shape, mesh = source.shape, source.mesh
     before, after = _of_torch(source), _of_torch(target)

@@ -18,9 +18,9 @@ first:
 
 # First: a torch that is too old is refused by name, and not by what it lacks.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
-from cute_sharding.dtensor.bookkeeping.stats import reset_stats, stats
 from cute_sharding.dtensor.redistributing.groups import prepare_groups
 from cute_sharding.dtensor.reports.plan import plan_redistribution
+from cute_sharding.dtensor.reports.stats import reset_stats, stats
 from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_enabled, settings
 from cute_sharding.dtensor.view_propagation.propagate import propagate_shape_and_sharding
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import versions
-from cute_sharding.dtensor.redistributing.stock import stock_plan
+from cute_sharding.dtensor.reports.stock import stock_plan
 from cute_sharding.dtensor.switch import adapter
 from cute_sharding.dtensor.torch_private import compiler_patches, patches, registry, used
 from cute_sharding.dtensor.torch_private.patch import Installed, Place, require

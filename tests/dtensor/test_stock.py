@@ -23,7 +23,7 @@ from simulation import (
 from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cute_sharding.dtensor.redistributing.stock import StockPlan, stock_plan
+from cute_sharding.dtensor.reports.stock import StockPlan, stock_plan
 from cute_sharding.dtensor.torch_private import local_tensors
 from cute_sharding.redistribution import Network
 
@@ -104,7 +104,7 @@ def test_counts_are_those_of_torch(mesh, sizes, strided):
             assert (plan.collectives, plan.received_elements) == (
                 wire.collectives,
                 wire.received,
-            ), (shape, before, after, str(plan))
+            ), (shape, before, after, plan)
             if not any(map(is_partial, before)):
                 assert_holds(result, number(shape))
             moved += plan.collectives > 0
@@ -151,7 +151,6 @@ def test_a_plan_by_hand():
     # Two latencies among four, one between two; the links of each mesh dim.
     assert plan.seconds(Network.flat(alpha=1.0, beta=0.0)) == 3
     assert plan.seconds(Network.flat(alpha=0.0, beta=1.0)) == 40
-    assert "all-gather on mesh dim 1, S(1) -> R: receives 24 elements" in str(plan)
     assert (
         stock_plan((8,), (4,), [P], [R]).seconds(Network.flat(alpha=1.0, beta=0.0)) == 4
     )  # there and back
@@ -175,11 +174,9 @@ def test_through_replicate():
 
 
 def test_mesh_dims_of_one_device_and_negative_dims():
-    assert stock_plan((8, 8), (1, 4), [S(0), R], [S(1), R]) == StockPlan(
-        (8, 8), (1, 4), source_elements=64
-    )
+    assert stock_plan((8, 8), (1, 4), [S(0), R], [S(1), R]) == StockPlan((1, 4), source_elements=64)
     assert stock_plan((8, 8), (4,), [S(-2)], [S(-1)]) == stock_plan((8, 8), (4,), [S(0)], [S(1)])
-    assert str(stock_plan((8, 8), (4,), [R], [R])) == "nothing to do"
+    assert stock_plan((8, 8), (4,), [R], [R]).steps == ()
 
 
 def test_what_torch_raises_is_said():
@@ -189,9 +186,7 @@ def test_what_torch_raises_is_said():
         and not plan.steps
         and plan.received_elements == 0
     )
-    assert (
-        plan.error in str(plan) and plan.to_dict(Network.flat(alpha=0, beta=0))["seconds"] is None
-    )
+    assert plan.to_dict(Network.flat(alpha=0, beta=0), ["mesh0"])["seconds"] is None
     assert "Mixed Partial" in stock_plan((8, 8), (2, 2), [P, Partial("max")], [R, R]).error
     assert "1 placements for a mesh of 2 dims" in stock_plan((8, 8), (2, 2), [S(0)], [R, R]).error
     assert stock_plan((8, 8), (4,), [S(2)], [R]).error
@@ -213,7 +208,7 @@ def test_torch_is_asked_without_leaving_anything_behind():
     assert _redistribute._planner_cache == before
     code = (
         "import torch.distributed as dist; from torch.distributed.tensor import Shard, Replicate; "
-        "from cute_sharding.dtensor.redistributing.stock import stock_plan; "
+        "from cute_sharding.dtensor.reports.stock import stock_plan; "
         "assert stock_plan((8, 8), (2, 4), [Shard(0), Shard(1)], [Replicate(), "
         "Shard(1)]).received_elements == 8; "
         "assert not dist.is_initialized()"

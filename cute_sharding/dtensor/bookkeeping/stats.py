@@ -1,5 +1,5 @@
 """Counts of how propagations were answered and what redistributions moved, and the logger that
-explains each one.
+explains each one. (:func:`cute_sharding.stats` shows them: :mod:`..reports.stats`.)
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Hashable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 
@@ -67,8 +67,8 @@ class Kind(Hashable, Protocol):
         """What it moves each time, compared with nothing."""
 
     @property
-    def stock_received_elements(self) -> int | None:
-        """What torch would receive each time; None where it cannot do it. May take a while."""
+    def question(self) -> tuple[Any, ...]:
+        """The shape, the sizes of the mesh, and the placements before and after."""
 
 
 _notes: list[tuple[str, str]] = []  # (op, outcome) of what is not yet added up
@@ -109,78 +109,19 @@ def count_left_to_torch() -> None:
         _moved = _moved._replace(stock=_moved.stock + 1)
 
 
-def _compared(kind: Kind) -> Moved:
-    received = kind.stock_received_elements
-    return (
-        kind.moved
-        if received is None
-        else kind.moved._replace(compared=1, stock_received_elements=received)
-    )
-
-
-def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
-    """For each op, how many of its propagations had each outcome since the last reset; and under
-    "redistribute" what redistributions moved, where these run by plan.
-
-    What a view redistributes without that is an outcome of the view.
-
-    DTensor caches propagations, so an op that runs again on the same shapes and placements is not
-    counted again. Redistributions are counted each time that they run, and in a compiled program
-    once, when it is compiled.
-
-    Outcomes of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not
-    divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error was
-    raised) and ``stock`` (left to torch's own rule: meshes of one device in all, which torch also
-    uses as a stand-in to derive the rules of other ops; sizes that differ from rank to rank). Of
-    other ops: ``signature`` (answered by the op's signature) and ``gate`` (given what torch would
-    have had).
-
-    Of a movement op on a sharded dim (with ``movement``): ``free``, ``exchanged`` (one exchange of
-    what is missing) and ``stock`` (left to what answers without ``movement``).
-
-    Of redistributions, beside the outcomes: ``plan`` and ``stock``, how many ran by plan and how
-    many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the
-    device that receives the most; and ``stock_received_elements``, what it would have received by
-    torch's own steps, as rank 0 counts them, in the place of those ``compared`` (not: what torch
-    cannot do, and the oldest of more than a thousand kinds of redistribution).
+def read(*, reset: bool) -> tuple[dict[tuple[str, str], int], Moved, dict[Kind, int]]:
+    """The counts of (op, outcome); and of redistributions what those moved whose kinds are no
+    longer known, and how often each of the others has run.
 
     Args:
         reset: set every count to 0 afterwards.
-
-    >>> from torch.distributed.tensor import Shard
-    >>> from torch.distributed.tensor._ops._view_ops import view_groups
-    >>> from cute_sharding.dtensor import propagate_shape_and_sharding
-    >>> reset_stats()
-    >>> _ = propagate_shape_and_sharding([Shard(0)], (4, 6), view_groups((4, 6), (24,)), (2,))
-    >>> stats()["view"]["algebra"]
-    1
     """
     global _moved
     with _lock:
         _add_up()
-        result = {
-            op: {outcome: _counts[op, outcome] for outcome in OUTCOMES}
-            for op in sorted({op for op, _ in _counts})
-        }
-        total, moves = _moved, dict(_moves)
+        result = dict(_counts), _moved, dict(_moves)
         if reset:
             _counts.clear()
             _moves.clear()
             _moved = Moved()
-    for kind, times in moves.items():  # outside of the lock: it may take a while
-        total = total.plus(_compared(kind), times)
-    if any(total):
-        result[REDISTRIBUTE] = (
-            dict.fromkeys(OUTCOMES, 0) | total._asdict()
-        )  # the outcomes as well, so that all entries can be added up
     return result
-
-
-def reset_stats() -> None:
-    """Set every count of :func:`stats` to 0.
-
-    >>> reset_stats()
-    >>> stats()
-    {}
-    """
-    stats(reset=True)

@@ -11,7 +11,7 @@ in which group, must not depend on what one rank alone knows.
 - :mod:`.packing`, :mod:`.executor`: what each rank sends and receives; sending it
 - :mod:`.dynamic`: one op of a graph that plans and runs anew in each call
 - :mod:`.on_symbols`: a plan where sizes are symbols: by steps that the compiler sees, or by that op
-- :mod:`.stock`: where torch itself redistributes rightly, and what it would move
+- :mod:`.stock`: where torch itself redistributes rightly
 - :mod:`.foreign`: where reductions by placements' own methods stand among the steps of a plan
 - :mod:`.redistribute`: the whole of it
 """

@@ -19,7 +19,6 @@ from cute_sharding.dtensor.redistributing.groups import Means, means
 from cute_sharding.dtensor.redistributing.on_symbols import run_on_symbols
 from cute_sharding.dtensor.redistributing.placements import text
 from cute_sharding.dtensor.redistributing.reading import left_to_right, of_source, of_target
-from cute_sharding.dtensor.redistributing.stock import stock_plan
 from cute_sharding.dtensor.torch_private import (
     dispatch_modes,
     process_groups,
@@ -61,7 +60,7 @@ class Traffic:
         after: tuple[Placement, ...],
         steps: Sequence[Step],
     ) -> None:
-        self._question, self._steps = (shape, mesh, before, after), steps
+        self.question, self._steps = (shape, mesh, before, after), steps
 
     @cached_property
     def moved(self) -> Moved:
@@ -71,11 +70,6 @@ class Traffic:
             collectives=sum(step.collectives for step in self._steps),
             received_elements=received,
         )
-
-    @cached_property
-    def stock_received_elements(self) -> int | None:
-        plan = stock_plan(*self._question)
-        return plan.received_elements if plan.error is None else None
 
 
 class Prepared(NamedTuple):
