@@ -2,7 +2,7 @@
 
 A row is all that is known of an op: how its arguments make a :class:`Move`, and which aten
 overloads it answers for in DTensor's dispatcher. Ops that are made of others (narrow, chunk,
-tensor_split, hstack) come there as those (dtensor/movement/together.py makes the slices of
+tensor_split, hstack) come there as those (dtensor/movement/splits.py makes the slices of
 tensor_split one exchange). docs/rules.md shows the table.
 
 Source: the ops' definitions in PyTorch's documentation and in

@@ -46,7 +46,7 @@ TABLE = (
     Kept("view_propagation.propagate._logged", "views that the log has told of", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
     Kept("torch_private.symints._held", "of a program that is being traced: that it marks sizes"),
-    Kept("movement.together._thread", "the op that a thread runs"),
+    Kept("movement.together._thread", "the parts of the op that a thread runs"),
 )
 
 

@@ -5,6 +5,6 @@ DTensor is changed.
 """
 
 from cute_sharding.dtensor.movement.propagate import movement_first
-from cute_sharding.dtensor.movement.together import SPLITS, slices_together
+from cute_sharding.dtensor.movement.splits import SPLITS, slices_together
 
 __all__ = ["SPLITS", "movement_first", "slices_together"]

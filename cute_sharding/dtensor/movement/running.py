@@ -81,7 +81,7 @@ class Runner:
         operands = [self._brought(x, i) for i, x in enumerate(given)]
         results = self._views(operands) if self._is_viewed else None
         if results is None:
-            part = result_of(self, given[0], operands)
+            part = result_of(self.movement, given[0], operands)
             results = self.copies(operands) if part is None else [part]
             if self.note is not None:
                 self.note(self, given[0], results)

@@ -1,0 +1,71 @@
+"""``tensor_split``, and its parts one exchange.
+
+torch takes ``tensor_split`` (and hsplit, vsplit, dsplit) apart into slices before DTensor meets it.
+So they stay: each part is a view of the tensor to autograd and to writes, of the placements that
+any slice has. Those that lack rows are one movement with several results. It runs when the first of
+them does, and the others take theirs (:mod:`.together`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from cute_sharding.dtensor.movement.running import Runner
+from cute_sharding.dtensor.movement.together import Parts, one_exchange
+from cute_sharding.dtensor.redistributing.groups import dims_of_group
+from cute_sharding.dtensor.torch_private import dispatch, registry, symints, tensor_specs
+from cute_sharding.movement import Movement
+from cute_sharding.movement.rules import at, tensor_split_bounds
+
+# Ops that torch takes apart into slices.
+SLICE = "slice.Tensor"
+SPLITS = ("tensor_split.sections", "tensor_split.indices")
+
+
+def slices_together(args: tuple[Any, ...]) -> AbstractContextManager[None]:
+    """Inside, the slices that ``tensor_split`` comes to are one exchange."""
+    return one_exchange(_parts(*args))
+
+
+def _parts(x: Any, parts: int | Sequence[int], dim: int = 0) -> Parts | None:
+    """The slices that lack rows; None where there are not several."""
+    spec = x._spec
+    shape = tuple(spec.shape)
+    if symints.is_symbolic(shape, parts):
+        return None
+    try:
+        d = at(shape, dim)
+        bounds = tensor_split_bounds(shape[d], parts)
+    except IndexError:
+        return None  # torch says what is wrong
+    if all(cut is None or cut[0] != d for cut in map(tensor_specs.cut_of, spec.placements)):
+        return None
+    functions = [dispatch.function_of(registry.overload(SLICE), x, d, *b) for b in bounds]
+    runners = [each for each in functions if isinstance(each, Runner) and each.dims]
+    joined = _joined(runners) if len(runners) > 1 else None
+    if joined is None:
+        return None
+    return Parts([runner.movement for runner in runners], joined.copies)
+
+
+def _joined(runners: Sequence[Runner]) -> Runner | None:
+    """One that gives the results of all; None where no process group is for its mesh dims."""
+    first = runners[0]
+    movement = _joined_movement(tuple([runner.movement for runner in runners]))
+    dims = dims_of_group(first.mesh, movement.mesh_dims)
+    return None if dims is None else replace(first, movement=movement, dims=dims)
+
+
+@lru_cache(maxsize=1 << 10)
+def _joined_movement(movements: tuple[Movement, ...]) -> Movement:
+    """Of movements of one operand to one result each, that to all results."""
+    moves = [movement.move for movement in movements]
+    links = [link._replace(target=k) for k, move in enumerate(moves) for link in move.links]
+    outputs = tuple([move.outputs[0] for move in moves])
+    targets = tuple([movement.targets[0] for movement in movements])
+    move = replace(moves[0], outputs=outputs, links=tuple(links))
+    return replace(movements[0], move=move, targets=targets)
