@@ -3,7 +3,7 @@ torch, and no library that renders until a picture is rendered.
 
 - :mod:`.dispatch`: ``draw``, from what it is given to a picture; :mod:`.inputs`: DTensors and
   placements of torch, read.
-- :mod:`.picture`: the value; :mod:`.palette`: its colours.
+- :mod:`.picture`: the value; :mod:`.parts`: what it is made of; :mod:`.palette`: its colours.
 - :mod:`.owners`, :mod:`.devices`, :mod:`.holding`: whose a row is, in closed form, and in words.
 - :mod:`.grids`, :mod:`.layouts`, :mod:`.views`, :mod:`.moves`: panels of a tensor, a layout, a
   view, a redistribution.
@@ -11,6 +11,7 @@ torch, and no library that renders until a picture is rendered.
 """
 
 from cute_sharding.drawing.dispatch import draw
-from cute_sharding.drawing.picture import Cell, Key, Panel, Picture, Section, Table
+from cute_sharding.drawing.parts import Cell, Key, Panel, Section, Table
+from cute_sharding.drawing.picture import Picture
 
 __all__ = ["Cell", "Key", "Panel", "Picture", "Section", "Table", "draw"]

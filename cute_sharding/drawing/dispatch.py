@@ -18,7 +18,8 @@ from cute_sharding.drawing.inputs import (
 )
 from cute_sharding.drawing.layouts import layout_picture
 from cute_sharding.drawing.moves import plan_picture
-from cute_sharding.drawing.picture import Picture, Section
+from cute_sharding.drawing.parts import Section
+from cute_sharding.drawing.picture import Picture
 from cute_sharding.drawing.views import view_picture
 from cute_sharding.layout import Layout
 from cute_sharding.redistribution import Network, RedistributionPlan

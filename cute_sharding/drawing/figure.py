@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cute_sharding.drawing.libraries import library
 from cute_sharding.drawing.palette import ink_on
-from cute_sharding.drawing.picture import GAP, Cell, Panel, Picture, Section
+from cute_sharding.drawing.parts import GAP, Cell, Contents, Panel, Section
 
 SUFFIXES = (".svg", ".png")
 FONT, SIZE = "DejaVu Sans Mono", 9.0
@@ -36,18 +36,18 @@ SETTINGS = {
 }
 
 
-def save(picture: Picture, path: Path) -> None:
+def save(picture: Contents, path: Path) -> None:
     """Write the picture to a .svg or a .png."""
     _write(picture, path, path.suffix[1:])
 
 
-def svg(picture: Picture) -> str:
+def svg(picture: Contents) -> str:
     file = io.BytesIO()
     _write(picture, file, "svg")
     return file.getvalue().decode()
 
 
-def _write(picture: Picture, file: Any, kind: str) -> None:
+def _write(picture: Contents, file: Any, kind: str) -> None:
     matplotlib = library("matplotlib")
     made = library("matplotlib.figure").Figure
     page = Page(picture)
@@ -112,7 +112,7 @@ class Block(NamedTuple):
 class Page:
     """The boxes and the text of a picture, and the size of it all."""
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: Contents) -> None:
         self.boxes: list[Box] = []
         self.texts: list[Text] = []
         blocks = [_lines(picture.title, LINE, bold=True)]
@@ -205,7 +205,7 @@ def _table(section: Section) -> Block:
     return Block(sum(widths) * WIDE, len(rows) * HIGH, put)
 
 
-def _legend(picture: Picture) -> Block:
+def _legend(picture: Contents) -> Block:
     each = max(len(key.label) for key in picture.legend)
     swatch = max(CELL, (each + 1) * WIDE)
     texts = [_lines(key.text, LINE - each - 4) for key in picture.legend]

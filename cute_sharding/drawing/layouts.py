@@ -7,7 +7,8 @@ from math import prod
 from typing import Any
 
 from cute_sharding.drawing.grids import COLUMNS, PANELS, ROWS, SMALL_COLUMNS, SMALL_ROWS
-from cute_sharding.drawing.picture import GAP, Cell, Panel, Picture, Section
+from cute_sharding.drawing.parts import GAP, Cell, Panel, Section
+from cute_sharding.drawing.picture import Picture
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.layout.symbolic import is_static
 

@@ -12,7 +12,8 @@ from math import prod
 from cute_sharding.drawing.devices import coordinate, number
 from cute_sharding.drawing.grids import legend_of, panels_of
 from cute_sharding.drawing.holding import Holding
-from cute_sharding.drawing.picture import GAP, Cell, Panel, Picture, Section
+from cute_sharding.drawing.parts import GAP, Cell, Panel, Section
+from cute_sharding.drawing.picture import Picture
 from cute_sharding.redistribution import Exchange, RedistributionPlan, Reduction, Step
 from cute_sharding.redistribution.chains import Device
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cute_sharding.drawing.libraries import library
 from cute_sharding.drawing.palette import ink_on
-from cute_sharding.drawing.picture import GAP, Cell, Panel, Picture, Section, Table
+from cute_sharding.drawing.parts import GAP, Cell, Contents, Panel, Section, Table
 
 # Between blocks that stand side by side.
 SPACE = 4
@@ -17,7 +17,7 @@ SPACE = 4
 TICK = 5
 
 
-def as_text(picture: Picture, width: int, colour: bool) -> str:
+def as_text(picture: Contents, width: int, colour: bool) -> str:
     """The picture as text of so many columns."""
     console = library("rich.console").Console(
         file=io.StringIO(),
@@ -31,7 +31,7 @@ def as_text(picture: Picture, width: int, colour: bool) -> str:
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
-def for_output(picture: Picture, width: int | None) -> str:
+def for_output(picture: Contents, width: int | None) -> str:
     """The picture as standard output takes it, with the escapes of its colours if it has any."""
     console = library("rich.console").Console(width=width)
     with console.capture() as capture:
@@ -39,16 +39,16 @@ def for_output(picture: Picture, width: int | None) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def show(picture: Picture, file: Any) -> None:
+def show(picture: Contents, file: Any) -> None:
     _print(library("rich.console").Console(file=file), picture)
 
 
-def _print(console: Any, picture: Picture) -> None:
+def _print(console: Any, picture: Contents) -> None:
     for line in renderables(picture, console.width):
         console.print(line, highlight=False, markup=False, emoji=False)
 
 
-def renderables(picture: Picture, width: int) -> Iterable[Any]:
+def renderables(picture: Contents, width: int) -> Iterable[Any]:
     """The lines of a picture, as rich Texts."""
     lines = _wrapped(picture.title, width, "bold")
     blocks = [_section(section, width) for section in picture.sections]
@@ -134,7 +134,7 @@ def _append(line: Any, cell: Cell, width: int) -> None:
         line.append(text, style=f"{ink_on(cell.colour)} on {cell.colour}".lower())
 
 
-def _legend(picture: Picture, width: int) -> list[Any]:
+def _legend(picture: Contents, width: int) -> list[Any]:
     each = max(len(key.label) for key in picture.legend)
     lines = []
     for key in picture.legend:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from cute_sharding.drawing.devices import coordinate
 from cute_sharding.drawing.grids import legend_of, panels_of, panels_of_elements
 from cute_sharding.drawing.holding import Holding, title_of
-from cute_sharding.drawing.picture import Panel, Picture, Section, Table
+from cute_sharding.drawing.parts import Panel, Section, Table
+from cute_sharding.drawing.picture import Picture
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.redistribution import free_targets
 from cute_sharding.sharding import (
