@@ -17,6 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Downward, as the files of a folder may import: itself and what stands below it.
 LAYERS = [
     "_settings",
+    "_imports",
     "layout",
     "sharding",
     "views",
@@ -188,6 +189,19 @@ def test_libraries_that_render_are_not_imported_by_name():
         if name.split(".")[0] in RENDERERS
     ]
     assert not found, f"use drawing.libraries.library: {found}"
+
+
+def test_modules_of_the_package_are_not_imported_by_name():
+    """But by statements, which the other tests see."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+        and any("cute_sharding" in ast.unparse(argument) for argument in node.args)
+    ]
+    assert not found, "import it by a statement, or move what is wanted to where it is below"
 
 
 def private_torch_names(path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from processes import search_path
 
-from cute_sharding import _autoload
+from cute_sharding import _autoload, _imports
 from cute_sharding._settings import FLAGS, TABLE
 
 
@@ -56,7 +56,7 @@ import cute_sharding
 print(cute_sharding.is_enabled())
 """
     loaded = ["cute_sharding", "cute_sharding._autoload"]
-    loaded += ["cute_sharding._settings"] if flag is not None else []
+    loaded += ["cute_sharding._imports", "cute_sharding._settings"] if flag is not None else []
     assert succeeds(program(code, flag)).splitlines() == [str(loaded), "[]", "False", "False"]
     assert all(name.startswith(_autoload.PREFIX) for name in FLAGS)
 
@@ -93,7 +93,7 @@ print(before - len(sys.meta_path), cute_sharding.is_enabled())
 )
 def test_values_of_the_flag(monkeypatch, value, on):
     waited = []
-    monkeypatch.setattr(_autoload, "when_imported", lambda name, action: waited.append(name))
+    monkeypatch.setattr(_imports, "when_imported", lambda name, action: waited.append(name))
     monkeypatch.setenv(TABLE["views"].flag, value)
     _autoload.autoload()
     assert waited == ["torch.distributed.tensor"] * on
@@ -112,13 +112,13 @@ def test_several_may_wait_for_the_same_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     called = []
     for i in range(3):
-        _autoload.when_imported("imported_once", lambda i=i: called.append(i))
+        _imports.when_imported("imported_once", lambda i=i: called.append(i))
     assert importlib.import_module("imported_once").value == 1 and sorted(called) == [0, 1, 2]
 
 
 def test_a_module_that_is_already_imported_is_switched_on_at_once():
     called = []
-    _autoload.when_imported("sys", lambda: called.append(1))
+    _imports.when_imported("sys", lambda: called.append(1))
     assert called == [1]
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from cute_sharding._imports import when_imported
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.stats import logger
 
@@ -219,9 +220,6 @@ class Installed:
         """Call ``action()`` once the program has imported the row's module: now, if it has. Where
         that fails torch's own stays, with a line in the log: an import must not fail for us.
         """
-        when_imported: Callable[..., Callable[[], None]] = importlib.import_module(
-            "cute_sharding._autoload"
-        ).when_imported  # what runs before all else, and imports nothing
 
         def or_said() -> None:
             try:
