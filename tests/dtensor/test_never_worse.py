@@ -3,6 +3,7 @@ other, squeezes in place, redistributions between them, and their gradients.
 """
 
 import random
+import re
 from contextlib import nullcontext
 
 import pytest
@@ -76,6 +77,22 @@ def run(single, mesh, placements, program, expected, gradient):
     assert_holds(tensor.grad, single.grad)
 
 
+def fails_on_torch(error, placements, program):
+    """Whether torch's own rules are known to fail so on such a program."""
+    dims = [placement.dim for placement in placements if isinstance(placement, Shard)]
+    return (
+        # A view that is not free to torch, in the words of its rules.
+        re.search("[Pp]lease redistribute the (input|tensor)", str(error)) is not None
+        # Torch reads these as an order of mesh dims, whatever the split factors are: it raises half
+        # way, or gives others' elements.
+        or any(isinstance(placement, _StridedShard) for placement in placements)
+        # It squeezes the local tensor, and leaves the DTensor its shape.
+        or (isinstance(error, AssertionError) and any(name == "squeeze_" for name, _ in program))
+        # It looks at one mesh dim after the other, each as if it alone cut the tensor dim.
+        or ("is invalid for input of size" in str(error) and len(dims) > len(set(dims)))
+    )
+
+
 @pytest.mark.parametrize("mesh", [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2)], ids=str)
 def test_drawn_programs(mesh):
     rng = random.Random(f"never worse {mesh}")
@@ -95,7 +112,9 @@ def test_drawn_programs(mesh):
         with ranks_of(mesh):
             try:
                 run(*case)
-            except Exception:  # not a program that runs on torch
+            except Exception as error:
+                if not fails_on_torch(error, placements, program):
+                    raise
                 continue
             right += 1
             for flags in FLAGS:
