@@ -1,9 +1,12 @@
 """Definitions of this project, taken out of its sources and put into another form.
 
 They are found by their syntax tree and changed as text, so that comments stay. Two kinds of change
-are made: *rewrites*, which say once and for all what a call or a name becomes, and *edits*, of one
-definition, which quote what they replace. An edit that no longer fits is an error: the source has
-changed, and whoever changed it learns what the patch makes of it.
+are made: *rewrites*, which say once and for all what a call or a name becomes, and changes of one
+definition: another docstring, other statements, other text. A change that no longer fits is an
+error: the source has changed, and whoever changed it learns what the patch makes of it.
+
+What is replaced is named by code alone, never by prose: a docstring by whose it is, a statement by
+how its code begins, text by code. So comments, docstrings and messages can be put in other words.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parent.parent / "cute_sharding"
 
@@ -26,7 +30,13 @@ class Form:
         calls: what a call of a function becomes, given its arguments as text.
         names: what a name becomes.
         conditional: which arm of ``a if type(n) is int else b`` is kept, 0 or 1; None for both.
-        edits: for each definition, what is replaced by what; of methods that are asked for, as
+        docs: for each definition, another docstring, without the quotes; of methods, as
+            ``Class.name``.
+        statements: for each definition, how a statement begins as ``ast.unparse`` writes it, and
+            what stands in its place, from the first column on. The comments above it and behind it
+            go with it.
+        edits: for each definition, what code is replaced by what, as far in as it stands where the
+            definition stands in the first column; of methods that are asked for, as
             ``Class.name``.
         leave: attributes and methods of classes that are left out, as ``Class.name``.
     """
@@ -34,6 +44,8 @@ class Form:
     calls: Mapping[str, Callable[..., str]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     conditional: int | None = 0
+    docs: Mapping[str, str] = field(default_factory=dict)
+    statements: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     edits: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     leave: frozenset[str] = frozenset()
 
@@ -102,19 +114,73 @@ def _bound(node: ast.stmt) -> set[str]:
 
 def rewritten(text: str, name: str, form: Form) -> str:
     """A definition in its new form."""
+    text = _restated(textwrap.dedent(text), name, form)
     for old, new in form.edits.get(name, ()):
         if text.count(old) != 1:
             raise LookupError(
                 f"{name}: to be replaced once, and found {text.count(old)} times: {old}"
             )
         text = text.replace(old, new)
-    text = _without_examples(_without(textwrap.dedent(text), form.leave))
+    text = _without_examples(_without(text, form.leave))
     text = re.sub(r"  # type: ignore\[.*?\]", "", text)
     text = re.sub(r":(?:func|class|meth|mod):`~?(?:[\w.]*\.)?(\w+)`", r"``\1``", text)
     while (change := _next_change(text, form)) is not None:
         (start, stop), new = change
         text = text[:start] + new + text[stop:]
     return text
+
+
+def _restated(text: str, name: str, form: Form) -> str:
+    """A definition with its other docstrings and statements, and those of its methods.
+
+    Raises:
+        LookupError: it has no such method, docstring or statement, or several.
+    """
+
+    def of_it(path: str) -> bool:
+        return path == name or path.startswith(f"{name}.")
+
+    for path, doc in form.docs.items():
+        if of_it(path):
+            node = _inside(text, path.removeprefix(name))
+            if ast.get_docstring(node) is None:
+                raise LookupError(f"{path} has no docstring")
+            lines = doc.strip().splitlines()
+            new = "\n".join([f'"""{lines[0]}', *lines[1:]]) + ("\n" if lines[1:] else "") + '"""'
+            text = _replaced(text, node.body[0], new)
+    for path, changes in form.statements.items():
+        for begins, new in changes if of_it(path) else ():
+            found = [
+                node
+                for node in ast.walk(_inside(text, path.removeprefix(name)))
+                if isinstance(node, ast.stmt) and ast.unparse(node).startswith(begins)
+            ]
+            if len(found) != 1:
+                raise LookupError(
+                    f"{path}: one statement should begin so, and {len(found)} do: {begins}"
+                )
+            text = _replaced(text, found[0], new)
+    return text
+
+
+def _inside(text: str, path: str) -> ast.FunctionDef | ast.ClassDef:
+    """The definition that ``text`` is, or one of its methods, as ``.name``."""
+    nodes: list[Any] = ast.parse(text).body
+    for part in filter(None, path.split(".")):
+        nodes = [child for node in nodes for child in node.body if part in _bound(child)]
+    if len(nodes) != 1:
+        raise LookupError(f"one definition should be {path}, and {len(nodes)} are:\n{text}")
+    return nodes[0]
+
+
+def _replaced(text: str, node: ast.stmt, new: str) -> str:
+    """The text with ``new`` for a statement, as far in, and for the comments above it."""
+    lines, indent = text.splitlines(), " " * node.col_offset
+    first = node.lineno - 1
+    while first and lines[first - 1].startswith(f"{indent}#"):
+        first -= 1
+    lines[first : node.end_lineno] = textwrap.indent(new, indent).splitlines()
+    return "\n".join(lines)
 
 
 def _without(text: str, leave: frozenset[str]) -> str:

@@ -20,26 +20,96 @@ FORM = Form(
     leave=frozenset(
         {"Transfer.peak_elements", "_Buffer.lies_as", "_Buffer.of_source", "_Buffer.of_target"}
     ),
+    docs={
+        "Transfer": """
+One device's part in a collective: strided copies into a send buffer, its splits, and copies out of
+the receive buffer.
+""",
+        "Exchange.message": (
+            "What ``sender`` has and ``receiver`` needs: x on the one, y on the other."
+        ),
+        "Exchange.transfer": """
+The part of ``device`` in an all-to-all among ``peers``, in their order; to itself it sends what it
+keeps.
+""",
+        "checked": "The local tensor as it is packed, if it is of the shape that the spec says.",
+        "unpack": "The target, from what was received.",
+        "write": "Between contiguous tensors.",
+    },
+    statements={
+        "Step.chain": [
+            (
+                "return chain_of(",
+                "return tuple([(f, self.mesh[m], device[m]) for m, f in chains[dim]])",
+            ),
+        ],
+        "Exchange.message": [
+            ("if not self.meet(", ""),
+            ("return None", "return []"),
+            ("return self._share(", "return [from_runs(box) for box in product(*runs)]"),
+        ],
+        "Exchange.transfer": [
+            ("own = self.own(", ""),
+            ("def between(", ""),
+            ("out = ", ""),
+            ("into = ", ""),
+            ("own_copies: ", ""),
+            ("if not (pack_free or unpack_free):", ""),
+        ],
+        "transfer_of": [
+            ("if isinstance(step, Exchange):", ""),
+            ("return step.transfer(", "return step.transfer(device, peers(mesh, step.dims, rank))"),
+        ],
+        "checked": [
+            (
+                "if symints.is_symbolic(",
+                "if tuple(local.shape) == part.source_shape:\n    return local.contiguous()",
+            ),
+            ("if local.numel() == 0", ""),
+        ],
+        "pack": [
+            (
+                "if part.packs is None:",
+                """if not part.packs:
+    # Of the tensor all the same: or a compiler takes the exchange of a gradient, of
+    # which nothing is sent, for part of the forward pass.
+    return local.view(-1)[:0]""",
+            ),
+            ("if fills(", ""),
+        ],
+        "unpack": [
+            (
+                "if part.unpacks is None:",
+                """if not part.unpacks:
+    # Of the buffer all the same: or a compiler leaves the exchange out.
+    return received.view(part.target_shape)
+target = received.new_empty(part.target_shape)""",
+            ),
+            ("if target is None and ", ""),
+            ("if target is None:", ""),
+            ("if part.own:", ""),
+            ("for copy in part.own:", ""),
+        ],
+        "_strided": [
+            ("lying = ", "stride = [flat(step, strides) for step in steps]"),
+            ("return tensor.as_strided(", "return tensor.as_strided(sizes, stride, offset)"),
+        ],
+        "places": [
+            (
+                "found = next(",
+                """with _disable_current_modes():
+    lists = mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
+found = next(ranks for ranks in lists if rank in ranks)""",
+            ),
+            ("if found is None:", ""),
+        ],
+    },
     edits={
         "Transfer": [
-            (
-                """
-
-    ``packs`` is None where the source is the send buffer as it lies (if contiguous), ``unpacks``
-    where the receive buffer is the target.
-""",
-                "\n",
-            ),
             (
                 "packs: tuple[Copy, ...] | None\n    own: tuple[Copy, ...]\n    unpacks: "
                 "tuple[Copy, ...] | None",
                 "packs: tuple[Copy, ...]\n    unpacks: tuple[Copy, ...]",
-            ),
-        ],
-        "Step.chain": [
-            (
-                "return chain_of(chains[dim], self.mesh, device)",
-                "return tuple([(f, self.mesh[m], device[m]) for m, f in chains[dim]])",
             ),
         ],
         "Exchange.message": [
@@ -47,60 +117,25 @@ FORM = Form(
                 "receiver: Device, turn: int = 0) -> Message | None:",
                 "receiver: Device) -> list[Copy]:",
             ),
-            (
-                '"""What ``sender`` sends to ``receiver`` in that round, or None."""',
-                '"""What ``sender`` has and ``receiver`` needs: x on the one, y on the other."""',
-            ),
-            (
-                """        if not self.meet(sender, receiver):
-            return None
-""",
-                "",
-            ),
-            ("                return None\n", "                return []\n"),
-            (
-                "return self._share(runs, sender, turn)",
-                "return [from_runs(box) for box in product(*runs)]",
-            ),
         ],
         "Exchange.transfer": [
             ("Sequence[Device | None], turn: int = 0)", "Sequence[Device])"),
             (
-                """ in their order; None stands for
-        a peer of another group. It keeps its own in the first round.
-        """,
-                """ in their order; to
-        itself it sends what it keeps.
-        """,
+                "    pack_free, unpack_free = "
+                "self._as_they_lie(out, into, own, source_shape, target_shape)\n",
+                "",
             ),
             (
-                """
-        own = self.own(device)
-
-        def between(sender: Device | None, receiver: Device | None) -> Message | None:
-            if sender is None or receiver is None:
-                return None
-            return own if sender == receiver else self.message(sender, receiver, turn)
-
-        out = [between(device, peer) for peer in peers]
-        into = [between(peer, device) for peer in peers]
-        pack_free, unpack_free = self._as_they_lie(out, into, own, source_shape, target_shape)
-        own_copies: list[Copy] = []
-        if not (pack_free or unpack_free):
-            own_copies = own.boxes if turn == 0 else []
-            me = list(peers).index(device)
-            out[me] = into[me] = None
-        sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
-""",
-                """        sending = _Buffer.of([self.message(device, peer) for peer in peers])
-        receiving = _Buffer.of(
-            [[copy.flipped for copy in self.message(peer, device)] for peer in peers]
-        )
+                "    sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)\n",
+                """    sending = _Buffer.of([self.message(device, peer) for peer in peers])
+    receiving = _Buffer.of(
+        [[copy.flipped for copy in self.message(peer, device)] for peer in peers]
+    )
 """,
             ),
             ("None if pack_free else ", ""),
             ("None if unpack_free else ", ""),
-            ("            tuple(folded(own_copies)),\n", ""),
+            ("        tuple(folded(own_copies)),\n", ""),
         ],
         "_Buffer": [("def _of(", "def of(")],
         "transfer_of": [
@@ -110,100 +145,20 @@ FORM = Form(
             ),
             ("(step: Step,", "(step: Exchange,"),
             (
-                """    device, among = place(mesh, rank), peers(mesh, step.mesh_dims, rank)
-    if isinstance(step, Exchange):
-        return step.gathering(device, among) if gathers else step.transfer(device, among, turn)
-    return step.transfer(device, among)""",
-                "    device = places(mesh, rank)[rank]\n"
-                "    return step.transfer(device, peers(mesh, step.dims, rank))",
+                "device, among = place(mesh, rank), peers(mesh, step.mesh_dims, rank)",
+                "device = places(mesh, rank)[rank]",
             ),
         ],
-        "checked": [
-            ("raise OtherShape(", "raise RuntimeError("),
-            (
-                " in the shape that the plan expects, its values as they lie in memory. Sizes\n"
-                "    that are symbols are not looked at.\n    ",
-                " as it is packed, if it is of the shape that the spec says.\n    ",
-            ),
-            (
-                """    if (
-        symints.is_symbolic(tuple(local.shape))
-        or tuple(local.shape[: len(part.source_shape)]) == part.source_shape
-    ):
-        return local
-    if local.numel() == 0 == prod(part.source_shape) or _without_ones(local.shape) == _without_ones(
-        part.source_shape
-    ):
-        return local.reshape(part.source_shape)  # torch's in-place squeeze leaves such tensors
-""",
-                """    if tuple(local.shape) == part.source_shape:
-        return local.contiguous()
-""",
-            ),
-        ],
-        "pack": [
-            (
-                """    if part.packs is None:
-        return local.contiguous().view(-1)
-    if fills(part.packs, (sum(part.sends),)):
-        return read(local, part.packs[0]).reshape(-1)
-""",
-                """    if not part.packs:
-        # Of the tensor all the same: or a compiler takes the exchange of a gradient, of
-        # which nothing is sent, for part of the forward pass.
-        return local.view(-1)[:0]
-""",
-            )
-        ],
+        "checked": [("raise OtherShape(", "raise RuntimeError(")],
         "unpack": [
             (
                 "part: Transfer, received: torch.Tensor, local: torch.Tensor, "
                 "target: torch.Tensor | None = None",
                 "part: Transfer, received: torch.Tensor",
             ),
-            (
-                """The target, from what was received and what this rank keeps; or more of it into
-    ``target``.
-    \"""
-""",
-                """The target, from what was received.\"""
-""",
-            ),
-            (
-                """    if part.unpacks is None:
-        return received.view(part.target_shape)
-    if target is None and not part.own and fills(part.unpacks, part.target_shape):
-        return (
-            read(received, part.unpacks[0])
-            .clone(memory_format=torch.contiguous_format)
-            .view(part.target_shape)
-        )
-    if target is None:
-        target = local.new_empty(part.target_shape)
-""",
-                """    if not part.unpacks:
-        # Of the buffer all the same: or a compiler leaves the exchange out.
-        return received.view(part.target_shape)
-    target = received.new_empty(part.target_shape)
-""",
-            ),
-            (
-                """    if part.own:
-        local = checked(part, local)
-    for copy in part.own:
-        write(copy, local, target)
-""",
-                "",
-            ),
         ],
         "write": [
             (", *, add: bool = False)", ")"),
-            (
-                "Between tensors of which ``y`` is ours, as it was made: so we know how it lies. "
-                "Of ``x`` we\n    do only where nothing is compiled, as a compiler lays out what "
-                "it computes as it likes.\n",
-                "Between contiguous tensors.\n",
-            ),
             (
                 "    _ = into.add_(read(x, copy)) if add else into.copy_(read(x, copy))",
                 "    into.copy_(_strided(x, copy.sizes, copy.x, copy.dx))",
@@ -211,29 +166,10 @@ FORM = Form(
         ],
         "_strided": [
             (
-                """    lying = (
-        _lying.__wrapped__ if symints.is_symbolic(strides) else _lying
-    )  # symbols cannot be looked up
-    stride, offset = lying(strides, start, steps)
-    return tensor.as_strided(
-        (*sizes, *tensor.shape[rest:]), stride, tensor.storage_offset() + offset
-    )""",
-                """    stride = [flat(step, strides) for step in steps]
-    offset = tensor.storage_offset() + flat(start, strides)
-    return tensor.as_strided(sizes, stride, offset)""",
+                "stride, offset = lying(strides, start, steps)",
+                "offset = tensor.storage_offset() + flat(start, strides)",
             ),
             ("strides, rest = tensor.stride(), len(start)", "strides = tensor.stride()"),
-        ],
-        "places": [
-            (
-                "    found = next((ranks for ranks in process_groups.rank_lists(mesh) "
-                "if rank in ranks), None)\n    if found is None:\n"
-                '        raise RuntimeError(f"rank {rank} is not on the mesh {mesh}")\n',
-                """    with _disable_current_modes():
-        lists = mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
-    found = next(ranks for ranks in lists if rank in ranks)
-""",
-            ),
         ],
         "peers": [("place(mesh, rank), [", "places(mesh, rank)[rank], [")],
     },

@@ -17,8 +17,8 @@ TEST = "test/distributed/tensor/test_view_propagation_symbolic.py"
 
 COMPARED = ("is_at_most", "is_multiple", "is_same", "least", "most")
 
-# What patch 1 changes in a definition, and this patch does not.
-_VIEW_OF = ("    if 0 in target:", "    if is_same(prod(target), 0):")
+# What patch 1 says of a view, and this patch does not.
+_OF_INTS = "; None if sizes are symbolic"
 
 ON_SYMINTS = replace(
     ON_INTS,
@@ -29,6 +29,7 @@ ON_SYMINTS = replace(
         # A placement has a number: a guard where it was a symbol.
         "strided_shard": "_StridedShard({}, split_factor=int({}))".format,
     },
+    docs={**ON_INTS.docs, "view_of": ON_INTS.docs["view_of"].replace(_OF_INTS, "")},
     edits={
         **ON_INTS.edits,
         "carry": [
@@ -45,13 +46,8 @@ ON_SYMINTS = replace(
             ),
         ],
         "view_of": [
-            *(
-                edit
-                for edit in ON_INTS.edits["view_of"]
-                if "None" not in edit[1] and not edit[0].startswith("    if 0 in")
-            ),
             ("dim_map: Sequence[Any]) -> View:", "dim_map: DimMap) -> View:"),
-            _VIEW_OF,
+            ("    if 0 in target:", "    if is_same(prod(target), 0):"),
         ],
         "_Reading": [
             (

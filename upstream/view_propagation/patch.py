@@ -46,6 +46,80 @@ ON_INTS = Form(
             "_Reading.unknown",
         }
     ),
+    docs={
+        "Carried": """
+The cuts of the output, one a mesh dim; or the first mesh dim that cannot be carried, and the cuts
+of those before it.
+
+Attributes:
+    cuts: of the mesh dims that are carried.
+    blocked: the first mesh dim that is not, if there is one.
+""",
+        "carry": """
+The cuts of the view's output that hold, on every device, exactly the elements that ``cuts`` of its
+input hold.
+
+Args:
+    view: the view.
+    cuts: one for each mesh dim, on the view's input dims.
+    mesh: the mesh's sizes.
+""",
+        "local_size": """
+How many of ``n`` rows device ``device`` of ``parts`` holds. (The second begins no later than at the
+end, and the last finds no more than a block.)
+""",
+        "View": """
+A view op on a tensor of a given shape, as *source dims* read in order under a target shape.
+
+``source`` lists the input's dims in the order in which the output reads them, with None for a fresh
+dim that the output repeats or broadcasts over; ``sizes`` are their sizes and ``target`` is the
+output shape, so ``prod(sizes) == prod(target)``. A permutation reorders the source, a reshape
+regroups it, and broadcasting adds to it: there is nothing else to a view op.
+
+``kept`` maps each input dim that the view leaves whole to its output dim, and ``home`` each one
+that it repeats, broadcasts or takes apart in place to the output dim it becomes: there the local op
+makes the local shape by itself, also of nothing. ``elements`` is how many there are in the output.
+
+Raises:
+    ValueError: ``sizes`` and ``target`` have different numbers of elements.
+""",
+        "View.position": "Where an input dim stands in the source.",
+        "view_of": """
+The view that a DimMap describes, for an input of that shape; None if sizes are symbolic.
+
+Input dims that the DimMap leaves out are of size 1 (a view cannot drop elements) and stand first in
+the source.
+
+Raises:
+    ValueError: it does not fit the shape.
+""",
+        "cut_of": """
+What a placement does to the tensor: the dim that it cuts and the split factor, which may be a
+SymInt; None where it cuts nothing.
+
+Raises:
+    RuntimeError: a kind of placement that is not known: it is not taken for Replicate.
+""",
+    },
+    statements={
+        "carry": [
+            ("if len(cuts) != len(mesh):", ""),
+            ("is_even = True", ""),
+            ("if is_even or before is None:", ""),
+        ],
+        "View.__init__": [("self.rank =", "")],
+        "View.position": [("try:", "return self.source.index(dim)")],
+        "reshape": [("if Size in map(type, shape)", "")],
+        "cut_of": [
+            (
+                "raise RuntimeError(",
+                """raise RuntimeError(
+    f"placement {placement!r} is of a kind that views cannot carry: "
+    "redistribute to Shard, Replicate or Partial first"
+)""",
+            )
+        ],
+    },
     edits={
         "Deal": [('"tuple[int, ...] | None"', "tuple[int, ...] | None")],
         "Cut": [('"tuple[int, int] | None"', "tuple[int, int] | None")],
@@ -56,102 +130,26 @@ ON_INTS = Form(
                 "source[at] % (split_factor * parts) != 0",
             )
         ],
-        "Carried": [
-            (
-                "        traced: whether not all blocks are known to be of one size, so that it is "
-                "proved for each\n            kind of device. (No graph is traced.)\n",
-                "",
-            )
-        ],
         "carry": [
-            (
-                """
-    The method, and why it is complete, is in docs/how-it-works.md ("The deal").
-
-    Raises:
-        Undecided: sizes are symbols, and it depends on a fact that is not known.
-""",
-                "",
-            ),
-            (
-                "    is_even = True  # all blocks are known to be of one size; kept dims are not "
-                "looked at\n",
-                "",
-            ),
             ("found, is_even = (kept[cut[0]], cut[1]), False", "found = kept[cut[0]], cut[1]"),
             (
                 "found, is_even = _place(view, kinds, cut, parts), False",
                 "found = _place(view, kinds, cut, parts)",
             ),
             (
-                """    if is_even or before is None:
-        return Carried(tuple(carried))
-    return Carried(tuple(carried), None, _is_traced(view, cuts, mesh))""",
+                "    return Carried(tuple(carried), None, _is_traced(view, cuts, mesh))",
                 "    return Carried(tuple(carried))",
             ),
-            (
-                """    if len(cuts) != len(mesh):
-        raise ValueError(f"{len(cuts)} cuts for a mesh of {len(mesh)} dims: give one for each")
-""",
-                "",
-            ),
-        ],
-        "local_size": [
-            (
-                """ holds: a block, or what is left.
-
-    The second device begins no later than at the end; the last one finds no more than a block.
-    """,
-                """ holds. (The second begins no later
-    than at the end, and the last finds no more than a block.)
-    """,
-            )
         ],
         "_carry_nothing": [("single, kinds_of(single)", "single, [(single.sizes, single.target)]")],
         "_place": [("not is_same(factor, smallest) and deal", "deal")],
         "View": [
-            (
-                '''        """Where an input dim stands in the source.
-
-        Raises:
-            ValueError: there is no such dim.
-        """
-        try:
-            return self.source.index(dim)
-        except ValueError:
-            raise ValueError(
-                f"a placement names dim {dim}; the shape {tuple(self.input_shape)} has "
-                f"{len(self.input_shape)} dims, counted from 0"
-            ) from None
-''',
-                '''        """Where an input dim stands in the source."""
-        return self.source.index(dim)
-''',
-            ),
             ('        "__dict__",\n', ""),
             ('        "rank",\n', ""),
             ("        rank: int | None = None,\n", ""),
-            ("        self.rank = len(target) if rank is None else rank\n", ""),
-            (
-                """ ``rank`` is the number of target dims that a placement may name: a
-    trailing target dim beyond it (the two halves of a complex number) has no name.
-""",
-                "\n",
-            ),
         ],
         "view_of": [
-            (
-                """
-    The DimMap may be ours or torch's (torch.distributed.tensor._ops._view_ops): specs are told
-    apart by class name. Input dims""",
-                "\n    Input dims",
-            ),
-            ("        TypeError: the DimMap has a spec that is none.\n", ""),
             ("dim_map: Sequence[Any]) -> View:", "dim_map: DimMap) -> View | None:"),
-            (
-                "for an input of that shape.\n",
-                "for an input of that shape; None if sizes are symbolic.\n",
-            ),
             (
                 "    reading = _Reading(input_shape)",
                 "    if not _are_ints(input_shape):\n        return None\n"
@@ -169,28 +167,10 @@ ON_INTS = Form(
         ],
         "reshape": [
             ("*sizes: int | Sequence[int]", "sizes: Sequence[int]"),
-            (
-                """    if Size in map(type, shape) or Size in map(type, target):
-        return _regrouped(shape, target)
-""",
-                "",
-            ),
             ("_varargs(sizes)", "tuple(sizes)"),
             ("identity(ndim)", "tuple(map(InputDim, range(ndim)))"),
         ],
-        "cut_of": [
-            (" The one place that says so.", ""),
-            ("tuple[int, Any] | None", "Cut"),
-            (
-                """        f"placement {placement!r} is of a kind that is not known here, "
-        f"{type(placement).__name__}: redistribute the tensor to Shard, Replicate or Partial "
-        "first, which is left to torch"
-""",
-                """        f"placement {placement!r} is of a kind that views cannot carry: "
-        "redistribute to Shard, Replicate or Partial first"
-""",
-            ),
-        ],
+        "cut_of": [("tuple[int, Any] | None", "Cut")],
     },
 )
 
