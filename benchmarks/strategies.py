@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_map_only
 
 import cute_sharding
 from benchmarks.op_database import database, distributed, drawn, leaves_of, run
-from cute_sharding.dtensor.torch_private import op_schemas, registry, tensor_specs
+from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
 
 PATIENCE = 10  # seconds
 _LIKE = lru_cache(lambda: None)

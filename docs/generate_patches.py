@@ -10,9 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-from cute_sharding.dtensor.torch_private import compiler_patches, patches
-from cute_sharding.dtensor.torch_private.patch import Patch
-from cute_sharding.dtensor.torch_private.patches import TABLE
+from cute_sharding.dtensor.replaced import compiler_patches, patches
+from cute_sharding.dtensor.replaced.patch import Patch
+from cute_sharding.dtensor.replaced.patches import TABLE
 
 PAGE = Path(__file__).with_name("patches.md")
 ADAPTER = Path(__file__).parent.parent / "cute_sharding" / "dtensor"
@@ -59,7 +59,7 @@ def page() -> str:
         [
             "# What is replaced in torch",
             "",
-            "Generated from `cute_sharding/dtensor/torch_private/patches.py` by `make pages`; a "
+            "Generated from `cute_sharding/dtensor/replaced/patches.py` by `make pages`; a "
             "test fails when it is out of date.",
             "",
             f"While the package is enabled it stands in for torch in {len(TABLE)} places, and in "

@@ -254,7 +254,7 @@ def test_plan_where_nothing_moves(capsys):
 
 
 def test_plan_where_torch_raises(capsys, monkeypatch):
-    from cute_sharding.dtensor.torch_private import redistribution_hook
+    from cute_sharding.dtensor.replaced import redistribution_hook
 
     def raises(source, target):
         raise AssertionError("no path\nand more")

@@ -94,8 +94,8 @@ def plan(
 
 
 def _of_torch(sharding: Sharding) -> list[Any]:
-    from cute_sharding.dtensor.redistributing.placements import placement_of
-    from cute_sharding.dtensor.torch_private import tensor_specs
+    from cute_sharding.dtensor.replaced import tensor_specs
+    from cute_sharding.dtensor.run.placements import placement_of
 
     return [
         tensor_specs.Partial(p.reduce_op) if isinstance(p, Partial) else placement_of(cut)

@@ -74,9 +74,9 @@ def holding_of_dtensor(tensor: Any, names: tuple[str, ...]) -> tuple[Holding, tu
     said of that.
 
     Placements that a program made may be read in two ways where sizes do not divide: then the local
-    tensor at hand decides, if it can (:mod:`cute_sharding.dtensor.redistributing.reading`).
+    tensor at hand decides, if it can (:mod:`cute_sharding.dtensor.run.reading`).
     """
-    from cute_sharding.dtensor.redistributing.reading import readings
+    from cute_sharding.dtensor.run.reading import readings
 
     plain = Holding.of(sharding_of_dtensor(tensor), names)
     found = [

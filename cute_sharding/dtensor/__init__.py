@@ -5,24 +5,25 @@ Rooms, each of which says what may be touched there. Imports run downward, from 
 first:
 
 - :mod:`.bookkeeping`: settings, counts, the log
-- :mod:`.torch_private`: torch's private names, and what of torch is replaced
+- :mod:`.replaced`: what of torch is replaced, and its private names; answers in its form
 - :mod:`.compiled`: sizes that are symbols
-- :mod:`.redistributing`: plans, run
-- :mod:`.view_propagation`: what rules of views answer
-- :mod:`.memory`: writes to copies; checkpoints
+- :mod:`.run`: redistributions: plans, run
+- :mod:`.door`: from specs to how tensors lie
+- :mod:`.fixes`: torch's bugs, one row each
+- :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures
 - :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims
-- :mod:`.ops`: ops beside views
+- :mod:`.decide`: who answers for an op, and with what
 - :mod:`.switch`: on and off
 - :mod:`.reports`: plans without data; whether it works
 """
 
 # First: a torch that is too old is refused by name, and not by what it lacks.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
-from cute_sharding.dtensor.redistributing.groups import prepare_groups
+from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
 from cute_sharding.dtensor.reports.plan import plan_redistribution
 from cute_sharding.dtensor.reports.stats import reset_stats, stats
+from cute_sharding.dtensor.run.groups import prepare_groups
 from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_enabled, settings
-from cute_sharding.dtensor.view_propagation.propagate import propagate_shape_and_sharding
 
 __all__ = [
     "disable",

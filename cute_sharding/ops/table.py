@@ -37,7 +37,7 @@ class Row:
             all of them.
         shares: an average that is left pending may be of blocks that differ: the op is then run so
             that each counts by its share of the "elements", or, of losses that give their weight as
-            a second result, of the "rows" (dtensor/ops/shares.py).
+            a second result, of the "rows" (dtensor/decide/shares.py).
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()

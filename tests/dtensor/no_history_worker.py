@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import kept
-from cute_sharding.dtensor.torch_private import registry
+from cute_sharding.dtensor.replaced import registry
 
 
 def empty():

@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
 import cute_sharding
-from cute_sharding.dtensor.torch_private import collective_ops
+from cute_sharding.dtensor.replaced import collective_ops
 
 
 def ranks_of(mesh):

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.memory.state import shards_of
+from cute_sharding.dtensor.extras.state import shards_of
 
 MESHES = ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]], [1, 2, 3], [3, 0])
 

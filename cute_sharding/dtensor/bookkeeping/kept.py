@@ -1,9 +1,9 @@
 """What this package keeps from one op to the next, all of it, and how it is emptied.
 
 A decision never depends on what is kept: any cache may be emptied at any time, on one rank alone,
-and changes nothing but how long the next op takes. (``tests/dtensor/test_no_history.py`` empties
-all of them between any two ops.) Beside caches there is what a program has asked for, and what
-tells people of it.
+and changes nothing but how long the next op takes. (``tests/dtensor/promises/test_no_history.py``
+empties all of them between any two ops.) Beside caches there is what a program has asked for, and
+what tells people of it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Kept(NamedTuple):
 TABLE = (
     Kept("bookkeeping.settings._current", "what is switched on"),
     Kept("switch.adapter._installed", "what of torch is replaced"),
-    Kept("redistributing.groups._groups", "process groups that the program has prepared"),
-    Kept("redistributing.dynamic._meshes", "the meshes that compiled graphs name"),
-    Kept("redistributing.reading._plain", "specs that a program has cut left to right"),
-    Kept("memory.copies.LIVE", "views that are copies, while the program has them"),
-    Kept("memory.copies._STALE", "those of them whose source was written to"),
+    Kept("run.groups._groups", "process groups that the program has prepared"),
+    Kept("run.dynamic._meshes", "the meshes that compiled graphs name"),
+    Kept("run.reading._plain", "specs that a program has cut left to right"),
+    Kept("extras.copies.LIVE", "views that are copies, while the program has them"),
+    Kept("extras.copies._STALE", "those of them whose source was written to"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),
     Kept("bookkeeping.stats._counts", "counts, for stats()"),
     Kept("bookkeeping.stats._moves", "counts, for stats()"),
     Kept("bookkeeping.stats._moved", "counts, for stats()"),
     Kept("bookkeeping.versions._warned", "whether the warning of a newer torch was given"),
-    Kept("redistributing.redistribute._said", "missing groups that the log has told of", True),
-    Kept("view_propagation.propagate._logged", "views that the log has told of", True),
+    Kept("run.redistribute._said", "missing groups that the log has told of", True),
+    Kept("decide.view_placements._logged", "views that the log has told of", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
-    Kept("torch_private.symints._held", "of a program that is being traced: that it marks sizes"),
+    Kept("replaced.symints._held", "of a program that is being traced: that it marks sizes"),
     Kept("movement.together._thread", "the parts of the op that a thread runs"),
 )
 
@@ -62,7 +62,7 @@ def caches() -> Iterator[Any]:
 
 def empty() -> None:
     """Empty all caches of the package. (Those of torch's propagator are torch's:
-    torch_private/registry.py.)
+    replaced/registry.py.)
     """
     for cache in caches():
         cache.cache_clear()

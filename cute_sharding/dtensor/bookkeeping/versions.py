@@ -1,5 +1,5 @@
 """Which releases of torch the adapter was checked with. A module of its own: it must also run where
-torch_private/, which takes private names of torch, cannot be imported.
+replaced/, which takes private names of torch, cannot be imported.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
 """Compiled programs: sizes that are symbols, views by size and stride, and the ops that a compiler
 does not look into.
 
-What stands in for the compiler's own functions is in :mod:`..torch_private` (:mod:`.tracing`,
+What stands in for the compiler's own functions is in :mod:`..replaced` (:mod:`.tracing`,
 :mod:`.compiler`). Where to look:
 
 - A guard: a fact that the algebra could not prove is asked of the trace in :mod:`.symbols`
   (``Symbols.assume``); that two sizes are equal, in :func:`.symbols.equate`; that a size has its
-  value, by ``int(unknown(n))``, or in :func:`..torch_private.symints.number_of`; that a condition
-  holds or not, in :func:`..torch_private.symints.is_truly`. What torch guards itself is turned to
-  global sizes in :mod:`..torch_private.compiler`.
+  value, by ``int(unknown(n))``, or in :func:`..replaced.symints.number_of`; that a condition
+  holds or not, in :func:`..replaced.symints.is_truly`. What torch guards itself is turned to
+  global sizes in :mod:`..replaced.compiler`.
 - The size of a local tensor, also of uneven blocks: :mod:`.local_sizes`, by the rule of
   :mod:`cute_sharding.sharding.deal`.
 - Where a collective is waited for: torch's functional collectives put the op that waits behind
-  themselves in a graph, and :mod:`..redistributing.executor` asks for no other; the op that
-  redistributes is waited for in :mod:`..redistributing.dynamic`, that of a movement op in
+  themselves in a graph, and :mod:`..run.executor` asks for no other; the op that
+  redistributes is waited for in :mod:`..run.dynamic`, that of a movement op in
   :mod:`..movement.dynamic`. That Inductor then moves the waits down to where results are needed is
-  the row WAITS of :mod:`..torch_private.patches`, which :mod:`..torch_private.tracing` puts in
+  the row WAITS of :mod:`..replaced.patches`, which :mod:`..replaced.tracing` puts in
   place: without it they stand where the collective does.
 - In what order collectives run, and in which pass: by
-  :mod:`..torch_private.collective_order`. That a collective depends on the same things on every
+  :mod:`..replaced.collective_order`. That a collective depends on the same things on every
   rank is what ``after`` of :mod:`.library` is for.
 
 - :mod:`.symbols`: torch's SymInts as sizes of the algebra, and back

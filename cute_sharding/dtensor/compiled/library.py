@@ -1,4 +1,4 @@
-"""Ops of our own, for graphs: ``after``, and the library that redistributing/dynamic.py defines
+"""Ops of our own, for graphs: ``after``, and the library that run/dynamic.py defines
 ``redistribute`` in, and movement/dynamic.py ``move``.
 """
 

@@ -2,8 +2,8 @@
 
 The rule is that of :func:`cute_sharding.sharding.deal.local_size`, for blocks that are uneven as
 for others; here it is asked of sizes that are symbols. What it has to know becomes a guard
-(:mod:`.symbols`). Asked from: :mod:`..torch_private.tracing` (tensors that enter a graph, and the
-shapes and sizes that torch works out), :mod:`..redistributing.dynamic` (what comes of the op that
+(:mod:`.symbols`). Asked from: :mod:`..replaced.tracing` (tensors that enter a graph, and the
+shapes and sizes that torch works out), :mod:`..run.dynamic` (what comes of the op that
 redistributes). That the local tensor of a graph's input has the size that the rule says is made a
 guard by :func:`.symbols.equate`.
 """
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
-from cute_sharding.dtensor.torch_private.symints import is_truly, is_zero_by_guards, may_be_number
+from cute_sharding.dtensor.replaced.symints import is_truly, is_zero_by_guards, may_be_number
 from cute_sharding.layout import Undecided
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.sharding.deal import kinds_of_device, local_size

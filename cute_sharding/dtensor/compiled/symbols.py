@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import logger
-from cute_sharding.dtensor.torch_private.symints import assert_at_run_time
+from cute_sharding.dtensor.replaced.symints import assert_at_run_time
 from cute_sharding.layout.size import Size, asking, expression, size
 from cute_sharding.layout.symbolic import (
     Fact,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from cute_sharding.dtensor.torch_private import symints, tensor_specs
-from cute_sharding.dtensor.torch_private.tensor_specs import (
+from cute_sharding.dtensor.replaced import symints, tensor_specs
+from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
     Placement,
@@ -16,7 +16,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     are_known,
     cut_of,
 )
-from cute_sharding.dtensor.torch_private.tracing import strided_shard
+from cute_sharding.dtensor.replaced.tracing import strided_shard
 from cute_sharding.ops.operands import Part
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 

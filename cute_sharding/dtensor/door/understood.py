@@ -3,16 +3,15 @@
 A spec says placements, and in which order its mesh dims cut: left to right; in an order of its own;
 or, of ``_StridedShard`` placements that a program made, in one that torch decodes from the split
 factors, where sizes that do not divide may mean something else by either reading
-(:mod:`..redistributing.reading`).
+(:mod:`..run.reading`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cute_sharding.dtensor.redistributing.reading import agree
-from cute_sharding.dtensor.torch_private import symints, tensor_specs
-from cute_sharding.dtensor.torch_private.tensor_specs import (
+from cute_sharding.dtensor.replaced import symints, tensor_specs
+from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
     Placement,
@@ -20,6 +19,7 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     Shard,
     StridedShard,
 )
+from cute_sharding.dtensor.run.reading import agree
 
 
 def are_understood(specs: Sequence[DTensorSpec]) -> bool:

@@ -15,9 +15,9 @@ from cute_sharding.dtensor.door.cuts import (
     some_device_is_empty,
 )
 from cute_sharding.dtensor.fixes import when
-from cute_sharding.dtensor.torch_private import op_schemas, registry, symints, tensor_specs
-from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import (
+from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
     Replicate,

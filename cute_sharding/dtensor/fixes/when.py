@@ -8,9 +8,9 @@ from math import isinf, prod
 from typing import Any
 
 from cute_sharding.dtensor.door.cuts import is_sharded, some_device_is_empty
-from cute_sharding.dtensor.torch_private import op_schemas, registry, symints
-from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import (
+from cute_sharding.dtensor.replaced import op_schemas, registry, symints
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Replicate,
     Shard,

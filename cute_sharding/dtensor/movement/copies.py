@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
-from cute_sharding.dtensor.memory.copies import Copy, is_another, link
-from cute_sharding.dtensor.redistributing.placements import text
-from cute_sharding.dtensor.torch_private import collective_ops
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.extras.copies import Copy, is_another, link
+from cute_sharding.dtensor.replaced import collective_ops
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.placements import text
 from cute_sharding.movement import Movement
 from cute_sharding.movement.forms import Fold, Window
 

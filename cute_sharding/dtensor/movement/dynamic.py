@@ -6,7 +6,7 @@ local tensor. Else the result keeps the operand's placements, so that nothing is
 which another call has not; and the op becomes one that the compiler does not look into, which plans
 anew in each call, on the sizes of that call, what an eager program would run. So there is one graph
 for all sizes. What the op is to do is written in a string, for graphs are kept on disk (see
-redistributing/dynamic.py).
+run/dynamic.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.running import LISTS, Runner
-from cute_sharding.dtensor.redistributing.dynamic import group_name, mesh_named, name_of, parsed
-from cute_sharding.dtensor.redistributing.groups import dims_of_group
-from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of
-from cute_sharding.dtensor.redistributing.reading import agree
-from cute_sharding.dtensor.torch_private import (
+from cute_sharding.dtensor.replaced import (
     answers,
     collective_ops,
     dispatch,
@@ -36,8 +32,12 @@ from cute_sharding.dtensor.torch_private import (
     registry,
     symints,
 )
-from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.run.dynamic import group_name, mesh_named, name_of, parsed
+from cute_sharding.dtensor.run.groups import dims_of_group
+from cute_sharding.dtensor.run.placements import cut_of, placement_of
+from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.layout import Undecided
 from cute_sharding.movement import BY_OVERLOAD, Move, Movement
 from cute_sharding.movement.choose import Choice, chosen, kept, open_dims

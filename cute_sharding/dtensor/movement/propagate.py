@@ -14,11 +14,7 @@ from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
 from cute_sharding.dtensor.movement.running import Runner, comes_back
 from cute_sharding.dtensor.movement.several import Steps
-from cute_sharding.dtensor.redistributing.graph_keys import tag_traced
-from cute_sharding.dtensor.redistributing.groups import dims_of_group
-from cute_sharding.dtensor.redistributing.placements import cut_of, placement_of, text
-from cute_sharding.dtensor.redistributing.reading import agree
-from cute_sharding.dtensor.torch_private import (
+from cute_sharding.dtensor.replaced import (
     answers,
     dispatch_modes,
     op_schemas,
@@ -26,8 +22,8 @@ from cute_sharding.dtensor.torch_private import (
     symints,
     tensor_specs,
 )
-from cute_sharding.dtensor.torch_private.op_schemas import OpSchema
-from cute_sharding.dtensor.torch_private.tensor_specs import (
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
     Placement,
@@ -35,6 +31,10 @@ from cute_sharding.dtensor.torch_private.tensor_specs import (
     Shard,
     StridedShard,
 )
+from cute_sharding.dtensor.run.graph_keys import tag_traced
+from cute_sharding.dtensor.run.groups import dims_of_group
+from cute_sharding.dtensor.run.placements import cut_of, placement_of, text
+from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.movement import BY_OVERLOAD, Move, Movement, chosen
 from cute_sharding.movement.choose import Choice, moved_to
 from cute_sharding.movement.free import Cuts
@@ -186,7 +186,7 @@ def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Cho
 
 def _read_one_way(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
     """The cuts of a result; plain ones of a dim where at this size those can be read in two ways
-    (redistributing/reading.py): torch would read them as an order.
+    (run/reading.py): torch would read them as an order.
     """
     if agree(shape, spec, [placement_of(cut) for cut in cuts]):
         return cuts

@@ -18,24 +18,24 @@ from cute_sharding.dtensor.movement.windows import (
     put_diagonal,
     triangle_of,
 )
-from cute_sharding.dtensor.redistributing.executor import all_to_all
-from cute_sharding.dtensor.redistributing.groups import dims_of_group, group_of
-from cute_sharding.dtensor.redistributing.packing import (
-    from_wire,
-    read,
-    to_wire,
-    write,
-)
-from cute_sharding.dtensor.redistributing.ranks import on_each_rank, peers, place
-from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
-from cute_sharding.dtensor.torch_private import (
+from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch,
     dispatch_modes,
     local_tensors,
     process_groups,
 )
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement, Replicate
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, Replicate
+from cute_sharding.dtensor.run.executor import all_to_all
+from cute_sharding.dtensor.run.groups import dims_of_group, group_of
+from cute_sharding.dtensor.run.packing import (
+    from_wire,
+    read,
+    to_wire,
+    write,
+)
+from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
+from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.layout.layout import row_major
 from cute_sharding.movement import Movement
 from cute_sharding.movement.exchange import Transfer

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.movement.running import Runner
-from cute_sharding.dtensor.redistributing.ranks import on_each_rank, place
-from cute_sharding.dtensor.redistributing.redistribute import redistribute_local_tensor
-from cute_sharding.dtensor.torch_private import collective_ops, dispatch_modes, local_tensors
-from cute_sharding.dtensor.torch_private.tensor_specs import DTensorSpec, Placement
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, local_tensors
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
+from cute_sharding.dtensor.run.ranks import on_each_rank, place
+from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.movement.steps import PERMUTE, Placed
 from cute_sharding.redistribution.chains import chain_of, chains_of
 from cute_sharding.redistribution.meeting import count_rows, rows_held

@@ -16,8 +16,8 @@ from typing import Any
 
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.movement.together import Parts, one_exchange
-from cute_sharding.dtensor.redistributing.groups import dims_of_group
-from cute_sharding.dtensor.torch_private import dispatch, registry, symints, tensor_specs
+from cute_sharding.dtensor.replaced import dispatch, registry, symints, tensor_specs
+from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.movement import Movement
 from cute_sharding.movement.rules import at, tensor_split_bounds
 

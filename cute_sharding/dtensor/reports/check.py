@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from cute_sharding.dtensor.bookkeeping import versions
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, local_tensors
 from cute_sharding.dtensor.switch import adapter
-from cute_sharding.dtensor.torch_private import collective_ops, dispatch_modes, local_tensors
 
 
 def state() -> dict[str, Any]:

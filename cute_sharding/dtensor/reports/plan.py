@@ -8,15 +8,15 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from cute_sharding.dtensor.redistributing.groups import groups_at_hand
-from cute_sharding.dtensor.redistributing.placements import counted_from_0, cut_of, text
-from cute_sharding.dtensor.redistributing.redistribute import prepare
-from cute_sharding.dtensor.torch_private import process_groups
-from cute_sharding.dtensor.torch_private.tensor_specs import (
+from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
     Placement,
     mesh_dim_text,
 )
+from cute_sharding.dtensor.run.groups import groups_at_hand
+from cute_sharding.dtensor.run.placements import counted_from_0, cut_of, text
+from cute_sharding.dtensor.run.redistribute import prepare
 from cute_sharding.redistribution import Network, RedistributionPlan
 from cute_sharding.redistribution.routes import Groups
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.redistributing.placements import counted_from_0, cut_of
-from cute_sharding.dtensor.torch_private import redistribution_hook, tensor_specs
-from cute_sharding.dtensor.torch_private.tensor_specs import (
+from cute_sharding.dtensor.replaced import redistribution_hook, tensor_specs
+from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
     Placement,
     Replicate,
     Shard,
     StridedShard,
 )
+from cute_sharding.dtensor.run.placements import counted_from_0, cut_of
 from cute_sharding.redistribution.network import Network
 from cute_sharding.sharding.deal import local_size
 

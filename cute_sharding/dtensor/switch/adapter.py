@@ -13,11 +13,7 @@ from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate
-from cute_sharding.dtensor.memory import state
-from cute_sharding.dtensor.memory.copies import LIVE, before_read, has_stale
-from cute_sharding.dtensor.memory.writes import before_program, reach
-from cute_sharding.dtensor.movement import SPLITS, movement_first, slices_together
-from cute_sharding.dtensor.ops import (
+from cute_sharding.dtensor.decide import (
     gated_handler,
     loss_handler,
     propagation,
@@ -25,8 +21,11 @@ from cute_sharding.dtensor.ops import (
     redistribution_of_arguments,
     writing_handler,
 )
-from cute_sharding.dtensor.redistributing import graph_keys
-from cute_sharding.dtensor.torch_private import (
+from cute_sharding.dtensor.extras import state
+from cute_sharding.dtensor.extras.copies import LIVE, before_read, has_stale
+from cute_sharding.dtensor.extras.writes import before_program, reach
+from cute_sharding.dtensor.movement import SPLITS, movement_first, slices_together
+from cute_sharding.dtensor.replaced import (
     compiler,
     composites,
     given_placements,
@@ -38,8 +37,9 @@ from cute_sharding.dtensor.torch_private import (
     tracing,
     used,
 )
-from cute_sharding.dtensor.torch_private.patch import Installed, require
-from cute_sharding.dtensor.torch_private.read_hook import Reads
+from cute_sharding.dtensor.replaced.patch import Installed, require
+from cute_sharding.dtensor.replaced.read_hook import Reads
+from cute_sharding.dtensor.run import graph_keys
 from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
 from cute_sharding.views import BY_OVERLOAD as VIEWS
@@ -221,7 +221,7 @@ def _install(settings: Settings | None) -> None:
 
 
 def _fill(installed: Installed, settings: Settings) -> None:
-    """Replace what these settings need of torch_private/patches.py."""
+    """Replace what these settings need of replaced/patches.py."""
     tracing.Tracing(
         installed, local_size_if_known, equate, as_view, before_program, LIVE, graph_keys.tag_traced
     )

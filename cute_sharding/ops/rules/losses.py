@@ -27,7 +27,7 @@ def reduction_of_loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str
 
 def loss_backward(gradient: Shape, x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
     """Each element's own, also of a mean: the op is told to divide by the number of all elements
-    (dtensor/ops/local_arguments.py).
+    (dtensor/decide/local_arguments.py).
     """
     operands = [
         "..." if gradient else "",

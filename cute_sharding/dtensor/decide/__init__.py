@@ -1,0 +1,34 @@
+"""What an op needs and gives: who answers, and with what. No data moves here.
+
+- :mod:`.decide`: who answers for an op: the one file to read first
+- :mod:`.question`: what is decided about it, and the answers that are not torch's
+- :mod:`.views`, :mod:`.view_placements`: what a view answers; placements carried through a DimMap
+- :mod:`.ambiguity`: placements that can be read in two ways
+- :mod:`.signatures`: the placements that a signature carries
+- :mod:`.gate`: what torch would have had; and ops that go past the propagator
+- :mod:`.carried`: which ops torch gets right on any cut
+- :mod:`.shares`: averages in which each device counts by what it has
+- :mod:`.scalars`: results without dims, of which nothing is left pending
+- :mod:`.written`: ops that write
+- :mod:`.local_arguments`: what kernels want of local arguments beside the values of tensors
+- :mod:`.losses`: what loss_parallel is given
+- :mod:`.running`: which redistributions run by plan
+
+What torch gets wrong on placements that its own rules know stands in :mod:`..fixes`.
+"""
+
+from cute_sharding.dtensor.decide.carried import CARRIED
+from cute_sharding.dtensor.decide.decide import propagation
+from cute_sharding.dtensor.decide.gate import gated_handler, writing_handler
+from cute_sharding.dtensor.decide.losses import loss_handler
+from cute_sharding.dtensor.decide.running import redistribution, redistribution_of_arguments
+
+__all__ = [
+    "CARRIED",
+    "gated_handler",
+    "loss_handler",
+    "propagation",
+    "redistribution",
+    "redistribution_of_arguments",
+    "writing_handler",
+]

@@ -1,0 +1,105 @@
+"""Views of tensors whose placements can be read in two ways (reading.py): whether what was decided
+holds in both, and what is done where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cute_sharding.dtensor.bookkeeping.settings import Implicit
+from cute_sharding.dtensor.compiled.symbols import unknown
+from cute_sharding.dtensor.decide.view_placements import Decision
+from cute_sharding.dtensor.replaced import tensor_specs
+from cute_sharding.dtensor.run.placements import cut_of, replaced, text
+from cute_sharding.dtensor.run.reading import agree
+from cute_sharding.layout import Size
+from cute_sharding.views import View, carry
+
+
+def holds_in_any_reading(
+    view: View, spec: tensor_specs.DTensorSpec, decision: Decision, *, sized: bool
+) -> bool:
+    """Whether the decision holds however the placements are read (reading.py). torch marks the
+    result, and a redistributed input, as its input was marked: to be read as a shard order, or not.
+    """
+    if not spec.use_strided_shard_as_shard_order:
+        return True
+    shapes: Any = (
+        (view.input_shape, spec.placements),
+        (view.input_shape, decision.source),
+        (view.output_shape, decision.output),
+    )
+    if any(isinstance(n, Size) for shape, _ in shapes for n in shape):
+        if all(_divides(shape, spec.mesh.shape, placements) for shape, placements in shapes):
+            return True
+        # Which readings differ is then a matter of numbers.
+        shapes = [([int(unknown(n)) for n in shape], placements) for shape, placements in shapes]
+    if all(agree(shape, spec, placements) for shape, placements in shapes):
+        return True
+    if sized:
+        return False
+    # Whole dims that keep their cuts, as in a permutation, hold in any reading.
+    before, after = (
+        [cut_of(p) for p in placements] for placements in (spec.placements, decision.output)
+    )
+    moved = {(a[0], b[0]) for a, b in zip(before, after) if a is not None and b is not None}
+    same = all(
+        a == b
+        or (
+            a is not None
+            and b is not None
+            and a[1] == b[1]
+            and view.input_shape[a[0]] == view.output_shape[b[0]]
+        )
+        for a, b in zip(before, after)
+    )
+    return (
+        decision.source == tuple(spec.placements)
+        and same
+        and len({a for a, _ in moved}) == len({b for _, b in moved}) == len(moved)
+    )
+
+
+def _divides(
+    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[tensor_specs.Placement]
+) -> bool:
+    """Whether the mesh dims that shard a dim divide it together, so that all readings say
+    the same.
+    """
+    parts = [1] * len(shape)
+    for placement, n in zip(placements, mesh):
+        cut = cut_of(placement)
+        if cut is not None:
+            parts[cut[0]] *= n
+    return all(n % m == 0 for n, m in zip(shape, parts))
+
+
+def whole(
+    view: View,
+    spec: tensor_specs.DTensorSpec,
+    mesh: tuple[int, ...],
+    decision: Decision,
+    name: str,
+    *,
+    if_not_free: Implicit,
+) -> Decision:
+    """The decision with an input that is not sharded.
+
+    Raises:
+        RuntimeError: an error is what was asked for.
+    """
+    if if_not_free == "error":
+        raise RuntimeError(
+            f"{name}: the placements {text(spec.placements)} of a tensor of shape "
+            f"{tuple(spec.shape)} on mesh "
+            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} can be read left to right "
+            "or as a shard order, and where sizes do not divide these differ. Redistribute it "
+            "first, to placements without _StridedShard: "
+            f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r}), with "
+            "cute_sharding.enable(redistribution=True)."
+        )
+    source = tuple([p if cut_of(p) is None else tensor_specs.Replicate() for p in decision.source])
+    return Decision(
+        source, replaced(source, carry(view, (None,) * len(mesh), mesh).cuts), "redistribution"
+    )

@@ -1,0 +1,168 @@
+"""What an op does: the placements that it needs, and those that it gives.
+
+A decision is a function of the op, how its operands lie, the settings and the release of torch. In
+this order:
+
+1. *View*: the layout, read again (:mod:`..decide`).
+2. *Fix*: a bug of torch on placements that its rules know (:mod:`..fixes`).
+3. *Rule*: where torch has no rule of its own, the op's signature.
+4. *Torch*: where its rule is right. Where it would move operands, the signature, if less is
+   received so; where it refuses, the signature or the gate.
+5. *Rule*: the signature, on what only views make.
+6. *Gate*: torch's rule, on operands without what it is not known to get right.
+
+A rule that the program has registered for an op comes before all of them, behind the gate.
+Movement ops are answered before all this (:mod:`..movement.propagate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cute_sharding.dtensor.bookkeeping.settings import Settings
+from cute_sharding.dtensor.decide.gate import left_by_search
+from cute_sharding.dtensor.decide.local_arguments import prepared
+from cute_sharding.dtensor.decide.losses import without_smoothing
+from cute_sharding.dtensor.decide.question import Question
+from cute_sharding.dtensor.decide.scalars import with_scalars_finished
+from cute_sharding.dtensor.decide.signatures import for_less
+from cute_sharding.dtensor.decide.written import as_what_is_written, taken_back
+from cute_sharding.dtensor.door.cuts import leave_one_without, without
+from cute_sharding.dtensor.fixes.table import CUTS, Remedy, fix_of
+from cute_sharding.dtensor.replaced import answers, dispatch_modes, op_schemas, registry
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import Partial, StridedShard
+
+
+def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callable[[OpSchema], Any]:
+    """What stands in for the propagator's way from an op on specs to the placements that it needs
+    and gives.
+    """
+
+    def propagate(schema: OpSchema) -> Any:
+        question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
+        return _completed(question, decide(question))
+
+    return propagate
+
+
+def decide(question: Question) -> Any:
+    """Torch's form of the answer; see the head of this file."""
+    if registry.is_of_the_program(question.schema.op):
+        return (
+            question.gated((StridedShard,))
+            if question.is_strided
+            else question.stock(question.schema)
+        )
+    if question.is_view:
+        return question.viewed()
+    fix = fix_of(question.schema, question.specs)
+    if fix is not None:
+        if fix.remedy is Remedy.FALSE:
+            mesh = question.specs[0].mesh
+            return answers.by_function(question.schema, lambda *_: False, mesh, [], None)
+        if fix.remedy is Remedy.LEFT:
+            return left_by_search(question.stock(question.schema), question.schema)
+        found = question.signed() if fix.remedy is Remedy.SIGNATURE else None
+        return question.gated(fix.kinds) if found is None else found
+    if question.is_pointwise and question.schema.op._schema.is_mutable:
+        return _written(question)
+    if question.is_pending and question.name in _MADE_ANEW:
+        return _made_anew(question)
+    if question.is_derived and (found := question.signed()) is not None:
+        return found
+    if question.is_right_in_torch:
+        return _torchs(question)
+    if (found := question.signed()) is not None:
+        return found
+    if question.is_strided and not question.is_pointwise:
+        return question.gated((StridedShard,))
+    return _torchs(question)
+
+
+def _completed(question: Question, found: Any) -> Any:
+    """The answer, with what the run needs beside it."""
+    schema = question.schema
+    if schema.op._schema._is_view_op() or question.is_view:
+        return answers.of_view(found, schema, by_plan=question.is_view)
+    found = prepared(question.name, schema, answers.with_keywords(found, schema))
+    return taken_back(with_scalars_finished(found, schema), schema)
+
+
+def _torchs(question: Question) -> Any:
+    """torch's answer; where it has to move operands, with these brought by plan, or that of a
+    signature where less is received so: torch may gather rows that are fewer than devices, or what
+    meets something pending. And where it leaves a device none, of which the op refuses to compute.
+    """
+    try:
+        found = question.stock(question.schema)
+    except (RuntimeError, ValueError):
+        refused = _where_torch_refuses(question)
+        if refused is None:
+            raise
+        return refused
+    row, wanted = question.row, getattr(found, "redistribute_schema", None) or question.schema
+    if row is None:
+        return found
+    if row.filled and leave_one_without(op_schemas.specs_of(wanted)):
+        return question.signed() or found
+    if wanted is question.schema or not question.is_sharded:
+        return found
+    if question.is_strided:
+        return question.signed() or found
+    less = for_less(row, question.name, question.schema, question.specs, found)
+    return less or answers.from_other_specs(found, question.schema)
+
+
+def _where_torch_refuses(question: Question) -> Any | None:
+    """The answer of the op's signature, if it has a row, and else the gate's."""
+    found = question.signed()
+    if found is None and question.is_sharded:
+        try:
+            found = question.gated(CUTS)
+        except Exception:  # then it was not for the shards
+            return None
+    return found
+
+
+def _written(question: Question) -> Any:
+    """A pointwise op that writes to an operand. What is pending has to be finished before it is
+    written to, as in the op that gives a new tensor.
+    """
+    schema, stock = question.schema, question.stock
+    try:
+        return as_what_is_written(question.name, schema, question.specs) or stock(schema)
+    except Exception:
+        if dispatch_modes.is_tracing() or not any(
+            isinstance(p, Partial)
+            for _, spec in op_schemas.written(schema.op, schema)
+            for p in spec.placements
+        ):
+            raise
+    finished = _finished(schema)
+    specs = op_schemas.specs_of(finished)
+    found = as_what_is_written(question.name, finished, specs) or stock(finished)
+    found = answers.from_other_specs(found, finished)
+    if question.name == "masked_fill_.Scalar":
+        return answers.instead(found, schema, without_smoothing(schema.op))
+    return found
+
+
+# What comes of these has nothing to do with what is pending in the operand: torch has such values,
+# the same on each device, be summed.
+_MADE_ANEW = ("empty_like.default", "fill_.Scalar")
+
+
+def _made_anew(question: Question) -> Any:
+    schema = question.schema
+    if schema.op._schema.is_mutable:
+        finished = _finished(schema)
+        return answers.from_other_specs(question.stock(finished), finished)
+    return answers.with_outputs(
+        _torchs(question), lambda spec: without((Partial,), spec.placements)
+    )
+
+
+def _finished(schema: OpSchema) -> OpSchema:
+    return op_schemas.replaced_specs(schema, lambda spec: without((Partial,), spec.placements))

@@ -1,0 +1,143 @@
+"""What is decided about an op, and the answers that are not torch's: that of a view, by its
+signature, and by the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from cute_sharding.dtensor.bookkeeping.settings import Settings
+from cute_sharding.dtensor.decide.carried import CARRIED
+from cute_sharding.dtensor.decide.gate import gated
+from cute_sharding.dtensor.decide.signatures import by_signature
+from cute_sharding.dtensor.decide.views import ViewQuestion
+from cute_sharding.dtensor.door.cuts import is_sharded, some_device_is_empty
+from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
+from cute_sharding.ops.table import BY_OVERLOAD, LINEAR, POINTWISE, Row
+from cute_sharding.views import BY_OVERLOAD as VIEWS
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which placements an op needs and gives.
+
+    Attributes:
+        schema: the op, with specs for its tensors.
+        specs: these, in the order of its arguments.
+        stock: torch's own answer to such questions.
+        settings: those in force. Without ``ops`` torch answers what signatures would, with the
+            gate before it.
+    """
+
+    schema: OpSchema
+    specs: tuple[DTensorSpec, ...]
+    stock: Callable[[OpSchema], Any]
+    settings: Settings
+
+    @cached_property
+    def name(self) -> str:
+        return registry.name_of(self.schema.op)
+
+    @cached_property
+    def is_strided(self) -> bool:
+        return any(map(tensor_specs.split_factors, self.specs))
+
+    @cached_property
+    def is_sharded(self) -> bool:
+        return any(map(is_sharded, self.specs))
+
+    @cached_property
+    def is_pending(self) -> bool:
+        return any(isinstance(p, Partial) for spec in self.specs for p in spec.placements)
+
+    @property
+    def is_pointwise(self) -> bool:
+        return op_schemas.is_pointwise(self.schema.op)
+
+    @property
+    def is_view(self) -> bool:
+        return self.name in VIEWS
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all operands have the same placements."""
+        return len({tuple(spec.placements) for spec in self.specs}) == 1
+
+    @cached_property
+    def row(self) -> Row | None:
+        """The op's row in the table of signatures, where these may answer; of pointwise ops, which
+        stand there as one, that of ops that are linear in both operands, or of all.
+        """
+        if not self.settings.ops:
+            return None
+        if self.name in BY_OVERLOAD or not self.is_pointwise:
+            return BY_OVERLOAD.get(self.name)
+        # x + 1 is not linear in x.
+        is_linear = len(self.specs) == 2 and self.is_strided and self.is_pending
+        return LINEAR.get(self.name, POINTWISE) if is_linear else POINTWISE
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the op has a row of its own here, and no rule in torch: it would derive one from
+        what the op decomposes to, by trying all placements of all operands at each op within. Of
+        attention that takes half a minute, with a mask much more.
+        """
+        return (
+            self.settings.ops
+            and self.name in BY_OVERLOAD
+            and registry.is_derived(self.schema.op)
+            and all(spec.mesh.size() > 1 for spec in self.specs)
+        )
+
+    @property
+    def is_right_in_torch(self) -> bool:
+        """Whether torch's rule is right on these placements, as far as no fix says otherwise. (A
+        mesh of one device is its stand-in for ops that it decomposes: what holds there is to hold
+        anywhere. Of ops that keep any cut only the pointwise ones take no elements on any device:
+        pools refuse a tensor without channels.)
+        """
+        if not self.is_strided or all(spec.mesh.size() == 1 for spec in self.specs):
+            return True
+        op = self.schema.op
+        if self.settings.ops and self.name in BY_OVERLOAD:
+            return False
+        if self.is_pointwise:
+            # Of others it would look for the ways from strided shards to all placements that it
+            # knows, which may take minutes, find none, and replicate everything.
+            return self.is_alike or not self.settings.ops
+        return self.name in CARRIED or (
+            op_schemas.keeps_any_cut(op)
+            and (op_schemas.draws(op) or not any(map(some_device_is_empty, self.specs)))
+        )
+
+    def viewed(self) -> Any:
+        """The answer for a view."""
+        return ViewQuestion(self.name, self.schema, self.stock, self.settings).answer()
+
+    def signed(self) -> Any | None:
+        """The signature's answer; None where there is none."""
+        if self.row is None:
+            return None
+        return by_signature(self.row, self.name, self.schema, self.specs)
+
+    def gated(self, kinds: tuple[type, ...]) -> Any:
+        """torch's answer with the mesh dims of such placements replicated."""
+        return gated(self._plain, self.name, self.schema, kinds)
+
+    def _plain(self, plain: OpSchema) -> Any:
+        """Of the op on plain placements the answer of torch, or of a signature where it has no
+        rule.
+        """
+        try:
+            return self.stock(plain)
+        except NotImplementedError:
+            specs = op_schemas.specs_of(plain)
+            found = self.row and by_signature(self.row, self.name, plain, specs)
+            if found is None:
+                raise
+            return found

@@ -1,0 +1,140 @@
+"""How what ops need gets to them: which redistributions run by plan, and which are torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
+from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch
+from cute_sharding.dtensor.compiled.symbols import has_values
+from cute_sharding.dtensor.extras.copies import note_copy
+from cute_sharding.dtensor.replaced import (
+    answers,
+    dispatch,
+    dispatch_modes,
+    local_tensors,
+    process_groups,
+    redistribution_hook,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.graph_keys import tag
+from cute_sharding.dtensor.run.packing import OtherShape
+from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.run.stock import is_torchs, is_torchs_alone
+
+Redistribute = Callable[..., torch.Tensor]
+
+
+def redistribution(stock: Redistribute) -> Redistribute:
+    """For torch's redistribute_local_tensor: a plan's steps where they are wanted, else torch's."""
+
+    def redistribute(
+        local_tensor: torch.Tensor,
+        current_spec: DTensorSpec,
+        target_spec: DTensorSpec,
+        **options: Any,
+    ) -> torch.Tensor:
+        return _redistributed(stock, local_tensor, current_spec, target_spec, **options)
+
+    return redistribute
+
+
+def by_plan(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> torch.Tensor:
+    """An argument of an op that a rule of ours has answered, where it is to be: by plan, where
+    there may be one.
+    """
+    stock = redistribution_hook.stock_redistribute
+    return _redistributed(stock, local, current, target, answered=True)
+
+
+def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..., None]:
+    """The dispatcher's step that redistributes an op's arguments; by plan for rules of ours."""
+
+    def redistribute_local_args(
+        op_info: Any, suggested_input_schema: OpSchema, use_val_from_redistribute_schema: bool
+    ) -> None:
+        schema, takes_others = suggested_input_schema, use_val_from_redistribute_schema
+        answer, settings = answers.answer_of(schema), in_force()
+        if answer is not None and answer.takes_all:
+            return  # it is given them as they are
+        if answer is None or settings is None or not settings.views:
+            local_args(op_info, schema, takes_others)
+            return
+        before = op_info.local_args
+        if answer.by_plan:
+            dispatch.redistribute_arguments(op_info, schema, takes_others, by_plan)
+        else:
+            local_args(op_info, schema, takes_others)
+        dispatch.finish(op_info, schema, answer, by_plan)
+        if answer.copied is not None:
+            note_copy(before[0], *answer.copied, op_info.local_args[0])
+
+    return redistribute_local_args
+
+
+def _redistributed(
+    stock: Redistribute,
+    local: torch.Tensor,
+    current: DTensorSpec,
+    target: DTensorSpec,
+    *,
+    answered: bool = False,
+    async_op: bool = False,
+    is_explicit: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """``answered``: it is what a rule of ours asks for. That is by plan under any setting, and an
+    outcome of the op, not counted again.
+    """
+    settings = in_force()
+    how = {"async_op": async_op, "is_explicit": is_explicit}
+    if settings is None:
+        return stock(local, current, target, **how, **options)
+    if dispatch_modes.is_tracing():
+        tag(settings)  # dynamo comes by here before a cache is asked
+        current, target = symints.settled_spec(current), symints.settled_spec(target)
+    if _is_planned(local, current, target, settings, answered):
+        counted = settings.redistribution or not answered
+        try:
+            return redistribute_local_tensor(local, current, target, counted=counted, **how)
+        except OtherShape:
+            if not is_torchs_alone(current, target):
+                raise
+    if settings.redistribution:
+        count_left_to_torch()
+    return stock(local, current, target, **how, **options)
+
+
+def _is_planned(
+    local: torch.Tensor,
+    current: DTensorSpec,
+    target: DTensorSpec,
+    settings: Settings,
+    answered: bool,
+) -> bool:
+    """Whether a plan redistributes, and not torch. Alike on all ranks: it depends on the specs, the
+    settings and the op alone.
+    """
+    if local_tensors.is_wrapper(local):
+        return False
+    if not tensor_specs.are_known((*current.placements, *target.placements)):
+        return False
+    shape = tuple(current.shape)
+    is_symbolic = symints.is_symbolic(shape)
+    if settings.redistribution or answered:
+        wanted = True
+    elif not is_symbolic:
+        # Placements that views make, and that torch would misread or move wrongly.
+        wanted = not is_torchs(current, target)
+    else:
+        # torch counts the rows of strided shards one by one, which it cannot of symbols.
+        strided = tensor_specs.split_factors(current) or tensor_specs.split_factors(target)
+        ascend = process_groups.is_ascending(current.mesh)
+        wanted = dispatch_modes.is_tracing() and (bool(strided) or not ascend)
+    return wanted and (not is_symbolic or (symints.has_shape_env(shape) and has_values(shape)))

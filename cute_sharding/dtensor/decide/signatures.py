@@ -1,0 +1,268 @@
+"""The placements that an op's signature lets it carry."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.decide.local_arguments import in_their_place
+from cute_sharding.dtensor.decide.shares import by_shares, of_results
+from cute_sharding.dtensor.door.cuts import (
+    parts_of,
+    placed,
+)
+from cute_sharding.dtensor.door.understood import (
+    are_read_as_order,
+    are_understood,
+    mean_what_they_say,
+)
+from cute_sharding.dtensor.replaced import (
+    answers,
+    op_schemas,
+    registry,
+    symints,
+)
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
+from cute_sharding.dtensor.run.placements import text
+from cute_sharding.ops.assign import Assignment, Linear, assign
+from cute_sharding.ops.operands import Operand, received_for
+from cute_sharding.ops.signature import UNREAD, Signature, parse
+from cute_sharding.ops.table import Row
+
+
+def by_signature(
+    row: Row,
+    name: str,
+    schema: OpSchema,
+    specs: Sequence[DTensorSpec],
+    *,
+    most: int | None = None,
+) -> Any | None:
+    """The op's sharding by its signature; None where it has none for such arguments, or the
+    placements are of kinds that no signature carries, or where so many elements, ``most``, are
+    received as well.
+    """
+    if not are_understood(specs):
+        return None
+    shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
+    if shapes is None or factors is None:
+        return None
+    args, kwargs = op_schemas.with_shapes(schema, shapes)
+    pattern = row.pattern(*args, **kwargs)
+    metas = None if pattern is None else registry.output_metas(schema)
+    if pattern is None or metas is None:
+        return None
+    operands = [
+        Operand(shape, parts_of(spec.placements, factors)) for spec, shape in zip(specs, shapes)
+    ]
+    shapes_of_results = answers.shapes_of_results(metas)
+    try:
+        signature = _signature(pattern, specs, operands, shapes_of_results)
+        found = _assigned(row, name, schema, specs, metas, signature, operands, args, kwargs)
+    except ValueError as error:
+        logger.debug("%s: %s", name, error)
+        return None
+    needed = [placed(parts, factors) for parts in found.operands]
+    wanted = _kept_where_sized(signature, specs, needed)
+    given = [
+        None if _is_a_state(names, shape) else placed(parts, factors)
+        for names, shape, parts in zip(
+            signature.results, shapes_of_results, of_results(row.shares, found)
+        )
+    ]
+    as_order = are_read_as_order(specs)
+    if (as_order and not mean_what_they_say(specs, wanted)) or (
+        most is not None and found.received >= most
+    ):
+        return None
+    _note(name, signature, wanted, given, found.received)
+    answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
+    if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
+        fitted = signature.fitted(shapes)
+        answer = by_shares(answer, row.shares, schema, specs, fitted, found)
+    others = [i for i in signature.sized if wanted[i] != needed[i]]
+    return in_their_place(answer, schema, signature, others)
+
+
+def _assigned(
+    row: Row,
+    name: str,
+    schema: OpSchema,
+    specs: Sequence[DTensorSpec],
+    metas: Any,
+    signature: Signature,
+    operands: Sequence[Operand],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Assignment:
+    assigned = partial(
+        assign,
+        signature,
+        operands,
+        tuple(specs[0].mesh.shape),
+        linear=_linear(row, specs, metas),
+        filled=row.has_rows(*args, **kwargs),
+        shares=row.shares is not None,
+    )
+
+    def leaving(reduce: str | None) -> Assignment:
+        found = assigned(reduce=reduce)
+        spares = found.received and _weighs_all(name, schema, specs)
+        return assigned(reduce=reduce, spare=True) if spares else found
+
+    reduce = _reduction(row, row.reduction(*args, **kwargs), signature, specs)
+    found = leaving(reduce)
+    if row.shares == "elements" and reduce == "avg" and (found.differ or _is_symbolic(specs)):
+        return leaving("sum")  # of shares, none of which is larger than what it is of
+    return found
+
+
+def for_less(
+    row: Row, name: str, schema: OpSchema, specs: Sequence[DTensorSpec], found: Any
+) -> Any | None:
+    """The signature's answer, where fewer elements are received so than by ``found``, torch's, its
+    operands brought by plan; of symbols, for the sizes at hand. (What is written to is left to
+    torch.)
+    """
+    wanted = op_schemas.specs_of(found.redistribute_schema)
+    shapes, factors = symints.shapes_at_hand(specs), symints.factors_at_hand(specs)
+    if (
+        schema.op._schema.is_mutable
+        or shapes is None
+        or factors is None
+        or not are_understood((*specs, *wanted))
+    ):
+        return None
+    mesh = tuple(specs[0].mesh.shape)
+    most = sum(
+        received_for(
+            Operand(shape, parts_of(spec.placements, factors)),
+            parts_of(other.placements, factors),
+            mesh,
+        )
+        for shape, spec, other in zip(shapes, specs, wanted)
+    )
+    return by_signature(row, name, schema, specs, most=most) if most else None
+
+
+def _note(
+    name: str,
+    signature: Signature,
+    wanted: Sequence[tuple[Placement, ...]],
+    given: Sequence[tuple[Placement, ...] | None],
+    received: int,
+) -> None:
+    count(name, "signature")
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug(
+            "%s: %s: %s -> %s, %d elements received",
+            name,
+            signature,
+            ", ".join(map(text, wanted)),
+            ", ".join(map(text, filter(None, given))),
+            received,
+        )
+
+
+def _weighs_all(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether mesh dims that can keep nothing of what they cut may cut something else: where torch
+    weighs that, too. Not of what is written to, which would have to be brought back; nor of
+    symbols: in another call of the graph a device might have no rows.
+    """
+    op = schema.op
+    return (
+        not op._schema.is_mutable
+        and not _is_symbolic(specs)
+        and (registry.weighs_all(name) or registry.is_derived(op))
+    )
+
+
+def _kept_where_sized(
+    signature: Signature, specs: Sequence[DTensorSpec], needed: Sequence[tuple[Placement, ...]]
+) -> list[tuple[Placement, ...]]:
+    """The placements to redistribute to: what the op reads the sizes of alone is not moved."""
+    return [
+        tuple(spec.placements) if i in signature.sized else placements
+        for i, (spec, placements) in enumerate(zip(specs, needed))
+    ]
+
+
+def _is_a_state(names: tuple[str, ...], shape: tuple[int, ...] | None) -> bool:
+    """Whether a result is a scalar that has nothing of the operands. To torch it is no DTensor."""
+    return names == (UNREAD,) and not shape
+
+
+def _linear(row: Row, specs: Sequence[DTensorSpec], metas: Any) -> Linear | tuple[int, ...]:
+    """Not of ops that copy elements of several dtypes, and convert some, nor of those that make
+    integers of numbers: a sum of what is converted is not the sum, converted.
+    """
+    dtypes = _dtypes(specs)
+    if isinstance(row.linear, Linear) and len(dtypes) > 1:
+        return ()
+    made = answers.dtypes_of_results(metas)
+    is_rounded = any(map(_has_fractions, dtypes)) and not all(map(_has_fractions, made))
+    return () if is_rounded else row.linear
+
+
+def _reduction(
+    row: Row, reduce: str | None, signature: Signature, specs: Sequence[DTensorSpec]
+) -> str | None:
+    """What contracted dims leave pending: of symbols sums alone and averages by shares, which are
+    right for blocks of any size. And a term that is added is pending in equal parts, which integers
+    have not.
+    """
+    of_any_size = reduce == "sum" or (reduce == "avg" and row.shares is not None)
+    in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
+    return None if (_is_symbolic(specs) and not of_any_size) or in_parts else reduce
+
+
+def _is_symbolic(specs: Sequence[DTensorSpec]) -> bool:
+    return symints.is_symbolic(*(tuple(spec.shape) for spec in specs))
+
+
+def _dtypes(specs: Sequence[DTensorSpec]) -> set[torch.dtype]:
+    return {spec.tensor_meta.dtype for spec in specs if spec.tensor_meta is not None}
+
+
+def _has_fractions(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _signature(
+    pattern: str,
+    specs: Sequence[DTensorSpec],
+    operands: Sequence[Operand],
+    results: Sequence[tuple[int, ...] | None],
+) -> Signature:
+    """The pattern as a signature that these operands fit: of symbols, in every call of the graph.
+
+    Raises:
+        ValueError: they do not fit it, as far as is known.
+    """
+    shapes = [operand.shape for operand in operands]
+    signature = parse(pattern, tuple([len(shape) for shape in shapes]), len(results))
+    if _is_symbolic(specs):
+        if not _known_to_fit(signature, specs):
+            raise ValueError(f"sizes of one name in {signature} may differ in another call")
+    elif not signature.gives(shapes, results):
+        raise ValueError(f"results of shapes {results} are not what {signature} says")
+    return signature
+
+
+def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether dims of one name that may be cut are of one size in every call of the graph that is
+    being compiled, not in this one alone.
+    """
+    sizes: dict[str, set[str]] = {}
+    for spec, names in zip(specs, signature.operands):
+        for n, name in zip(spec.shape, names):
+            is_broadcast = symints.size_text(n) == "1" and name.startswith("...")
+            if not is_broadcast and name not in signature.whole:  # a 1 is one in every call
+                sizes.setdefault(name, set()).add(symints.size_text(n))
+    return all(len(found) == 1 for found in sizes.values())

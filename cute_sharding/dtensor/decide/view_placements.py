@@ -1,0 +1,442 @@
+"""Propagation on torch's placements: free where it can be, a redistribution where it may be, else
+an error that says what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from cute_sharding.dtensor.bookkeeping.settings import Implicit
+from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.compiled.symbols import hinted
+from cute_sharding.dtensor.replaced.registry import stock_propagate, torch_rule
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    mesh_dim_text,
+    mesh_text,
+)
+from cute_sharding.dtensor.run.placements import Cuts, cut_of, replaced, text
+from cute_sharding.layout import Size, Undecided
+from cute_sharding.redistribution import Target, free_targets
+from cute_sharding.views import Row, View, carry, view_of
+
+SUGGESTIONS = 3
+MOST_LOGGED = 1 << 12
+_logged: set[str] = set()  # what the log has said of views that are not free
+
+
+class Decision(NamedTuple):
+    """The placements that the input is to have, and those of the output."""
+
+    source: tuple[Placement, ...]
+    output: tuple[Placement, ...]
+    outcome: str  # a key of stats()
+
+
+def propagate_shape_and_sharding(
+    input_src_placements: Sequence[Placement],
+    global_input_shape: Sequence[int],
+    rule: Sequence[Any],
+    mesh_sizes: Sequence[int],
+    strict_view: bool = False,
+) -> tuple[Sequence[Placement], Sequence[Placement]]:
+    """The placements that a view needs of its input, and those of its output.
+
+    The signature, and the kinds of value, of
+    torch.distributed.tensor._ops._view_ops.propagate_shape_and_sharding; the rule may be torch's
+    DimMap or ours. Where the view can be free, the first result is ``input_src_placements``.
+
+    Raises:
+        RuntimeError: ``strict_view``, and no placements of the output hold what the devices hold.
+            It names placements of the input that would do.
+        ValueError: the arguments do not fit together.
+
+    >>> from torch.distributed.tensor import Shard
+    >>> from torch.distributed.tensor._ops._view_ops import view_groups
+    >>> rule = view_groups((4, 6), (24,))
+    >>> propagate_shape_and_sharding([Shard(1)], (4, 6), rule, (2,), strict_view=True)[1]
+    [_StridedShard(dim=0, sf=4)]
+    """
+    placements, shape, mesh = tuple(input_src_placements), global_input_shape, tuple(mesh_sizes)
+    if len(placements) != len(mesh):
+        raise ValueError(
+            f"{len(placements)} placements {text(placements)} for a mesh of {len(mesh)} dims "
+            f"{mesh}: give one for each"
+        )
+    stock = partial(_stock_source, placements, shape, rule, mesh, strict_view)
+    try:
+        source, output, outcome = decide(
+            view_of(shape, rule),
+            placements,
+            mesh,
+            if_not_free="error" if strict_view else "replicate",
+            stock=stock,
+        )
+    except RuntimeError as error:
+        refused("view", error)
+        raise
+    count("view", outcome)
+    return source, list(output)
+
+
+def _stock_source(
+    placements: tuple[Placement, ...],
+    shape: Sequence[int],
+    rule: Sequence[Any],
+    mesh: tuple[int, ...],
+    strict: bool,
+) -> Sequence[Placement]:
+    """The placements that torch's own propagation wants of the input. Raises what that raises."""
+    return stock_propagate(placements, tuple(shape), torch_rule(rule), mesh, strict)[0]
+
+
+def refused(op: str, error: RuntimeError) -> None:
+    """Counts a refusal. Other outcomes are counted where they are final."""
+    count(op, "refused")
+    logger.debug("refused: %s", error)
+
+
+class _Asked(NamedTuple):
+    """A view, and what it is of. ``row``, ``names``: as of :func:`decide`."""
+
+    op: str
+    view: View
+    row: Row | None
+    mesh: tuple[int, ...]
+    names: Sequence[str] | None
+    placements: tuple[Placement, ...]
+
+    @property
+    def cuts(self) -> Cuts:
+        return tuple([cut_of(p) for p in self.placements])
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether all sizes have a value in the call that is being compiled."""
+        return None not in hinted((*self.view.input_shape, *self.view.target))
+
+
+class _Choice(NamedTuple):
+    """Placements of the input under which the view is free, and those of its output."""
+
+    target: Target
+    source: tuple[Placement, ...]
+    output: tuple[Placement, ...]
+
+
+def decide(
+    view: View,
+    placements: tuple[Placement, ...],
+    mesh: tuple[int, ...],
+    *,
+    if_not_free: Implicit,
+    op: str = "view",
+    row: Row | None = None,
+    mesh_names: Sequence[str] | None = None,
+    stock: Callable[[], Sequence[Placement]] | None = None,
+    reachable: Callable[[Cuts], bool] = lambda target: True,
+) -> Decision:
+    """Carry placements through a view, redistributing the input only where nothing else will do.
+
+    Args:
+        view: the view, on the global shape.
+        if_not_free: what is done where no placements of the output hold what the devices hold: the
+            input is redistributed as torch's rules for views that may communicate do it, the mesh
+            dims that block the view replicated and the others kept ("replicate"), or to where the
+            fewest elements are received ("cheapest"); or an "error" is raised, unless torch's rule
+            redistributes for this very view without a word.
+        row: the op's row of the rule table, for the needs of its local form.
+        stock: what torch's own rule makes of the input placements. It is asked for an error alone,
+            which quotes what it says where it raises: programs and tests look for its words.
+        reachable: whether an explicit redistribution of the input, as it would run now, can be
+            trusted to get there: an error suggests no other.
+
+    Raises:
+        RuntimeError: nothing is free, and an error is what was asked for.
+    """
+    blocked: int | str | None
+    try:
+        cuts, blocked, traced = carry(view, tuple([cut_of(p) for p in placements]), mesh)
+        _check_has_numbers(cuts)
+        if row is not None:
+            by_row = _blocked_by_row(row, view, mesh, placements)
+            blocked = blocked if by_row is None else by_row
+        if blocked is None:
+            output = replaced(placements, cuts)
+            free = Decision(placements, output, "tracing" if traced else "algebra")
+            if logger.isEnabledFor(logging.DEBUG):
+                _log_free(_Asked(op, view, row, mesh, mesh_names, placements), free)
+            return free
+    except Undecided as error:
+        blocked = error.fact
+    asked = _Asked(op, view, row, mesh, mesh_names, placements)
+    if isinstance(blocked, str):
+        if if_not_free == "error":
+            raise RuntimeError(_unknown(asked, blocked))
+        source, output = _everywhere(asked)
+    elif if_not_free == "error":
+        theirs, said = _asked_torch(stock)
+        if theirs in (None, placements):
+            raise RuntimeError(_explain(asked, blocked, _suggestions(asked, reachable), said))
+        source, output = _moved(asked, "replicate")
+    else:
+        source, output = _moved(asked, if_not_free)
+    _log_redistribution(asked, source, output, reachable)
+    return Decision(source, output, "redistribution")
+
+
+def _everywhere(asked: _Asked) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """Input and output where nothing is sharded: right whatever the sizes."""
+    source = _reduced(asked.row, _unsharded(asked.placements))
+    return source, source
+
+
+def _moved(asked: _Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """Where the input goes of a view that is not free, and what the output then is."""
+    if to == "cheapest":
+        if not asked.has_numbers:
+            return _everywhere(asked)
+        [(_, source, output)] = _choices(asked, 1)
+        return source, output
+    try:
+        source = _unblocked(asked)
+        cuts = tuple([cut_of(p) for p in source])
+        return source, replaced(source, carry(asked.view, cuts, asked.mesh).cuts)
+    except Undecided:
+        return _everywhere(asked)
+
+
+def _suggestions(asked: _Asked, reachable: Callable[[Cuts], bool]) -> list[_Choice] | None:
+    """What an error suggests: placements without split factors, which an explicit redistribution
+    gets to. None where sizes have no value yet.
+    """
+    if not asked.has_numbers:
+        return None
+
+    def is_plain(target: Cuts) -> bool:
+        return reachable(target) and all(cut is None or cut[1] == 1 for cut in target)
+
+    # To replicate everything is always among them, also where it cannot be reached.
+    found = _choices(asked, SUGGESTIONS, is_plain)
+    return [choice for choice in found if reachable(choice.target.source)]
+
+
+def _choices(
+    asked: _Asked, most: int, is_wanted: Callable[[Cuts], bool] = lambda target: True
+) -> list[_Choice]:
+    """Placements of the input that make the view free, cheapest first."""
+    view, row = asked.view, asked.row
+    not_sharded = (
+        [d for d in range(len(view.input_shape)) if d not in view.kept]
+        if row is not None and row.wants_whole_dims
+        else []
+    )
+    pending = [m for m, p in enumerate(asked.placements) if isinstance(p, Partial)]
+    result = []
+    # Which is cheapest is a matter of the sizes at hand; that it is free is proved for all.
+    at_hand = _at_hand(view)
+    for target in free_targets(
+        at_hand,
+        hinted(asked.cuts),
+        asked.mesh,
+        fixed=pending,
+        unsharded=not_sharded,
+        allowed=is_wanted,
+        most=most,
+    ):
+        source = _reduced(row, replaced(asked.placements, target.source))
+        known = at_hand is view
+        cuts_after = target.output if known else carry(view, target.source, asked.mesh).cuts
+        result.append(_Choice(target, source, replaced(source, cuts_after)))
+    return result
+
+
+def _unblocked(asked: _Asked) -> tuple[Placement, ...]:
+    """The placements with the mesh dims replicated that block the view, one after the other until
+    none does.
+    """
+    source = _reduced(asked.row, asked.placements)
+    while True:
+        blocked = _blocked_by_row(asked.row, asked.view, asked.mesh, source)
+        if blocked is None:
+            blocked = carry(asked.view, tuple([cut_of(p) for p in source]), asked.mesh).blocked
+        if blocked is None:
+            return source
+        source = (*source[:blocked], Replicate(), *source[blocked + 1 :])
+
+
+def _at_hand(view: View) -> View:
+    """The view for the sizes of the call that is being compiled."""
+    if not any(isinstance(n, Size) for n in (*view.input_shape, *view.sizes, *view.target)):
+        return view
+    return View(
+        hinted(view.input_shape),
+        view.source,
+        hinted(view.sizes),
+        hinted(view.target),
+        view.kept,
+        view.home,
+        view.rank,
+    )
+
+
+def _check_has_numbers(cuts: Cuts) -> None:
+    """A placement needs its split factor as a number, at the latest where it leaves the compiled
+    program.
+
+    Raises:
+        Undecided: one has none. That it is some number would do; 2 stands for it.
+    """
+    for cut in cuts:
+        if cut is not None and isinstance(cut[1], Size) and hinted(cut[1]) is None:
+            raise Undecided(f"{cut[1]} == 2")
+
+
+def _unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    return tuple([Replicate() if isinstance(p, (Shard, StridedShard)) else p for p in placements])
+
+
+def _unknown(asked: _Asked, fact: str) -> str:
+    view, placements = asked.view, asked.placements
+    return (
+        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
+        f"mesh {mesh_text(asked.mesh, asked.names)} with placements {text(placements)}: whether "
+        "that is free depends on sizes that have no value while the program is compiled. It could "
+        f"be decided if this were known: {fact}. Say so before the view, if it holds: "
+        f"torch._check({fact}); or redistribute the tensor first to "
+        f"{text(_unsharded(placements))}; or let views do so themselves: "
+        'cute_sharding.enable(implicit_redistribution="replicate").'
+    )
+
+
+def _linear(placement: Placement) -> bool:
+    return placement.reduce_op in ("sum", "avg")  # type: ignore[attr-defined]
+
+
+def _blocked_by_row(
+    row: Row | None, view: View, mesh: tuple[int, ...], placements: Sequence[Placement]
+) -> int | None:
+    """The first mesh dim that the op's local form cannot do with under these placements, whatever
+    the layout says.
+    """
+    if row is None or not (row.wants_whole_dims or row.pairs):
+        return None
+    for mesh_dim, placement in enumerate(placements):
+        cut = cut_of(placement)
+        if (
+            row.wants_whole_dims
+            and cut is not None
+            and cut[0] not in view.kept
+            and mesh[mesh_dim] > 1
+        ):
+            return mesh_dim
+        if row.pairs and isinstance(placement, Partial) and not _linear(placement):
+            return mesh_dim
+    return None
+
+
+def _reduced(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """The placements with the pending reductions that the op does not commute with done."""
+    if row is None or not row.pairs:
+        return placements
+    return tuple(
+        [Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements]
+    )
+
+
+def _asked_torch(
+    stock: Callable[[], Sequence[Placement]] | None,
+) -> tuple[tuple[Placement, ...] | None, str | None]:
+    """The placements that torch's own rule wants of the input; None and what it says where it
+    raises.
+    """
+    if stock is None:
+        return None, None
+    try:
+        return tuple(stock()), None
+    except Exception as error:  # whatever torch raises
+        return None, next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _log_free(asked: _Asked, decision: Decision) -> None:
+    how = "blocks of one size" if decision.outcome == "algebra" else "proved on each kind of device"
+    logger.debug("%s: free, %s", _described(asked, decision.output), how)
+
+
+def _log_redistribution(
+    asked: _Asked,
+    source: tuple[Placement, ...],
+    output: tuple[Placement, ...],
+    reachable: Callable[[Cuts], bool],
+) -> None:
+    """Once for a place: an op, a shape and placements."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    text_of_it = f"{_described(asked, output)}: input redistributed to {text(source)}"
+    if text_of_it in _logged:
+        return
+    if len(_logged) >= MOST_LOGGED:
+        _logged.clear()
+    _logged.add(text_of_it)
+    best = next(iter(_suggestions(asked, reachable) or ()), None)
+    if best is not None and best.source != source:
+        text_of_it += (
+            f"; cheapest is .redistribute(placements={list(best.source)!r}) before it, each device "
+            f"then receives up to {best.target.received} elements"
+        )
+    logger.info("%s", text_of_it)
+
+
+def _described(asked: _Asked, output: tuple[Placement, ...]) -> str:
+    return (
+        f"{asked.op}: {tuple(asked.view.input_shape)} {text(asked.placements)} -> "
+        f"{asked.view.output_shape} {text(output)} on mesh {tuple(asked.mesh)}"
+    )
+
+
+def _explain(asked: _Asked, blocked: int, choices: list[_Choice] | None, said: str | None) -> str:
+    view, placements, mesh, names = asked.view, asked.placements, asked.mesh, asked.names
+    axis = mesh_dim_text(blocked, names)
+    lines = [
+        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
+        f"mesh {mesh_text(mesh, names)} with placements {text(placements)} cannot be done without "
+        f"communication: what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices "
+        "is no Shard or _StridedShard of the output.",
+    ]
+    if choices is None:
+        lines.append(
+            "Redistribute the input first: "
+            f".redistribute(placements={list(_unsharded(placements))!r})"
+        )
+    elif choices:
+        lines.append("Redistribute the input first, for example (cheapest first):")
+        for target, source, output in choices:
+            lines.append(
+                f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; "
+                f"each device receives up to {target.received} elements"
+            )
+        lines.append(
+            "or let views do so themselves: "
+            'cute_sharding.enable(implicit_redistribution="replicate").'
+        )
+    else:
+        lines.append(
+            "Let views redistribute their input: "
+            'cute_sharding.enable(implicit_redistribution="replicate").'
+        )
+        lines.append(
+            "To redistribute it yourself, switch on enable(redistribution=True) first: torch's own "
+            "redistribution reads these split factors as a shard order, which they are not, or "
+            "plans "
+            "ranks of different sizes differently, and gives wrong data or waits for ever."
+        )
+    if said:
+        lines.append(f"torch's own rule says: {said}")  # programs and tests look for its words
+    return "\n".join(lines)

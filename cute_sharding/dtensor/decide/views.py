@@ -1,0 +1,162 @@
+"""What the propagator answers for a view: the placements that its input is to have, and those that
+its output then has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
+from cute_sharding.dtensor.bookkeeping.stats import count
+from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
+from cute_sharding.dtensor.decide.ambiguity import holds_in_any_reading, whole
+from cute_sharding.dtensor.decide.view_placements import Decision, decide, refused
+from cute_sharding.dtensor.replaced import (
+    answers,
+    dispatch_modes,
+    registry,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
+from cute_sharding.dtensor.run.graph_keys import tag_traced
+from cute_sharding.dtensor.run.placements import Cuts
+from cute_sharding.dtensor.run.stock import moves_rightly
+from cute_sharding.views import BY_OVERLOAD, Row, View
+
+
+@dataclass(frozen=True)
+class ViewQuestion:
+    """What a view needs of its input, and what it gives.
+
+    Args:
+        name: the aten overload's, for messages and counts.
+        schema: the op, with the spec of its input.
+        stock: torch's own answer to such questions.
+        settings: those in force.
+    """
+
+    name: str
+    schema: OpSchema
+    stock: Callable[[OpSchema], Any]
+    settings: Settings
+
+    @property
+    def spec(self) -> DTensorSpec:
+        return self.schema.args_schema[0]  # type: ignore[return-value]
+
+    @property
+    def row(self) -> Row:
+        return BY_OVERLOAD[self.name][0]
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the op must not communicate."""
+        return BY_OVERLOAD[self.name][1]
+
+    @property
+    def if_not_free(self) -> Implicit:
+        """Views that are not strict redistribute under any setting, as torch's do."""
+        to = self.settings.implicit_redistribution
+        return "replicate" if to == "error" and not self.is_strict else to
+
+    def answer(self) -> Any:
+        """In torch's form; torch's own where nobody can count with the sizes.
+
+        Raises:
+            RuntimeError: the view is not free, and an error is what the settings ask for.
+        """
+        if dispatch_modes.is_tracing():
+            tag_traced()
+        shape, options = tuple(self.spec.shape), self.schema.kwargs_schema
+        arguments = self.schema.args_schema[1:]
+        factors = tensor_specs.split_factors(self.spec)
+        sized = shape, arguments, tuple(options.values()), factors
+        is_symbolic = symints.is_symbolic(*sized)
+        if self._is_torchs(is_symbolic and not symints.has_shape_env(*sized)):
+            count(self.name, "stock")
+            return self.stock(self.schema)
+        if not is_symbolic:
+            return self._answered(self.row.view(shape, *arguments, **options))
+        with symbols_of(*sized):
+            options = {key: known(value) for key, value in options.items()}
+            return self._answered(self.row.view(known(shape), *known(arguments), **options))
+
+    def _is_torchs(self, is_uncountable: bool) -> bool:
+        """Whether torch's rule answers, if it has one: sizes are of another kind than a compiler's,
+        or the mesh is one device. There every placement is right, and torch uses just such a mesh
+        as a stand-in: for an op without a rule it traces the decomposition there, and takes what it
+        learns for true of the real mesh (_decompositions.py). So nothing may be answered that is
+        true of one device only.
+        """
+        on_one = tuple(self.spec.mesh.shape) == (1,)
+        return (on_one or is_uncountable) and not registry.is_derived(self.schema.op)
+
+    def _answered(self, view: View) -> Any:
+        try:
+            decision = self._decide(view)
+        except RuntimeError as error:
+            refused(self.name, error)
+            raise
+        count(self.name, decision.outcome)
+        return answers.op_sharding(
+            self.schema,
+            [self.spec],
+            [decision.source],
+            [decision.output],
+            registry.output_metas(self.schema),
+            as_order=bool(self.spec.use_strided_shard_as_shard_order),
+        )
+
+    def _decide(self, view: View) -> Decision:
+        """What the view does on these placements, and on either reading of them (reading.py)."""
+        spec = self.spec
+        mesh = tuple(spec.mesh.shape)
+        mesh = (2,) if mesh == (1,) else mesh  # a stand-in for any
+        tensor_specs.check_shard_order(spec, self.name)
+        decision = decide(
+            view,
+            spec.placements,
+            mesh,
+            if_not_free=self.if_not_free,
+            op=self.name,
+            row=self.row,
+            mesh_names=spec.mesh.mesh_dim_names,
+            stock=self._stock_source,
+            reachable=partial(_reachable, self.settings, spec),
+        )
+        if spec.use_strided_shard_as_shard_order:
+            decision = decision._replace(output=symints.settled(decision.output))
+        sized = registry.takes_local_sizes(self.schema.op)
+        if holds_in_any_reading(view, spec, decision, sized=sized):
+            return decision
+        return whole(view, spec, mesh, decision, self.name, if_not_free=self.if_not_free)
+
+    def _stock_source(self) -> Sequence[Placement]:
+        """The placements that torch's own rule wants of the input. Raises what the rule raises.
+        (Its strategy would weigh what redistributing costs as well: seconds, on a mesh of three
+        dims.)
+        """
+        spec, schema = self.spec, self.schema
+        if registry.is_derived(schema.op) or self.row.pairs:
+            wanted: Any = (self.stock(schema).redistribute_schema or schema).args_schema[0]
+            return tuple(wanted.placements)
+        shape = tuple(spec.shape)
+        rule = self.row.rule(shape, *schema.args_schema[1:], **schema.kwargs_schema)
+        mesh = tuple(spec.mesh.shape)
+        theirs = registry.torch_rule(rule)
+        return registry.stock_propagate(spec.placements, shape, theirs, mesh, self.is_strict)[0]
+
+
+def _reachable(settings: Settings, spec: DTensorSpec, target: Cuts) -> bool:
+    """Whether an explicit redistribution, as it runs under ``settings``, can be trusted to take
+    ``spec`` to ``target``.
+    """
+    with symbols_of(tuple(spec.shape)):
+        return settings.redistribution or moves_rightly(
+            tensor_specs.with_shape(spec, hinted(known(tuple(spec.shape)))), hinted(target)
+        )

@@ -1,0 +1,136 @@
+"""Ops that write: what they write to copies is taken back; and other operands of pointwise ones are
+brought to the cut of what is written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.door.cuts import (
+    is_uneven,
+)
+from cute_sharding.dtensor.door.understood import (
+    are_read_as_order,
+    are_understood,
+    mean_what_they_say,
+)
+from cute_sharding.dtensor.extras.writes import TakingBack
+from cute_sharding.dtensor.replaced import (
+    answers,
+    op_schemas,
+    registry,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from cute_sharding.dtensor.replaced.tracing import strided_shard
+from cute_sharding.dtensor.run.placements import text
+
+
+def taken_back(found: Any, schema: OpSchema) -> Any:
+    """The answer for an op; where that writes to tensors which it has to redistribute first, run so
+    that what it writes is taken back: torch would go on with the copy, or lose it.
+    """
+    wanted, op = getattr(found, "redistribute_schema", None), schema.op
+    if wanted is None:
+        return found
+    written = [spec for _, spec in op_schemas.written(op, schema)]
+    moved = [spec for _, spec in op_schemas.written(op, wanted)]
+    if all(tuple(a.placements) == tuple(b.placements) for a, b in zip(written, moved)):
+        return found
+    answer = answers.answer_of(wanted)
+    run = TakingBack(op, wanted.op, schema, wanted, None if answer is None else answer.prepare)
+    found = answers.instead(found, schema, run, takes_all=True)
+    gives_these = op_schemas.is_in_place(op) and found.output_spec is not None
+    if gives_these or any(argument.is_out for argument in op._schema.arguments):
+        outputs: Any = written[0] if len(written) == 1 else tuple(written)
+        return answers.OutputSharding(outputs, found.redistribute_schema, True)
+    return found
+
+
+def as_what_is_written(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
+    """The sharding of a pointwise op that writes to a tensor, or to each of a list: its other
+    operands are brought to the cut of what it writes to.
+
+    torch does so only for cuts that are even, or that some element falls to every device of; for
+    others it raises. None where that is torch's: all have one cut, cuts are plain and even, or what
+    is written to is a pending reduction.
+    """
+    wanted, differ = [], False
+    targets = [
+        [spec for spec in found if spec is not None]
+        for is_written, found in op_schemas.arguments(schema)
+        if is_written
+    ]
+    for is_written, found in op_schemas.arguments(schema):
+        for i, spec in enumerate(found):
+            of = next(
+                (
+                    some[i] if len(some) == len(found) else some[0]
+                    for some in targets
+                    if len(some) in (1, len(found))
+                ),
+                None,
+            )
+            if spec is None or of is None:
+                return None
+            wanted.append(tuple(spec.placements) if is_written else _following(of, spec))
+            differ = differ or tuple(of.placements) != tuple(spec.placements)
+            if is_written and tuple(of.placements) != tuple(spec.placements):
+                return None
+    if not differ or not are_understood(specs):
+        return None
+    written = [spec for some in targets for spec in some]
+    if any(isinstance(p, Partial) for spec in written for p in spec.placements) or not any(
+        tensor_specs.split_factors(spec)
+        or is_uneven(spec)
+        or any(symints.is_truly(n == 0) for n in spec.shape)
+        for spec in written
+    ):
+        return None
+    as_order = are_read_as_order(specs)
+    if as_order and not mean_what_they_say(specs, wanted):
+        return None
+    count(name, "signature")
+    logger.debug("%s: operands as what is written: %s", name, ", ".join(map(text, wanted)))
+    return answers.op_sharding(
+        schema,
+        specs,
+        wanted,
+        [tuple(spec.placements) for spec in written],
+        registry.output_metas(schema),
+        as_order=as_order,
+    )
+
+
+def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, ...]:
+    """The placements with which a device has of the operand, which may be broadcast, what it needs
+    for its part of what is written.
+    """
+    before = len(written.shape) - len(operand.shape)
+
+    def placed(p: Placement) -> Placement:
+        if (
+            not isinstance(p, (Shard, StridedShard))
+            or p.dim < before
+            or (
+                symints.is_truly(operand.shape[p.dim - before] == 1)
+                and not symints.is_truly(written.shape[p.dim] == 1)
+            )
+        ):
+            return Replicate()
+        if isinstance(p, StridedShard):  # first: in some releases it is a Shard
+            return strided_shard(p.dim - before, p.split_factor)
+        return Shard(p.dim - before)
+
+    return tuple([placed(p) for p in written.placements])

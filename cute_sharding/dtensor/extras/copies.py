@@ -1,0 +1,313 @@
+"""Copies of DTensors that are views on plain tensors: what they were moved from, and whether they
+still have what that has.
+
+A slice of a sharded dim, or a view that redistributes, gives a DTensor that is a view by what
+autograd says and a copy by where its elements lie. So each memory that a view was moved to says
+where it was moved from, for as long as there is that memory, and how to bring back what is written
+to it (:meth:`Copy.take_back`) and up to date what is read of it (:meth:`Copy.refresh`).
+
+A copy whose source was written to is *stale*. It is brought up to date when a DTensor that lies
+there is next read, by an op, a redistribution or a compiled program: all ranks run these in one
+order, so the exchanges meet. To do it at once would not do: who still holds which copies, ranks do
+not know of one another. ``to_local()`` is no such meeting, as one rank may ask alone: it raises.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.replaced import (
+    collective_ops,
+    dispatch_modes,
+    local_tensors,
+)
+from cute_sharding.dtensor.replaced.read_hook import Reads
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Replicate
+from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.reading import agree
+from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
+
+# The copies that there are. Where there are none, no write asks: to ask costs a fortieth of the op.
+LIVE: set[int] = set()
+# Those of them that are stale. Where there are none, no read asks.
+_STALE: set[int] = set()
+
+_COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
+
+
+class Copy:
+    """What a view op was given instead of the local tensor of a DTensor. It belongs to the memory
+    of what was moved, and is gone with it; what it was moved from stays till then.
+
+    Attributes:
+        source, spec: the local tensor that was moved, and its spec.
+        spec_of_moved: what it was moved to.
+    """
+
+    def __init__(
+        self,
+        source: torch.Tensor,
+        spec: DTensorSpec,
+        spec_of_moved: DTensorSpec,
+        moved: torch.Tensor,
+    ):
+        self.source, self.spec, self.spec_of_moved = source, spec, spec_of_moved
+        # Where it lies, but not the tensor itself, whose memory would then be for ever. In a graph
+        # there is no memory, and the tensor is kept while that is traced.
+        self._in_graph = weakref.ref(moved) if local_tensors.is_functional(moved) else None
+        if self._in_graph is not None:
+            dispatch_modes.keep_while_traced(moved)
+        self._parts = {
+            rank: (
+                weakref.ref(part.untyped_storage()),
+                part.dtype,
+                part.storage_offset(),
+                part.size(),
+                part.stride(),
+            )
+            for rank, part in local_tensors.parts_of(moved).items()
+        }
+        self._count = count_of_writes(source)
+        LIVE.add(id(self))
+        weakref.finalize(self, _forget, id(self))
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a DTensor wrote to the source since, and could not tell this."""
+        return id(self) in _STALE
+
+    def moved(self) -> torch.Tensor | None:
+        """The local tensor that it was moved to, whole; None where it is gone."""
+        if self._in_graph is not None:
+            return self._in_graph()
+        found = {}
+        for rank, (memory, dtype, offset, size, stride) in self._parts.items():
+            storage = memory()
+            if storage is None:
+                return None
+            with dispatch_modes.no_modes():
+                found[rank] = torch.empty(0, dtype=dtype, device=storage.device).set_(
+                    storage, offset, size, stride
+                )
+        return local_tensors.local_tensor(found)
+
+    def is_like(self, other: Copy) -> bool:
+        """Whether the same was moved to the same placements."""
+        lie = [
+            [
+                (part.storage_offset(), part.size(), part.stride())
+                for part in local_tensors.parts_of(copy.source).values()
+            ]
+            for copy in (self, other)
+        ]
+        return (
+            type(self) is type(other)
+            and lie[0] == lie[1]
+            and self.spec.shape == other.spec.shape
+            and tuple(self.spec_of_moved.placements) == tuple(other.spec_of_moved.placements)
+        )
+
+    def moved_again(self) -> torch.Tensor:
+        """What the source now has, moved as it was."""
+        return redistribute_local_tensor(self.source, self.spec, self.spec_of_moved, counted=False)
+
+    def refresh(self) -> None:
+        """Have the copy be what the source now is. All ranks together."""
+        moved = self.moved()
+        if moved is not None:
+            with torch.no_grad():
+                moved.copy_(self.moved_again())
+        self._count = count_of_writes(self.source)
+        _STALE.discard(id(self))
+
+    def take_back(self, moved: torch.Tensor) -> None:
+        """Have the source be what the copy, which lies in ``moved``, now is. All ranks together."""
+        self.source.copy_(
+            redistribute_local_tensor(moved, self.spec_of_moved, self.spec, counted=False)
+        )
+
+    def has_taken_back(self) -> None:
+        """The copy has what the source now has: what was written to it was just taken there."""
+        self._count = count_of_writes(self.source)
+
+    def check(self, writer: str, tensor: Any) -> None:
+        """
+        Raises:
+            RuntimeError: what is written to the copy cannot be taken to the source.
+        """
+        spec = self.spec
+        is_what = (
+            f"{writer} writes to a view of shape {tuple(tensor.shape)} and "
+            f"placements {text(tensor.placements)} that is a copy of what it views, a DTensor "
+            f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
+        )
+        if self._count != count_of_writes(self.source):
+            raise RuntimeError(
+                f"{is_what}, whose local tensor was written to after the view was taken: the view "
+                "does not have what was written. Take the view again, after that write."
+            )
+        if spec.use_strided_shard_as_shard_order and not agree(spec.shape, spec, spec.placements):
+            raise RuntimeError(
+                f"{is_what}: the write would be lost. Redistribute that one first, to placements "
+                f"under which the view moves nothing, such as {[Replicate()] * spec.mesh.ndim!r}"
+            )
+
+
+def _forget(key: int) -> None:
+    LIVE.discard(key)
+    _STALE.discard(key)
+
+
+def note_copy(
+    source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor
+) -> None:
+    """Take note of a view that moves data: of the local tensor ``source`` it has become
+    ``moved``.
+    """
+    source, moved = collective_ops.in_flight(source), collective_ops.in_flight(moved)
+    if is_another(source, moved):
+        link(Copy(source, spec, spec_of_moved, moved), source, moved)
+
+
+def is_another(source: torch.Tensor, moved: torch.Tensor) -> bool:
+    """Whether ``moved`` lies in other memory than the local tensor ``source``, both at hand."""
+    return (
+        is_followed(source)
+        and is_followed(moved)
+        and has_memory(source)
+        and has_memory(moved)
+        and not local_tensors.share_memory(source, moved)
+    )
+
+
+def link(copy: Copy, source: torch.Tensor, moved: torch.Tensor) -> None:
+    """Have either memory know of the copy."""
+    setattr(local_tensors.storage_of(moved), _COPY, copy)
+    memory = local_tensors.storage_of(source)
+    if not hasattr(memory, _COPIES):
+        setattr(memory, _COPIES, weakref.WeakSet())
+    getattr(memory, _COPIES).add(copy)
+
+
+def way_back(memory: Any) -> list[Copy]:
+    """The copies on the way from that memory to the tensor that was moved first."""
+    found = []
+    while (copy := getattr(memory, _COPY, None)) is not None:
+        found.append(copy)
+        memory = local_tensors.storage_of(copy.source)
+    return found
+
+
+def copy_in(memory: Any) -> Copy | None:
+    """The copy that lies there, if one does."""
+    return getattr(memory, _COPY, None)
+
+
+def may_be_told(local: torch.Tensor) -> bool:
+    """Whether anything may be to be done when a local tensor is written to. Where there are copies
+    of others, every write asks.
+    """
+    if type(local) is not torch.Tensor or local.layout is not torch.strided:
+        return has_memory(local)
+    memory = local.untyped_storage()
+    return hasattr(memory, _COPY) or hasattr(memory, _COPIES)
+
+
+def outdate(memory: Any, by: Copy | None = None) -> None:
+    """The copies of what lies there have not what was written to it, but for ``by``, and those that
+    can be told what that one has.
+    """
+    told = None if by is None else by.moved()
+    for copy in list(getattr(memory, _COPIES, ())):
+        moved = copy.moved()
+        if copy is by or moved is None:
+            continue
+        if by is not None and told is not None and not copy.is_stale and copy.is_like(by):
+            moved.copy_(told)
+        else:
+            _STALE.add(id(copy))
+            Reads.watch()
+        outdate(local_tensors.storage_of(moved))
+
+
+# -- reads -----------------------------------------------------------------------------------------
+
+
+def has_stale() -> bool:
+    """Whether there are stale copies."""
+    return bool(_STALE)
+
+
+def before_read(local: torch.Tensor, alone: bool) -> bool:
+    """Bring a local tensor that is about to be read up to date, where it lies in a stale copy.
+
+    Args:
+        alone: whether this rank may be the only one that reads.
+
+    Returns:
+        whether there may be stale copies still.
+
+    Raises:
+        RuntimeError: it is stale, and ``alone``.
+    """
+    if not _STALE:
+        return False
+    if (
+        type(local) is torch.Tensor
+        and local.layout is torch.strided
+        and copy_in(local.untyped_storage()) is None
+    ):
+        return True  # by far the most reads, which this costs a fiftieth of the op
+    local = collective_ops.in_flight(local)
+    if not is_followed(local) or not has_memory(local):
+        return True
+    for copy in reversed(way_back(local_tensors.storage_of(local))):
+        if copy.is_stale and alone:
+            spec = copy.spec
+            raise RuntimeError(
+                "to_local() of a view that is a copy of what it views, a DTensor of shape "
+                f"{tuple(spec.shape)} with placements {text(spec.placements)} that was written to "
+                "since: what was written is on other devices, and to_local() receives nothing. "
+                "Take the view again, after that write; or read it on all ranks, by full_tensor() "
+                "or by any op, .clone() say."
+            )
+        if copy.is_stale:
+            copy.refresh()
+    return bool(_STALE)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def count_of_writes(local: torch.Tensor) -> int | None:
+    """How often a plain tensor was written to, or its views; None where torch does not count.
+    (DTensor's own writes it does not count there.)
+    """
+    return (
+        None
+        if isinstance(local, local_tensors.LocalTensor)
+        or local_tensors.is_functional(local)
+        or local.is_inference()
+        else local._version
+    )
+
+
+def is_followed(local: torch.Tensor) -> bool:
+    """Whether what is done with the local tensor is done now, or becomes part of a graph. (Before
+    AOTAutograd does, dynamo traces a program, with tensors that have no data.)
+    """
+    return not dispatch_modes.is_tracing() or local_tensors.is_functional(local)
+
+
+def has_memory(local: torch.Tensor) -> bool:
+    """Whether the local tensor lies in memory as strides say; not on meta, sparse, or wrapped in
+    another.
+    """
+    return (
+        not local_tensors.is_imagined(local)
+        and not local_tensors.is_wrapper(local)
+        and local.layout is torch.strided
+    )

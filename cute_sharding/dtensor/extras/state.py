@@ -1,0 +1,260 @@
+"""Checkpoints, state dicts and pictures of tensors with _StridedShard placements.
+
+torch describes what a device holds as one box, an offset and sizes, and for a strided shard that is
+the wrong box. Here it is as many as there are runs of rows, which torch.distributed.checkpoint
+takes as it does a tensor of several shards: what is saved so loads on stock too, on any mesh, and
+the other way round. Tensors without such placements are torch's. (Planners and metadata:
+torch/distributed/checkpoint/planner_helpers.py, metadata.py.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.replaced import (
+    patches,
+    process_groups,
+    scatters,
+    state_dicts,
+    tensor_specs,
+)
+from cute_sharding.dtensor.replaced.patch import Patch
+from cute_sharding.dtensor.run.ranks import places
+from cute_sharding.dtensor.run.reading import of_source
+from cute_sharding.redistribution.chains import Chains
+from cute_sharding.sharding.blocks import Block, blocks
+
+
+def blocks_of(tensor: Any) -> list[Block]:
+    """What this rank holds of a DTensor. All ranks of its mesh ask together: where placements can
+    be read in two ways, their local shapes tell, once.
+
+    Where the tensor has no elements at all, one block of none, that it may be known by.
+    """
+    spec = tensor._spec
+    device = spec.mesh.get_coordinate()
+    if device is None:
+        return []
+    return _blocks(
+        tuple(spec.shape), tuple(spec.mesh.shape), of_source(spec, tensor._local_tensor), device
+    )
+
+
+def _blocks(
+    shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, device: Sequence[int]
+) -> list[Block]:
+    if prod(shape) == 0:
+        return [Block((0,) * len(shape), shape, (0,) * len(shape))]
+    return blocks(
+        shape, [[(factor, mesh[m], device[m]) for m, factor in chain] for chain in chains]
+    )
+
+
+def _part(local: torch.Tensor, block: Block) -> torch.Tensor:
+    """The block in the local tensor, as a view."""
+    if 0 in block.sizes:
+        return local.new_empty(block.sizes)
+    for d, (place, size) in enumerate(zip(block.places, block.sizes)):
+        local = local.narrow(d, place, size)
+    return local
+
+
+def _is_torchs(tensor: Any) -> bool:
+    return not tensor_specs.split_factors(tensor._spec) or hasattr(
+        tensor._local_tensor, "__create_chunk_list__"
+    )
+
+
+def write_items(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What of a DTensor this rank saves."""
+
+    def __create_write_items__(self: Any, fqn: str, object: Any) -> Any:
+        if _is_torchs(self):
+            return stock(self, fqn, object)
+        self._raise_if_contains_partial_placements()
+        return [
+            state_dicts.write_item(fqn, self, block.offsets, block.sizes)
+            for block in blocks_of(self)
+        ]
+
+    return __create_write_items__
+
+
+def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What of a DTensor this rank loads."""
+
+    def __create_chunk_list__(self: Any) -> Any:
+        if _is_torchs(self):
+            return stock(self)
+        self._raise_if_contains_partial_placements()
+        return [state_dicts.chunk(block.offsets, block.sizes) for block in blocks_of(self)]
+
+    return __create_chunk_list__
+
+
+def tensor_shard(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """The part of the local tensor that is to be saved, or loaded into."""
+
+    def __get_tensor_shard__(self: Any, index: Any) -> Any:
+        if _is_torchs(self):
+            return stock(self, index)
+        self._raise_if_contains_partial_placements()
+        found = [
+            block
+            for block in blocks_of(self)
+            if index.offset is None or block.offsets == tuple(index.offset)
+        ]
+        if len(found) != 1:
+            raise ValueError(
+                f"this rank has no one block at {index} of a DTensor of shape {tuple(self.shape)} "
+                f"with placements {self.placements}: it has them at "
+                f"{[block.offsets for block in blocks_of(self)]}"
+            )
+        return _part(self.to_local(), found[0])
+
+    return __get_tensor_shard__
+
+
+def distribute(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What a state dict that all ranks were sent whole leaves with each of them
+    (torch/distributed/_state_dict_utils.py).
+    """
+
+    def _distribute_tensors(
+        local_state_dict: dict[str, Any], keys: list[str], *args: Any, **kwargs: Any
+    ) -> Any:
+        others = []
+        for key in keys:
+            state = local_state_dict.get(key)
+            if state is None or torch.is_tensor(state) or _is_torchs(state[0]):
+                others.append(key)
+                continue
+            local_state_dict[key] = _filled(*state)
+        return stock(local_state_dict, others, *args, **kwargs) if others else None
+
+    return _distribute_tensors
+
+
+def _filled(tensor: Any, whole: torch.Tensor) -> Any:
+    """The DTensor with this rank's part of ``whole``: in place, or, where it was on meta,
+    another.
+    """
+    held = blocks_of(tensor)
+    if tensor.is_meta:
+        local = torch.empty(tensor._local_tensor.shape, dtype=whole.dtype, device=whole.device)
+        tensor = tensor_specs.like(tensor, local)
+    with torch.no_grad():
+        for block in held:
+            _part(tensor.to_local(), block).copy_(
+                whole[
+                    tuple(
+                        slice(start, start + size)
+                        for start, size in zip(block.offsets, block.sizes)
+                    )
+                ]
+            )
+    return tensor
+
+
+def scattered(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What each rank gets of a tensor that ``distribute_tensor`` scatters; torch refuses to where
+    strided shards are of different sizes (torch/distributed/tensor/placement_types.py).
+    """
+
+    def _shard_tensor(
+        self: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: int, src_data_rank: int | None = 0
+    ) -> torch.Tensor:
+        n = mesh.size(mesh_dim)
+        if (
+            src_data_rank is None
+            or mesh.get_coordinate() is None
+            or tensor.shape[self.dim] % (self.split_factor * n) == 0
+        ):
+            return stock(self, tensor, mesh, mesh_dim, src_data_rank)
+        parts, _ = self._split_tensor(tensor, n, with_padding=False, contiguous=True)
+        return scatters.scattered(parts, self.dim, mesh, mesh_dim, src_data_rank)
+
+    return _shard_tensor
+
+
+def visualization(
+    stock: Callable[..., Any], table: Callable[..., Any], rich_table: Callable[..., Any]
+) -> Callable[..., Any]:
+    """``visualize_sharding``, with a row and a column for each run that some device holds
+    (torch/distributed/tensor/debug/_visualize_sharding.py).
+    """
+
+    def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -> Any:
+        if (
+            _is_torchs(dtensor)
+            or dtensor.numel() == 0
+            or dtensor.ndim > 2
+            or dtensor.device_mesh.get_coordinate() is None
+        ):
+            return stock(dtensor, header, use_rich)
+        shards = shards_of(dtensor)
+        if any(dtensor.device_mesh.get_coordinate()):
+            return None
+        if use_rich and state_dicts.has_module("rich") and state_dicts.has_module("matplotlib"):
+            return rich_table(dtensor.shape, shards, device_kind=dtensor.device_mesh.device_type)
+        if not state_dicts.has_module("tabulate"):
+            raise ValueError("`visualize_sharding` requires either `rich` or `tabulate`.")
+        print(table(shards, device_kind=dtensor.device_mesh.device_type))
+        return None
+
+    return visualize_sharding
+
+
+def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]]:
+    """Of a DTensor of one or two dims, (first and last row, first and last column, rank), cut where
+    any device's runs begin or end, so that these are the cells of one table.
+    """
+    spec = dtensor._spec
+    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
+    chains = of_source(spec, dtensor._local_tensor)
+    held = [
+        (rank, _blocks(shape, mesh, chains, device))
+        for rank, device in places(spec.mesh, process_groups.this_rank()).items()
+    ]
+    edges = [
+        sorted(
+            {
+                edge
+                for _, some in held
+                for block in some
+                for edge in (block.offsets[d], block.offsets[d] + block.sizes[d])
+            }
+        )
+        for d in range(len(shape))
+    ]
+
+    def cells(d: int, block: Block) -> list[tuple[int, int]]:
+        if d == len(shape):
+            return [(0, 0)]
+        inside = [
+            edge
+            for edge in edges[d]
+            if block.offsets[d] <= edge <= block.offsets[d] + block.sizes[d]
+        ]
+        return [(start, stop - 1) for start, stop in pairwise(inside)]
+
+    return [
+        (row, column, rank)
+        for rank, some in held
+        for block in some
+        for row in cells(0, block)
+        for column in cells(1, block)
+    ]
+
+
+METHODS: dict[Patch, Callable[[Any], Any]] = {
+    patches.SAVED: write_items,
+    patches.LOADED: chunk_list,
+    patches.PARTS: tensor_shard,
+    patches.SCATTERED: scattered,
+}

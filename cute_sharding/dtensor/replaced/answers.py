@@ -1,0 +1,300 @@
+"""Answers of the propagator: OutputSharding and OpSpec
+(torch/distributed/tensor/_op_schema.py), made and remade.
+
+What the run of an op needs beside torch's answer is an :class:`Answer`, a frozen value on the
+schema that the answer redistributes to: the one thing that is put on an object of torch's here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
+from torch.utils._pytree import tree_leaves, tree_map
+
+from cute_sharding.dtensor.replaced.registry import propagator
+from cute_sharding.dtensor.replaced.symints import with_symbols_in_shape
+from cute_sharding.dtensor.replaced.tensor_specs import placed_as
+
+__all__ = [
+    "Answer",
+    "OutputSharding",
+    "answer_of",
+    "by_function",
+    "dtypes_of_results",
+    "for_no_cache",
+    "from_other_specs",
+    "function_of",
+    "instead",
+    "metas_of_results",
+    "op_sharding",
+    "shapes_of_results",
+    "specs_of_results",
+    "with_keywords",
+    "with_outputs",
+]
+
+
+Prepare = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the run of an op needs beside torch's answer.
+
+    Attributes:
+        by_plan: whether its arguments are redistributed by plan.
+        keywords: keyword arguments that are redistributed too, with the spec that each has and the
+            one that it is to have: torch does so with positional ones alone.
+        prepare: what its local arguments, in order, are made into before it runs: the same values,
+            as its kernel wants them.
+        takes_all: whether the function that runs in the op's place takes the local tensors as they
+            are.
+        copied: of a view whose operand is redistributed first, the specs of that before and after:
+            the view is then a copy.
+    """
+
+    by_plan: bool = False
+    keywords: dict[str, tuple[DTensorSpec, DTensorSpec]] = field(default_factory=dict)
+    prepare: Prepare | None = None
+    takes_all: bool = False
+    copied: tuple[DTensorSpec, DTensorSpec] | None = None
+
+
+_NAME = "_cute_sharding_answer"
+
+
+def answer_of(schema: OpSchema) -> Answer | None:
+    """What the run of an op needs that is redistributed to this schema; None where that is
+    nothing.
+    """
+    return getattr(schema, _NAME, None)
+
+
+def _with(schema: OpSchema, **changes: Any) -> OpSchema:
+    """The schema, which is ours to change, with an answer that says so much more."""
+    setattr(schema, _NAME, replace(answer_of(schema) or Answer(), **changes))
+    return schema
+
+
+def _copy_of(found: OutputSharding, schema: OpSchema) -> OpSchema:
+    """The schema that the answer redistributes to, or one that changes nothing; a new one, for
+    torch caches its own.
+    """
+    wanted: Any = found.redistribute_schema or schema
+    copied: Any = OpSchema(schema.op, wanted.args_schema, wanted.kwargs_schema, schema.schema_info)
+    copied.op = wanted.op  # or what runs in its place
+    answer = answer_of(wanted)
+    return _with(copied, **vars(answer)) if answer else copied
+
+
+def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:
+    return OutputSharding(found.output_spec, wanted, True, found.use_val_from_redistribute_schema)
+
+
+def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:
+    """The shapes of all tensors that come of an op; None for one that is left out."""
+    return [
+        None if meta is None else tuple(meta.shape)
+        for meta in ([metas] if isinstance(metas, TensorMeta) else metas)
+    ]
+
+
+def dtypes_of_results(metas: Any) -> set[torch.dtype]:
+    """The dtypes of all tensors that come of an op."""
+    every = [metas] if isinstance(metas, TensorMeta) else metas
+    return {meta.dtype for meta in every if meta is not None}
+
+
+def op_sharding(
+    schema: OpSchema,
+    specs: Sequence[DTensorSpec],
+    wanted: Sequence[tuple[Placement, ...]],
+    given: Sequence[tuple[Placement, ...] | None],
+    metas: Any,
+    *,
+    as_order: bool,
+) -> OutputSharding:
+    """torch's answer for an op whose tensors are to have the placements ``wanted``, and whose
+    results then have those ``given``; None for one that is no DTensor.
+    """
+    mesh = specs[0].mesh
+
+    def spec_of(placements: tuple[Placement, ...] | None, meta: Any) -> DTensorSpec | None:
+        if placements is None or meta is None:
+            return None
+        order = as_order and any(isinstance(p, _StridedShard) for p in placements)
+        return DTensorSpec(mesh, placements, meta, use_strided_shard_as_shard_order=order)
+
+    remaining = iter(zip(specs, wanted))
+
+    def placed(leaf: Any) -> Any:
+        if not isinstance(leaf, DTensorSpec):
+            return leaf
+        spec, placements = next(remaining)
+        return (
+            spec if placements == tuple(spec.placements) else spec_of(placements, spec.tensor_meta)
+        )
+
+    args, kwargs = tree_map(placed, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
+    moves = any(placements != tuple(spec.placements) for spec, placements in zip(specs, wanted))
+    outputs: Any
+    if metas is None:
+        outputs = None
+    elif isinstance(metas, TensorMeta):
+        outputs = spec_of(given[0], metas)
+    else:
+        outputs = tuple(map(spec_of, given, metas))
+    suggestion = OpSchema(schema.op, args, kwargs, schema.schema_info) if moves else None
+    adjusted = False
+    if (
+        given
+        and given[0] is not None
+        and schema.op in propagator().op_to_shape_and_stride_idx
+        and any(isinstance(p, (Shard, _StridedShard)) for p in given[0])
+    ):
+        suggestion, adjusted = (
+            propagator()._adjust_shape_and_stride_args(metas, suggestion or schema, outputs),
+            True,
+        )
+    return OutputSharding(
+        outputs,
+        None if suggestion is None else _with(suggestion, by_plan=True),
+        needs_redistribute=moves or adjusted,
+        use_val_from_redistribute_schema=adjusted,
+    )
+
+
+def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:
+    """torch's answer for the op on the specs of ``schema``, as one for an op that has others and is
+    redistributed to these first, by plan.
+    """
+    if not isinstance(found, OutputSharding):
+        return found
+    return _that_runs(found, _with(_copy_of(found, schema), by_plan=True))
+
+
+def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
+    """The answer, with the keyword arguments of ``schema`` (a mask) that are to be redistributed
+    too.
+    """
+    wanted = found.redistribute_schema
+    if wanted is None or not schema.kwargs_schema:
+        return found
+    outs = {argument.name for argument in schema.op._schema.arguments if argument.is_out}
+    kwargs: dict[str, Any] = dict(wanted.kwargs_schema)
+    moved = {
+        name: (spec, kwargs[name])
+        for name, spec in schema.kwargs_schema.items()
+        if name not in outs
+        and isinstance(spec, DTensorSpec)
+        and isinstance(kwargs.get(name), DTensorSpec)
+        and tuple(spec.placements) != tuple(kwargs[name].placements)
+    }
+    return _that_runs(found, _with(_copy_of(found, schema), keywords=moved)) if moved else found
+
+
+def prepared(found: OutputSharding, schema: OpSchema, prepare: Prepare) -> OutputSharding:
+    """The answer, with the op's local arguments made by ``prepare`` into what its kernel wants."""
+    return _that_runs(found, _with(_copy_of(found, schema), prepare=prepare))
+
+
+def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> OutputSharding:
+    """The answer for a view, with the note that it is a copy, where its operand is redistributed
+    first, ``by_plan`` or by torch.
+    """
+    wanted = found.redistribute_schema
+    if wanted is None:
+        return found
+    before: Any = schema.args_schema[0]
+    after: Any = wanted.args_schema[0]
+    moves = isinstance(before, DTensorSpec) and tuple(before.placements) != tuple(after.placements)
+    if not (moves or by_plan):
+        return found
+    noted = _with(_copy_of(found, schema), copied=(before, after) if moves else None)
+    return _that_runs(found, _with(noted, by_plan=True) if by_plan else noted)
+
+
+def instead(
+    found: OutputSharding,
+    schema: OpSchema,
+    function: Callable[..., Any],
+    *,
+    takes_all: bool = False,
+) -> OutputSharding:
+    """The answer, with ``function`` run in the op's place: on the local arguments that the op would
+    be given, or, if it ``takes_all``, on local tensors as they are.
+    """
+    wanted: Any = _copy_of(found, schema)
+    wanted.op = function
+    return _that_runs(found, _with(wanted, takes_all=True) if takes_all else wanted)
+
+
+def function_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
+    """What is run on local arguments by the answer as it is: the op, or what stands for it."""
+    return schema.op if found.redistribute_schema is None else found.redistribute_schema.op
+
+
+def specs_of_results(found: OutputSharding) -> list[Any]:
+    """The specs of an op's results; None for what is no DTensor."""
+    output = found.output_spec
+    return list(output) if isinstance(output, (list, tuple)) else [output]
+
+
+def for_no_cache(found: Any) -> Any:
+    """The answer while a program is traced, its specs such as torch does not look up."""
+    for spec in tree_leaves(getattr(found, "output_spec", None)):
+        if isinstance(spec, DTensorSpec):
+            with_symbols_in_shape(spec)
+    return found
+
+
+def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
+    """The global shapes and strides of an op's results, where they are known."""
+    specs = [spec for spec in specs_of_results(answer) if isinstance(spec, DTensorSpec)]
+    return [spec.tensor_meta for spec in specs if spec.tensor_meta is not None]
+
+
+def with_outputs(
+    found: OutputSharding, placements: Callable[[DTensorSpec], Sequence[Placement]]
+) -> OutputSharding:
+    """torch's answer, with other placements for what comes of the op."""
+    outputs: Any = tree_map(
+        lambda leaf: (
+            placed_as(leaf, tuple(placements(leaf))) if isinstance(leaf, DTensorSpec) else leaf
+        ),
+        found.output_spec,
+    )
+    return OutputSharding(
+        outputs,
+        found.redistribute_schema,
+        found.needs_redistribute,
+        found.use_val_from_redistribute_schema,
+    )
+
+
+def by_function(
+    schema: OpSchema,
+    function: Callable[..., Any],
+    mesh: Any,
+    given: Sequence[tuple[Placement, ...]],
+    metas: Any,
+) -> OutputSharding:
+    """torch's answer for an op that is run by ``function``, on local tensors as they are, with
+    results of the placements ``given``: as one that torch rewrites to another op. Without ``metas``
+    what the function gives is no tensor.
+    """
+    found = instead(OutputSharding(None), schema, function, takes_all=True)
+    if metas is None:
+        return found
+    specs = [
+        DTensorSpec(mesh, placements, meta)
+        for placements, meta in zip(given, [metas] if isinstance(metas, TensorMeta) else metas)
+    ]
+    outputs: Any = specs[0] if isinstance(metas, TensorMeta) else tuple(specs)
+    return OutputSharding(outputs, found.redistribute_schema, needs_redistribute=True)

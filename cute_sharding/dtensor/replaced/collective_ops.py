@@ -1,0 +1,141 @@
+"""Functional collectives (torch/distributed/_functional_collectives.py): what a redistribution
+sends, and how its result is waited for.
+
+Called here; nothing of them is replaced.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as funcol
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cute_sharding.dtensor.replaced.dispatch_modes import (
+    is_tracing,
+    local_tensor_mode,
+    of_this_rank,
+)
+
+__all__ = [
+    "OURS",
+    "CollectiveCounter",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "communicates",
+    "in_flight",
+    "reduce_scatter",
+    "waited",
+    "waited_in_graph",
+]
+
+# torch's functional ones. What they give may not have ended: it is to be :func:`waited` for.
+# Eagerly it is wrapped without the custom op that torch wraps with for autograd's sake, which costs
+# the host as much as the collective itself; redistribution is an autograd function of its own.
+
+_c10d: Any = torch.ops._c10d_functional
+
+
+def all_to_all(
+    buffer: torch.Tensor, receives: list[Any], sends: list[Any], group: Any
+) -> torch.Tensor:
+    if not _is_plain(buffer):
+        with of_this_rank():
+            return funcol.all_to_all_single(buffer, receives, sends, group)
+    return funcol.AsyncCollectiveTensor(
+        _c10d.all_to_all_single(buffer, receives, sends, group.group_name)
+    )
+
+
+def all_gather(tensor: torch.Tensor, group: Any, dim: int = 0) -> torch.Tensor:
+    if not _is_plain(tensor):
+        return funcol.all_gather_single(tensor, dim, group)
+    parts, outer = group.size(), tensor.shape[:dim]
+    blocks: torch.Tensor = _c10d.all_gather_into_tensor(tensor, parts, group.group_name)
+    if prod(outer) == 1:
+        return funcol.AsyncCollectiveTensor(
+            blocks.view(*outer, parts * tensor.shape[dim], *tensor.shape[dim + 1 :])
+            if dim
+            else blocks
+        )
+    return torch.cat(waited_in_graph(blocks).chunk(parts), dim)
+
+
+def reduce_scatter(tensor: torch.Tensor, op: str, group: Any, dim: int = 0) -> torch.Tensor:
+    if dim or not _is_plain(tensor):
+        return funcol.reduce_scatter_single(tensor, op, dim, group)
+    return funcol.AsyncCollectiveTensor(
+        _c10d.reduce_scatter_tensor(tensor, op.lower(), group.size(), group.group_name)
+    )
+
+
+def all_reduce(tensor: torch.Tensor, op: str, group: Any) -> torch.Tensor:
+    if not _is_plain(tensor):
+        return funcol.all_reduce(tensor, op, group)
+    return funcol.AsyncCollectiveTensor(_c10d.all_reduce(tensor, op.lower(), group.group_name))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the program runs as it is: neither traced nor as all ranks in one process; and
+    autograd does not look.
+    """
+    return not (
+        is_tracing()
+        or local_tensor_mode() is not None
+        or (tensor.requires_grad and torch.is_grad_enabled())
+    )
+
+
+# Ops of ours that communicate (run/dynamic.py, movement/dynamic.py); and those of
+# the libraries of collectives that do not.
+OURS = ("redistribute", "move", "move_back")
+_NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd")
+
+
+def communicates(op: Any) -> bool:
+    """Whether an op starts a collective: one of torch's, or one of ours."""
+    if op.namespace == "cute_sharding":
+        return op._opname in OURS
+    return op.namespace in ("_c10d_functional", "_dtensor") and op._opname not in _NO_COLLECTIVES
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts the collectives that run inside the ``with`` block. (torch's CommDebugMode needs
+    numpy, which comes with no torch.)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its own ops come by here as well
+        if communicates(func):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def waited_in_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor behind torch's op that waits, as a graph has what comes of a collective: no
+    compiler leaves that out. Eagerly that op waits for a plain tensor, not for one that is
+    :func:`in_flight`.
+    """
+    result: torch.Tensor = _c10d.wait_tensor(tensor)
+    return result
+
+
+def in_flight(tensor: torch.Tensor) -> torch.Tensor:
+    """What a collective writes to, which may not have ended."""
+    return tensor.elem if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor
+
+
+def waited(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, once what a collective writes to it is there; at once, if it is none of those.
+    While a graph is traced torch's collectives have put the op that waits there themselves.
+    """
+    return tensor.wait() if isinstance(tensor, funcol.AsyncCollectiveTensor) else tensor

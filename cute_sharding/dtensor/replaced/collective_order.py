@@ -1,0 +1,421 @@
+"""One order of collectives on every rank of a compiled program (torch/_functorch/_aot_autograd,
+torch/_functorch/partitioners.py, torch/_inductor).
+
+The graphs of the ranks differ, in local sizes and in what a rank sends and copies. A compiler
+decides by what it sees of one rank: what is saved for the backward pass, what runs before what. So
+each collective has a number, its place in the trace: the order in which the program issues it
+eagerly, and the same on all ranks. Nothing else is asked about order:
+
+- Whether a collective runs in the forward or in the backward pass is where the program has issued
+  it (:func:`settle_passes`). torch decides by what it depends on, and by the sizes of what could be
+  saved.
+- Within a graph collectives stand by number (:func:`arrange`); those of a checkpointed region run
+  again before the first that its region is needed for, as eagerly.
+- Inductor's scheduler has a kind of kernel for collectives, chains all of them in one order before
+  it does anything else, and keeps that chain. Our ops are of that kind (:func:`as_collectives`),
+  and the order of the chain is by number (:func:`chained_by_number`). Passes that go by estimated
+  times move collectives all the same, where a program turns them on: not where ranks may differ
+  (:func:`held_to_the_chain`, :func:`unless_ranks_differ`).
+- Equal collectives are made one only where they are equal on all ranks
+  (:func:`apart_on_each_rank`).
+
+Waits have no number, and move as the compiler likes. docs/compiled-order.md has what was weighed.
+Nodes of graphs, and their metadata, may be read and moved here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import CheckpointPolicy
+
+from cute_sharding.dtensor.replaced.collective_ops import OURS, communicates
+from cute_sharding.dtensor.replaced.dispatch_modes import OF_THIS_RANK
+from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
+
+__all__ = [
+    "apart_on_each_rank",
+    "arrange",
+    "as_collectives",
+    "chained_by_number",
+    "held_to_the_chain",
+    "numbered",
+    "settle_passes",
+    "unless_ranks_differ",
+    "with_passes_settled",
+]
+
+# In the metadata of a node: its number, and whether the graphs of ranks may differ; and torch's: in
+# which graph the partitioner is to put it, what it may compute again, in which checkpointed region.
+NUMBER, AGAIN = "cute_sharding: number", "cute_sharding: number in the backward graph"
+RANKS_DIFFER = "cute_sharding: ranks differ"
+_PASS, _RECOMPUTE, _REGION = "partitioner_tag", "recompute", "ac_graph_id"
+_RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def numbered(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that traces a program, which numbers the collectives of one with DTensors
+    in the order in which they are traced.
+    """
+
+    def aot_stage1_graph_capture(aot_state: Any, orig_flat_fn: Any) -> Any:
+        specs = [value._spec for value in aot_state.flat_args if isinstance(value, DTensor)]
+        traced = stock(aot_state, orig_flat_fn)
+        graph = traced.graph_module.graph
+        nodes = [node for node in graph.nodes if _communicates(node)]
+        differ = any(map(_is_of_this_rank, graph.nodes)) or any(map(may_be_uneven, specs))
+        if specs or differ:
+            for i, node in enumerate(nodes):
+                node.meta[NUMBER] = i
+                node.meta[RANKS_DIFFER] = differ
+        return traced
+
+    return aot_stage1_graph_capture
+
+
+def _communicates(node: Any) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and communicates(node.target)
+
+
+def _is_of_this_rank(node: Any) -> bool:
+    return OF_THIS_RANK in node.meta.get("custom", ())
+
+
+# -- the forward and the backward graph ------------------------------------------------------------
+
+
+def with_passes_settled(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that cuts the graph of a program and its gradients in two, with collectives
+    in the pass where the program issues them, and in that order.
+    """
+
+    def _partition_joint_graph_into_fw_bw(fx_g: Any, *args: Any, **options: Any) -> Any:
+        if not any(NUMBER in node.meta for node in fx_g.graph.nodes):
+            return stock(fx_g, *args, **options)
+        settle_passes(fx_g.graph)
+        forward, backward, *rest = stock(fx_g, *args, **options)
+        for node in backward.graph.nodes:
+            if AGAIN in node.meta:
+                node.meta[NUMBER] = node.meta.pop(AGAIN)
+        for half in (forward, backward):
+            if arrange(half.graph):
+                half.recompile()
+        return forward, backward, *rest
+
+    return _partition_joint_graph_into_fw_bw
+
+
+def settle_passes(joint: Any) -> None:
+    """Say of each collective with a number in which pass it is to run, and renumber those of the
+    backward pass.
+
+    One of a checkpointed region runs in both passes where the backward pass uses what the region
+    makes of it: eagerly the region runs again when the first of its tensors is needed. Where it
+    does not, as of the last sum of a block, it runs once, and what others make of it may be saved.
+    """
+    _save_what_leaves_regions(joint)
+    place = {node: i for i, node in enumerate(joint.nodes)}
+    needed = _first_needed(joint, place)
+    backward: list[tuple[int, int, int, Any]] = []
+    for node in joint.nodes:
+        number = node.meta.get(NUMBER)
+        if number is None:
+            continue
+        if _is_backward(node):
+            node.meta[_PASS] = "must_be_in_backward"
+            backward.append((place[node], 1, number, node))
+        elif node in needed:
+            backward.append((needed[node], 0, number, node))
+        else:
+            node.meta[_PASS] = "must_be_in_forward"
+            if _is_recomputed(node):
+                for each in (node, *_waits(node)):
+                    each.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+    for i, (*_, node) in enumerate(sorted(backward, key=lambda found: found[:3])):
+        node.meta[AGAIN] = i
+    _compute_in_backward(joint, {node for *_, node in backward if node in needed})
+
+
+def _save_what_leaves_regions(joint: Any) -> None:
+    """Have what others make something of saved where a checkpointed region with collectives makes
+    it, as eagerly. torch may go on from it to compute a later region's input again, and so run this
+    region's collectives for that one: where it is small, which it may be on one rank alone.
+    """
+    with_collectives = {
+        node.meta.get(_REGION)
+        for node in joint.nodes
+        if NUMBER in node.meta and _is_recomputed(node)
+    }
+    for node in joint.nodes:
+        if not _is_recomputed(node) or node.meta.get(_REGION) not in with_collectives - {None}:
+            continue
+        if not _is_tensor(node) or not any(_is_outside(user, node) for user in node.users):
+            continue
+        while True:
+            node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+            if not (getattr(node.target, "is_view", False) or node.target is operator.getitem):
+                break
+            node = node.args[0]  # of views torch saves what they are of
+            if not _is_recomputed(node):
+                break
+
+
+def _is_outside(user: Any, node: Any) -> bool:
+    """Whether what uses a node of a checkpointed region is of the forward pass, and of no region or
+    of a later one.
+    """
+    if _is_backward(user) or not _is_tensor(user) or user.target is operator.getitem:
+        return False
+    region: int = user.meta.get(_REGION, node.meta[_REGION] + 1)
+    return region > node.meta[_REGION]
+
+
+def _first_needed(joint: Any, place: dict[Any, int]) -> dict[Any, int]:
+    """Of each collective of a checkpointed region of which the backward pass uses something, by way
+    of what is computed again alone: the place of the first that uses something of its region; or of
+    that of one which needs it, where regions lie in regions.
+    """
+    used: dict[Any, int] = {}
+    regions: dict[Any, int] = {}
+    for node in reversed(joint.nodes):
+        if _is_recomputed(node) and not _is_number(node):
+            users = [user for user in node.users if not _is_number(user)]
+            places = [place[user] for user in users if _is_backward(user)]
+            places += [used[user] for user in users if user in used]
+            if places:
+                used[node] = min(places)
+                region = node.meta.get(_REGION, node)
+                regions[region] = min(regions.get(region, used[node]), used[node])
+    needed: dict[Any, int] = {}
+    first: dict[Any, int] = {}
+    for node in reversed(joint.nodes):
+        if node in used:
+            first[node] = min([used[node], *(first[user] for user in node.users if user in first)])
+            if NUMBER in node.meta:
+                first[node] = min(first[node], regions[node.meta.get(_REGION, node)])
+                needed[node] = first[node]
+    return needed
+
+
+def _compute_in_backward(joint: Any, collectives: set[Any]) -> None:
+    """Have what the backward pass makes of these collectives of checkpointed regions computed
+    there. Of what needs no gradient, as a sign, torch may save the result instead: where it is
+    small, which it may be on one rank alone.
+    """
+    behind: set[Any] = set()
+    for node in joint.nodes:
+        if node in collectives or not behind.isdisjoint(node.all_input_nodes):
+            if _is_backward(node):
+                if not _is_number(node):
+                    node.meta[_PASS] = "must_be_in_backward"
+                    behind.add(node)
+            elif _is_recomputed(node):
+                behind.add(node)
+
+
+def _is_recomputed(node: Any) -> bool:
+    """Whether a node is of a checkpointed region, whose results are to be computed again. Of one
+    of several results torch does not say.
+    """
+    if node.target is operator.getitem and _RECOMPUTE not in node.meta:
+        return _is_recomputed(node.args[0])
+    return node.meta.get(_RECOMPUTE) in _RECOMPUTED
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_number(node: Any) -> bool:
+    """Whether a node is a size, and no tensor: ranks compute these in other ways."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _is_backward(node: Any) -> bool:
+    """Whether a node of both passes is of the backward one. torch says of each node that was traced
+    by the end of the forward pass that it is of that, and not of each later one that it is not.
+    """
+    is_forward = node.meta.get(_PASS) in ("is_forward", "must_be_in_forward")
+    return node.op == "call_function" and not is_forward
+
+
+def _waits(node: Any) -> Iterator[Any]:
+    """The nodes that wait for a collective, also for one of several results."""
+    for user in node.users:
+        if user.target is _WAIT:
+            yield user
+        elif user.target is operator.getitem:
+            yield from _waits(user)
+
+
+def arrange(graph: Any) -> bool:
+    """Have the collectives of a graph stand by number. Each brings what it depends on; all else
+    stays. Returns whether any moved.
+    """
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    sequence = sorted(
+        (node for node in place if NUMBER in node.meta and node.op == "call_function"),
+        key=lambda node: node.meta[NUMBER],
+    )
+    if all(place[one] < place[next_one] for one, next_one in pairwise(sequence)):
+        return False
+    order: dict[Any, None] = {}
+    remaining, ordered = iter(sequence), set(sequence)
+    for node in place:
+        while node in ordered and node not in order:
+            order.update(dict.fromkeys(_with_what_it_needs(next(remaining), order, place)))
+        order[node] = None
+    for one, next_one in pairwise(order):
+        one.append(next_one)
+    for i, node in enumerate(node for node in order if node in ordered):
+        node.meta[NUMBER] = i  # the same order, but where data contradict it
+    return True
+
+
+def _with_what_it_needs(node: Any, done: dict[Any, None], place: dict[Any, int]) -> list[Any]:
+    """The node behind what it depends on, but for what is ``done``, as they stand."""
+    found, open_nodes = set(), [node]
+    while open_nodes:
+        one = open_nodes.pop()
+        if one not in done and one not in found:
+            found.add(one)
+            open_nodes.extend(one.all_input_nodes)
+    return sorted(found, key=place.__getitem__)
+
+
+# -- equal collectives -----------------------------------------------------------------------------
+
+
+def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that makes equal nodes one, for all nodes but those that are of this rank.
+
+    Where none of these are made one, what is computed of them is the same graph on all ranks, and
+    of that equal nodes may be.
+    """
+
+    def fx_graph_cse(fx_g: Any, *args: Any, **options: Any) -> Any:
+        own = [node for node in fx_g.nodes if node.op == "call_function" and _is_of_this_rank(node)]
+        for i, node in enumerate(own):
+            node.kwargs = {**node.kwargs, OF_THIS_RANK: i}
+        marked = own
+        try:
+            result = stock(fx_g, *args, **options)
+            marked = [*own, *result.nodes]
+        finally:
+            for node in marked:
+                node.kwargs = {k: v for k, v in node.kwargs.items() if k != OF_THIS_RANK}
+        return result
+
+    return fx_graph_cse
+
+
+# -- Inductor --------------------------------------------------------------------------------------
+
+
+def as_collectives() -> dict[Any, Callable[..., Any]]:
+    """How Inductor is to lower our ops that communicate: as its own collectives. The last argument
+    of each is the name of a process group, as torch's estimates of their time expect.
+    """
+    from torch._inductor.ir import TensorBox, _CollectiveKernel
+    from torch._inductor.lowering import constrain_to_fx_strides
+    from torch._inductor.virtualized import V
+    from torch.utils._pytree import tree_map
+
+    def lowering(op: Any) -> Callable[..., Any]:
+        def lowered(*args: Any) -> Any:
+            args, _ = constrain_to_fx_strides(V.graph.current_node, *args)
+            results = _CollectiveKernel.create_out_of_place(op, *args)
+            return tree_map(TensorBox.create, results)
+
+        return lowered
+
+    ops = [getattr(torch.ops.cute_sharding, name).default for name in OURS]
+    return {op: lowering(op) for op in ops}
+
+
+def chained_by_number(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that chains the scheduler's collectives in the order of the graph, for which
+    that order is by number. A collective without one, that a pass has made of others, stays behind
+    the one before it.
+    """
+
+    def decide_global_ordering_of_comms(
+        nodes: Sequence[Any], name_to_buf: Any, name_to_fused_node: Any
+    ) -> Any:
+        from torch._inductor.utils import contains_collective
+
+        places = [i for i, node in enumerate(nodes) if contains_collective(node)]
+        numbers: list[float] = []
+        for i in places:
+            number = _number_of_kernel(nodes[i].node)
+            numbers.append((numbers or [-1])[-1] if number is None else number)
+        by_number = sorted(range(len(places)), key=numbers.__getitem__)
+        chained = list(nodes)
+        for place, k in zip(places, by_number):
+            chained[place] = nodes[places[k]]
+        stock(chained, name_to_buf, name_to_fused_node)
+        return nodes
+
+    return decide_global_ordering_of_comms
+
+
+def _number_of_kernel(kernel: Any) -> int | None:
+    """That of the node that it was made of: the last, as among these may be what it is given."""
+    node = max(kernel.get_origins(), default=None)
+    return None if node is None else node.meta.get(NUMBER)
+
+
+def held_to_the_chain(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that runs the passes for overlap that a program has chosen, of which two
+    move one collective before another by estimated times: not where ranks may compute other sizes
+    than one another.
+    """
+
+    def reorder_compute_and_comm_for_overlap(snodes: Sequence[Any]) -> Any:
+        from torch._inductor import config_comms
+
+        differ = any(
+            node.meta.get(RANKS_DIFFER)
+            for snode in snodes
+            for kernel in snode.get_nodes()
+            if kernel.node is not None
+            for node in kernel.node.get_origins()
+        )
+        options = dict.fromkeys(filter(partial(hasattr, config_comms), _UNSAFE), False)
+        with config_comms.patch(options) if differ else nullcontext():  # type: ignore[attr-defined]
+            return stock(snodes)
+
+    return reorder_compute_and_comm_for_overlap
+
+
+_UNSAFE = (
+    "reorder_iterative_unsafe_collectives_reorder",
+    "sink_waits_iterative_unsafe_collectives_reorder",
+)
+
+
+def unless_ranks_differ(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that moves collectives by how long it takes them to be for what runs beside
+    them: not where ranks may compute other sizes than one another. Else the order is then its own.
+    """
+
+    def schedule_overlap_bucketing_from_inductor_configs(gm: Any, *args: Any) -> Any:
+        nodes = [node for node in gm.graph.nodes if NUMBER in node.meta]
+        if any(node.meta[RANKS_DIFFER] for node in nodes):
+            return gm
+        for node in nodes:
+            del node.meta[NUMBER]
+        return stock(gm, *args)
+
+    return schedule_overlap_bucketing_from_inductor_configs

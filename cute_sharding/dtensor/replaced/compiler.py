@@ -1,0 +1,311 @@
+"""The compiler: dynamo's guards, AOTAutograd's subclasses, proxies of symbolic expressions
+(torch/_dynamo, torch/_functorch/_aot_autograd, torch/fx/experimental) and compiled code.
+
+Nothing of it is imported before the program has. Caches may be reset and tagged; most of what
+:class:`.tracing.Tracing` replaces is made here (waits there, expansion in :mod:`.expansion`).
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.replaced import compiler_patches
+from cute_sharding.dtensor.replaced.symints import settled_spec
+from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
+
+__all__ = [
+    "by_views",
+    "first_wins",
+    "forget_compiled_code",
+    "none_of_ours",
+    "of_two_arguments",
+    "settled_metadata",
+    "settled_outputs",
+    "tag_compiled_graphs",
+    "traced_as_known",
+    "with_plain_functions",
+    "with_rows_of_their_own",
+]
+
+
+def tag_compiled_graphs(tag: str | None) -> None:
+    """Keep what torch.compile caches on disk under this tag apart from what it caches without, or
+    with another: the graphs differ, and ranks must not mix them.
+
+    None takes the tag away again.
+    """
+    config: Any = (
+        compiler_patches.CACHE_KEYS.owner()
+    )  # an option: what it says besides is the program's
+    kept = [
+        part
+        for part in config.cache_key_tag.split(" ")
+        if part and not part.startswith("cute_sharding:")
+    ]
+    config.cache_key_tag = " ".join(kept + ([f"cute_sharding:{tag}"] if tag is not None else []))
+
+
+def forget_compiled_code() -> None:
+    """Have torch.compile's programs compiled anew at their next call: what they hold of placements
+    is no longer so.
+    """
+    reset = getattr(sys.modules.get("torch._dynamo"), "reset_code_caches", None)
+    if reset is not None:  # half imported, it has compiled nothing yet
+        reset()
+
+
+def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that is asked what to do with each function that runs beside a graph, for
+    which those of this package, and all that they call, run as they are. (What a program itself
+    calls of it may still be a part of its graph.)
+    """
+    from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+    from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
+    from torch._dynamo.types import ConvertFrameReturn
+
+    def __call__(wrapper: Any, frame: Any, *rest: Any, **named: Any) -> Any:
+        # By the module's name: methods of dataclasses are in no file.
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] != "cute_sharding":
+            return stock(wrapper, frame, *rest, **named)
+        calls_programs = module.endswith(".given_placements")
+        called = FrameAction.DEFAULT if calls_programs else FrameAction.SKIP
+        return ConvertFrameReturn(
+            frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, called),
+            skip_reason="it is no part of the program",
+        )
+
+    return __call__
+
+
+def with_rows_of_their_own(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that says of an input which of its sizes are symbols, for which those of a
+    DTensor's local tensor are shared with no size that happens to be equal.
+    """
+
+    def _automatic_dynamic(e: Any, *args: Any, **kwargs: Any) -> Any:
+        context = stock(e, *args, **kwargs)
+        if isinstance(e, DTensor):
+            from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+            for inner in getattr(context, "inner_contexts", {}).values():
+                inner.dynamic_sizes[:] = [
+                    DimDynamic.DYNAMIC if dim is DimDynamic.DUCK else dim
+                    for dim in inner.dynamic_sizes
+                ]
+        return context
+
+    return _automatic_dynamic
+
+
+def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that finds how to compute an expression, with powers, long products and long
+    maxima as ones of two.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    def _build_proxy_for_sym_expr(tracer: Any, expr: Any, out: Any = None) -> Any:
+        if expr in tracer.sympy_expr_tracker:
+            return stock(tracer, expr, out)
+        if getattr(expr, "is_Pow", False) and expr.exp.is_Integer and expr.exp > 1:
+            parts = expr.base ** (expr.exp - 1), expr.base
+        elif type(expr).__name__ in ("Mul", "Max", "Min") and len(expr.args) > 2:
+            parts = expr.func(*expr.args[:-1]), expr.args[-1]
+        else:
+            return stock(tracer, expr, out)
+        args = [_build_proxy_for_sym_expr(tracer, part) for part in parts]
+        if any(arg is None for arg in args):
+            return None
+        function: Any = {"Max": torch.sym_max, "Min": torch.sym_min}.get(
+            type(expr).__name__, operator.mul
+        )
+        if out is None:
+            return function(*args)
+        proxy_tensor._sym_register(tracer, function, tuple(args), out)
+        return out
+
+    return _build_proxy_for_sym_expr
+
+
+def with_plain_functions(stock: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
+    """torch's functions for kinds of expressions. Where it has its own for Max and Min, that
+    Inductor does not know, torch.sym_max and torch.sym_min: see :func:`of_two_arguments`.
+    """
+
+    from torch.fx.experimental import proxy_tensor
+
+    plain = {
+        getattr(proxy_tensor, "_nary_sym_max", None): torch.sym_max,
+        getattr(proxy_tensor, "_nary_sym_min", None): torch.sym_min,
+    }
+
+    def _sympy_handlers() -> dict[Any, Any]:
+        return {kind: plain.get(function, function) for kind, function in stock().items()}
+
+    return _sympy_handlers
+
+
+def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
+    def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
+        expr = obj.node.expr if isinstance(obj, torch.SymInt) else None
+        known = tracer.sympy_expr_tracker.get(expr) if expr is not None else None
+        stock(obj, tracer, proxy)
+        if known is not None:
+            tracer.sympy_expr_tracker[expr] = known
+
+    return set_proxy_slot
+
+
+def settled_outputs(
+    of_one_rank: Callable[[], None], after: Callable[[], None], stock: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What leaves a program has numbers for split factors. ``of_one_rank()`` is called before a
+    program is compiled whose inputs may be of other sizes on other ranks, ``after()`` afterwards.
+    """
+
+    def compile_and_call_fx_graph(graph: Any, tx: Any, rv: Any, *args: Any, **options: Any) -> Any:
+        for output in rv:
+            # What is no tensor may leave as it is: a placement that a graph break keeps alive.
+            node = getattr(output.as_proxy(), "node", None)
+            tensor = None if node is None else node.meta.get("example_value")
+            if isinstance(tensor, DTensor):
+                tensor._spec = settled_spec(tensor._spec)
+        inputs = [node.meta.get("example_value") for node in graph.placeholders]
+        if any(isinstance(value, DTensor) and may_be_uneven(value._spec) for value in inputs):
+            of_one_rank()
+        try:
+            return stock(graph, tx, rv, *args, **options)
+        finally:
+            after()
+
+    return compile_and_call_fx_graph
+
+
+def by_views(
+    as_view: Callable[..., torch.Tensor | None], stock: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """A view of a DTensor that a program returns is made again by ``as_view(base, size, stride,
+    offset)``, where it can say.
+    """
+
+    def gen_alias_from_base(
+        aliased_base_tensor: torch.Tensor,
+        target_meta_tensor: torch.Tensor,
+        target_requires_grad: bool,
+        *args: Any,
+        **options: Any,
+    ) -> torch.Tensor:
+        base, like = aliased_base_tensor, target_meta_tensor
+        requires_grad = target_requires_grad
+        view = (
+            as_view(base, like.size(), like.stride(), like.storage_offset())
+            if isinstance(base, DTensor) and isinstance(like, DTensor)
+            else None
+        )
+        if view is None:
+            return stock(base, like, requires_grad, *args, **options)
+        if view.requires_grad and not requires_grad:
+            return view.detach()
+        return view.requires_grad_(requires_grad) if requires_grad else view
+
+    return gen_alias_from_base
+
+
+def with_writes_told(
+    before: Callable[[Sequence[DTensor]], Callable[[], None]],
+    live: set[int],
+    stock: Callable[..., Any],
+) -> Callable[..., Any]:
+    """What is run for a program that AOTAutograd has traced. Where it writes to DTensors in its
+    graph, ``before(these)`` is called first, and what that gives afterwards, while there are
+    ``live`` ones.
+    """
+
+    def create_runtime_wrapper(
+        compiled_fn: Any, *, runtime_metadata: Any, **rest: Any
+    ) -> Callable[..., Any]:
+        run = stock(compiled_fn, runtime_metadata=runtime_metadata, **rest)
+        written = [
+            i
+            for i, info in enumerate(runtime_metadata.input_info)
+            if info.mutation_type.name == "MUTATED_IN_GRAPH"
+        ]
+        if not written or not any(
+            hasattr(meta, "original_subclass_type") for meta in runtime_metadata.subclass_inp_meta
+        ):
+            return run
+
+        @wraps(run)
+        def run_and_tell(args: list[Any]) -> Any:
+            if not live:
+                return run(args)
+            after = before([args[i] for i in written if isinstance(args[i], DTensor)])
+            results = run(args)
+            after()
+            return results
+
+        return run_and_tell
+
+    return create_runtime_wrapper
+
+
+def settled_metadata(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def create_subclass_metadata(a: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(a, DTensor):
+            a._spec = settled_spec(a._spec)
+        return stock(a, *args, **options)
+
+    return create_subclass_metadata
+
+
+_SET_LATER = "act_input_indices"
+
+
+def traced_as_known(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that traces a program; once more where the trace has made constants of sizes
+    that its DTensors were noted with before. (Each time there are fewer of these.)
+    """
+    from torch._functorch import aot_autograd
+
+    def aot_stage1_graph_capture(aot_state: Any, orig_flat_fn: Any, *args: Any) -> Any:
+        given: Any = list(aot_state.flat_args)
+        descs = list(aot_state.flat_args_descs)
+        traced = stock(aot_state, orig_flat_fn, *args)
+        while _is_outdated(aot_state.fw_metadata):
+            state: Any = aot_autograd.create_aot_state(
+                aot_state.stack,
+                orig_flat_fn,
+                given,
+                list(descs),
+                aot_state.aot_config,
+                aot_state.fake_mode,
+                aot_state.fake_mode.shape_env,
+            )
+            if hasattr(aot_state.fw_metadata, _SET_LATER):  # 2.13 alone
+                setattr(state.fw_metadata, _SET_LATER, getattr(aot_state.fw_metadata, _SET_LATER))
+            for field in fields(state):
+                setattr(aot_state, field.name, getattr(state, field.name))
+            traced = stock(aot_state, orig_flat_fn, *args)
+        return traced
+
+    return aot_stage1_graph_capture
+
+
+def _is_outdated(noted: Any) -> bool:
+    """Whether a size or stride of a DTensor that is returned, or of a gradient, was a symbol, and
+    is a number by now.
+    """
+    return any(
+        isinstance(n, torch.SymInt) and n.node.maybe_as_int() is not None
+        for meta in (*noted.subclass_fw_graph_out_meta, *noted.subclass_tangent_meta)
+        if isinstance(getattr(meta, "original_subclass", None), DTensor)
+        for n in (*meta.outer_size, *meta.outer_stride)
+    )

@@ -1,0 +1,224 @@
+"""The rows of the table of what is replaced in torch (:mod:`.patches`) that are about the compiler.
+
+It takes long to import, and most programs do without. So nothing of it is replaced before a program
+has imported it.
+"""
+
+from __future__ import annotations
+
+from cute_sharding.dtensor.replaced.patch import Patch
+
+_AOT = "torch._functorch._aot_autograd"
+_PROXIES = "torch.fx.experimental.proxy_tensor"
+
+FRAMES = Patch(
+    module="torch._dynamo.convert_frame",
+    attribute="CatchErrorsWrapper.__call__",
+    file="torch/_dynamo/convert_frame.py",
+    why="Where a graph breaks, Python functions that run are compiled one by one, but for those of "
+    "torch's own DTensor. Ours are no part of a program either: torch raises where they ask a "
+    "process group for its backend, and each would be compiled again for other placements. "
+    "Replaced once the program imports it.",
+    until="a package can say which of its files are not to be compiled",
+    test="tests/dtensor/compiled/test_graph_breaks.py::test_none_of_ours_is_compiled",
+)
+CONTEXTS = Patch(
+    module="torch._dynamo.variables.builder",
+    attribute="_automatic_dynamic",
+    file="torch/_dynamo/variables/builder.py",
+    why="The compiler takes one symbol for sizes that are equal in the call that it compiles for. "
+    "The rows of a rank's local tensor are then those of any other dim of as many, on that rank "
+    "alone: where they turn out to be a number so does the other, too late, and a backward graph "
+    "fails. Here they have symbols of their own. Replaced once the program imports it.",
+    until="sizes of inner tensors share no symbols with others",
+    test="tests/dtensor/compiled/test_ranks_in_step.py::test_rows_are_no_other_dim_of_as_many",
+)
+GUARDS = Patch(
+    module="torch.fx.experimental.symbolic_shapes",
+    attribute="ShapeEnv.produce_guards_verbose",
+    file="torch/fx/experimental/symbolic_shapes.py",
+    why="Global sizes that are constants of a program are not guarded: torch looks at those of "
+    "local tensors only, which may be the same. Sizes of a gradient that the program does not read "
+    "are, and torch then raises.",
+    until="dynamo guards the sizes of tensor subclasses, and not of their inner tensors alone",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_global_sizes_that_a_graph_takes_for_constants_are_"
+    "guarded",
+)
+OUTPUTS = Patch(
+    module="torch._dynamo.output_graph",
+    attribute="OutputGraph.compile_and_call_fx_graph",
+    file="torch/_dynamo/output_graph.py",
+    why="What leaves a program has numbers for split factors: they are settled before it is "
+    "compiled. And where its inputs have other sizes on other ranks, torch takes another rank's "
+    "graph from the disk, which raises: it is kept apart.",
+    until="with the row of _split_factor_int",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_a_split_factor_costs_a_graph_only_where_it_leaves_"
+    "the_program",
+)
+METADATA = Patch(
+    module=_AOT + ".subclass_utils",
+    attribute="create_subclass_metadata",
+    file="torch/_functorch/_aot_autograd/subclass_utils.py",
+    why="What AOTAutograd keeps of a DTensor, to make it again at run time, has numbers for split "
+    "factors.",
+    until="with the row of _split_factor_int",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+TRACES = Patch(
+    module="torch._functorch.aot_autograd",
+    attribute="aot_stage1_graph_capture",
+    file="torch/_functorch/_aot_autograd/graph_compile.py",
+    why="AOTAutograd notes which sizes of a DTensor that a program returns are symbols, and then "
+    "traces the program with its gradients. Of a symbol that this makes a constant the graph "
+    "returns nothing: it is cut in two at the wrong place (`was invalid, but is output`), or the "
+    "DTensor cannot be made (`'NoneType' object cannot be interpreted as an integer`), and on some "
+    "ranks alone where it is their rows that are one or none. It is noted and traced once more.",
+    until="what is noted of sizes holds after the trace",
+    test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
+)
+ALIASES = Patch(
+    module=_AOT + ".runtime_wrappers",
+    attribute="gen_alias_from_base",
+    file="torch/_functorch/_aot_autograd/functional_utils.py",
+    why="A compiled program that returns a view of its input makes it again by as_strided, which "
+    "torch refuses for DTensors that are not as before.",
+    until="as_strided of a DTensor that views it is not refused",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_views_of_inputs_are_returned_with_their_gradients",
+)
+WRITES = Patch(
+    module=_AOT + ".runtime_wrappers",
+    attribute="_create_runtime_wrapper",
+    file="torch/_functorch/_aot_autograd/runtime_wrappers.py",
+    why="A compiled program writes to the local tensors of its inputs, where no op of DTensors' "
+    "follows: what these are slices of, or what slices of them others have, would not be told.",
+    until="slices of sharded dims are views for torch, too",
+    test="tests/dtensor/run/test_processes.py::test_compiled_writes",
+)
+EXPRESSIONS = Patch(
+    module=_PROXIES,
+    attribute="_build_proxy_for_sym_expr",
+    file="torch/fx/experimental/proxy_tensor.py",
+    why="An expression that the tracer has not met before is put together from what it has. 2.13 "
+    "has no function for powers; 2.13 and 2.14 call one of two arguments with products of three; "
+    "all three call functions that Inductor does not know for maxima of three.",
+    until="each of the three is traced to functions of two arguments",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+SLOTS = Patch(
+    module=_PROXIES,
+    attribute="set_proxy_slot",
+    file="torch/fx/experimental/proxy_tensor.py",
+    why="What the tracer knows to compute a symbol stays as it is: torch takes max(s, 1), which is "
+    "s again, for the way to s, and then looks for s without end.",
+    until="set_proxy_slot keeps the first proxy of an expression",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+KINDS = Patch(
+    module=_PROXIES,
+    attribute="_sympy_handlers",
+    file="torch/fx/experimental/proxy_tensor.py",
+    why="For maxima and minima torch has functions of its own that Inductor does not know; here "
+    "they are torch.sym_max and torch.sym_min.",
+    until="Inductor knows them, or the tracer uses torch.sym_max",
+    test="tests/dtensor/compiled/test_compiled.py::test_patterns_under_inductor",
+)
+EQUALS = Patch(
+    module="torch._functorch.partitioners",
+    attribute="fx_graph_cse",
+    file="torch/_functorch/partitioners.py",
+    why="Equal nodes of a graph are made one. What is equal on one rank need not be on another: "
+    "two exchanges of which a rank gives and gets as much, of what both times are no rows. That "
+    "rank would wait in one of them, and the others in two.",
+    until="a node of a graph can be kept apart from its equals",
+    test="tests/dtensor/compiled/test_ranks_in_step.py::test_equal_exchanges_are_not_made_one",
+)
+PASSES = Patch(
+    module=_AOT + ".graph_compile",
+    attribute="_partition_joint_graph_into_fw_bw",
+    file="torch/_functorch/_aot_autograd/graph_compile.py",
+    why="Whether a collective runs in the forward graph, in the backward graph, or in both, goes "
+    "by what it depends on and by the sizes of what could be saved, which are this rank's. Here it "
+    "is the pass in which the program issues it; and in each graph they stand in the order in "
+    "which it does.",
+    until="the partitioner puts collectives where they were issued, on every rank alike",
+    test="tests/dtensor/compiled/test_ranks_in_step.py"
+    "::test_a_backward_graph_has_no_collective_of_no_use",
+)
+COLLECTIVES = Patch(
+    module="torch._inductor.lowering",
+    attribute="lowerings",
+    file="torch/_inductor/lowering.py",
+    why="What is no collective of torch's own is any op to Inductor's scheduler, whose passes keep "
+    "the order of its collectives alone. The ops that redistribute and move are lowered as such. "
+    "Replaced once the program imports it.",
+    until="a library can say of its ops that they communicate",
+    test="tests/dtensor/compiled/test_compiled_order.py::test_kernels_of_ours_are_collectives",
+    entries="how Inductor lowers {}",
+)
+CHAIN = Patch(
+    module="torch._inductor.comms",
+    attribute="decide_global_ordering_of_comms",
+    file="torch/_inductor/comms.py",
+    why="Inductor chains the collectives of a graph, so that each of its passes keeps their order, "
+    "in the order in which they stand in the graph by then. Passes over the graph may have moved "
+    "them, as they see this rank's sizes: the chain is in the order in which they were issued. "
+    "Replaced once the program imports it.",
+    until="the order is that of the program",
+    test="tests/dtensor/compiled/test_compiled_order.py"
+    "::test_the_chain_is_in_the_order_of_the_program",
+)
+PASSES_FOR_OVERLAP = Patch(
+    module="torch._inductor.comms",
+    attribute="reorder_compute_and_comm_for_overlap",
+    file="torch/_inductor/comms.py",
+    why="Of the passes for overlap that a program can choose two move one collective before "
+    "another, chain or not, by how long they take on this rank, unless options say otherwise "
+    "(`config_comms.reorder_iterative_unsafe_collectives_reorder` and one like it): they do, where "
+    "ranks may hold other sizes than one another. Replaced once the program imports it.",
+    until="these options are off by default",
+    test="tests/dtensor/compiled/test_compiled_order.py"
+    "::test_no_pass_of_inductors_moves_one_before_another",
+)
+OVERLAP = Patch(
+    module="torch._inductor.fx_passes.overlap_scheduling",
+    attribute="schedule_overlap_bucketing_from_inductor_configs",
+    file="torch/_inductor/fx_passes/overlap_scheduling.py",
+    why="Where a program turns this pass on, it moves and joins collectives by how long what runs "
+    "beside them takes on this rank. It is left out where ranks may hold other sizes than one "
+    "another; torch has a check for that (`spmd_check`), which hangs where only some ranks "
+    "compile. Replaced once the program imports it.",
+    until="it decides alike on all ranks",
+    test="tests/dtensor/compiled/test_compiled_order.py"
+    "::test_ranks_that_differ_are_not_scheduled_by_time",
+)
+WAITS = Patch(
+    module="torch._inductor.config",
+    attribute="reorder_for_compute_comm_overlap_passes",
+    file="torch/_inductor/config.py",
+    why="Where Inductor is to overlap communication with computation and is given no way to, as "
+    "since 2.13 it is not, waits sink to where they are needed. A program's own choice stays.",
+    until="the list is not empty by default",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_a_wait_is_scheduled_after_compute_that_needs_nothing"
+    "_of_it",
+)
+CACHE_KEYS = Patch(
+    module="torch.compiler.config",
+    attribute="cache_key_tag",
+    file="torch/compiler/config.py",
+    why="What a rank sends and holds stands in its graph, and torch's keys of compiled graphs on "
+    "disk do not tell ranks apart, nor our settings: a word is added to the tag that is there.",
+    until="torch keeps the graphs of ranks apart, and knows which rules were in force",
+    test="tests/dtensor/run/test_redistribute_in_programs.py"
+    "::test_compiled_graphs_of_other_settings_"
+    "are_kept_apart",
+    lacking="graphs that are compiled under other rules would be taken for one another",
+)
+
+TABLE = tuple([row for row in list(globals().values()) if isinstance(row, Patch)])

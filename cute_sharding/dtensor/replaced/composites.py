@@ -1,0 +1,75 @@
+"""Ops that torch takes apart before DTensor meets them (the C++ kernels CompositeImplicitAutograd):
+what is done around one of them.
+
+Tensors of Python classes alone have the dispatch key PythonTLSSnapshot, which comes before
+autograd's; torch has one kernel there for all ops (aten/src/ATen/core/PythonFallbackKernel.cpp),
+which notes the thread's state and goes on. Another for one op leaves plain tensors as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+
+from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.patch import Installed
+from cute_sharding.dtensor.replaced.registry import name_of, overload
+
+__all__ = ["install_composites"]
+
+_KEY = "PythonTLSSnapshot"
+Around: TypeAlias = "Callable[[tuple[Any, ...]], AbstractContextManager]"
+
+
+def install_composites(installed: Installed, names: Iterable[str], around: Around) -> None:
+    """Have ``around(arguments)`` be entered while torch takes one of these ops apart for a
+    DTensor.
+    """
+    for op in filter(None, map(overload, names)):
+        library = torch.library.Library("aten", "IMPL")
+        library.impl(op, partial(_taken_apart, op, around), _KEY)
+        installed.note(patches.COMPOSITES, f"aten/{name_of(op)}/{_KEY}", library._destroy)
+
+
+def _taken_apart(op: torch._ops.OpOverload, around: Around, *args: Any, **kwargs: Any) -> Any:
+    is_ours = type(args[0]) is DTensor
+    if not _is_below_autograd():
+        with around(args) if is_ours else nullcontext():
+            return op.decompose(*args, **kwargs)
+    if not is_ours:
+        return _by_python(op, args, kwargs)
+    # Where the op would be met as it is, and taken apart: there views are made without autograd.
+    without = torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.ADInplaceOrView))
+    with without, around(args):
+        return op.decompose(*args, **kwargs)
+
+
+def _is_below_autograd() -> bool:
+    """Whether autograd's keys are left out, as in inference mode: then torch does not take an op
+    apart for tensors of Python classes.
+    """
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+    return bool(excluded(DispatchKey.AutogradFunctionality))
+
+
+def _by_python(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What torch's kernel for tensors of Python classes comes to: the innermost mode answers, or a
+    class of the arguments.
+    """
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    types = [type(x) for x in tensors if torch._C._dispatch_keys(x).has(DispatchKey.Python)]
+    found = NotImplemented
+    if _get_current_dispatch_mode() is not None:
+        with _pop_mode_temporarily() as mode:
+            found = mode.__torch_dispatch__(op, types, args, kwargs)
+    for kind in types:
+        if found is NotImplemented:
+            found = kind.__torch_dispatch__(op, types, args, kwargs)
+    return found

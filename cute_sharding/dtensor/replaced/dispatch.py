@@ -1,0 +1,196 @@
+"""The dispatcher at work (torch/distributed/tensor/_dispatch.py): what it is about to give an op,
+and ops that run as it runs them.
+
+The local arguments of the one call at hand may be exchanged; the dispatcher itself is changed
+elsewhere: in :mod:`.op_hooks`, in :mod:`.redistribution_hook`, and by :mod:`.tracing`, which puts
+the handlers of :mod:`.views_in_place`, whatever the settings are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._logging._internal import LazyString
+from torch.distributed.tensor import DTensor, _dispatch
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils._pytree import tree_leaves
+
+from cute_sharding.dtensor.replaced.answers import Answer, answer_of
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced.op_schemas import is_in_place
+
+__all__ = [
+    "finish",
+    "function_of",
+    "observe",
+    "redistribute_arguments",
+    "run_as",
+    "run_slowly",
+    "schema_of",
+    "with_placements",
+]
+
+
+def observe(spec: DTensorSpec, wanted: DTensorSpec, what: Any) -> None:
+    """What torch does before it redistributes an argument by itself: a program that has asked for
+    it (``ExplicitRedistributionContext``) is told of ``what`` does so, or has it refused. (It is
+    written only then: while a program is traced, a mesh cannot always be.)
+
+    Raises:
+        RuntimeError: the program has asked for that.
+    """
+    context: Any = _dispatch.ExplicitRedistributionContext  # type: ignore[attr-defined]
+    context.observe_redistribution(
+        spec, wanted, LazyString("Implicit redistribution in {}".format, what)
+    )
+
+
+def redistribute_arguments(
+    op_info: Any,
+    schema: OpSchema,
+    use_val_from_redistribute_schema: bool,
+    move: Callable[[torch.Tensor, DTensorSpec, DTensorSpec], torch.Tensor],
+) -> None:
+    """What torch's dispatcher does with local arguments before an op runs, by ``move(local, spec,
+    spec)``: redistributes them to the specs of ``schema``, and takes other arguments of that.
+    """
+    dispatch: Any = _dispatch
+    debug_mode = dispatch.get_active_debug_mode()
+    wanted: tuple[Any, ...] = (
+        tuple(tree_leaves(schema.args_schema))
+        if op_info.args_tree_spec is not None
+        else schema.args_schema
+    )
+    local_args: list[Any] = []
+    for i, spec in enumerate(op_info.flat_args_schema):
+        if not isinstance(spec, DTensorSpec):
+            local_args.append(wanted[i] if use_val_from_redistribute_schema else spec)
+            continue
+        local, to = op_info.local_args[i], wanted[i]
+        if spec != to:
+            observe(spec, to, op_info.schema or schema.op)
+            noted = (
+                nullcontext()
+                if debug_mode is None
+                else debug_mode.record_redistribute_calls(i, spec, to)
+            )
+            with noted:
+                local = move(local, spec, to)
+        local_args.append(local)
+    if use_val_from_redistribute_schema:
+        local_args += wanted[len(local_args) :]
+    op_info.local_args = tuple(local_args)
+
+
+def finish(
+    op_info: Any,
+    schema: OpSchema,
+    answer: Answer,
+    move: Callable[[torch.Tensor, DTensorSpec, DTensorSpec], torch.Tensor],
+) -> None:
+    """What is to be done with local arguments beside what torch does: it redistributes no keywords,
+    and knows nothing of what a kernel wants of strides.
+    """
+    for name, (spec, wanted) in answer.keywords.items():
+        observe(spec, wanted, f"argument {name}")
+        op_info.local_kwargs[name] = move(op_info.local_kwargs[name], spec, wanted)
+    if answer.prepare is not None:
+        op_info.local_args = answer.prepare(op_info.local_args)
+
+
+def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpSchema:
+    """The op with specs for DTensors."""
+    schema = DTensor._op_dispatcher.unwrap_to_op_info(op, args, kwargs).schema
+    assert schema is not None
+    return schema
+
+
+def function_of(op: Any, *args: Any) -> Any:
+    """The function of ours that the op would be run by; None where it is run by none."""
+    schema, propagator = schema_of(op, args, {}), DTensor._op_dispatcher.sharding_propagator
+    propagate = (
+        propagator.propagate_op_sharding_non_cached
+        if is_tracing()
+        else propagator.propagate_op_sharding
+    )
+    wanted = getattr(propagate(schema), "redistribute_schema", None)
+    return wanted.op if wanted is not None and _takes_all(wanted) else None
+
+
+def _takes_all(schema: OpSchema) -> bool:
+    answer = answer_of(schema)
+    return answer is not None and answer.takes_all
+
+
+def run_slowly(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op as torch's dispatcher runs it where its fast path does not, whether or not it writes
+    or draws, which the dispatcher tells by its name.
+    """
+    dispatcher = DTensor._op_dispatcher
+    info: Any = dispatcher.unwrap_to_op_info(op, args, kwargs)
+    found: Any = dispatcher._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
+    info.output_sharding = found
+    wanted = found.redistribute_schema
+    if wanted is not None and _takes_all(wanted):  # also of ops that draw
+        results = (
+            wanted.op(*info.local_args, **info.local_kwargs)
+            if info.compute_mesh._is_current_rank_part_of_mesh()
+            else None
+        )
+    else:
+        results = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
+    if is_in_place(op):
+        return args[0]
+    outs = tuple([kwargs[argument.name] for argument in op._schema.arguments if argument.is_out])
+    if outs:
+        specs = tree_leaves(found.output_spec)
+        for out, spec in zip(outs, specs):
+            if (
+                isinstance(out, DTensor)
+                and isinstance(spec, DTensorSpec)
+                and out._spec.mesh != spec.mesh
+            ):
+                out._spec = spec  # as torch's dispatcher does of what it sees to be out=
+        return outs[0] if len(outs) == 1 else outs
+    return dispatcher.wrap(results, found.output_spec)
+
+
+def run_as(
+    op: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    found: OutputSharding,
+    move: Callable[..., torch.Tensor],
+) -> Any:
+    """The op on local tensors that were brought by ``move(local, spec, spec)`` to where ``found``
+    has them.
+    """
+    wanted = args if found.redistribute_schema is None else found.redistribute_schema.args_schema
+
+    def local(arg: Any, spec: Any) -> Any:
+        if not isinstance(arg, DTensor):
+            return arg
+        moved = (
+            arg
+            if not isinstance(spec, DTensorSpec)
+            or tuple(spec.placements) == tuple(arg._spec.placements)
+            else with_placements(arg, spec.placements, move)
+        )
+        return moved._local_tensor
+
+    result = op(*[local(arg, spec) for arg, spec in zip(args, wanted)])
+    return DTensor._op_dispatcher.wrap(result, found.output_spec)
+
+
+def with_placements(
+    tensor: DTensor, placements: Sequence[Placement], move: Callable[..., torch.Tensor]
+) -> DTensor:
+    """The tensor with other placements, its local tensor brought there by ``move(local, spec,
+    spec)``; outside of autograd.
+    """
+    target = DTensorSpec(tensor._spec.mesh, tuple(placements), tensor._spec.tensor_meta)
+    return DTensor(move(tensor._local_tensor, tensor._spec, target), target, requires_grad=False)

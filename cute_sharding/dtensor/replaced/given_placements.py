@@ -1,0 +1,87 @@
+"""Functions of torch that are told which placements their inputs have, and raise for others: the
+losses of loss_parallel (torch/distributed/tensor/parallel/loss.py), local_map
+(torch/distributed/tensor/experimental/_func_map.py) and distribute_tensor (_api.py).
+
+Their entries and the function behind them may be replaced here, once a program imports them; of
+distribute_tensor the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils._pytree import tree_leaves
+
+from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
+from cute_sharding.dtensor.replaced.tensor_specs import Replicate, is_dtensor
+
+__all__ = ["install_given_placements"]
+
+
+def install_given_placements(
+    installed: Installed,
+    handler: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    """Have ``handler(torch's)`` compute losses, and local_map and distribute_tensor redistribute
+    what they are given to the replicas that they are told of, which torch raises for: views and
+    slices leave cut here what torch's make such replicas of.
+    """
+
+    def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
+        wanted = (Replicate(),) * tensor.device_mesh.ndim if placements is None else (*placements,)
+        if mesh in (None, tensor.device_mesh) and _gathers(tensor.placements, wanted):
+            return tensor.redistribute(placements=wanted)
+        return tensor
+
+    installed.put(patches.DISTRIBUTE_NAMES, {"_cute_sharding_brought": brought})
+    installed.replace(patches.DISTRIBUTE, beginning_with(_BEGINNING, patches.DISTRIBUTE))
+
+    def losses() -> None:
+        theirs = patches.LOSSES.found()
+        installed.put(patches.LOSSES, {op: handler(stock) for op, stock in theirs.items()})
+
+    installed.once_imported(patches.LOSSES, losses)
+    installed.once_imported(
+        patches.LOCAL_MAP,
+        lambda: installed.replace(patches.LOCAL_MAP, _lenient),
+    )
+
+
+_BEGINNING = """
+if tensor.__class__ is DTensor:
+    tensor = _cute_sharding_brought(tensor, device_mesh, placements)
+"""
+
+
+def _gathers(given: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    """Whether to redistribute from the one to the other is to replicate alone."""
+    return tuple(given) != tuple(wanted) and all(
+        p == q or q.is_replicate() for p, q in zip(given, wanted)
+    )
+
+
+def _lenient(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # By torch's names: what the program gives by name stands in kwargs.
+    def _local_map_wrapped(
+        func: Any,
+        out_placements: Any,
+        in_placements: Any,
+        in_grad_placements: Any,
+        device_mesh: Any,
+        redistribute_inputs: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if in_placements is not None and not redistribute_inputs:
+            others = [
+                (x.placements, wanted)
+                for x, wanted in zip(tree_leaves(args), in_placements)
+                if is_dtensor(x) and wanted is not None and tuple(x.placements) != tuple(wanted)
+            ]
+            redistribute_inputs = all(_gathers(*each) for each in others)
+        settings = in_grad_placements, device_mesh, redistribute_inputs
+        return stock(func, out_placements, in_placements, *settings, *args, **kwargs)
+
+    return _local_map_wrapped

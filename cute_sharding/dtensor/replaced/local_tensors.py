@@ -1,0 +1,105 @@
+"""Local tensors: plain ones, those of all ranks in one process (torch/distributed/_local_tensor),
+fakes and wrappers; and the memory they lie in.
+
+Told apart and taken apart here; their data is not written to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as funcol
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed._local_tensor import LocalIntNode, LocalTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from cute_sharding.dtensor.replaced.collective_ops import in_flight
+
+__all__ = [
+    "LocalTensor",
+    "is_functional",
+    "is_imagined",
+    "is_shared",
+    "is_wrapper",
+    "leaves",
+    "local_int",
+    "local_of",
+    "local_tensor",
+    "parts_of",
+    "share_memory",
+    "storage_of",
+]
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is a subclass that wraps others (a float8 tensor with its scale): it has
+    its own ways to be split and gathered.
+    """
+    return is_traceable_wrapper_subclass(tensor) and not isinstance(
+        tensor, (LocalTensor, funcol.AsyncCollectiveTensor)
+    )
+
+
+def is_imagined(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has no data: it is on meta, or a fake of a tensor."""
+    return tensor.is_meta or isinstance(in_flight(tensor), FakeTensor)
+
+
+def is_functional(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is one of a program that AOTAutograd traces: what is written to it becomes
+    part of the graph, also where a view of it was written to.
+    """
+    return isinstance(tensor, FunctionalTensor)
+
+
+def local_of(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """A rank's tensor of a LocalTensor."""
+    return tensor._local_tensors[rank] if isinstance(tensor, LocalTensor) else tensor
+
+
+def parts_of(tensor: torch.Tensor) -> dict[int, torch.Tensor]:
+    """The local tensors that are at hand, by rank: those of a LocalTensor; of another the tensor
+    itself, as rank -1.
+    """
+    return dict(tensor._local_tensors) if isinstance(tensor, LocalTensor) else {-1: tensor}
+
+
+def local_tensor(parts: dict[int, torch.Tensor]) -> torch.Tensor:
+    """The inverse of :func:`parts_of`."""
+    return parts[-1] if -1 in parts else LocalTensor(parts)
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The memory of a local tensor; of a LocalTensor that of its first rank. torch keeps the
+    object, and what is set on it, for as long as there is the memory.
+    """
+    return next(iter(parts_of(tensor).values())).untyped_storage()
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether other tensors lie in the memory of a local tensor, or may. (A tensor holds it once,
+    and so does its own object.)
+    """
+    return any(
+        torch._C._storage_Use_Count(part.untyped_storage()._cdata) > 2
+        for part in parts_of(tensor).values()
+    )
+
+
+def local_int(values: dict[int, int]) -> Any:
+    """An int that may differ from rank to rank."""
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return torch.SymInt(LocalIntNode(values))
+
+
+def leaves(*values: Any) -> list[Any]:
+    return tree_leaves(values)
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two local tensors lie in one storage."""
+    return storage_of(one) is storage_of(other)

@@ -1,0 +1,100 @@
+"""Ops beside views, in propagator and dispatcher (torch/distributed/tensor/_sharding_prop.py,
+_dispatch.py): what is asked before torch's rules, and what follows ops that write.
+
+The propagator's way from specs to placements, schema infos, functions of single ops and the code of
+the dispatcher's last step may be replaced here, and are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
+
+from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.op_schemas import WRITERS, drawn_in_place
+from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
+from cute_sharding.dtensor.replaced.registry import op_handlers, overload, propagator
+
+__all__ = [
+    "HANDLED",
+    "install_propagation",
+]
+
+
+# Ops that torch's dispatcher takes past the propagator; the last two since 2.15.
+HANDLED = (
+    "convolution.default",
+    "convolution_backward.default",
+    "argmin.default",
+    "argmax.default",
+    "max.dim",
+    "min.dim",
+)
+
+
+def install_propagation(
+    installed: Installed,
+    propagate: Callable[[OpSchema], OutputSharding],
+    names: Sequence[str],
+    handler: Callable[[Callable[..., Any]], Callable[..., Any]],
+    writing: Callable[..., Any],
+    reach: Callable[..., None],
+    live: set[int],
+) -> None:
+    """Make ``propagate`` the propagator's way, on all arguments of the ops of those names;
+    ``handler(torch's)`` the function of the ops that go past it; ``writing`` that of those that
+    write without torch's dispatcher seeing it; and have each op that does followed by ``reach(op,
+    args, kwargs)``, while there are ``live`` copies.
+
+    torch keeps what it found by the arguments that the op's schema info names: of ops that it
+    decomposes it names none. And C++ keeps it in each thread for itself, and a thread cannot clear
+    another's: a keyword that no call ever passes keeps ours apart from torch's in every thread, and
+    torch's are found again once its way is back. It does not keep one setting of ours apart from
+    another.
+    """
+    infos = _infos(tuple(names))
+    of_one_dim = propagator().op_to_schema_info_for_single_dim_strategy
+    handlers = op_handlers()
+    installed.put(patches.SCHEMA_INFOS, infos)
+    installed.put(
+        patches.SCHEMA_INFOS_OF_ONE_DIM,
+        {op: info for op, info in infos.items() if of_one_dim.get(op) is not None},
+    )
+    past = [op for op in map(overload, HANDLED) if op is not None and op in handlers]
+    installed.put(patches.HANDLERS, {op: handler(handlers[op]) for op in past})
+    writers = [*filter(None, map(overload, WRITERS)), *drawn_in_place()]
+    installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
+    installed.replace(patches.PROPAGATION, lambda stock: propagate)
+    called = {"_cute_sharding_reach": reach, "_cute_sharding_live": live}
+    installed.put(patches.TAIL_NAMES, called)
+    # Every write comes by here: one more call would cost a tenth of the op.
+    installed.replace(patches.TAIL, beginning_with(_BEGINNING, patches.TAIL))
+
+
+@lru_cache(maxsize=16)
+def _infos(names: tuple[str, ...]) -> dict[Any, RuntimeSchemaInfo]:
+    """Schema infos that name all arguments, of the ops of those names that this torch has."""
+    return {
+        op: RuntimeSchemaInfo(
+            0,
+            [
+                *(argument.name for argument in op._schema.arguments if argument.kwarg_only),
+                "cute_sharding",
+            ],
+            any(
+                isinstance(argument.type, torch.ListType) and "Tensor" in str(argument.type)
+                for argument in op._schema.arguments
+            ),
+        )
+        for op in filter(None, map(overload, names))
+    }
+
+
+_BEGINNING = """
+if _cute_sharding_live and participating:
+    _cute_sharding_reach(op_call, args, kwargs)
+"""

@@ -1,0 +1,264 @@
+"""Ops and their schemas (torch._ops.OpOverload; torch/distributed/tensor/_op_schema.py, _ops):
+what an op is given, writes to and draws.
+
+Only read; a schema with other specs is a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils._pytree import tree_leaves, tree_map
+
+from cute_sharding.dtensor.replaced.registry import name_of, propagator
+from cute_sharding.dtensor.replaced.tensor_specs import placed_as
+
+__all__ = [
+    "WRITERS",
+    "OpSchema",
+    "argument",
+    "arguments",
+    "draws",
+    "draws_apart",
+    "is_in_place",
+    "is_out",
+    "is_pointwise",
+    "is_written",
+    "keeps_any_cut",
+    "replaced_specs",
+    "specs_of",
+    "with_shapes",
+    "written",
+]
+
+
+def specs_of(schema: OpSchema) -> list[DTensorSpec]:
+    """The specs of all tensors that an op is given, in the order of its arguments."""
+    return [
+        leaf
+        for leaf in tree_leaves((schema.args_schema, schema.kwargs_schema))
+        if isinstance(leaf, DTensorSpec)
+    ]
+
+
+def keeps_any_cut(op: torch._ops.OpOverload) -> bool:
+    """Whether torch's rule for the op is one that keeps any cut as it is: that of pointwise ops,
+    and of lists of tensors, and of ops that draw; of others, where they write to nothing: what they
+    write to cannot be redistributed.
+    """
+    info = propagator().op_single_dim_strategy_funcs.get(op)
+    return is_pointwise(op) or (
+        info is not None
+        and info.allow_uneven_sharding
+        and (not op._schema.is_mutable or _strategy_is_of(op, "_random_ops"))
+    )
+
+
+@cache
+def is_pointwise(op: torch._ops.OpOverload) -> bool:
+    """Whether the op is pointwise for torch; in place, of lists and with ``out=`` too."""
+    rules = _rules_of_pointwise_ops()
+    alike = [op]
+    if (
+        op._schema.is_mutable and op.namespace == "aten"
+    ):  # those that write have the arguments of one that does not, and perhaps ``out``
+        wanted = [argument.name for argument in op._schema.arguments if not argument.is_out]
+        packets = [
+            getattr(torch.ops.aten, name, None)
+            for name in (op._opname, op._opname.removesuffix("_"))
+        ]
+        overloads = [
+            getattr(packet, name)
+            for packet in packets
+            if packet is not None
+            for name in packet.overloads()
+        ]
+        alike += [
+            one
+            for one in overloads
+            if [argument.name for argument in one._schema.arguments] == wanted
+        ]
+    return any(one in rules or _strategy_is_of(one, "_pointwise_ops") for one in alike)
+
+
+def _strategy_is_of(op: Any, module: str) -> bool:
+    info = propagator().op_single_dim_strategy_funcs.get(op)
+    return info is not None and str(getattr(info.func, "__module__", "")).endswith(f".{module}")
+
+
+@cache
+def _rules_of_pointwise_ops() -> frozenset[Any]:
+    from torch.distributed.tensor._ops import _pointwise_ops as rules
+
+    everything = {*rules.pointwise_ops, *getattr(rules, "_specially_registered_ops", ())}
+    for name in ("linear_pointwise_ops", "partial_preserving_ops"):
+        everything |= set(getattr(rules, name, ()))
+    return frozenset(everything)
+
+
+def with_shapes(
+    schema: OpSchema, shapes: Sequence[tuple[int, ...]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The op's arguments with shapes for tensors."""
+    remaining = iter(shapes)
+    args, kwargs = tree_map(
+        lambda leaf: next(remaining) if isinstance(leaf, DTensorSpec) else leaf,
+        (tuple(schema.args_schema), dict(schema.kwargs_schema)),
+    )
+    return args, kwargs
+
+
+def replaced_specs(
+    schema: OpSchema, placements: Callable[[DTensorSpec], Sequence[Placement]]
+) -> OpSchema:
+    """The schema with other placements for its tensors, which are read as they were."""
+
+    def replaced(leaf: Any) -> Any:
+        if not isinstance(leaf, DTensorSpec):
+            return leaf
+        wanted = tuple(placements(leaf))
+        return leaf if wanted == tuple(leaf.placements) else placed_as(leaf, wanted)
+
+    args, kwargs = tree_map(replaced, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
+    return OpSchema(schema.op, args, kwargs, schema.schema_info)
+
+
+# Overloads that are given ``out=`` by another name: gradients, and others.
+_GRADIENTS = """
+    _slow_conv2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d avg_pool2d avg_pool3d
+    binary_cross_entropy elu fractional_max_pool2d fractional_max_pool3d gelu glu hardshrink
+    hardsigmoid hardtanh leaky_relu log_sigmoid logit max_pool2d_with_indices
+    max_pool3d_with_indices mse_loss multi_margin_loss multilabel_margin_loss nll_loss
+    nll_loss2d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+    replication_pad2d replication_pad3d sigmoid silu smooth_l1_loss soft_margin_loss
+    softplus softshrink tanh threshold upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_trilinear3d
+    """.split()  # noqa: SIM905
+_OUTS = """
+    _linalg_det.result _linalg_eigh.eigenvalues _linalg_slogdet.sign _linalg_solve_ex.result
+    _linalg_svd.U geqrf.a kthvalue.values linalg_cholesky_ex.L linalg_eigh.eigvals
+    linalg_inv_ex.inverse linalg_svd.U median.dim_values mode.values nanmedian.dim_values
+    qr.Q sort.values sort.values_stable svd.U topk.values triangular_solve.X
+    xlogy.OutScalar_Other xlogy.OutScalar_Self xlogy.OutTensor
+    """.split()  # noqa: SIM905
+
+# Ops that write to some of their arguments, of which torch's dispatcher does not see that they do:
+# the schemas of batch norms do not say it, it goes by "out" in the names of overloads, and looks at
+# the first argument of others. And the arguments, where schemas do not say them.
+WRITERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys([f"{name}_backward.grad_input" for name in _GRADIENTS], ()),
+    **dict.fromkeys(_OUTS, ()),
+    **dict.fromkeys(
+        (
+            "native_batch_norm.default",
+            "_native_batch_norm_legit.default",
+            "_batch_norm_with_update.default",
+            "cudnn_batch_norm.default",
+            "miopen_batch_norm.default",
+        ),
+        ("running_mean", "running_var"),
+    ),
+    "max.dim_max": (),
+    "min.dim_min": (),
+    "rrelu_with_noise.default": ("noise",),
+}
+
+
+def is_written(op: torch._ops.OpOverload, argument: Any) -> bool:
+    """Whether the op writes to that argument of its schema."""
+    return (
+        argument.alias_info is not None and argument.alias_info.is_write
+    ) or argument.name in WRITERS.get(name_of(op), ())
+
+
+def argument(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], name: str
+) -> Any:
+    """What the op is given as the argument of that name; None where it has none, or is not given
+    it.
+    """
+    for place, declared in enumerate(op._schema.arguments):
+        if declared.name == name:
+            return args[place] if place < len(args) else kwargs.get(name)
+    return None
+
+
+def arguments(schema: OpSchema) -> list[tuple[bool, list[DTensorSpec | None]]]:
+    """The arguments that are tensors or lists of them, in the order of :func:`specs_of`: (the op
+    writes to it, its specs; None for one of a list that is no DTensor).
+    """
+    declared = schema.op._schema.arguments
+    by_name = {argument.name: argument for argument in declared}
+    found = []
+    for argument, value in [
+        *zip(declared, schema.args_schema),
+        *((by_name[name], value) for name, value in schema.kwargs_schema.items()),
+    ]:
+        leaves = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(leaf, DTensorSpec) for leaf in leaves):
+            found.append(
+                (
+                    is_written(schema.op, argument),
+                    [leaf if isinstance(leaf, DTensorSpec) else None for leaf in leaves],
+                )
+            )
+    return found
+
+
+def written(op: torch._ops.OpOverload, schema: OpSchema) -> list[tuple[str, DTensorSpec]]:
+    """The tensors of ``schema`` that the op writes to: (name of the argument, spec). (A batch norm
+    that does not train only reads its statistics.)
+    """
+    args, kwargs = schema.args_schema, schema.kwargs_schema
+    if argument(op, args, kwargs, "training") is False:
+        return []
+    return [
+        (declared.name, leaf)
+        for declared in op._schema.arguments
+        if is_written(op, declared)
+        for leaf in tree_leaves(argument(op, args, kwargs, declared.name))
+        if isinstance(leaf, DTensorSpec)
+    ]
+
+
+def is_out(op: torch._ops.OpOverload, name: str) -> bool:
+    """Whether the argument of that name is one of ``out=``."""
+    return any(argument.is_out and argument.name == name for argument in op._schema.arguments)
+
+
+def draws(op: torch._ops.OpOverload) -> bool:
+    """Whether the op draws numbers. (Attention may, but with dropout alone.)"""
+    return op in DTensor._op_dispatcher._random_ops or (
+        torch.Tag.nondeterministic_seeded in op.tags and "attention" not in op._opname
+    )
+
+
+def drawn_in_place() -> list[torch._ops.OpOverload]:
+    """Ops that draw the elements of a tensor that they write to, of those that torch's dispatcher
+    knows: it runs these themselves, whatever was to run in their place.
+    """
+    return [op for op in DTensor._op_dispatcher._random_ops if is_in_place(op)]
+
+
+def draws_apart(op: torch._ops.OpOverload, mesh: Any) -> bool:
+    """Whether torch has each rank of the mesh draw the numbers of its own part, and then all go on
+    alike (torch/distributed/tensor/_random.py: on accelerators, and ops that it lists).
+    """
+    return op in DTensor._op_dispatcher._random_ops and hasattr(
+        getattr(torch, mesh.device_type, None), "set_rng_state"
+    )
+
+
+def is_in_place(op: torch._ops.OpOverload) -> bool:
+    """Whether the op writes to its first argument and gives it back, as ``add_`` does."""
+    return op._opname.endswith("_") and not op._opname.endswith("__")

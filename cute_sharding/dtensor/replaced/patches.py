@@ -1,0 +1,386 @@
+"""The table of what is replaced in torch: every attribute, and every dict of which entries are.
+Rows of the compiler are in :mod:`.compiler_patches`; what is called there and not replaced is in
+:mod:`.used`.
+
+A row is installed by the file of this room that names it (docs/patches.md says which); what stands
+in for rows about state dicts is made in ``extras/state.py``. Of a release of torch that does
+without a row, the row says so by ``before``; where a release has moved what it is about, by
+``moved``.
+
+Nothing is replaced that is no row here (a test compares all of torch before, while and after); what
+stands in for it is made where the row is used. docs/patches.md is written from this table.
+
+Caches are emptied beside it (:func:`.registry.clear_propagation_caches`), and a plan of torch's is
+asked of a fresh planner (:func:`.redistribution_hook.stock_transforms`): that is over when the call
+is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cute_sharding.dtensor.replaced import compiler_patches
+from cute_sharding.dtensor.replaced.patch import Patch
+
+_TENSOR = "torch.distributed.tensor"
+_PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
+
+# -- placements of views: the propagator's registries ----------------------------------------------
+
+_NO_RULES = "rules are looked up there, and ours would not be found"
+_RULES: dict[str, Any] = {
+    "module": _TENSOR,
+    "file": "torch/distributed/tensor/_sharding_prop.py",
+    "until": "it is what the package is for, unless torch's rules become exact",
+    "lacking": _NO_RULES,
+}
+
+SCHEMA_INFOS = Patch(
+    **_RULES,
+    attribute=f"{_PROPAGATOR}.op_to_schema_info",
+    why="It names the arguments by which propagations are cached, in C++ for each thread by "
+    "itself. A keyword that no call passes keeps ours apart from torch's in every thread; and of "
+    "ops that torch decomposes it names none.",
+    test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
+    entries="schema infos of ops",
+)
+SCHEMA_INFOS_OF_ONE_DIM = Patch(
+    **_RULES,
+    attribute=f"{_PROPAGATOR}.op_to_schema_info_for_single_dim_strategy",
+    why="The same for ops whose rule is of one mesh dim.",
+    test="tests/dtensor/replaced/test_patches.py::test_ops_are_told_apart_by_all_their_keywords",
+    entries="schema infos of ops with a rule of one mesh dim",
+)
+
+# -- ops beside views: propagator and dispatcher ---------------------------------------------------
+
+PROPAGATION = Patch(
+    module=_TENSOR,
+    attribute=f"{_PROPAGATOR}.propagate_op_sharding_non_cached",
+    file="torch/distributed/tensor/_sharding_prop.py",
+    why="torch's rules for other ops are wrong on some _StridedShard placements, and on averages "
+    "of blocks of different sizes. Ours answers first, and hands on what torch gets right.",
+    until="tests/dtensor/decide/test_ops.py passes with ops=False",
+    test="tests/dtensor/decide/test_ops.py::test_free_dims_carry_any_cut",
+    lacking="ops could not be kept from placements on which torch's rules are wrong",
+)
+HANDLERS = Patch(
+    module=_TENSOR,
+    attribute="DTensor._op_dispatcher._custom_op_handlers",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="Functions of single ops that go past the propagator: convolutions, argmin and argmax are "
+    "asked about as other ops are; batch norms and max(dim, out=) write to arguments of which the "
+    "dispatcher does not see that they do; an in-place squeeze changes the shape of a DTensor "
+    "whose placements stay; t_, transpose_ and unsqueeze_ have no rule at all.",
+    until="each op has a rule in the propagator, and its schema says what it writes to",
+    test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
+    lacking="ops would go past the rules",
+    entries="the handler of {}",
+)
+LOSSES = Patch(
+    module=_TENSOR + ".parallel.loss",
+    attribute="customized_loss_ops",
+    file="torch/distributed/tensor/parallel/loss.py",
+    entries="the handler of {}",
+    why="What loss_parallel computes a loss with looks at the placements of what it is given, and "
+    "raises for strided shards, and for targets that are cut otherwise than the logits. Slices and "
+    "views of ours give such, where torch's give replicas. Replaced once the program imports it.",
+    until="loss_parallel takes what it is given to placements that it can do with",
+    test="tests/dtensor/replaced/test_given_placements.py::test_loss_parallel_of_next_tokens",
+)
+LOCAL_MAP = Patch(
+    module=_TENSOR + ".experimental._func_map",
+    attribute="_local_map_wrapped",
+    file="torch/distributed/tensor/experimental/_func_map.py",
+    why="local_map raises where an input has other placements than it names. Slices and views of "
+    "ours leave cut what torch's replicate: it is brought there. Replaced once the program imports "
+    "it.",
+    until="local_map redistributes its inputs unless it is told not to",
+    test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
+)
+DISTRIBUTE_NAMES = Patch(
+    module=_TENSOR + "._api",
+    attribute="distribute_tensor.__globals__",
+    file="torch/distributed/tensor/_api.py",
+    why="The name that the next row's code looks up.",
+    until="with the next row",
+    test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
+    entries="names that distribute_tensor looks up",
+)
+DISTRIBUTE = Patch(
+    module=_TENSOR + "._api",
+    attribute="distribute_tensor.__code__",
+    file="torch/distributed/tensor/_api.py",
+    why="distribute_tensor gives a DTensor back that has the placements that it is to have, and "
+    "raises for others. Slices and views of ours leave cut what torch's replicate: it is brought "
+    "there first. Programs keep the function by name, so it gets other code.",
+    until="distribute_tensor redistributes a DTensor",
+    test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
+)
+COMPOSITES = Patch(
+    module="torch.library",
+    attribute="_impls",
+    file="torch/library.py",
+    why="tensor_split is slices to a DTensor: torch takes it apart before. What is received for "
+    "all its parts is one exchange where the op is known. A kernel at the key PythonTLSSnapshot, "
+    "which tensors of Python classes alone have, notes it, and takes it apart as torch does.",
+    until="DTensor meets tensor_split as one op",
+    test="tests/dtensor/movement/test_tensor_split.py::test_parts_are_what_slices_are",
+    entries="the kernel {}",
+)
+TAIL_NAMES = Patch(
+    module=_TENSOR + "._dispatch",
+    attribute="OpDispatcher._dispatch_fast_path_python_tail.__globals__",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="The names that the next row's code looks up.",
+    until="with the next row",
+    test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
+    lacking="writes could not be followed",
+    entries="names that the last step of OpDispatcher looks up",
+)
+TAIL = Patch(
+    module=_TENSOR + "._dispatch",
+    attribute="OpDispatcher._dispatch_fast_path_python_tail.__code__",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="Writes to slices of sharded dims are lost: torch replicates the input of the slice, and "
+    "the write goes to the copy. The step that ends ops begins with two tests that follow such "
+    "writes. C++ keeps the function from its first call on, so it gets other code. A torch without "
+    "its sources keeps its own code, with one warning.",
+    until="torch writes through views of redistributed inputs, or refuses to",
+    test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
+    lacking="writes could not be followed",
+)
+
+LOCAL_TENSOR = Patch(
+    module=_TENSOR,
+    attribute="DTensor._local_tensor",
+    file="torch/distributed/tensor/_api.py",
+    why="A slice of a sharded dim that is kept while what it is a slice of is written to has the "
+    "old values: it is a copy. While there are such copies, who reads a local tensor has it "
+    "brought up to date first. Else it is torch's own attribute, as every op reads it.",
+    until="torch raises for writes to what has such slices, or gives none",
+    test="tests/dtensor/extras/test_reads.py::test_what_is_read_is_what_was_written",
+    lacking="slices that are kept would be read with old values",
+)
+
+# -- redistribution --------------------------------------------------------------------------------
+
+_MOVES: dict[str, Any] = {
+    "until": "redistribute moves each missing element once, and is right for every placement",
+    "lacking": "nothing that redistributes there would come by here",
+}
+_BY_NAME = "What redistributes is replaced in each module that has taken it by name: "
+
+REDISTRIBUTE = Patch(
+    **_MOVES,
+    module=_TENSOR + "._redistribute",
+    attribute="redistribute_local_tensor",
+    file="torch/distributed/tensor/_redistribute.py",
+    why=_BY_NAME + "here for autograd's function behind DTensor.redistribute.",
+    test="tests/dtensor/run/test_redistribute.py::test_every_missing_element_moves_once",
+)
+REDISTRIBUTE_IN_DISPATCH = Patch(
+    **_MOVES,
+    module=_TENSOR + "._dispatch",
+    attribute="redistribute_local_tensor",
+    file="torch/distributed/tensor/_dispatch.py",
+    why=_BY_NAME + "here for the arguments of ops.",
+    test="tests/dtensor/run/test_redistribute_in_programs.py::test_inputs_of_other_ops",
+)
+REDISTRIBUTE_IN_API = Patch(
+    **_MOVES,
+    module=_TENSOR + "._api",
+    attribute="redistribute_local_tensor",
+    file="torch/distributed/tensor/_api.py",
+    why=_BY_NAME + "here for full_tensor and from_local.",
+    test="tests/dtensor/run/test_redistribute_in_programs.py"
+    "::test_torchs_own_functions_are_back_after"
+    "wards",
+)
+REDISTRIBUTE_ARGUMENTS = Patch(
+    **_MOVES,
+    module=_TENSOR + "._dispatch",
+    attribute="OpDispatcher.redistribute_local_args",
+    file="torch/distributed/tensor/_dispatch.py",
+    why="The dispatcher's step that redistributes the arguments of an op: with a note of the ops "
+    "whose rules are ours, which go by plan; and it leaves keyword arguments (masks) where they "
+    "are.",
+    test="tests/dtensor/decide/test_attention.py::test_a_mask_is_brought_where_it_is_needed",
+)
+
+SCATTER = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="mesh_scatter",
+    file="torch/distributed/tensor/placement_types.py",
+    why="distribute_tensor gives the n-th shard to the n-th rank of a process group, whose ranks "
+    "ascend, and not to the rank at coordinate n, where the placements say that it is. It is "
+    "another where the mesh's ranks do not ascend, and torch's all-gathers mistake them alike; "
+    "plans go by coordinates.",
+    until="mesh_scatter orders its list by the mesh's coordinates",
+    test="tests/dtensor/run/test_processes.py::test_meshes_whose_ranks_do_not_ascend",
+    lacking="what is distributed to meshes whose ranks do not ascend would be read in another "
+    "order",
+)
+
+# -- DTensors in compiled programs -----------------------------------------------------------------
+
+FLATTEN = Patch(
+    module=_TENSOR,
+    attribute="DTensor.__tensor_flatten__",
+    file="torch/distributed/tensor/_api.py",
+    why="The compiler's first question to a DTensor: from here on what belongs to the compiler is "
+    "replaced. (To import it takes as long as the rest of torch, and most programs do without.)",
+    until="with the last row about the compiler",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_a_split_factor_costs_a_graph_only_where_it_leaves_"
+    "the_program",
+)
+UNFLATTEN = Patch(
+    module=_TENSOR,
+    attribute="DTensor.__tensor_unflatten__",
+    file="torch/distributed/tensor/_api.py",
+    why="A DTensor with _StridedShard placements that are no shard order, as views make them, "
+    "cannot leave a compiled program or enter one: torch takes them for an order. And sizes of "
+    "local tensors are symbols of their own; here they are known to be those that the placements "
+    "give.",
+    until="the context of __tensor_flatten__ tells how _StridedShard placements are to be read",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_what_a_view_made_goes_into_a_compiled_program",
+)
+LOCAL_SHAPES = Patch(
+    module=_TENSOR + "._sharding_prop",
+    attribute="compute_local_shape_and_global_offset",
+    file="torch/distributed/tensor/_utils.py",
+    why="Local sizes of symbolic global ones are worked out with guards on whether they divide; "
+    "here without.",
+    until="torch computes local shapes of SymInts without guards",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+STRIDED_SIZES = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="_StridedShard.local_shard_size_and_offset",
+    file="torch/distributed/tensor/placement_types.py",
+    why="torch counts the rows of strided shards one by one, which it cannot where there are "
+    "SymInts.",
+    until="torch computes sizes of strided shards in closed form",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+SPLIT_FACTORS = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="_StridedShard._split_factor_int",
+    file="torch/distributed/tensor/placement_types.py",
+    why="A split factor that is a SymInt is believed to be what it is now. Here its number comes "
+    "with a guard.",
+    until="_split_factor_int guards on SymInts",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+HINTS = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="_guarded_hint_int",
+    file="torch/distributed/tensor/placement_types.py",
+    why="torch leaves an assertion that a split factor is what it is now, for later calls to trip "
+    "over. Here it is a guard.",
+    until="_guarded_hint_int adds a guard",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+PLACEMENTS = Patch(
+    module=_TENSOR,
+    attribute="DTensor.placements",
+    file="torch/distributed/tensor/_api.py",
+    why="A program that reads a split factor reads a number, with a guard. Replaced from the first "
+    "split factor on that is a SymInt until the program has been compiled: programs read "
+    "placements at every step.",
+    until="with the row of _split_factor_int",
+    test="tests/dtensor/compiled/test_compiled.py"
+    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+)
+EXPANSION = Patch(
+    module=_TENSOR + "._sharding_prop",
+    attribute="_expand_single_dim_strategy_to_mesh",
+    file="torch/distributed/tensor/_ops/single_dim_strategy.py",
+    why="torch weighs every way to shard an op's inputs, also where they can stay as they are: "
+    "each with guards on symbolic sizes, and on _StridedShard placements by a search, of which a "
+    "mesh of three dims has a thousand (half a minute for detach from 2.14 on, ten seconds for "
+    "arithmetic in 2.13). Here the placements that the inputs have are tried first.",
+    until="torch tries the placements at hand first, or plans for _StridedShard without a search",
+    test="tests/dtensor/decide/test_strategies.py"
+    "::test_an_op_on_what_a_view_made_is_not_weighed_against_"
+    "every_other_placement",
+)
+
+# -- checkpoints, state dicts, pictures ------------------------------------------------------------
+
+_BOXES: dict[str, Any] = {
+    "until": "torch describes a strided shard by its runs of rows",
+    "lacking": "checkpoints of _StridedShard tensors would be wrong without a word",
+}
+
+SAVED = Patch(
+    **_BOXES,
+    module=_TENSOR,
+    attribute="DTensor.__create_write_items__",
+    file="torch/distributed/tensor/_api.py",
+    why="What of a DTensor a rank saves: torch describes it as one box, which a strided shard is "
+    "not. Here it is as many as it has runs of rows.",
+    test="tests/dtensor/extras/test_state.py::test_checkpoints",
+)
+LOADED = Patch(
+    **_BOXES,
+    module=_TENSOR,
+    attribute="DTensor.__create_chunk_list__",
+    file="torch/distributed/tensor/_api.py",
+    why="What of a DTensor a rank loads: likewise.",
+    test="tests/dtensor/extras/test_state.py::test_checkpoints",
+)
+PARTS = Patch(
+    **_BOXES,
+    module=_TENSOR,
+    attribute="DTensor.__get_tensor_shard__",
+    file="torch/distributed/tensor/_api.py",
+    why="The part of the local tensor that is one of those boxes.",
+    test="tests/dtensor/extras/test_state.py::test_checkpoints",
+)
+SCATTERED = Patch(
+    module=_TENSOR + ".placement_types",
+    attribute="_StridedShard._shard_tensor",
+    file="torch/distributed/tensor/placement_types.py",
+    why="distribute_tensor refuses where strided shards are of different sizes.",
+    until="_StridedShard._shard_tensor pads",
+    test="tests/dtensor/extras/test_state.py::test_state_dicts",
+    lacking="tensors could not be distributed to uneven strided shards",
+)
+STATE_DICTS = Patch(
+    module="torch.distributed._state_dict_utils",
+    attribute="_distribute_tensors",
+    file="torch/distributed/_state_dict_utils.py",
+    why="What a state dict that all ranks were sent whole leaves with each of them: torch narrows "
+    "to one box. Replaced once the program imports it.",
+    until="torch narrows to the runs of rows of a strided shard",
+    test="tests/dtensor/extras/test_state.py::test_state_dicts",
+)
+PICTURES = Patch(
+    module=_TENSOR + ".debug._visualize_sharding",
+    attribute="visualize_sharding",
+    file="torch/distributed/tensor/debug/_visualize_sharding.py",
+    why="Pictures of strided shards show one box for each device. Replaced once the program "
+    "imports it.",
+    until="visualize_sharding draws several boxes for a device",
+    test="tests/dtensor/extras/test_state.py::test_pictures",
+)
+PICTURES_BY_NAME = Patch(
+    module=_TENSOR + ".debug",
+    attribute="visualize_sharding",
+    file="torch/distributed/tensor/debug/__init__.py",
+    why="The same function, which this module has taken by name.",
+    until="with the row before",
+    test="tests/dtensor/extras/test_state.py::test_pictures",
+)
+
+TABLE = (
+    *[row for row in list(globals().values()) if isinstance(row, Patch)],
+    *compiler_patches.TABLE,
+)

@@ -1,0 +1,205 @@
+"""Meshes and process groups (torch/distributed/device_mesh.py, distributed_c10d.py).
+
+A mesh's ranks, layout and groups are read. New groups are made only where a program asks for them
+(``prepare_groups``), on all ranks alike; torch's own are never destroyed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import _redistribute
+
+from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
+
+__all__ = [
+    "averages",
+    "backend_name",
+    "coordinates_in_groups",
+    "flattened_mesh",
+    "flattenings",
+    "group_of_dim",
+    "group_of_flattened",
+    "has_groups",
+    "is_ascending",
+    "layout_of",
+    "new_groups",
+    "rank_lists",
+    "this_rank",
+    "timeout_of",
+    "world_size",
+]
+
+
+def rank_lists(mesh: Any) -> list[list[int]]:
+    """The ranks of the mesh, row-major; where it is a slice of a larger one, those of every such
+    slice.
+    """
+    with no_modes():
+        return mesh._layout.remap_to_tensor(mesh._rank_map).flatten(1).tolist()
+
+
+@lru_cache(maxsize=1 << 8)
+def is_ascending(mesh: Any) -> bool:
+    """Whether ranks lie on each mesh dim as in its process group, which has them ascending. Where
+    they do not, a rank's place in the group is not its coordinate, and torch takes now the one and
+    now the other for the number of its shard: it scatters and gathers by the place, and cuts
+    replicas by the coordinate. Alike on all ranks of all slices of a mesh.
+    """
+    shape = tuple(mesh.shape)
+    for ranks in rank_lists(mesh):
+        for m, parts in enumerate(shape):
+            step = prod(shape[m + 1 :])
+            for first in range(len(ranks)):
+                if first // step % parts + 1 < parts and ranks[first] > ranks[first + step]:
+                    return False
+    return True
+
+
+def coordinates_in_groups(mesh: Any, dim: int) -> dict[int, list[int]]:
+    """For each rank of the mesh the coordinates of the ranks that are in its process group of the
+    mesh dim, in the group's order, which ascends.
+    """
+    parts, step = mesh.shape[dim], prod(tuple(mesh.shape)[dim + 1 :])
+    found = {}
+    for ranks in rank_lists(mesh):
+        for first in range(len(ranks)):
+            if first // step % parts == 0:
+                group = ranks[first : first + parts * step : step]
+                order = sorted(range(parts), key=group.__getitem__)
+                found.update(dict.fromkeys(group, order))
+    return found
+
+
+def has_groups(mesh: Any) -> bool:
+    """Whether the mesh was made with process groups."""
+    return bool(getattr(mesh, "_dim_group_names", None))
+
+
+def layout_of(mesh: Any, dims: Sequence[int]) -> tuple[Any, ...]:
+    """How the ranks lie on those mesh dims: the same for a slice of a mesh and for the mesh that it
+    is of.
+    """
+    return mesh._flatten_rank_map, tuple([mesh._layout[m] for m in dims])
+
+
+def this_rank() -> int:
+    """This process's rank, as a number also where every rank runs in this process."""
+    return dist.group.WORLD.rank()  # type: ignore[union-attr]
+
+
+def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
+    """The mesh that the program made of those mesh dims by flattening them, or None."""
+    return _redistribute._get_flattened_mesh_by_layout_impl(mesh, dims)
+
+
+def group_of_dim(mesh: Any, dim: int) -> Any:
+    """The process group of a mesh dim."""
+    group = _living(mesh.get_group(dim))
+    if group is None:
+        raise RuntimeError(f"the process group of dim {dim} of the mesh {mesh} is gone")
+    return group
+
+
+def group_of_flattened(mesh: Any) -> Any | None:
+    """The process group of a mesh that a program made by flattening; None where it is gone."""
+    try:
+        return _living(mesh.get_group())
+    except RuntimeError:
+        return None
+
+
+def _living(group: Any) -> Any | None:
+    """The group that has the name of ``group`` now; None where none has.
+
+    torch caches specs, and so hands out meshes of a process group that has been destroyed, which
+    equal those of the one after it. Its collectives go by name and do not notice; but while it
+    compiles, such a mesh gives the group that it had.
+    """
+    if not isinstance(group, dist.ProcessGroup) or group in distributed_c10d._world.pg_map:
+        return group
+    c10d: Any = distributed_c10d
+    try:
+        return c10d._resolve_process_group(group.group_name)
+    except RuntimeError:
+        return None
+
+
+def flattenings(mesh: Any) -> tuple[Any, ...]:
+    """The layouts of the meshes that the program has made of this one's root by flattening it, and
+    whose groups it has not destroyed.
+    """
+    return tuple(
+        [
+            flattened._layout
+            for flattened in mesh._get_root_mesh()._flatten_mapping.values()
+            if group_of_flattened(flattened) is not None
+        ]
+    )
+
+
+def new_groups(
+    slices: list[list[int]], mesh: Any, name: str, timeout: Any, pg_options: Any
+) -> Any | None:
+    """A process group of each of those lists of ranks, which all ranks of the world make in that
+    order; the one of this rank is returned, if any.
+
+    Of the backend of the mesh's own groups, with their timeout unless one is given. Where NCCL was
+    given a device, groups are split off the world's communicator all at once, as DeviceMesh does.
+    """
+    world: Any = dist.group.WORLD
+    like = group_of_dim(mesh, 0) if mesh._is_current_rank_part_of_mesh() else world
+    backend, rank = dist.get_backend(like), this_rank()
+    if timeout is None:
+        timeout = timeout_of(like, mesh.device_type)
+    with no_modes():
+        # By what all ranks know alike, also those outside of the mesh.
+        everybody = sum(map(len, slices)) == dist.get_world_size()
+        if (
+            everybody
+            and world.bound_device_id is not None
+            and backend == dist.get_backend(world) == "nccl"
+        ):
+            return dist.split_group(
+                world, slices, timeout=timeout, pg_options=pg_options, group_desc=name
+            )
+        made = [
+            dist.new_group(
+                ranks, timeout=timeout, backend=backend, pg_options=pg_options, group_desc=name
+            )
+            for ranks in slices
+        ]
+    return next((group for group, ranks in zip(made, slices) if rank in ranks), None)
+
+
+def timeout_of(group: Any, device_type: str) -> Any | None:
+    """How long the group's collectives wait; None where its backend does not say."""
+    try:
+        return group._get_backend(torch.device(device_type)).options._timeout
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def backend_name(group: Any, device_type: str) -> str | None:
+    """The name of the group's backend for a kind of device; None where it has none."""
+    try:
+        return str(group._get_backend(torch.device(device_type)).name())
+    except RuntimeError:
+        return None
+
+
+def averages(group: Any, device_type: str) -> bool:
+    """Whether the group's backend can average, so that halves do not overflow: NCCL scales
+    contributions before it sums them.
+    """
+    return backend_name(group, device_type) == "nccl"
+
+
+def world_size() -> int:
+    return dist.get_world_size()

@@ -1,0 +1,74 @@
+"""Reads of a DTensor's local tensor (torch/distributed/tensor/_api.py), whoever reads: C++ for an
+op, autograd's functions for a redistribution, a compiled program.
+
+The attribute alone is replaced, and only while :meth:`Reads.watch` asks for it: every op reads it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from threading import RLock
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._api import _ToTorchTensor
+
+from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.patch import Installed
+
+__all__ = ["Reads"]
+
+_lock = RLock()
+
+
+class Reads:
+    """Has ``before(local tensor, alone)`` be called before a local tensor is read, for as long as
+    it says that there is something to watch for. ``alone`` is whether it is read by a function that
+    one rank may call by itself. In force once made, until ``installed`` is undone.
+    """
+
+    in_force: Reads | None = None
+
+    def __init__(
+        self, installed: Installed, before: Callable[[torch.Tensor, bool], bool], watches: bool
+    ) -> None:
+        self._installed, self._before, self._watches = installed, before, False
+        Reads.in_force = self
+        installed.before_undo(self._end)
+        if watches:
+            Reads.watch()
+
+    def _end(self) -> None:
+        Reads.in_force = None
+
+    @classmethod
+    def watch(cls) -> None:
+        """From here on there may be something to watch for."""
+        with _lock:
+            reads = cls.in_force
+            if reads is not None and not reads._watches:
+                reads._watches = True
+                reads._installed.replace(patches.LOCAL_TENSOR, reads._watched)
+
+    def _rest(self) -> None:
+        with _lock:
+            if self._watches:
+                self._watches = False
+                self._installed.undo(patches.LOCAL_TENSOR)
+
+    def _watched(self, stock: Any) -> property:
+        def _local_tensor(tensor: DTensor) -> torch.Tensor:
+            local: torch.Tensor = stock.__get__(tensor)
+            reader = sys._getframe(1).f_code
+            if reader is not _SHOWN and not self._before(local, reader in _ALONE):
+                self._rest()
+            return local
+
+        return property(_local_tensor, stock.__set__)
+
+
+# What one rank may call by itself; and what shows a tensor as it is.
+_ALONE = (DTensor.to_local.__code__, _ToTorchTensor.forward.__code__)
+_SHOWN = DTensor.__repr__.__code__

@@ -1,0 +1,107 @@
+"""Redistribution (torch/distributed/tensor/_redistribute.py): torch's own steps, and what stands in
+for them.
+
+The function is replaced in every module that has taken it by name, or in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
+from torch.distributed.tensor import _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Placement
+
+from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.collective_ops import waited
+from cute_sharding.dtensor.replaced.patch import Installed, require
+from cute_sharding.dtensor.replaced.scatters import by_coordinates
+from cute_sharding.dtensor.replaced.used import PLANNER
+
+__all__ = [
+    "install_redistribution",
+    "partition_value",
+    "reduce_shard_value",
+    "reduce_value",
+    "require_planner",
+    "stock_redistribute",
+    "stock_transforms",
+]
+
+
+# torch's own, before ours takes its place.
+stock_redistribute = _redistribute.redistribute_local_tensor
+
+
+def install_redistribution(
+    installed: Installed,
+    local_tensor: Callable[[Callable[..., Any]], Callable[..., torch.Tensor]],
+    local_args: Callable[[Callable[..., Any]], Callable[..., None]],
+) -> None:
+    """Have local tensors be redistributed by ``local_tensor(torch's)``, and arguments of ops by
+    ``local_args(torch's)``.
+
+    Raises:
+        RuntimeError: this torch redistributes elsewhere, and nothing would come by here.
+    """
+    once = cache(local_tensor)
+    for by_name in (
+        patches.REDISTRIBUTE,
+        patches.REDISTRIBUTE_IN_DISPATCH,
+        patches.REDISTRIBUTE_IN_API,
+    ):
+        installed.replace(by_name, once)
+    installed.replace(patches.REDISTRIBUTE_ARGUMENTS, local_args)
+    installed.replace(patches.SCATTER, by_coordinates)
+
+
+def require_planner() -> None:
+    """
+    Raises:
+        RuntimeError: this torch cannot be asked for its steps.
+    """
+    require(PLANNER)
+
+
+def stock_transforms(source: DTensorSpec, target: DTensorSpec) -> list[Any]:
+    """torch's own steps from one spec to another: each has ``mesh_dim``, ``src_dst_placements`` and
+    ``logical_shape``.
+
+    torch keeps planners, and they keep what earlier plans led to; so this one starts afresh, and
+    leaves those of the program alone. Raises what torch raises to such a redistribution;
+    :func:`require_planner` says beforehand whether it can be asked.
+    """
+    kept, _redistribute._planner_cache = _redistribute._planner_cache, {}
+    try:
+        with maybe_disable_local_tensor_mode():
+            return list(_redistribute._gen_transform_infos_non_cached(source, target))
+    finally:
+        _redistribute._planner_cache = kept
+
+
+def reduce_value(
+    placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int
+) -> torch.Tensor:
+    """Finish a pending reduction as the placement itself does."""
+    return waited(placement._reduce_value(tensor, mesh, mesh_dim))  # type: ignore[attr-defined]
+
+
+def reduce_shard_value(
+    placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int, shard: Placement
+) -> torch.Tensor:
+    """Finish a pending reduction as the placement itself does, and keep this rank's share of the
+    result.
+    """
+    of_its_own: Any = placement
+    return waited(of_its_own._reduce_shard_value(tensor, mesh, mesh_dim, shard))
+
+
+def partition_value(
+    placement: Placement, tensor: torch.Tensor, mesh: Any, mesh_dim: int
+) -> torch.Tensor:
+    """This rank's contribution to a pending reduction that is to give ``tensor``."""
+    return placement._partition_value(tensor, mesh, mesh_dim)  # type: ignore[attr-defined]

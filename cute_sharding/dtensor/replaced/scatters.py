@@ -1,0 +1,72 @@
+"""The scatter with which tensors are distributed (torch/distributed/tensor/_collective_utils.py).
+
+What each rank is handed is put in order here; the collective is torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor._collective_utils import mesh_scatter
+from torch.distributed.tensor.placement_types import Shard
+
+from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced.local_tensors import LocalTensor, local_of
+
+__all__ = ["by_coordinates", "scattered"]
+
+
+def by_coordinates(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's mesh_scatter, with the parts handed out by coordinate: torch hands them out by the
+    place in the process group, which is another where ranks do not ascend along the mesh.
+    """
+
+    def mesh_scatter(
+        output: torch.Tensor,
+        scatter_list: list[torch.Tensor],
+        mesh: Any,
+        mesh_dim: int = 0,
+        *options: Any,
+        **named: Any,
+    ) -> Any:
+        if not process_groups.is_ascending(mesh):
+            scatter_list = _in_order_of_groups(scatter_list, mesh, mesh_dim)
+        return stock(output, scatter_list, mesh, mesh_dim, *options, **named)
+
+    return mesh_scatter
+
+
+def _in_order_of_groups(
+    parts: Sequence[torch.Tensor], mesh: Any, mesh_dim: int
+) -> list[torch.Tensor]:
+    """For each place in a process group the part of its coordinate."""
+    orders = process_groups.coordinates_in_groups(mesh, mesh_dim)
+    if not any(isinstance(part, LocalTensor) for part in parts):
+        return [parts[coordinate] for coordinate in orders[process_groups.this_rank()]]
+    return [
+        LocalTensor({rank: local_of(parts[order[i]], rank) for rank, order in orders.items()})
+        for i in range(len(parts))
+    ]
+
+
+def scattered(
+    parts: Sequence[torch.Tensor], dim: int, mesh: Any, mesh_dim: int, source: int
+) -> torch.Tensor:
+    """This rank's of the parts that the rank ``source`` of its slice has; the parts, of which all
+    ranks know the shapes, differ along ``dim`` alone.
+    """
+    longest = max(part.shape[dim] for part in parts)
+    missing = [longest - part.shape[dim] for part in parts]
+    padded = [
+        torch.nn.functional.pad(part, [0, 0] * (part.ndim - 1 - dim) + [0, n]).contiguous()
+        if n
+        else part.contiguous()
+        for part, n in zip(parts, missing)
+    ]
+    output = torch.empty_like(padded[0])
+    by_coordinates(mesh_scatter)(output, padded, mesh, mesh_dim, group_src=source)
+    return Shard._maybe_unpad_tensor_with_sizes(
+        dim, output, missing, mesh.get_coordinate()[mesh_dim], True
+    )

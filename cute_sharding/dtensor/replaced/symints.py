@@ -1,0 +1,250 @@
+"""Sizes that are SymInts and the ShapeEnv that knows them
+(torch/fx/experimental/symbolic_shapes.py, torch/utils/_sympy).
+
+Nodes, hints and expressions are read; here guards are added by asking a SymInt for its value
+(:func:`number_of`) or a condition whether it holds (:func:`is_truly`), and in no other way. (All
+places that add guards: compiled/__init__.py.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from cute_sharding.dtensor.replaced.tensor_specs import split_factors
+
+__all__ = [
+    "ask_whether_contiguous",
+    "assert_at_run_time",
+    "factors_at_hand",
+    "has_shape_env",
+    "hold_to_marks",
+    "is_symbolic",
+    "is_truly",
+    "is_zero_by_guards",
+    "may_be_number",
+    "number_of",
+    "numbers_at_hand",
+    "settled",
+    "settled_spec",
+    "shape_with_symbols",
+    "shapes_at_hand",
+    "size_text",
+    "with_symbols_in_shape",
+]
+
+assert_at_run_time = torch._check
+
+
+def is_symbolic(*values: Any) -> bool:
+    """Whether a SymInt stands among the values (tracing with dynamic shapes)."""
+    for value in values:  # every redistribution asks, several times
+        if type(value) is not int and (
+            is_symbolic(*value)
+            if isinstance(value, (tuple, list))
+            else isinstance(value, torch.SymInt)
+        ):
+            return True
+    return False
+
+
+def number_of(size: Any) -> int:
+    """The value of a SymInt, with a guard that it has it. Of a symbol's exact part, or of a
+    product, it is a guard on the symbols, of which torch then knows all.
+
+    (A product alone would leave sizes half known, which turn out to be constants when the backward
+    pass is traced: too late for what is to be made of its results.)
+    """
+    expr = size.node.expr
+    if len(expr.free_symbols) > 1 and size.node.has_hint():
+        for symbol in sorted(expr.free_symbols, key=str):
+            int(size.node.shape_env.create_symintnode(symbol, hint=None))
+    if type(expr).__name__ == "FloorDiv" and expr.args[0].is_Symbol and expr.args[1].is_Integer:
+        from torch.utils._sympy.functions import Mod
+
+        base, divisor = expr.args
+        shape_env = size.node.shape_env
+        if Mod(base, divisor) in shape_env.divisible:
+            return int(shape_env.create_symintnode(base, hint=None)) // int(divisor)
+    return int(size)
+
+
+# Traces of programs that have marked a dim of a DTensor as dynamic, which torch holds them to.
+_held: WeakSet[Any] = WeakSet()
+
+
+def hold_to_marks(shape: Sequence[Any]) -> None:
+    """No size of the trace that these are of is to become a constant for our sake."""
+    _held.update(n.node.shape_env for n in shape if isinstance(n, torch.SymInt))
+
+
+def may_be_number(size: Any) -> bool:
+    """Whether the program leaves it to the compiler which sizes are constants."""
+    return size.node.shape_env not in _held
+
+
+def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """The placements with numbers for split factors: where one is a SymInt, a guard says that it
+    has the value that it has now.
+    """
+    if not any(
+        isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt)
+        for p in placements
+    ):
+        return tuple(placements)  # itself: every read of DTensor.placements comes by here
+    return tuple(
+        [
+            _StridedShard(p.dim, split_factor=number_of(p.split_factor))
+            if isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt)
+            else p
+            for p in placements
+        ]
+    )
+
+
+def settled_spec(spec: DTensorSpec) -> DTensorSpec:
+    if not is_symbolic(*split_factors(spec)):
+        return spec
+    return DTensorSpec(
+        spec.mesh,
+        settled(spec.placements),
+        spec.tensor_meta,
+        spec.shard_order,
+        spec.use_strided_shard_as_shard_order,
+    )
+
+
+def shape_with_symbols(shape: Sequence[Any], stride: Sequence[Any]) -> Any:
+    """The shape; where the strides hold SymInts, and it has none, with one in it: its number.
+
+    torch's cache in C++ takes no spec with symbols, which cannot be hashed. To see whether there
+    are some it looks at the shape alone (torch/csrc/autograd/python_variable.cpp), and a column of
+    a matrix, of which one size is a number, has one in its stride.
+    """
+    if not shape or is_symbolic(shape) or not is_symbolic(stride):
+        return shape
+    symbol = next(n for n in stride if isinstance(n, torch.SymInt))
+    first, *others = shape
+    sizes: Any = (symbol * 0 + first, *others)
+    return torch.Size(sizes)
+
+
+def with_symbols_in_shape(spec: DTensorSpec) -> None:
+    """Give the spec a shape that says that its strides hold symbols."""
+    meta = spec.tensor_meta
+    if meta is None:
+        return
+    shape = shape_with_symbols(meta.shape, meta.stride)
+    if shape is not meta.shape:
+        spec.tensor_meta = TensorMeta(shape, meta.stride, meta.dtype)
+
+
+def has_shape_env(*values: Any) -> bool:
+    """Whether every SymInt among the values belongs to a trace (in LocalTensorMode there are
+    others, which stand for a number on each rank).
+    """
+    return all(
+        has_shape_env(*v)
+        if isinstance(v, (tuple, list))
+        else not isinstance(v, torch.SymInt) or hasattr(v.node, "shape_env")
+        for v in values
+    )
+
+
+def numbers_at_hand(value: Any) -> Any | None:
+    """The value with numbers for SymInts, those of the call that is being compiled; None where some
+    has none yet, or something is neither a number nor None. No guard is added.
+    """
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.SymInt):
+            if not leaf.node.has_hint():
+                return None
+        elif not (leaf is None or isinstance(leaf, (int, float))):
+            return None
+    return tree_map_only(torch.SymInt, lambda n: int(n.node.hint), value)
+
+
+def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None:
+    """The global shapes as numbers, those of the call that is being compiled; None where some size
+    has no value yet, or is none of a compiler's.
+    """
+    found = []
+    for spec in specs:
+        sizes: list[Any] = list(spec.shape)
+        if any(
+            isinstance(n, torch.SymInt) and not (hasattr(n.node, "shape_env") and n.node.has_hint())
+            for n in sizes
+        ):
+            return None
+        found.append(
+            tuple([int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes])
+        )
+    return found
+
+
+def factors_at_hand(specs: Sequence[DTensorSpec]) -> dict[int, Any] | None:
+    """The split factors, by the numbers that they are now; None where some has none, or two are the
+    same number that need not be so in a later call.
+    """
+    found: dict[int, Any] = {}
+    for factor in (factor for spec in specs for factor in split_factors(spec)):
+        number = (
+            factor.node.hint
+            if isinstance(factor, torch.SymInt) and factor.node.has_hint()
+            else factor
+        )
+        if isinstance(number, torch.SymInt) or size_text(
+            found.setdefault(int(number), factor)
+        ) != size_text(factor):
+            return None
+    return found
+
+
+def is_truly(condition: Any) -> bool:
+    """Whether a condition on sizes holds, with a guard that it does or does not; False where sizes
+    have no value yet.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
+
+
+def is_zero_by_guards(size: Any) -> bool:
+    """Whether the guards so far say that a size is 0, or a multiple of what is: for all calls of
+    the graph. Adds no guard.
+    """
+    if not isinstance(size, torch.SymInt) or size.node.hint != 0:
+        return False
+    from torch.fx.experimental.sym_node import SymNode
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    _, primitive = size.node.expr.expand().as_content_primitive()
+    env = size.node.shape_env
+    return statically_known_true(torch.SymInt(SymNode(primitive, env, int, 0)) == 0)
+
+
+def ask_whether_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> None:
+    """Add the guards that torch adds to find out whether such a tensor is contiguous, where its
+    sizes or strides are symbols, and may become constants.
+    """
+    symbols = [n for n in (*shape, *stride) if isinstance(n, torch.SymInt)]
+    if not symbols or not has_shape_env(*symbols) or not all(map(may_be_number, symbols)):
+        return
+    wanted: Any = 1
+    for n, step in zip(reversed(shape), reversed(stride)):
+        if is_truly(n == 1):
+            continue
+        if not is_truly(step == wanted):
+            return
+        wanted = n * wanted
+
+
+def size_text(n: Any) -> str:
+    """A size as text, the same for sizes that are known to be equal."""
+    return str(n.node.expr) if isinstance(n, torch.SymInt) else str(n)

@@ -1,0 +1,277 @@
+"""Placements and specs (torch/distributed/tensor/placement_types.py, _dtensor_spec.py): the
+classes, and in what order a spec's placements cut.
+
+Read and made here, never changed: torch shares specs between tensors and caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import assert_no_mixed_partial_types as check_no_mixed_partials
+from torch.distributed.tensor.placement_types import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _MaskPartial,
+    _StridedShard,
+)
+
+from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
+from cute_sharding.layout.layout import row_major
+
+__all__ = [
+    "DTensorSpec",
+    "MaskPartial",
+    "Partial",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "StridedShard",
+    "TensorMeta",
+    "are_known",
+    "as_replica",
+    "check_no_mixed_partials",
+    "check_shard_order",
+    "cut_of",
+    "decoded_order",
+    "decodes_to_shard_order",
+    "is_by_elements",
+    "is_dtensor",
+    "like",
+    "may_be_uneven",
+    "mesh_dim_text",
+    "mesh_text",
+    "placed_as",
+    "shard_order",
+    "split_factors",
+    "takes_strays",
+    "unbound_spec",
+    "with_shape",
+]
+
+StridedShard = _StridedShard
+
+
+MaskPartial = _MaskPartial
+
+
+# The kinds of placement of which it is known what they do to a tensor. A new kind that is a (dim,
+# split factor) as well goes here; into cut_of, and what else in this file names StridedShard; into
+# placement_of (run/placements.py), which is the inverse of cut_of; and wherever `(Shard,
+# StridedShard)` stands in the adapter (grep finds a dozen). Until then are_known says no to it, and
+# what asks that is left to torch. Pictures go by the names of classes (drawing/inputs.py), as they
+# must not import torch.
+_KINDS = (Shard, StridedShard, Replicate, Partial)
+
+
+def are_known(placements: Sequence[Placement]) -> bool:
+    """Whether :func:`cut_of` has an answer for all of them. What has others is left to torch."""
+    return all(isinstance(p, _KINDS) for p in placements)
+
+
+def is_by_elements(placement: Placement) -> bool:
+    """Whether what is pending is reduced element by element, so that it may be cut before: of
+    torch's own kinds (torch/distributed/tensor/_ops/_math_ops.py has that of norms), not of those
+    that some other package has made. A mask lies as the elements lie, and is not cut with them.
+    """
+    kind = type(placement)
+    return kind is Partial or kind.__module__ == "torch.distributed.tensor._ops._math_ops"
+
+
+def cut_of(placement: Placement) -> tuple[int, Any] | None:
+    """What a placement does to the tensor: the dim that it cuts and the split factor, which may be
+    a SymInt; None where it cuts nothing. The one place that says so.
+
+    Raises:
+        RuntimeError: a kind of placement that is not known: it is not taken for Replicate.
+    """
+    if type(placement) is Shard:  # isinstance takes longer, and subclasses are rare
+        return placement.dim, 1
+    if type(placement) is Replicate:
+        return None
+    if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
+        return placement.dim, placement.split_factor
+    if isinstance(placement, Shard):
+        return placement.dim, 1
+    if isinstance(placement, (Replicate, Partial)):
+        return None
+    raise RuntimeError(
+        f"placement {placement!r} is of a kind that is not known here, "
+        f"{type(placement).__name__}: redistribute the tensor to Shard, Replicate or Partial "
+        "first, which is left to torch"
+    )
+
+
+def mesh_dim_text(m: int, names: Sequence[str] | None) -> str:
+    """How messages of what programs run write a mesh dim: by its number, and its name where it has
+    one.
+    """
+    return f"mesh dim {m}" + (f" ({names[m]!r})" if names else "")
+
+
+def mesh_text(mesh: Sequence[int], names: Sequence[str] | None) -> str:
+    """How they write a mesh: the sizes, by name where the mesh dims have names."""
+    sizes = [f"{name}={n}" for name, n in zip(names, mesh)] if names else map(str, mesh)
+    return f"({', '.join(sizes)})"
+
+
+def placed_as(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:
+    """``spec`` with other placements. Where some are still strided they are read in the same way,
+    as an order of shards or not.
+    """
+    strided = any(isinstance(p, StridedShard) for p in placements)
+    return DTensorSpec(
+        spec.mesh,
+        placements,
+        spec.tensor_meta,
+        use_strided_shard_as_shard_order=spec.use_strided_shard_as_shard_order if strided else None,
+    )
+
+
+def split_factors(spec: DTensorSpec) -> list[Any]:
+    return [p.split_factor for p in spec.placements if isinstance(p, StridedShard)]
+
+
+def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:
+    """The spec of a tensor of another shape."""
+    meta = TensorMeta(
+        torch.Size(shape),
+        row_major(tuple(shape)),
+        spec.tensor_meta.dtype if spec.tensor_meta is not None else torch.float32,
+    )
+    order: Any = None if spec.use_strided_shard_as_shard_order else spec.shard_order
+    return DTensorSpec(
+        spec.mesh, spec.placements, meta, order, spec.use_strided_shard_as_shard_order
+    )
+
+
+def check_shard_order(spec: DTensorSpec, op: str) -> None:
+    """Refuse a spec whose placements do not apply left to right: propagation reads them so, as
+    torch's rules do.
+    """
+    order = spec.shard_order
+    if (
+        order is not None
+        and not spec.use_strided_shard_as_shard_order
+        and not DTensorSpec.is_default_device_order(order)
+    ):
+        names = spec.mesh.mesh_dim_names
+        said = "; ".join(
+            f"dim {entry.tensor_dim} by "
+            + ", then ".join(mesh_dim_text(m, names) for m in entry.mesh_dims)
+            for entry in order
+        )
+        raise RuntimeError(
+            f"{op}: the input's placements {spec.placements} apply in the shard order {said}, not "
+            "left to right. Redistribute it to the default order, or say the order with "
+            "_StridedShard placements, first."
+        )
+
+
+def decodes_to_shard_order(spec: DTensorSpec) -> bool:
+    """Whether torch reads the _StridedShard placements of ``spec`` as what they are.
+
+    It takes those of a spec that a user makes for a shard order. On a mesh of several dims, split
+    factors that no order has make its redistribution silently wrong, or raise half way (2.13 and
+    2.15 alike). Specs that propagation makes are not read so, and are moved rightly.
+    """
+    if not spec.use_strided_shard_as_shard_order:
+        return True
+    return (
+        DTensorSpec._maybe_convert_StridedShard_to_shard_order(tuple(spec.placements), spec.mesh)
+        is not None
+    )
+
+
+def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+    """The (tensor dim, mesh dims in the order in which they cut) that ``spec`` says or that torch
+    decodes from it; None where it is left to right, or no order.
+    """
+    if spec.use_strided_shard_as_shard_order:
+        return decoded_order(tuple(spec.placements), spec.mesh)
+    order = spec.shard_order
+    if order is None or DTensorSpec.is_default_device_order(order):
+        return None
+    if any(isinstance(p, StridedShard) for p in spec.placements):
+        raise NotImplementedError(
+            f"placements {spec.placements} in the shard order {order}: say the order by "
+            "_StridedShard alone, or by Shard placements and an order"
+        )
+    return tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
+
+
+def decoded_order(
+    placements: tuple[Placement, ...], mesh: Any
+) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
+    """The shard order for which torch takes the _StridedShard placements of a spec that a program
+    made; None without any, or where no order has these split factors.
+    """
+    if not any(isinstance(p, StridedShard) for p in placements):
+        return None
+    order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
+    return (
+        None
+        if order is None
+        else tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
+    )
+
+
+def unbound_spec(
+    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]
+) -> DTensorSpec:
+    """The spec of a tensor that a user makes, on a mesh of those sizes as its first rank sees it.
+    No process group is needed, and none is made.
+    """
+    with no_modes():
+        devices = DeviceMesh(
+            "cpu", torch.arange(prod(mesh)).reshape(tuple(mesh)), _init_backend=False, _rank=0
+        )
+    return DTensorSpec(
+        devices,
+        tuple(placements),
+        TensorMeta(torch.Size(shape), row_major(tuple(shape)), torch.float32),
+    )
+
+
+def is_dtensor(value: Any) -> bool:
+    return isinstance(value, DTensor)
+
+
+def takes_strays() -> bool:
+    """Whether plain tensors among DTensors are taken for replicas
+    (torch.distributed.tensor.experimental.implicit_replication).
+    """
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+def as_replica(tensor: torch.Tensor, mesh: Any) -> DTensor:
+    meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return DTensor(tensor, DTensorSpec(mesh, (Replicate(),) * mesh.ndim, meta), requires_grad=False)
+
+
+def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """A DTensor as ``tensor``, of another local tensor."""
+    return DTensor(local, tensor._spec, requires_grad=False)
+
+
+def may_be_uneven(spec: DTensorSpec) -> bool:
+    """Whether ranks may hold other numbers of rows than one another."""
+    if not are_known(spec.placements):
+        return False
+    parts = [1] * len(spec.shape)
+    for placement, n in zip(spec.placements, spec.mesh.shape):
+        cut = cut_of(placement)
+        if cut is not None:
+            parts[cut[0]] *= n * (cut[1] if type(cut[1]) is int else 1)
+    return any(
+        n > 1 and (isinstance(size, torch.SymInt) or size % n != 0)
+        for size, n in zip(spec.shape, parts)
+    )

@@ -1,0 +1,296 @@
+"""What the compiler sees of DTensors (torch/distributed/tensor/_api.py, _sharding_prop.py,
+placement_types.py): :class:`Tracing`.
+
+Functions and methods may be wrapped here, each calls torch's own where it has nothing to say, and
+all are put back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import placement_types as _placement_types
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from cute_sharding.dtensor.replaced import (
+    collective_order,
+    compiler,
+    compiler_guards,
+    compiler_patches,
+    patches,
+)
+from cute_sharding.dtensor.replaced.expansion import as_they_are
+from cute_sharding.dtensor.replaced.patch import Installed
+from cute_sharding.dtensor.replaced.registry import op_handlers, overload
+from cute_sharding.dtensor.replaced.symints import (
+    has_shape_env,
+    hold_to_marks,
+    is_symbolic,
+    number_of,
+    settled,
+    shape_with_symbols,
+)
+from cute_sharding.dtensor.replaced.tensor_specs import are_known, cut_of
+from cute_sharding.dtensor.replaced.views_in_place import VIEWS_IN_PLACE
+from cute_sharding.sharding.deal import piece_and_block
+
+__all__ = [
+    "Tracing",
+    "strided_shard",
+]
+
+# Whether placements of this torch can hold a SymInt as their split factor, beside the number that
+# C++ keeps.
+_HOLDS_SYMBOLS = hasattr(_StridedShard, "_split_factor_int")
+
+
+def strided_shard(dim: int, split_factor: Any) -> Placement:
+    """A _StridedShard. Where the split factor is a SymInt, no guard is added yet: :func:`settled`
+    adds it where the number is needed.
+    """
+    if not isinstance(split_factor, torch.SymInt):
+        return _StridedShard(dim, split_factor=split_factor)
+    if not (_HOLDS_SYMBOLS and Tracing.settles):
+        return _StridedShard(dim, split_factor=int(split_factor))
+    now: Any = split_factor.node.hint
+    placement = _StridedShard(dim, split_factor=now)
+    placement._symbolic_split_factor = split_factor
+    Tracing.read_numbers()
+    return placement
+
+
+class Tracing:
+    """What the compiler sees of DTensors, where torch stops short: what stands in for the rows of
+    :mod:`.patches` about compiled programs. In force once made, until ``installed`` is undone.
+
+    ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), works out sizes of
+    local tensors (compiled/local_sizes.py); ``equate(size, size, others)`` makes two known to be
+    equal; ``as_view(tensor, size, stride, offset)`` makes a view again; ``writing(inputs)`` is
+    called before a program that writes to these, and what it gives afterwards, while there are
+    ``live`` copies; ``of_one_rank()`` before a graph is compiled that other ranks may have with
+    other sizes.
+    """
+
+    settles = False  # whether split factors become numbers where they leave a compiled program
+    in_force: Tracing | None = None
+
+    def __init__(
+        self,
+        installed: Installed,
+        local_size: Callable[..., Any],
+        equate: Callable[..., None],
+        as_view: Callable[..., torch.Tensor | None],
+        writing: Callable[[Sequence[DTensor]], Callable[[], None]],
+        live: set[int],
+        of_one_rank: Callable[[], None],
+    ) -> None:
+        self._installed = installed
+        self._local_size, self._equate, self._as_view = local_size, equate, as_view
+        self._writing, self._live, self._of_one_rank = writing, live, of_one_rank
+        self._knows_compiler = self._reads_numbers = self._is_marked = False
+        Tracing.in_force = self
+        installed.before_undo(self._end)
+        installed.replace(patches.FLATTEN, self._flatten)
+        installed.replace(patches.UNFLATTEN, self._unflatten)
+        installed.replace(patches.LOCAL_SHAPES, self._local)
+        installed.replace(patches.EXPANSION, as_they_are)
+        installed.replace(patches.STRIDED_SIZES, self._strided)
+        installed.replace(patches.SPLIT_FACTORS, _number_of_split_factor)
+        installed.replace(patches.HINTS, _number)
+        for row, made in (
+            (compiler_patches.FRAMES, compiler.none_of_ours),
+            (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
+            (compiler_patches.CHAIN, collective_order.chained_by_number),
+            (compiler_patches.PASSES_FOR_OVERLAP, collective_order.held_to_the_chain),
+            (compiler_patches.OVERLAP, collective_order.unless_ranks_differ),
+        ):
+            installed.once_imported(row, partial(installed.replace, row, made))
+        installed.once_imported(
+            compiler_patches.COLLECTIVES,
+            lambda: installed.put(compiler_patches.COLLECTIVES, collective_order.as_collectives()),
+        )
+        in_place = {overload(name): handler for name, handler in VIEWS_IN_PLACE.items()}
+        installed.put(
+            patches.HANDLERS,
+            {
+                op: handler
+                for op, handler in in_place.items()
+                if op is not None and op not in op_handlers()
+            },
+        )
+
+    def _end(self) -> None:
+        Tracing.settles, Tracing.in_force = False, None
+
+    def meet_compiler(self) -> None:
+        """Replace what belongs to the compiler, once there is one: importing it takes as long as
+        the rest of torch, and most programs do without.
+        """
+        if self._knows_compiler or "torch._dynamo" not in sys.modules:
+            return
+        self._knows_compiler = True
+        replace = self._installed.replace
+        replace(compiler_patches.GUARDS, compiler_guards.on_global_sizes)
+        replace(
+            compiler_patches.OUTPUTS,
+            partial(compiler.settled_outputs, self._of_one_rank, self._read_as_they_are),
+        )
+        replace(compiler_patches.METADATA, compiler.settled_metadata)
+        replace(
+            compiler_patches.TRACES,
+            lambda stock: collective_order.numbered(compiler.traced_as_known(stock)),
+        )
+        replace(compiler_patches.ALIASES, partial(compiler.by_views, self._as_view))
+        replace(
+            compiler_patches.WRITES, partial(compiler.with_writes_told, self._writing, self._live)
+        )
+        replace(compiler_patches.EXPRESSIONS, compiler.of_two_arguments)
+        replace(compiler_patches.SLOTS, compiler.first_wins)
+        replace(compiler_patches.KINDS, compiler.with_plain_functions)
+        replace(compiler_patches.EQUALS, collective_order.apart_on_each_rank)
+        replace(compiler_patches.PASSES, collective_order.with_passes_settled)
+        Tracing.settles = compiler_patches.METADATA not in self._installed.missing
+        if not compiler_patches.WAITS.found():
+            replace(compiler_patches.WAITS, lambda stock: ["sink_waits"])
+
+    @classmethod
+    def read_numbers(cls) -> None:
+        """From the first split factor on that is a SymInt, ``DTensor.placements`` reads as numbers.
+        (Not before: programs read it at every step.)
+        """
+        tracing = cls.in_force
+        if tracing is not None and not tracing._reads_numbers:
+            tracing._reads_numbers = True
+            tracing._installed.replace(patches.PLACEMENTS, tracing._read)
+
+    def _read_as_they_are(self) -> None:
+        """No split factor is a SymInt any more: the program has been compiled."""
+        if self._reads_numbers:
+            self._reads_numbers = False
+            self._installed.undo(patches.PLACEMENTS)
+
+    def _read(self, stock: property) -> property:
+        return property(lambda tensor: settled(tensor._spec.placements), doc=stock.__doc__)
+
+    def _flatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def __tensor_flatten__(tensor: DTensor) -> Any:
+            self.meet_compiler()
+            self._is_marked = any(
+                getattr(t, "_dynamo_dynamic_indices", None) for t in (tensor, tensor._local_tensor)
+            )
+            return stock(tensor)
+
+        return __tensor_flatten__
+
+    def _unflatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def __tensor_unflatten__(
+            inner_tensors: dict[str, Any], flatten_spec: Any, outer_size: Any, outer_stride: Any
+        ) -> Any:
+            placements, meta, order, requires_grad = flatten_spec
+            local, mesh = inner_tensors["_local_tensor"], inner_tensors["device_mesh"]
+            size, stride = outer_size, outer_stride
+            if is_symbolic(tuple(size)) and has_shape_env(tuple(size)):
+                if self._is_marked:  # an input, which has just been flattened
+                    hold_to_marks(size)
+                expected = self._local_shape(size, mesh, placements)
+                for actual, wanted in zip(local.shape, expected or ()):
+                    self._equate(actual, wanted, size)
+            elif has_shape_env(tuple(stride)):
+                size = shape_with_symbols(size, stride)
+            if order is None or not any(isinstance(p, _StridedShard) for p in placements):
+                return stock(inner_tensors, flatten_spec, size, stride)
+            spec = DTensorSpec(
+                mesh,
+                placements,
+                TensorMeta(size, stride, meta.dtype),
+                order,
+                use_strided_shard_as_shard_order=False,
+            )
+            return DTensor(local, spec, requires_grad=requires_grad)
+
+        return __tensor_unflatten__
+
+    def _local_shape(
+        self, shape: Sequence[Any], mesh: Any, placements: Sequence[Placement]
+    ) -> tuple[Any, ...] | None:
+        """The shape of this rank's local tensor where global sizes are symbolic; None where it
+        cannot be said.
+        """
+        device = mesh.get_coordinate()
+        if device is None or not are_known(placements):
+            return None
+        cuts: list[list[Any]] = [[] for _ in shape]
+        for placement, parts, coordinate in zip(placements, mesh.shape, device):
+            cut = cut_of(placement)
+            if cut is not None:
+                cuts[cut[0]].append((cut[1], parts, coordinate))
+        local = tuple(
+            [self._local_size(n, *chain) if chain else n for n, chain in zip(shape, cuts)]
+        )
+        return None if any(n is None for n in local) else local
+
+    def _strided(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def local_shard_size_and_offset(
+            placement: Any, curr_local_size: Any, num_chunks: int, rank: Any, offset_mode: Any = 0
+        ) -> Any:
+            sizes = curr_local_size, placement.split_factor
+            if (
+                is_symbolic(*sizes)
+                and has_shape_env(*sizes)
+                and type(rank) is int
+                and offset_mode != _ALL_OFFSETS
+            ):
+                size = self._local_size(curr_local_size, (placement.split_factor, num_chunks, rank))
+                if size is not None:
+                    _, block = piece_and_block(curr_local_size, placement.split_factor, num_chunks)
+                    return size, rank * block
+            return stock(placement, curr_local_size, num_chunks, rank, offset_mode)
+
+        return local_shard_size_and_offset
+
+    def _local(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def compute_local_shape_and_global_offset(
+            global_shape: Any, mesh: Any, placements: Any, skip_offset: bool = False
+        ) -> Any:
+            shape = global_shape
+            if skip_offset and is_symbolic(tuple(shape)) and has_shape_env(tuple(shape)):
+                local = self._local_shape(shape, mesh, placements)
+                if local is not None:
+                    return local, ()
+            return stock(shape, mesh, placements, skip_offset)
+
+        return compute_local_shape_and_global_offset
+
+
+_ALL_OFFSETS = (
+    getattr(_placement_types, "_StridedShardOffsetMode", None)
+    and _placement_types._StridedShardOffsetMode.ALL
+)
+
+
+def _number(stock: Callable[..., int]) -> Callable[..., int]:
+    def _guarded_hint_int(value: Any, *, reason: str) -> int:
+        return (
+            number_of(value)
+            if isinstance(value, torch.SymInt) and value.node.has_hint()
+            else stock(value, reason=reason)
+        )
+
+    return _guarded_hint_int
+
+
+def _number_of_split_factor(stock: Callable[..., int]) -> Callable[..., int]:
+    def _split_factor_int(placement: Any) -> int:
+        return (
+            number_of(placement.split_factor)
+            if isinstance(placement.split_factor, torch.SymInt)
+            else stock(placement)
+        )
+
+    return _split_factor_int

@@ -1,0 +1,84 @@
+"""Views in place of DTensors (``squeeze_``, ``t_``, ``transpose_``, ``unsqueeze_``), for which
+torch's dispatcher has no right function (torch/distributed/tensor/_dispatch.py).
+
+Spec and local tensor of the one DTensor that the op writes to are changed together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from cute_sharding.dtensor.replaced.registry import name_of
+from cute_sharding.dtensor.replaced.tensor_specs import mesh_dim_text
+
+__all__ = [
+    "VIEWS_IN_PLACE",
+]
+
+
+def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``squeeze_`` of a DTensor. torch changes the local tensor, and the spec only where placements
+    change with it: else the DTensor keeps the shape that it had.
+
+    Raises:
+        RuntimeError: a dim that goes is sharded. In place nothing can be moved, whatever views may
+            do elsewhere.
+    """
+    tensor, *dims = args
+    ndim, spec = tensor.ndim, tensor._spec
+    asked = (
+        range(ndim)
+        if not dims
+        else [d % ndim for d in ([dims[0]] if isinstance(dims[0], int) else dims[0])]
+        if ndim
+        else []
+    )
+    gone = {d for d in asked if tensor.shape[d] == 1}
+    for m, placement in enumerate(spec.placements):
+        if (
+            isinstance(placement, (Shard, _StridedShard))
+            and placement.dim in gone
+            and spec.mesh.size(m) > 1
+        ):
+            raise RuntimeError(
+                f"{name_of(op)} of a DTensor of shape {tuple(tensor.shape)} with placements "
+                f"{spec.placements}: dim {placement.dim} is sharded on "
+                f"{mesh_dim_text(m, spec.mesh.mesh_dim_names)}, and to "
+                "squeeze it in place cannot be done "
+                "without communication, which nothing in place can have. Take squeeze, not "
+                "squeeze_, or redistribute the tensor first."
+            )
+    squeezed = getattr(torch.ops.aten.squeeze, op._overloadname)(tensor, *dims, **kwargs)
+    if spec.mesh._is_current_rank_part_of_mesh():
+        tensor._local_tensor.squeeze_(tuple(gone))
+    tensor._spec = squeezed._spec
+    return return_and_correct_aliasing(op, args, kwargs, tensor)
+
+
+def _turn_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``t_``, ``transpose_`` and ``unsqueeze_`` of a DTensor, for which torch has no rule: the view
+    that gives a new tensor is free on any placements, so spec and local tensor change alike.
+    """
+    tensor, *arguments = args
+    turned = _TURNS[name_of(op)](tensor, *arguments, **kwargs)
+    if tensor._spec.mesh._is_current_rank_part_of_mesh():
+        op(tensor._local_tensor, *arguments, **kwargs)
+    tensor._spec = turned._spec
+    return return_and_correct_aliasing(op, args, kwargs, tensor)
+
+
+_TURNS = {
+    "t_.default": torch.ops.aten.t.default,
+    "transpose_.default": torch.ops.aten.transpose.int,
+    "unsqueeze_.default": torch.ops.aten.unsqueeze.default,
+}
+
+
+VIEWS_IN_PLACE = {
+    **dict.fromkeys(("squeeze_.default", "squeeze_.dim", "squeeze_.dims"), _squeeze_in_place),
+    **dict.fromkeys(_TURNS, _turn_in_place),
+}

@@ -1,0 +1,302 @@
+"""Running the steps of a plan on local tensors, with DTensor's functional collectives.
+
+What a collective gives is waited for where its elements are needed, and not before: by the next
+step, by what unpacks it, by who gets the result. In a graph it is the collective that has the op
+that waits behind it (see compiled/__init__.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cute_sharding.dtensor.compiled.library import after
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
+from cute_sharding.dtensor.replaced.collective_ops import waited
+from cute_sharding.dtensor.run.groups import group_of
+from cute_sharding.dtensor.run.packing import (
+    WIRE,
+    alone,
+    checked,
+    from_wire,
+    in_blocks,
+    joined,
+    keep,
+    pack,
+    padded,
+    to_wire,
+    transfer_of,
+    unpack,
+)
+from cute_sharding.dtensor.run.ranks import (
+    copies_natively,
+    in_order,
+    ints_on_each_rank,
+    on_each_rank,
+    true_on_each_rank,
+)
+from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.native import Along
+from cute_sharding.redistribution.reduction import Reduction
+from cute_sharding.redistribution.step import Step, Transfer
+
+
+def run(
+    steps: Sequence[Step], local: torch.Tensor, mesh: Any, *, async_op: bool = False
+) -> torch.Tensor:
+    """Take the local tensor of this rank through ``steps``. Its sizes may be symbols where none of
+    them :func:`looks_at_sizes`, or, where none communicates, its elements blocks: it then has more
+    dims than they say.
+
+    With ``async_op``, what the last collective brings is returned unwaited, if it is the result as
+    it lies.
+    """
+    for step in steps:
+        local = waited(local)
+        if isinstance(step, Reduction):
+            local = _reduce(step, local, mesh)
+        else:
+            assert isinstance(step, Exchange)
+            local = _exchange(step, local, mesh)
+    return local if async_op else waited(local)
+
+
+def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
+    """The step as a backend's own collective of a whole tensor dim, if it runs as one."""
+    assert isinstance(step, (Exchange, Reduction))
+    how = step.along
+    if how is None or not (how.even or step.padded) or not in_order(mesh, how.mesh_dims):
+        return None
+    return (
+        None
+        if isinstance(step, Exchange) and (how.scattered is not None or dtype not in WIRE)
+        else how
+    )
+
+
+def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
+    """Whether the step cannot run on sizes that are symbols: it is neither a collective of a tensor
+    dim whose blocks are as long as each other, nor an all-reduce of all that a device has.
+    """
+    if isinstance(step, Reduction) and not step.scatters:
+        return step.source != step.target
+    how = whole_dim(step, dtype, mesh)
+    return how is None or not how.even
+
+
+def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    if not step.dims:
+        return on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=False), local)
+    group = group_of(mesh, step.dims)
+    how = whole_dim(step, local.dtype, mesh)
+    if how is not None:
+        if not how.even:
+            return _gather_padded(step, how, local, mesh, group)
+        whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank)[0], x), local)
+        return collective_ops.all_gather(whole, group, how.gathered or 0)
+    target: torch.Tensor | None = None
+    for turn in range(step.rounds):
+        target = _exchange_once(step, turn, local, mesh, group, target)
+    assert target is not None
+    return target
+
+
+def _gather_padded(
+    step: Exchange, how: Along, local: torch.Tensor, mesh: Any, group: Any
+) -> torch.Tensor:
+    """An all-gather of blocks made equal. They lie in the order of their rows, and only the last
+    ones are short: so what was added lies behind all rows.
+    """
+    dim, parts = how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
+
+    def shape(rank: int) -> tuple[int, ...]:
+        return alone(step, mesh, rank)[0].target_shape
+
+    equal = on_each_rank(
+        lambda rank, x: padded(
+            checked(alone(step, mesh, rank)[0], x), dim, -(-shape(rank)[dim] // parts)
+        ),
+        local,
+    )
+    with dispatch_modes.of_this_rank():  # others may have added nothing
+        gathered = waited(collective_ops.all_gather(equal, group))
+    return on_each_rank(lambda rank, x: joined(x, dim, parts, shape(rank)), gathered)
+
+
+def _exchange_once(
+    step: Exchange,
+    turn: int,
+    local: torch.Tensor,
+    mesh: Any,
+    group: Any,
+    target: torch.Tensor | None,
+) -> torch.Tensor:
+    """One round, into ``target`` where an earlier one has made it."""
+    gathers = step.gathers and step.rounds == 1
+
+    def part(rank: int) -> Transfer:
+        return transfer_of(step, mesh, rank, gathers, turn)
+
+    # What a gather brings lies the same on all ranks of the group, so all of them decide alike.
+    if (
+        gathers
+        and not copies_natively(group, mesh)
+        and not true_on_each_rank(lambda rank: part(rank).unpacks is None)
+    ):
+        gathers = False
+
+    buffer = _packed(part, local)
+    with dispatch_modes.of_this_rank():
+        received = (
+            collective_ops.all_gather(buffer, group)
+            if gathers
+            else all_to_all(part, buffer, local, group, mesh)
+        )
+    del buffer
+    if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
+        received = waited(received)
+    into = () if target is None else (target,)
+    result = on_each_rank(
+        lambda rank, got, x, *out: unpack(part(rank), from_wire(got, x.dtype), x, *out),
+        received,
+        local,
+        *into,
+    )
+    if dispatch_modes.is_tracing() and not any(part(process_groups.this_rank()).receives):
+        result = after(result, received)  # a rank that only sends
+    return result
+
+
+def _packed(part: Callable[[int], Transfer], local: torch.Tensor) -> torch.Tensor:
+    """The send buffer."""
+    buffer = on_each_rank(lambda rank, x: to_wire(pack(part(rank), x)), local)
+    if dispatch_modes.is_tracing() and not any(part(process_groups.this_rank()).sends):
+        return after(buffer, local)  # a rank that only receives
+    return buffer
+
+
+def all_to_all(
+    part: Callable[[int], Any],
+    buffer: torch.Tensor,
+    local: torch.Tensor,
+    group: Any,
+    mesh: Any,
+) -> torch.Tensor:
+    """What a rank gets for its buffer, by the ``sends`` and ``receives`` of ``part(rank)``."""
+    width = 1 if local.dtype in WIRE else local.element_size()
+    receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
+    sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
+    if (
+        process_groups.backend_name(group, mesh.device_type) == "fake"
+        and dispatch_modes.local_tensor_mode() is None
+        and not any(sends)
+        and any(receives)
+    ):
+        # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves
+        # nothing anyway.
+        at = dist.get_rank(group)
+        sends[at], receives[at] = width, receives[at] + width
+        given = buffer.new_zeros(width)
+        if dispatch_modes.is_tracing():
+            given = after(given, buffer)
+        got = waited(collective_ops.all_to_all(given, receives, sends, group))
+        return got[width:]
+    return collective_ops.all_to_all(buffer, receives, sends, group)
+
+
+def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    group = group_of(mesh, step.dims)
+    op, local, finish = _scaled(step, local, group, mesh)
+    return finish((_scatter if step.scatters else _all_reduce)(step, op, local, mesh, group))
+
+
+def _scaled(
+    step: Reduction, local: torch.Tensor, group: Any, mesh: Any
+) -> tuple[str, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """(the op that the collective is to have, the contribution that it gets, what is to be done
+    with its result), where an average is wanted.
+
+    Contributions are divided before they are summed, so that averages of halves do not overflow; a
+    backend that averages does so, too. Whole numbers are divided afterwards.
+    """
+    if step.divisor == 1:
+        return step.op, local, lambda result: result
+    if not (local.is_floating_point() or local.is_complex()):
+        return (
+            step.op,
+            local,
+            lambda result: torch.div(waited(result), step.divisor, rounding_mode="trunc"),
+        )
+    if step.divisor == step.parts and process_groups.averages(group, mesh.device_type):
+        return "avg", local, lambda result: result
+    return step.op, waited(local) / step.divisor, lambda result: result
+
+
+def _all_reduce(
+    step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any
+) -> torch.Tensor:
+    # Of what its source has, a device keeps its target; all of the group keep the same.
+    kept = on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=True), local)
+    return collective_ops.all_reduce(kept, op, group)
+
+
+def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
+    def part(rank: int) -> Transfer:
+        return transfer_of(step, mesh, rank)
+
+    def shape(rank: int) -> tuple[int, ...]:
+        return alone(step, mesh, rank)[0].target_shape
+
+    how = whole_dim(step, local.dtype, mesh)
+    if how is not None:
+        dim = how.scattered or 0
+        whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank)[0], x), local)
+        if how.even:
+            return collective_ops.reduce_scatter(whole, op, group, dim)
+        blocks = on_each_rank(lambda rank, x: in_blocks(x, dim, step.parts), whole)
+        scattered = waited(collective_ops.reduce_scatter(blocks, op, group))
+        return on_each_rank(
+            lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered
+        )
+    if step.even and copies_natively(group, mesh):
+        scattered = collective_ops.reduce_scatter(
+            on_each_rank(lambda rank, x: pack(part(rank), x), local), op, group
+        )
+        return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
+    # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
+    buffer = _packed(part, local)
+    received = waited(all_to_all(part, buffer, local, group, mesh))
+    result = on_each_rank(
+        lambda rank, got: _REDUCE[step.op](
+            from_wire(got, local.dtype).view(step.parts, *shape(rank))
+        ),
+        received,
+    )
+    return (
+        result / step.parts if op == "avg" else result
+    )  # of a backend that averages, in a group that is not in order
+
+
+def _bitwise(op: Any) -> Any:
+    def reduce(stacked: torch.Tensor) -> torch.Tensor:
+        result = stacked[0]
+        for contribution in stacked[1:]:
+            result = op(result, contribution)
+        return result
+
+    return reduce
+
+
+_REDUCE = {
+    "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
+    "product": lambda stacked: stacked.prod(0, dtype=stacked.dtype),
+    "min": lambda stacked: stacked.amin(0),
+    "max": lambda stacked: stacked.amax(0),
+    "band": _bitwise(torch.bitwise_and),
+    "bor": _bitwise(torch.bitwise_or),
+    "bxor": _bitwise(torch.bitwise_xor),
+}

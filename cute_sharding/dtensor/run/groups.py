@@ -1,0 +1,268 @@
+"""The process groups that redistribution communicates on, and ``prepare_groups``, which makes more
+of them.
+
+Which group a step runs on follows from the mesh alone, so that ranks agree whatever each of them
+does besides: other slices of the mesh, pipeline stages and replicas take no part, and no group is
+made on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import lru_cache
+from itertools import combinations
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from cute_sharding.dtensor.replaced import compiler, process_groups
+from cute_sharding.dtensor.run.ranks import coordinate, is_native, spans
+
+
+def prepare_groups(
+    mesh: DeviceMesh,
+    *dims: Sequence[int | str],
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+) -> None:
+    """Make the process groups of several mesh dims together, so that redistributions over them take
+    one step and move only what is missing.
+
+    A mesh has a group for each of its dims. What changes on several dims at once then goes from
+    group to group: right, but in more steps, and it may move elements more than once. After
+    ``prepare_groups(mesh)`` every redistribution on the mesh, and on other meshes of the same
+    ranks, is a single exchange again. ``mesh["a", "b"]._flatten()`` does as much for the dims that
+    it names.
+
+    To be called by every rank of the world, also those outside of the mesh, with the same arguments
+    and at the same point of the program: after ``init_process_group`` and before the first step,
+    say. What is compiled is compiled anew. What is there already is not made again. The groups are
+    those of every slice where the mesh is a slice of a larger one. They end with the default group.
+
+    Args:
+        mesh: the mesh.
+        dims: sets of mesh dims, by number or name, like ``("dp", "tp")``; by default every set of
+            two or more dims of more than one device.
+        timeout: of the groups' collectives; by default that of the mesh's own groups.
+        pg_options: of the groups' backend, as ``torch.distributed.new_group`` takes them.
+
+    Raises:
+        ValueError: the mesh has no such dim, or a set has fewer than two.
+
+    >>> import torch
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> from torch.testing._internal.distributed.fake_pg import FakeStore
+    >>> store = FakeStore()  # this process is rank 0 of eight, of which the others are made up
+    >>> torch.distributed.init_process_group("fake", rank=0, world_size=8, store=store)
+    >>> mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
+    >>> turned = [Replicate(), Shard(0), Shard(1)], [Replicate(), Shard(1), Shard(0)]
+    >>> plan_redistribution((64, 64), mesh, *turned).received_elements
+    1536
+    >>> prepare_groups(mesh, ("cp", "tp"))
+    >>> plan_redistribution((64, 64), mesh, *turned).received_elements
+    1024
+    >>> torch.distributed.destroy_process_group()
+    """
+    sets = [_numbers(mesh, among) for among in dims]
+    wide = [m for m in range(mesh.ndim) if mesh.size(m) > 1]
+    if not dims:
+        sets = [among for count in range(2, len(wide) + 1) for among in combinations(wide, count)]
+    groups, before = _prepared(), len(_prepared())
+    names = mesh.mesh_dim_names or tuple([f"dim_{m}" for m in range(mesh.ndim)])
+    for among in sets:
+        among = tuple([m for m in among if m in wide])
+        key = _key(mesh, among)
+        # What all ranks know alike, also those outside.
+        there = (
+            len(among) < 2
+            or key in groups
+            or process_groups.flattened_mesh(mesh, among) is not None
+            or _is_world(mesh, among)
+        )
+        if not there:
+            groups[key] = process_groups.new_groups(
+                slices(mesh, among),
+                mesh,
+                f"mesh_{'_'.join(names[m] for m in among)}",
+                timeout,
+                pg_options,
+            )
+    if len(groups) > before:
+        compiler.forget_compiled_code()
+
+
+def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
+    names = mesh.mesh_dim_names or ()
+    found = []
+    for dim in [dims] if isinstance(dims, (int, str)) else dims:
+        if isinstance(dim, str) and dim in names:
+            found.append(names.index(dim))
+        elif isinstance(dim, int) and -mesh.ndim <= dim < mesh.ndim:
+            found.append(dim % mesh.ndim)
+        else:
+            raise ValueError(
+                f"prepare_groups: the mesh {mesh} has no dim {dim!r}: use "
+                f"{', '.join(map(repr, names)) or f'0 to {mesh.ndim - 1}'}"
+            )
+    if len({*found}) < 2:
+        raise ValueError(
+            f"prepare_groups: {dims!r} names fewer than two mesh dims. One dim has a process group "
+            "already: give sets of several, like (0, 1), or none for all"
+        )
+    return tuple(sorted({*found}))
+
+
+class Means(NamedTuple):
+    """By what the plans that programs run on a mesh are chosen, beside the network: the last
+    arguments of :func:`cute_sharding.redistribution.planner.plan_steps`, and part of every key
+    under which a plan is kept.
+
+    A setting that plans depend on is read in :func:`means`, and nowhere else: so it reaches eager
+    programs, compiled ones and the op in graphs of many sizes alike. (One by which the plan depends
+    on the sizes in another way, as a limit of memory does, needs guards of its own in
+    :mod:`.on_symbols`.)
+    """
+
+    memory_limit: int | None
+    groups: frozenset[tuple[int, ...]]
+    native: bool
+
+
+def means(mesh: Any) -> Means:
+    """:func:`groups_at_hand`, and whether the backend gathers and reduce-scatters better than it
+    exchanges. None and no, on a mesh for slicing alone. No setting limits the memory.
+    """
+    if not process_groups.has_groups(mesh):
+        return Means(None, frozenset(), False)
+    return Means(None, groups_at_hand(mesh), is_native(_backend(mesh)))
+
+
+def _backend(mesh: Any) -> str | None:
+    return process_groups.backend_name(process_groups.group_of_dim(mesh, 0), mesh.device_type)
+
+
+def groups_at_hand(mesh: Any) -> frozenset[tuple[int, ...]]:
+    """The sets of two or more mesh dims whose ranks have a process group together: what
+    ``prepare_groups`` has made, meshes that the program has flattened, and the default group where
+    its ranks are those of the mesh. (Of one mesh dim all have one.) So it is the same on every
+    rank, eager and compiled, in every thread.
+    """
+    return _at_hand(
+        mesh,
+        process_groups.flattenings(mesh),
+        _backend(mesh),
+        len(_prepared()),
+        ref(dist.group.WORLD),
+    )
+
+
+@lru_cache(maxsize=1 << 8)
+def _at_hand(
+    mesh: Any, flattened: Any, backend: str | None, prepared: int, world: Any
+) -> frozenset[tuple[int, ...]]:
+    dims = [m for m in range(mesh.ndim) if mesh.size(m) > 1]
+    sets = (among for count in range(2, len(dims) + 1) for among in combinations(dims, count))
+    return frozenset(among for among in sets if _group_of_several(mesh, among) is not None)
+
+
+def dims_of_group(mesh: Any, dims: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Those mesh dims, and no more than it takes for their ranks to have a process group together;
+    None where they have none.
+    """
+    if len(dims) < 2:
+        return dims
+    if not process_groups.has_groups(mesh):
+        return None
+    groups, others = groups_at_hand(mesh), [m for m in range(mesh.ndim) if m not in dims]
+    for more in range(len(others) + 1):
+        for some in combinations(others, more):
+            among = tuple(sorted((*dims, *some)))
+            if among in groups or tuple([m for m in among if mesh.size(m) > 1]) in groups:
+                return tuple([m for m in among if mesh.size(m) > 1])
+    return None
+
+
+def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
+    """The process group of exactly the ranks that differ on those mesh dims alone.
+
+    In this order: that of the one mesh dim; one that ``prepare_groups`` has made; that of the dims
+    flattened, where the program has flattened them; the default group. No group is made.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    if len(dims) == 1:
+        return process_groups.group_of_dim(mesh, dims[0])
+    group = _group_of_several(mesh, tuple(sorted(dims)))
+    if group is None:
+        raise RuntimeError(
+            f"the ranks of the mesh dims {dims} of {mesh} have no process group together: call "
+            "cute_sharding.prepare_groups(mesh) on all ranks"
+        )
+    return group
+
+
+def _group_of_several(mesh: Any, dims: tuple[int, ...]) -> Any | None:
+    group = _prepared().get(_key(mesh, dims))
+    if group is None:
+        flattened = process_groups.flattened_mesh(mesh, dims)
+        group = None if flattened is None else process_groups.group_of_flattened(flattened)
+    return dist.group.WORLD if group is None and _is_world(mesh, dims) else group
+
+
+def _is_world(mesh: Any, dims: tuple[int, ...]) -> bool:
+    """Whether those mesh dims have all ranks of the world, and the default group the backend of the
+    mesh.
+    """
+    world = dist.group.WORLD
+    if mesh.size() != dist.get_world_size() or not spans(world, mesh, dims):
+        return False
+    one, other = (
+        process_groups.backend_name(group, mesh.device_type)
+        for group in (world, process_groups.group_of_dim(mesh, dims[0]))
+    )
+    return one == other
+
+
+# The groups that prepare_groups has made, by what is the same on all ranks: how the ranks lie on
+# the mesh dims, and the kind of device. On a rank outside of the mesh there is None. They end with
+# the default group.
+_groups: WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
+
+
+def _prepared() -> dict[tuple[Any, ...], Any]:
+    return _groups.setdefault(dist.group.WORLD, {})
+
+
+def _key(mesh: Any, dims: tuple[int, ...]) -> tuple[Any, ...]:
+    return mesh.device_type, *process_groups.layout_of(mesh, dims)
+
+
+def prepared_key() -> str:
+    """What was prepared, for the key of what a compiler keeps on disk."""
+    return (
+        hashlib.sha1(
+            repr(sorted(map(repr, _prepared()))).encode(), usedforsecurity=False
+        ).hexdigest()[:16]
+        if dist.is_initialized() and _prepared()
+        else ""
+    )
+
+
+def slices(mesh: Any, dims: Sequence[int]) -> list[list[int]]:
+    """The ranks that differ on those mesh dims alone, for every such set, also of the other slices
+    where the mesh is one of a larger mesh.
+    """
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for i, ranks in enumerate(process_groups.rank_lists(mesh)):
+        for at, rank in enumerate(ranks):
+            place = coordinate(at, tuple(mesh.shape))
+            found.setdefault((i, *(c for m, c in enumerate(place) if m not in dims)), []).append(
+                rank
+            )
+    return [sorted(ranks) for ranks in found.values()]

@@ -1,0 +1,406 @@
+"""DTensor's redistribution by plan: what stands in for
+torch.distributed.tensor._redistribute.redistribute_local_tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_sharding.dtensor.bookkeeping.stats import Moved, count_moves, logger
+from cute_sharding.dtensor.compiled.symbols import sizes_at_hand
+from cute_sharding.dtensor.replaced import (
+    dispatch_modes,
+    process_groups,
+    redistribution_hook,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    MaskPartial,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    is_by_elements,
+    mesh_dim_text,
+)
+from cute_sharding.dtensor.run.executor import run
+from cute_sharding.dtensor.run.foreign import cheapest
+from cute_sharding.dtensor.run.groups import Means, means
+from cute_sharding.dtensor.run.on_symbols import run_on_symbols
+from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target
+from cute_sharding.redistribution.chains import Chains
+from cute_sharding.redistribution.network import Network
+from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, received_by
+from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.redistribution.routes import Groups, admits
+from cute_sharding.redistribution.step import Step
+
+# Reductions that equal contributions of all devices give back what they were made of.
+MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
+
+
+class Traffic:
+    """What one redistribution moves each time that it runs, for :func:`cute_sharding.stats`. Worked
+    out when somebody asks.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        mesh: tuple[int, ...],
+        before: tuple[Placement, ...],
+        after: tuple[Placement, ...],
+        steps: Sequence[Step],
+    ) -> None:
+        self.question, self._steps = (shape, mesh, before, after), steps
+
+    @cached_property
+    def moved(self) -> Moved:
+        received = sum(step.received_elements for step in self._steps if step.communicates)
+        return Moved(
+            plan=1,
+            collectives=sum(step.collectives for step in self._steps),
+            received_elements=received,
+        )
+
+
+class Prepared(NamedTuple):
+    """A plan, and what placements do by methods of their own: mesh dims whose reduction comes
+    before it, and on which the result is made a contribution after it.
+
+    ``handed_out`` are some of the former, whose reductions hand out blocks as they are wanted, in
+    that order; then the others are reduced.
+    ``first``: what is to be done before they are reduced, which is to cut what each device holds,
+    so that there is less to reduce; None: nothing.
+    """
+
+    plan: RedistributionPlan
+    foreign: tuple[int, ...]
+    made: tuple[int, ...]
+    traffic: Traffic
+    handed_out: tuple[int, ...] = ()
+    first: RedistributionPlan | None = None
+
+
+def redistribute_local_tensor(
+    local: torch.Tensor,
+    current: DTensorSpec,
+    target: DTensorSpec,
+    *,
+    async_op: bool = False,
+    is_explicit: bool = False,
+    counted: bool = True,
+) -> torch.Tensor:
+    """Take this rank's local tensor from the placements of ``current`` to those of ``target``.
+
+    Pending reductions of torch's own Partial are part of the plan; those of other kinds (a masked
+    embedding's, a norm's) are finished first, by the placement's own method. What the specs tell to
+    be wrong is refused before anything is sent, by every rank alike; a local tensor that is not of
+    the shape its spec gives it, by the rank that has it.
+
+    Raises:
+        NotImplementedError: the meshes differ, or a masked embedding's reduction is to stay pending
+            while elements move.
+        RuntimeError: a change of one pending reduction into another.
+        ValueError: mixed reductions that do not commute, or a pending reduction that a result
+            cannot be turned back into.
+    """
+    mesh: Any = current.mesh
+    if mesh != target.mesh:
+        raise NotImplementedError(
+            f"redistribution from mesh {mesh} to another, {target.mesh}: DTensor has no such "
+            "communication yet"
+        )
+    if not mesh._is_current_rank_part_of_mesh():
+        return local  # an empty tensor
+    before, after = tuple(current.placements), tuple(target.placements)
+    shape = sizes_at_hand(current.shape)
+    is_symbolic = symints.is_symbolic(tuple(current.shape))
+    source, wanted = current, target
+    if is_symbolic:
+        source, wanted = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
+    found = planned(
+        mesh,
+        shape,
+        before,
+        after,
+        of_source(source, local),
+        of_target(wanted, is_explicit=is_explicit),
+    )
+    if found.handed_out and not process_groups.is_ascending(mesh):
+        return _in_two(local, current, target, found.handed_out[0], counted)
+    plan = found.plan
+    if plan.steps and counted:
+        count_moves(found.traffic)
+    with _recorded(plan, local, before, after, is_explicit):
+        return _done(found, local, current, target, async_op=async_op)
+
+
+def _done(
+    found: Prepared,
+    local: torch.Tensor,
+    current: DTensorSpec,
+    target: DTensorSpec,
+    *,
+    async_op: bool,
+) -> torch.Tensor:
+    """The local tensor after the plan, and what placements do by methods of their own."""
+    mesh, before, after = current.mesh, tuple(current.placements), tuple(target.placements)
+    is_symbolic = symints.is_symbolic(tuple(current.shape))
+    if found.first is not None:
+        if is_symbolic:
+            local = run_on_symbols(found.first, local, current)
+        else:
+            local = run(found.first.steps, local, mesh)
+    local = _without_foreign(found, local, mesh, before, after)
+    if is_symbolic:
+        local = run_on_symbols(found.plan, local, current)
+    else:
+        is_async = async_op and not found.made
+        local = run(found.plan.steps, local, mesh, async_op=is_async)
+    for m in found.made:
+        local = redistribution_hook.partition_value(after[m], local, mesh, m)
+    return local
+
+
+def _in_two(
+    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, m: int, counted: bool
+) -> torch.Tensor:
+    """By way of a replica on that mesh dim: a placement's own method hands its blocks out by the
+    place in the process group, which is not the coordinate there.
+    """
+    whole = [Replicate() if k == m else p for k, p in enumerate(current.placements)]
+    between = DTensorSpec(current.mesh, tuple(whole), current.tensor_meta)
+    local = redistribute_local_tensor(local, current, between, counted=counted)
+    return redistribute_local_tensor(local, between, target, counted=counted)
+
+
+def _without_foreign(
+    found: Prepared,
+    local: torch.Tensor,
+    mesh: Any,
+    before: tuple[Placement, ...],
+    after: tuple[Placement, ...],
+) -> torch.Tensor:
+    """The local tensor after the reductions that are placements' own methods."""
+    for m in found.handed_out:
+        local = redistribution_hook.reduce_shard_value(before[m], local, mesh, m, after[m])
+    for m in found.foreign:
+        if m not in found.handed_out:
+            local = redistribution_hook.reduce_value(before[m], local, mesh, m)
+    return local
+
+
+def _recorded(
+    plan: RedistributionPlan,
+    local: torch.Tensor,
+    before: tuple[Placement, ...],
+    after: tuple[Placement, ...],
+    is_explicit: bool,
+) -> AbstractContextManager[Any]:
+    """What torch's DebugMode, where one is on, shows of the redistribution that runs in it."""
+    debug = dispatch_modes.active_debug_mode()
+    if debug is None:
+        return nullcontext()
+    kinds = " -> ".join(step.kind for step in plan.steps)
+    recorded: AbstractContextManager[Any] = debug.record_redistribute_calls(
+        local, before, after, kinds, is_explicit=is_explicit
+    )
+    return recorded
+
+
+def planned(
+    mesh: Any,
+    shape: tuple[int, ...],
+    before: tuple[Placement, ...],
+    after: tuple[Placement, ...],
+    source: Chains | None = None,
+    target: Chains | None = None,
+) -> Prepared:
+    """The plan that runs on the groups that ``mesh`` has, and on its backend. A function of the
+    mesh, the shape and the placements alone, so that all ranks and graphs come to the same.
+    """
+    return _planned(mesh, shape, before, after, source, target, means(mesh))
+
+
+@lru_cache(maxsize=1 << 12)
+def _planned(
+    mesh: Any,
+    shape: tuple[int, ...],
+    before: tuple[Placement, ...],
+    after: tuple[Placement, ...],
+    source: Chains | None,
+    target: Chains | None,
+    by: Means,
+) -> Prepared:
+    prepared = prepare(
+        shape,
+        tuple(mesh.shape),
+        before,
+        after,
+        source,
+        target,
+        names=mesh.mesh_dim_names,
+        **by._asdict(),
+    )
+    plan = prepared.plan
+    if len(plan.steps) > 1:
+        best = plan_steps(
+            plan.shape, plan.mesh, plan.source, plan.target.chains, Network.of_programs(plan.mesh)
+        )
+        missing = tuple(
+            sorted(
+                {
+                    tuple(sorted(step.mesh_dims))
+                    for step in best
+                    if not admits(by.groups, step.mesh_dims)
+                }
+            )
+        )
+        if missing and received_by(best) < received_by(plan.steps):
+            _say_what_is_missing(mesh, missing, text(before), text(after), plan, best)
+    return prepared
+
+
+# The sets of mesh dims that were found missing and said.
+_said: set[tuple[Any, ...]] = set()
+
+
+def _say_what_is_missing(
+    mesh: Any,
+    missing: tuple[tuple[int, ...], ...],
+    before: str,
+    after: str,
+    plan: RedistributionPlan,
+    best: Sequence[Step],
+) -> None:
+    """Once for each set of mesh dims."""
+    if (mesh, missing) in _said:
+        return
+    _said.add((mesh, missing))
+    names, dims = mesh.mesh_dim_names, missing[0]
+    flatten = f"mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten() or " if names else ""
+    logger.warning(
+        "a tensor of shape %s on the mesh %s goes from %s to %s in %d collectives and receives %d "
+        "elements. With a process group of the mesh dims %s together it would be %d collectives "
+        "and %d elements: call %scute_sharding.prepare_groups(mesh) on all ranks first. (Said once "
+        "for these mesh dims.)",
+        *(plan.shape, plan.mesh, before, after, plan.collectives, plan.received_elements),
+        *(" and ".join(map(str, missing)), collectives(best), received_by(best), flatten),
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def prepare(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    before: tuple[Placement, ...],
+    after: tuple[Placement, ...],
+    source: Chains | None = None,
+    target: Chains | None = None,
+    network: Network | None = None,
+    memory_limit: int | None = None,
+    groups: Groups = None,
+    native: bool = False,
+    names: tuple[str, ...] | None = None,
+) -> Prepared:
+    """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
+    where that is not left to right; ``groups`` which sets of mesh dims have a process group;
+    ``names`` what refusals call the mesh dims.
+    """
+    source = left_to_right(shape, mesh, before) if source is None else source
+    target = left_to_right(shape, mesh, after) if target is None else target
+    changes = _changes(mesh, before, after, names)
+    if source != target:
+        _check_masks(mesh, before, changes.pending, names)
+    ops: list[Any] = [getattr(placement, "reduce_op", None) for placement in before]
+    held = Held(
+        source,
+        tuple([(m, ops[m]) for m in changes.pending if m not in changes.foreign]),
+        tuple(
+            m for m, p in enumerate(before) if isinstance(p, Partial) and m not in changes.pending
+        ),
+    )
+    by = (network or Network.of_programs(mesh)).checked(mesh)
+    shown = (network or Network.default(mesh)).checked(mesh)
+
+    def plan(shape: tuple[int, ...], start: Held, goal: Chains) -> RedistributionPlan:
+        steps = plan_steps(shape, mesh, start, goal, by, memory_limit, groups, native)
+        return RedistributionPlan(shape, mesh, start, Held(goal), steps, shown)
+
+    foreign = changes.foreign
+    shards = frozenset(m for m in foreign if type(after[m]) is Shard)
+    may_move = all(is_by_elements(before[m]) for m in foreign)
+    way = cheapest(plan, shape, mesh, held, target, foreign, shards, may_move=may_move)
+    traffic = Traffic(shape, mesh, before, after, way.steps)
+    return Prepared(way.then, foreign, changes.made, traffic, way.handed_out, way.first)
+
+
+class _Changes(NamedTuple):
+    """The mesh dims on which placements change: all of them; those whose reduction is pending, and
+    among these the ones that are no Partial of torch's own; and those that are made a contribution.
+    """
+
+    dims: tuple[int, ...]
+    pending: tuple[int, ...]
+    foreign: tuple[int, ...]
+    made: tuple[int, ...]
+
+
+def _changes(
+    mesh: tuple[int, ...],
+    before: tuple[Placement, ...],
+    after: tuple[Placement, ...],
+    names: tuple[str, ...] | None,
+) -> _Changes:
+    """What changes.
+
+    Raises:
+        RuntimeError: one pending reduction is to become another.
+        ValueError: mixed reductions that do not commute, or a pending reduction that a result
+            cannot be turned back into.
+    """
+    tensor_specs.check_no_mixed_partials(before)
+    tensor_specs.check_no_mixed_partials(after)
+    dims = tuple([m for m in range(len(mesh)) if mesh[m] > 1 and before[m] != after[m]])
+    pending = tuple([m for m in dims if isinstance(before[m], Partial)])
+    made = tuple([m for m in dims if isinstance(after[m], Partial)])
+    for m in made:
+        if m in pending:
+            raise RuntimeError(
+                f"redistribution from one pending reduction, {before[m]}, to another, {after[m]}, "
+                f"on {mesh_dim_text(m, names)}: redistribute to Replicate or Shard first"
+            )
+        wanted: Any = after[m]
+        if type(wanted) is Partial and wanted.reduce_op not in MADE_OF_COPIES:
+            raise ValueError(
+                f"redistribution from {before[m]} to {after[m]} on {mesh_dim_text(m, names)}: no "
+                f"contributions of equal devices reduce to a given result by {after[m]}"
+            )
+    foreign = tuple([m for m in pending if type(before[m]) is not Partial])
+    return _Changes(dims, pending, foreign, made)
+
+
+def _check_masks(
+    mesh: tuple[int, ...],
+    before: tuple[Placement, ...],
+    pending: tuple[int, ...],
+    names: tuple[str, ...] | None,
+) -> None:
+    """Raises:
+    NotImplementedError: a masked embedding's reduction is to stay pending while elements move.
+    """
+    for m, placement in enumerate(before):
+        if mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
+            raise NotImplementedError(
+                f"the mask of {placement} on {mesh_dim_text(m, names)} lies as the elements lie, "
+                "so it cannot stay pending while they move: redistribute it to Replicate first"
+            )

@@ -1,0 +1,116 @@
+"""Pictures of DTensors, and what docs/gallery.md says that torch does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from processes import search_path
+from simulation import mesh_of
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from cute_sharding import draw, plan_redistribution
+from cute_sharding.sharding import Sharding, parse_placements
+
+DOCS = Path(__file__).parents[3] / "docs"
+NAMES = ("dp", "tp")
+
+
+def tensor_of(shape, placements, local):
+    return DTensor.from_local(
+        torch.zeros(local),
+        mesh_of((2, 4), NAMES),
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+
+
+def test_a_dtensor_is_drawn_as_its_sharding():
+    tensor = distribute_tensor(torch.zeros(5, 6), mesh_of((2, 4), NAMES), [Shard(0), Replicate()])
+    assert draw(tensor) == draw(Sharding((5, 6), (2, 4), parse_placements("S(0),R")), names=NAMES)
+    pending = tensor_of((4, 8), [Partial("max"), _StridedShard(1, split_factor=2)], (4, 2))
+    sharding = Sharding((4, 8), (2, 4), parse_placements("P(max),_S(1,2)"))
+    assert draw(pending) == draw(sharding, names=NAMES)
+    assert draw(pending, view=(32,)) == draw(sharding, names=NAMES, view=(32,))
+    renamed = draw(tensor, names=("a", "b"))
+    assert "mesh (a=2, b=4)" in renamed.title
+
+
+def test_a_redistribution_of_a_dtensor_is_the_plan():
+    tensor = distribute_tensor(torch.zeros(8, 8), mesh_of((2, 4), NAMES), [Shard(0), Shard(1)])
+    plan = plan_redistribution((8, 8), (2, 4), [Shard(0), Shard(1)], [Shard(0), Shard(0)])
+    for target in ([Shard(0), Shard(0)], "S(0),S(0)"):
+        assert draw(tensor, to=target) == draw(plan.named(NAMES))
+
+
+def test_a_shard_order_of_its_own_is_drawn_as_it_is():
+    plain = tensor_of((10, 6), [Shard(0), Shard(0)], (2, 6))
+    order = (ShardOrderEntry(0, (1, 0)),)
+    spec = DTensorSpec(plain.device_mesh, plain.placements, plain._spec.tensor_meta, order, False)
+    picture = draw(DTensor(torch.zeros(2, 6), spec, requires_grad=False))
+    panel = picture.sections[0].panels[0]
+    assert panel.row_axis == "dim 0 (10), cut by tp, then dp"
+    # tp deals 3, 3, 3, 1 rows out, and dp halves each.
+    assert [row[0].label for row in panel.cells] == [*"0041152263"]
+    with pytest.raises(ValueError, match="shard order of its own"):
+        draw(DTensor(torch.zeros(2, 6), spec, requires_grad=False), view=(60,))
+
+
+@pytest.mark.parametrize(
+    "rows, axis",
+    [(1, "dim 0 (9), cut by dp in 2 pieces, then tp"), (0, "dim 0 (9), cut by tp, then dp")],
+)
+def test_of_two_readings_the_local_tensor_decides(rows, axis):
+    """Nine rows as [_S(0, 2), S(0)] on (4, 2): left to right, the device at (3, 0) has a row, and
+    with tp first it has none. Here that device is rank 0, which this process is.
+    """
+    mesh = DeviceMesh(
+        "cpu", torch.tensor([6, 1, 2, 3, 4, 5, 0, 7]).reshape(4, 2), mesh_dim_names=NAMES
+    )
+    placements = [_StridedShard(0, split_factor=2), Shard(0)]
+    tensor = DTensor.from_local(
+        torch.zeros(rows, 6),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size((9, 6)),
+        stride=(6, 1),
+    )
+    assert draw(tensor).sections[0].panels[0].row_axis == axis
+
+
+def test_devices_of_another_mesh_are_told_by_rank():
+    mesh = DeviceMesh("cpu", torch.tensor([[6, 7], [2, 3]]), mesh_dim_names=NAMES)
+    tensor = DTensor.from_local(
+        torch.zeros(2, 4), mesh, [Replicate(), Replicate()], run_check=False
+    )
+    assert draw(tensor).captions == (
+        "devices are numbered by their place in the mesh: device 0 is rank 6, device 3 rank 3",
+    )
+
+
+def test_the_gallery_says_what_torch_does():
+    measured = json.loads((DOCS / "gallery" / "measured.json").read_text())
+    if measured["torch"] != torch.__version__.split("+")[0]:
+        pytest.skip(f"measured with torch {measured['torch']}")
+    code = (
+        "import json, generate_gallery, measure_gallery; "
+        "print(json.dumps(measure_gallery.measure(generate_gallery.PATTERNS)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": search_path(DOCS.parent, DOCS)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == measured

@@ -1,0 +1,177 @@
+"""The environment flag: programs that never name this package. Each runs in an interpreter of its
+own, with the entry point that pyproject.toml declares.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import search_path
+
+from cute_sharding import _autoload, _imports
+from cute_sharding._settings import FLAGS, TABLE
+
+
+@pytest.fixture
+def program(site):
+    def run(code, flag=None, timeout=300, redistribution=None, **flags):
+        ours = (*FLAGS, "TORCH_DEVICE_BACKEND_AUTOLOAD")
+        environment = {name: value for name, value in os.environ.items() if name not in ours}
+        environment |= {"PYTHONPATH": search_path(site, Path(__file__).parents[1]), **flags}
+        if flag is not None:
+            environment["USE_CUTE_VIEW_PROPAGATION"] = flag
+        if redistribution is not None:
+            environment["USE_CUTE_REDISTRIBUTION"] = redistribution
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+def succeeds(result):
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("flag", [None, "0"])
+def test_without_the_flag_nothing_is_loaded(program, flag):
+    """Where none is set `import torch` is as fast as without the package: not even the table of
+    settings is read. Then DTensor is torch's.
+    """
+    code = """
+import sys, torch
+print([m for m in sys.modules if m.startswith("cute_sharding")])
+print([m for m in ("torch.distributed.tensor", "cute_sharding.layout") if m in sys.modules])
+import torch.distributed.tensor
+print("cute_sharding.dtensor" in sys.modules)
+import cute_sharding
+print(cute_sharding.is_enabled())
+"""
+    loaded = ["cute_sharding", "cute_sharding._autoload"]
+    loaded += ["cute_sharding._imports", "cute_sharding._settings"] if flag is not None else []
+    assert succeeds(program(code, flag)).splitlines() == [str(loaded), "[]", "False", "False"]
+    assert all(name.startswith(_autoload.PREFIX) for name in FLAGS)
+
+
+def test_with_the_flag_dtensor_comes_switched_on(program):
+    """And the import leaves no trace: the module is the one that its own loader made, and switched
+    off again nothing of ours waits in the import system.
+    """
+    code = """
+import sys, torch
+# torch alone is as fast to import as ever
+assert not {'cute_sharding.dtensor', 'torch.distributed.tensor'} & {*sys.modules}
+before = len(sys.meta_path)
+import torch.distributed.tensor as module
+from torch.distributed.tensor import DTensor
+propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding_non_cached
+assert propagate.__module__.startswith('cute_sharding.dtensor')
+print(module.__name__, module.__spec__.name, module.__file__.endswith('__init__.py'))
+import cute_sharding
+print(cute_sharding.is_enabled())
+cute_sharding.disable()  # the program can still switch it off
+print(before - len(sys.meta_path), cute_sharding.is_enabled())
+"""
+    name = "torch.distributed.tensor"
+    assert succeeds(program(code, "1")).split() == [name, name, "True", "True", "1", "False"]
+
+
+@pytest.mark.parametrize(
+    "value, on",
+    [
+        *((v, True) for v in ("1", "true", "ON", " yes ")),
+        *((v, False) for v in ("", "0", "off", "False", "no")),
+    ],
+)
+def test_values_of_the_flag(monkeypatch, value, on):
+    waited = []
+    monkeypatch.setattr(_imports, "when_imported", lambda name, action: waited.append(name))
+    monkeypatch.setenv(TABLE["views"].flag, value)
+    _autoload.autoload()
+    assert waited == ["torch.distributed.tensor"] * on
+
+
+def test_a_value_of_either_flag_that_is_neither(monkeypatch):
+    for name in ("views", "redistribution"):
+        with monkeypatch.context() as changed, pytest.warns(RuntimeWarning) as warned:
+            changed.setenv(TABLE[name].flag, "maybe")
+            _autoload.autoload()
+        assert f"{TABLE[name].flag}='maybe' is neither on nor off" in str(warned[0].message)
+
+
+def test_several_may_wait_for_the_same_module(tmp_path, monkeypatch):
+    (tmp_path / "imported_once.py").write_text("value = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    called = []
+    for i in range(3):
+        _imports.when_imported("imported_once", lambda i=i: called.append(i))
+    assert importlib.import_module("imported_once").value == 1 and sorted(called) == [0, 1, 2]
+
+
+def test_a_module_that_is_already_imported_is_switched_on_at_once():
+    called = []
+    _imports.when_imported("sys", lambda: called.append(1))
+    assert called == [1]
+
+
+def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
+    result = program("import torch", redistribution="perhaps")
+    assert result.returncode == 0
+    assert (
+        "USE_CUTE_REDISTRIBUTION='perhaps' is neither on nor off: set it to 1 or 0" in result.stderr
+    )
+
+
+@pytest.mark.processes
+def test_spawned_workers_are_switched_on_too(program, tmp_path):
+    """Three real processes: uneven shards through a view, forward and backward, by a program
+    without a word of this package.
+    """
+    code = f"""
+import torch.multiprocessing as multiprocessing
+from autoload_worker import view_of_uneven_shards
+if __name__ == "__main__":
+    args = (3, {str(tmp_path / "rendezvous")!r})
+    multiprocessing.spawn(view_of_uneven_shards, args=args, nprocs=3)
+    print("done")
+"""
+    assert succeeds(program(code, "1")).strip() == "done"
+
+
+# What each flag switches on: a view that torch's rules refuse, and a redistribution that torch
+# takes two collectives for.
+WHICH = """
+import torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+mesh = init_device_mesh("cpu", (2, 2))
+tensor = DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0), Shard(1)], run_check=False)
+with CommDebugMode() as collectives:
+    tensor.redistribute(placements=[Shard(1), Shard(0)])
+mesh = init_device_mesh("cpu", (4,))
+whole = dict(shape=(7, 3), stride=(3, 1))
+uneven = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False, **whole)
+try:
+    views = list(uneven.view(21).shape) == [21]
+except RuntimeError:
+    views = False
+print(views, collectives.get_total_counts() == 1)
+"""
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("redistribution", [False, True])
+def test_the_two_flags_are_two_switches(program, views, redistribution):
+    out = succeeds(program(WHICH, str(int(views)), redistribution=str(int(redistribution))))
+    assert out.split() == [str(views), str(redistribution)]
