@@ -16,12 +16,13 @@ from math import exp, log, prod
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from beside_one_device import compare
+from beside_torch import LEFT_OUT, is_right, ran
 from drawing import draw_placements
 from movement_programs import MESHES, PROGRAMS, draw, listed
 from op_programs import assert_close, values
+from received import Received
 from simulation import distribute, plain, ranks_of
-from test_movement import compare
-from test_movement_beside_torch import LEFT_OUT, Received, is_right, ran
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import compiled_order_worker
 import pytest
 import torch
+from gloo import spawn
 from orders_of_ranks import Recorder
 from processes import search_path
-from test_processes import spawn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.fx import Graph, GraphModule, symbolic_trace

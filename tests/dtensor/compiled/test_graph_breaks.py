@@ -4,7 +4,7 @@ functions is run there and never compiled, as torch's own is.
 
 import graph_breaks_worker
 import pytest
-from test_processes import run
+from gloo import run
 
 pytestmark = pytest.mark.processes
 

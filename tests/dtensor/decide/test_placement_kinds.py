@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 import torch
+from received import Received
 from simulation import distribute, mesh_of, ranks_of
-from test_movement_beside_torch import Received
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import state_worker
 import torch
-from test_processes import spawn
+from gloo import spawn
 
 from cute_sharding.sharding.blocks import blocks
 from cute_sharding.sharding.deal import rows

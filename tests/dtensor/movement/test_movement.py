@@ -8,10 +8,11 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from beside_one_device import compare
 from drawing import draw_placements
-from movement_programs import MESHES, PROGRAMS, draw, listed
+from movement_programs import MESHES, PROGRAMS, draw
 from op_programs import S, assert_close, values
-from simulation import distribute, is_partial, most_received, plain, ranks_of, watched_wire
+from simulation import distribute, most_received, plain, ranks_of, watched_wire
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import ExplicitRedistributionContext
 from torch.distributed.tensor.debug import CommDebugMode
@@ -19,33 +20,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 import cute_sharding
 
 DRAWS = 4
-
-
-def on_one_device(function, full):
-    with plain():
-        x = full.clone().requires_grad_()
-        results = listed(function(x))
-        gradients = [values(*result.shape) + 0.5 for result in results]
-        (gradient,) = torch.autograd.grad(results, x, gradients)
-    return results, gradients, gradient
-
-
-def compare(function, full, mesh, placements, case, **flags):
-    wanted, gradients, gradient = on_one_device(function, full)
-    terms = 1
-    for n, p in zip(mesh, placements):
-        terms *= n if is_partial(p) else 1
-    with cute_sharding.enabled(movement=True, **flags):
-        x = distribute(full / terms, mesh, placements, requires_grad=True)
-        results = listed(function(x))
-        given = [
-            distribute(g, mesh, [Replicate() if is_partial(p) else p for p in result.placements])
-            for g, result in zip(gradients, results)
-        ]
-        (found,) = torch.autograd.grad(results, x, given)
-    for result, want in zip(results, wanted, strict=True):
-        assert_close(result.detach(), want.detach(), case)
-    assert_close(found, gradient, (case, "gradient"))
 
 
 @pytest.mark.parametrize("world", MESHES)

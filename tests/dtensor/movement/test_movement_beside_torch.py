@@ -6,40 +6,16 @@ import random
 
 import pytest
 import torch
+from beside_torch import LEFT_OUT, is_right, ran
 from drawing import draw_placements
 from movement_programs import FORWARD, MESHES, PROGRAMS, draw, listed
 from op_programs import assert_close, values
-from received import Received
-from simulation import distribute, plain, ranks_of
+from simulation import plain, ranks_of
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import cute_sharding
 
 DRAWS = 1
-# On eight devices torch derives the rule of this one for minutes, if it comes back.
-LEFT_OUT = "pixel_unshuffle"
-
-
-def ran(program, full, mesh, placements):
-    """The results, and what the busiest rank received; or what was raised."""
-    x = distribute(full, mesh, placements)
-    try:
-        with Received() as received:
-            results = listed(program(x))
-            for result in results:
-                result.to_local()
-    except Exception as error:  # torch alone raises of many kinds
-        return error, 0
-    return results, max(received.by_rank.values(), default=0)
-
-
-def is_right(results, wanted):
-    try:
-        for result, want in zip(results, wanted, strict=True):
-            assert_close(result, want, "torch alone")
-    except (AssertionError, TypeError, RuntimeError):  # the last: local tensors of other shapes
-        return False
-    return True
 
 
 @pytest.mark.parametrize("world", MESHES)

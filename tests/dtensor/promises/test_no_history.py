@@ -11,8 +11,8 @@ from pathlib import Path
 
 import no_history_worker
 import pytest
+from gloo import run
 from processes import search_path
-from test_processes import run
 
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import kept

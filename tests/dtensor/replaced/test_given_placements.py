@@ -4,9 +4,9 @@ views leave cut here, and torch's own replicate, they go on as on torch.
 
 import given_placements_worker
 import pytest
+from gloo import run
 from op_programs import values
 from simulation import assert_holds, distribute, ranks_of
-from test_processes import run
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import cute_sharding

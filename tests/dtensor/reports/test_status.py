@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from test_imports import environment
+from processes import environment
 
 import cute_sharding
 from cute_sharding import status

@@ -4,7 +4,7 @@ compiled ranks beside one that is not. A hang fails.
 
 import cluster_worker
 import pytest
-from test_processes import spawn
+from gloo import spawn
 
 pytestmark = pytest.mark.processes
 

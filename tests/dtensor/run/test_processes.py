@@ -2,47 +2,12 @@
 empty ranks, and ranks outside of the mesh.
 """
 
-import os
-import sys
-import time
-from multiprocessing import forkserver
-from unittest.mock import patch
-
 import movement_worker
 import processes_worker
 import pytest
-import torch.multiprocessing as multiprocessing
-from processes import search_path
+from gloo import run, spawn
 
 pytestmark = pytest.mark.processes
-
-# for the slowest of machines, with other work to do; a process that waits for ever is killed
-SECONDS = 400
-
-
-def run(world, folder, *jobs):
-    spawn(processes_worker.start, world, "several", world, str(folder / "rendezvous"), *jobs)
-
-
-def spawn(function, world, *args):
-    multiprocessing.set_forkserver_preload(["preloaded"])
-    # Before Python 3.13 the server leaves out what it does not find by the environment alone.
-    with patch.dict(os.environ, PYTHONPATH=search_path(*filter(None, sys.path))):
-        forkserver.ensure_running()
-    context = multiprocessing.start_processes(
-        function, args=args, nprocs=world, join=False, start_method="forkserver"
-    )
-    deadline = time.monotonic() + SECONDS
-    try:
-        while not context.join(
-            timeout=max(deadline - time.monotonic(), 0)
-        ):  # raises what a process raises
-            assert time.monotonic() < deadline, f"still running after {SECONDS} s"
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
 
 
 def test_views_on_three(share, tmp_path):

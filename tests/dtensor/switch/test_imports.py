@@ -3,14 +3,14 @@ without. Each program in a process of its own.
 """
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 from imports import IMPORTS, OPTIONS, PROGRAMS
+from processes import environment
 
-from cute_sharding._settings import FLAGS, TABLE
+from cute_sharding._settings import TABLE
 
 # The parts that are switched on by themselves.
 PARTS = [setting.flag for setting in TABLE.values() if setting.in_everything]
@@ -52,15 +52,6 @@ while running:
     wait()
 print(json.dumps(list(failed)))
 """
-
-
-def environment(site, **flags):
-    result = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in (*FLAGS, "TORCH_DEVICE_BACKEND_AUTOLOAD")
-    }
-    return {**result, "PYTHONPATH": site, **flags}
 
 
 def start(arguments, site, stdin=None, **flags):
