@@ -213,6 +213,12 @@ TABLE: tuple[Fix, ...] = (
         "torch reads such a list as the op does",
     ),
     Fix(
+        _names("any.default|dim|dims", "all.default|dim|dims"),
+        "What is pending is a sum of flags, which stays pending where flags are counted.",
+        _sharded,
+        "torch leaves a maximum, or a minimum, pending",
+    ),
+    Fix(
         ("logsumexp.default",),
         "Dims that are kept are taken for gone.",
         _sharded_and(lambda schema: any(arg is True for arg in schema.args_schema[2:])),

@@ -68,6 +68,12 @@ SHOWN = {
         (2,),
     ),
     "sum.dim_IntList": (lambda x: torch.sum(x, dim=[]), [values(4, 6)], [[S(0)]], (2,)),
+    "any.default": (
+        lambda x: (x.detach() > -1).any(0).sum(),
+        [values(4, 6)],
+        [[S(0)]],
+        (2,),
+    ),
     "logsumexp.default": (
         lambda x: x.logsumexp(0, keepdim=True) + x * 0,
         [values(3, 4, 6)],

@@ -1,0 +1,72 @@
+"""Reductions of which an extreme, a flag or a product is left pending, and what follows them: the
+values are those of one device, and no shard is gathered.
+"""
+
+import pytest
+import torch
+from op_programs import S, assert_close
+from simulation import distribute, plain, ranks_of
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import cute_sharding
+
+REDUCED = {
+    "any": (lambda x: (x > 0).any(0), "max"),
+    "all": (lambda x: (x > -6).all(0), "min"),
+    "any of numbers": (lambda x: (x % 3).to(torch.uint8).any(0), "max"),
+    "any, kept": (lambda x: (x > 0).any(0, keepdim=True), "max"),
+    "prod": (lambda x: (x / 8).prod(0), "product"),
+    "prod of integers": (lambda x: (x % 3 + 1).long().prod(0), "product"),
+    "amax": (lambda x: x.amax(0), "max"),
+    "amin": (lambda x: x.amin(0), "min"),
+}
+NEXT = {
+    "itself": lambda y: y,
+    "sum": lambda y: y.sum(),
+    "mean": lambda y: y.float().mean(),
+    "as integers": lambda y: y.int(),
+    "twice": lambda y: y * 2.0,
+    "negative": lambda y: y * -2.0,
+    "not": torch.logical_not,
+    "or": lambda y: torch.logical_or(y, y.logical_not()),
+    "equal": lambda y: y == 1,
+    "where": lambda y: torch.where(y.bool(), 1.0, -1.0),
+    "any": lambda y: y.any(),
+    "all": lambda y: y.all(),
+    "greatest": lambda y: y.int().max(),
+    "count": torch.count_nonzero,
+    "prod": lambda y: y.float().prod(),
+    "cat": lambda y: torch.cat([y, y]),
+    "cumsum": lambda y: y.float().reshape(-1).cumsum(0),
+    "norm": lambda y: y.float().norm(),
+    "mm": lambda y: y.float().reshape(1, -1) @ y.float().reshape(-1, 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "placements"),
+    [((2,), [Shard(0)]), ((2,), [S(0)]), ((2, 2), [Shard(0), Shard(1)]), ((4,), [Shard(0)])],
+    ids=str,
+)
+@pytest.mark.parametrize("following", NEXT)
+@pytest.mark.parametrize("name", REDUCED)
+def test_what_follows_counts_each_once(name, following, mesh, placements):
+    reduced, go_on = REDUCED[name][0], NEXT[following]
+    with plain():
+        full = torch.randint(-8, 9, (6, 4), generator=torch.Generator().manual_seed(0)).float()
+        wanted = go_on(reduced(full))
+    with ranks_of(mesh), cute_sharding.enabled():
+        result = go_on(reduced(distribute(full, mesh, placements)))
+        assert_close(result, wanted, f"{name}, {following}")
+
+
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("placement", [Shard(0), S(0)], ids=str)
+def test_nothing_is_gathered_for_them(name, placement):
+    reduced, pending = REDUCED[name]
+    with ranks_of((2,)), cute_sharding.enabled():
+        x = distribute(torch.ones(8, 4), (2,), [placement])
+        with CommDebugMode() as communicated:
+            assert reduced(x).placements == (Partial(pending),)
+        assert communicated.get_total_counts() == 0
