@@ -17,7 +17,7 @@ from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, is_dtensor
 
-__all__ = ["install_given_placements"]
+__all__ = ["brought", "install_given_placements"]
 
 
 def install_given_placements(
@@ -28,14 +28,6 @@ def install_given_placements(
     what they are given to the replicas that they are told of, which torch raises for: views and
     slices leave cut here what torch's make such replicas of.
     """
-
-    def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
-        wanted = (Replicate(),) * tensor.device_mesh.ndim if placements is None else (*placements,)
-        if mesh in (None, tensor.device_mesh) and _gathers(tensor.placements, wanted):
-            return tensor.redistribute(placements=wanted)
-        return tensor
-
-    installed.put(patches.DISTRIBUTE_NAMES, {"_cute_sharding_brought": brought})
     installed.replace(patches.DISTRIBUTE, beginning_with(_BEGINNING, patches.DISTRIBUTE))
 
     def losses() -> None:
@@ -49,10 +41,21 @@ def install_given_placements(
     )
 
 
-_BEGINNING = """
-if tensor.__class__ is DTensor:
-    tensor = _cute_sharding_brought(tensor, device_mesh, placements)
+# Dynamo follows this code, as a part of a program: so it imports what it needs, where there is
+# something to do.
+_BEGINNING = f"""
+if tensor.__class__ is DTensor and (placements is None or tensor.placements != (*placements,)):
+    from {__name__} import brought
+    tensor = brought(tensor, device_mesh, placements)
 """
+
+
+def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
+    """A DTensor that is to be distributed, gathered where that is all that is missing."""
+    wanted = (Replicate(),) * tensor.device_mesh.ndim if placements is None else (*placements,)
+    if mesh in (None, tensor.device_mesh) and _gathers(tensor.placements, wanted):
+        return tensor.redistribute(placements=wanted)
+    return tensor
 
 
 def _gathers(given: Sequence[Any], wanted: Sequence[Any]) -> bool:

@@ -69,10 +69,9 @@ def install_propagation(
     writers = [*filter(None, map(overload, WRITERS)), *drawn_in_place()]
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
     installed.replace(patches.PROPAGATION, lambda stock: propagate)
-    called = {"_cute_sharding_reach": reach, "_cute_sharding_live": live}
-    installed.put(patches.TAIL_NAMES, called)
     # Every write comes by here: one more call would cost a tenth of the op.
-    installed.replace(patches.TAIL, beginning_with(_BEGINNING, patches.TAIL))
+    followed = beginning_with(_BEGINNING, patches.TAIL, live=live, reach=reach)
+    installed.replace(patches.TAIL, followed)
 
 
 @lru_cache(maxsize=16)
@@ -95,6 +94,6 @@ def _infos(names: tuple[str, ...]) -> dict[Any, RuntimeSchemaInfo]:
 
 
 _BEGINNING = """
-if _cute_sharding_live and participating:
-    _cute_sharding_reach(op_call, args, kwargs)
+if cute_sharding.live and participating:
+    cute_sharding.reach(op_call, args, kwargs)
 """

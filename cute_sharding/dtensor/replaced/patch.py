@@ -84,8 +84,8 @@ class Name:
 
     def owner(self) -> Any:
         """The object that has the attribute; None where this torch has none. Imports the module. Of
-        a function's code and globals it is torch's own function, also where a program has wrapped
-        another around it; None where it has put another in its place.
+        a function's code it is torch's own function, also where a program has wrapped another
+        around it; None where it has put another in its place.
         """
         *parts, last = self.place.attribute.split(".")
         try:
@@ -94,7 +94,7 @@ class Name:
                 found = getattr(found, part)
         except (ImportError, AttributeError):
             return None
-        if last in ("__code__", "__globals__"):
+        if last == "__code__":
             return _of_torch(found, module, parts[-1])
         return found
 
@@ -286,10 +286,14 @@ def require(names: Iterable[Name]) -> None:
             )
 
 
-def beginning_with(statements: str, row: Patch) -> Callable[[CodeType], CodeType]:
+def beginning_with(statements: str, row: Patch, **given: Any) -> Callable[[CodeType], CodeType]:
     """What makes of the code of the function that the row names one with these statements first.
     With other code it is the same function for those that keep it, as C++ does, and programs that
     import it by name.
+
+    The statements find each object that is ``given`` as an attribute of the name ``cute_sharding``.
+    That is a constant of the new code, so that no name is added to torch's module. (Dynamo follows
+    no code with such a constant: statements that it may come by import what they need.)
 
     A torch without its sources keeps its own, with one warning that names it.
     """
@@ -297,7 +301,7 @@ def beginning_with(statements: str, row: Patch) -> Callable[[CodeType], CodeType
 
     def made(code: CodeType) -> CodeType:
         try:
-            return _beginning_with(statements, function, code)
+            new = _beginning_with(statements, function, code)
         except OSError:
             logger.warning(
                 "torch %s comes without its sources: what cute_sharding mends in %s stays as torch "
@@ -306,20 +310,39 @@ def beginning_with(statements: str, row: Patch) -> Callable[[CodeType], CodeType
                 row.name.removesuffix(".__code__"),
             )
             return code
+        objects = _Given(given)
+        return new.replace(
+            co_consts=tuple([objects if kept == _GIVEN else kept for kept in new.co_consts])
+        )
 
     return made
 
 
+class _Given:
+    """The objects that statements are given, which can be a constant: Python hashes code with all
+    that stands in it, also what cannot be hashed itself.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        for name, value in objects.items():
+            setattr(self, name, value)
+
+
+# What stands for the constant until it is put in: the compiler takes none but numbers and strings.
+_GIVEN = "what is given to the statements of cute_sharding"
+
+
 @lru_cache(maxsize=64)
 def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
-    """
+    """The code, in which a string stands for what is given: the same for all that is.
+
     Raises:
         OSError: there are no sources. That is not remembered.
     """
     tree = ast.parse(dedent(inspect.getsource(function)))
     ast.increment_lineno(tree, code.co_firstlineno - 1)
     body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
-    first = ast.parse(statements).body
+    first = [_WithConstant().visit(statement) for statement in ast.parse(statements).body]
     for node in (node for statement in first for node in ast.walk(statement)):
         ast.copy_location(node, body[0])  # so that the lines of others stay theirs
     body[1:1] = first  # after the docstring
@@ -327,6 +350,11 @@ def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
     exec(compile(tree, code.co_filename, "exec"), function.__globals__, found)
     new: CodeType = found[function.__name__].__code__
     return new
+
+
+class _WithConstant(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_GIVEN) if node.id == "cute_sharding" else node
 
 
 def _of_torch(function: Any, module: Any, name: str) -> Any | None:

@@ -98,15 +98,6 @@ LOCAL_MAP = Patch(
     until="local_map redistributes its inputs unless it is told not to",
     test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
-DISTRIBUTE_NAMES = Patch(
-    module=_TENSOR + "._api",
-    attribute="distribute_tensor.__globals__",
-    file="torch/distributed/tensor/_api.py",
-    why="The name that the next row's code looks up.",
-    until="with the next row",
-    test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
-    entries="names that distribute_tensor looks up",
-)
 DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
@@ -127,16 +118,6 @@ COMPOSITES = Patch(
     until="DTensor meets tensor_split as one op",
     test="tests/dtensor/movement/test_tensor_split.py::test_parts_are_what_slices_are",
     entries="the kernel {}",
-)
-TAIL_NAMES = Patch(
-    module=_TENSOR + "._dispatch",
-    attribute="OpDispatcher._dispatch_fast_path_python_tail.__globals__",
-    file="torch/distributed/tensor/_dispatch.py",
-    why="The names that the next row's code looks up.",
-    until="with the next row",
-    test="tests/dtensor/extras/test_writes.py::test_writes_reach_what_is_viewed",
-    lacking="writes could not be followed",
-    entries="names that the last step of OpDispatcher looks up",
 )
 TAIL = Patch(
     module=_TENSOR + "._dispatch",

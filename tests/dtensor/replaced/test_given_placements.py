@@ -4,10 +4,11 @@ views leave cut here, and torch's own replicate, they go on as on torch.
 
 import given_placements_worker
 import pytest
+import torch
 from gloo import run
 from op_programs import values
-from simulation import assert_holds, distribute, ranks_of
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from simulation import assert_holds, distribute, mesh_of, ranks_of
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import cute_sharding
 
@@ -34,3 +35,15 @@ def test_distributing_what_stays_cut():
         assert distribute_tensor(rows, x.device_mesh, [Shard(0)]) is rows
         with pytest.raises(ValueError, match="different placements"):
             distribute_tensor(rows, x.device_mesh, [Shard(1)])
+
+
+def test_distributing_what_stays_cut_in_a_compiled_program():
+    """Dynamo follows the code of distribute_tensor."""
+    mesh = mesh_of((4,))
+    x = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
+    with cute_sharding.enabled():
+        program = torch.compile(
+            lambda x: distribute_tensor(x, mesh, [Replicate()]) + 1, backend="eager", fullgraph=True
+        )
+        assert program(x).placements == (Replicate(),)
+    torch._dynamo.reset()

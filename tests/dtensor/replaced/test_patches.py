@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.replaced import compiler_patches, patches, registry, used
-from cute_sharding.dtensor.replaced.patch import Installed, Place, require
+from cute_sharding.dtensor.replaced.patch import Installed, Place, beginning_with, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.replaced.tracing import Tracing
 from cute_sharding.dtensor.reports.stock import stock_plan
@@ -67,7 +67,7 @@ def test_each_place_has_one_row():
 def test_the_rows_are_about_this_torch():
     for row in ROWS:
         assert row.found() is not None, row.name
-        parts = row.place.attribute.removesuffix(".__code__").removesuffix(".__globals__")
+        parts = row.place.attribute.removesuffix(".__code__")
         assert parts.split(".")[-1] in (TORCH.parent / row.place.file).read_text(), row.name
 
 
@@ -201,6 +201,20 @@ def test_the_tests_of_the_rows_exist():
         assert test.startswith("test_") and test in tests, row.test
 
 
+def test_code_that_begins_with_statements_has_what_each_was_given():
+    """Also where it is made again of the same code; and it is hashed, as compilers do."""
+    row = patches.TAIL
+    one, other = (
+        beginning_with("return cute_sharding.found", row, found=found) for found in ([1], [2])
+    )
+    code, owner = row.found(), row.owner()
+    for made, found in ((one, [1]), (other, [2]), (one, [1])):
+        new = made(code)
+        function = types.FunctionType(new, vars(sys.modules[row.place.module]))
+        assert function(*[None] * new.co_argcount) == found
+        assert hash(new) != hash(code) and owner.__code__ is code
+
+
 # -- all of torch, before, while and after ---------------------------------------------------------
 
 
@@ -268,10 +282,6 @@ def changed(before, after):
 def row_of(name):
     """The row that a changed name belongs to; None for one that is in no row."""
     name = name.replace("torch.distributed.tensor._api.DTensor", "torch.distributed.tensor.DTensor")
-    if name.startswith("torch.distributed.tensor._dispatch._cute_sharding_"):
-        return patches.TAIL_NAMES
-    if name.startswith("torch.distributed.tensor._api._cute_sharding_brought"):
-        return patches.DISTRIBUTE_NAMES
     if name.endswith(".distribute_tensor.__code__"):  # wherever it was taken by name
         return patches.DISTRIBUTE
     for row in ROWS:
