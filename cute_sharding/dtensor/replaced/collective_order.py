@@ -377,13 +377,13 @@ def _number_of_kernel(kernel: Any) -> int | None:
 
 
 def held_to_the_chain(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that runs the passes for overlap that a program has chosen, of which two
-    move one collective before another by estimated times: not where ranks may compute other sizes
-    than one another.
+    """torch's function that runs the passes for overlap that a program has chosen; where it has
+    chosen none, that by which waits sink to where they are needed. Two move one collective before
+    another by estimated times: not where ranks may compute other sizes than one another.
     """
 
     def reorder_compute_and_comm_for_overlap(snodes: Sequence[Any]) -> Any:
-        from torch._inductor import config_comms
+        from torch._inductor import config, config_comms
 
         differ = any(
             node.meta.get(RANKS_DIFFER)
@@ -393,7 +393,11 @@ def held_to_the_chain(stock: Callable[..., Any]) -> Callable[..., Any]:
             for node in kernel.node.get_origins()
         )
         options = dict.fromkeys(filter(partial(hasattr, config_comms), _UNSAFE), False)
-        with config_comms.patch(options) if differ else nullcontext():  # type: ignore[attr-defined]
+        chosen = config.reorder_for_compute_comm_overlap_passes or ["sink_waits"]
+        with (
+            config.patch(reorder_for_compute_comm_overlap_passes=chosen),
+            config_comms.patch(options) if differ else nullcontext(),  # type: ignore[attr-defined]
+        ):
             return stock(snodes)
 
     return reorder_compute_and_comm_for_overlap

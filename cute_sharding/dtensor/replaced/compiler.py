@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.replaced import compiler_patches
-from cute_sharding.dtensor.replaced.symints import settled_spec
+from cute_sharding.dtensor.replaced.symints import hold_to_marks, settled_spec
 from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
 
 __all__ = [
@@ -88,14 +88,17 @@ def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def with_rows_of_their_own(stock: Callable[..., Any]) -> Callable[..., Any]:
     """torch's function that says of an input which of its sizes are symbols, for which those of a
-    DTensor's local tensor are shared with no size that happens to be equal.
+    DTensor's local tensor are shared with no size that happens to be equal. Where the program has
+    marked sizes as symbols, they stay so.
     """
 
-    def _automatic_dynamic(e: Any, *args: Any, **kwargs: Any) -> Any:
-        context = stock(e, *args, **kwargs)
+    def _automatic_dynamic(e: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        context = stock(e, tx, *args, **kwargs)
         if isinstance(e, DTensor):
             from torch.fx.experimental.symbolic_shapes import DimDynamic
 
+            if any(getattr(t, "_dynamo_dynamic_indices", None) for t in (e, e._local_tensor)):
+                hold_to_marks(tx.output.shape_env)
             for inner in getattr(context, "inner_contexts", {}).values():
                 inner.dynamic_sizes[:] = [
                     DimDynamic.DYNAMIC if dim is DimDynamic.DUCK else dim

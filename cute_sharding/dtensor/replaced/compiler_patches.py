@@ -180,8 +180,10 @@ PASSES_FOR_OVERLAP = Patch(
     why="Of the passes for overlap that a program can choose two move one collective before "
     "another, chain or not, by how long they take on this rank, unless options say otherwise "
     "(`config_comms.reorder_iterative_unsafe_collectives_reorder` and one like it): they do, where "
-    "ranks may hold other sizes than one another. Replaced once the program imports it.",
-    until="these options are off by default",
+    "ranks may hold other sizes than one another. And where a program chooses none, as since 2.13 "
+    "it does by default, waits sink to where they are needed. Replaced once the program imports "
+    "it.",
+    until="these options are off by default, and the list of passes is not empty",
     test="tests/dtensor/compiled/test_compiled_order.py"
     "::test_no_pass_of_inductors_moves_one_before_another",
 )
@@ -196,17 +198,6 @@ OVERLAP = Patch(
     until="it decides alike on all ranks",
     test="tests/dtensor/compiled/test_compiled_order.py"
     "::test_ranks_that_differ_are_not_scheduled_by_time",
-)
-WAITS = Patch(
-    module="torch._inductor.config",
-    attribute="reorder_for_compute_comm_overlap_passes",
-    file="torch/_inductor/config.py",
-    why="Where Inductor is to overlap communication with computation and is given no way to, as "
-    "since 2.13 it is not, waits sink to where they are needed. A program's own choice stays.",
-    until="the list is not empty by default",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_a_wait_is_scheduled_after_compute_that_needs_nothing"
-    "_of_it",
 )
 CACHE_KEYS = Patch(
     module="torch.compiler.config",

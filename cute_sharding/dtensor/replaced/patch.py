@@ -221,14 +221,18 @@ class Installed:
         that fails torch's own stays, with a line in the log: an import must not fail for us.
         """
 
+        waiting = [action]  # where another thread imports, it may be over before that is
+
         def or_said() -> None:
             try:
-                action()
+                if waiting:
+                    action()
             except Exception as error:
                 logger.warning("%s is torch's own: %s: %s", patch.name, type(error).__name__, error)
 
         if patch.is_needed:
             self.before_undo(when_imported(patch.place.module, or_said))
+            self.before_undo(waiting.clear)
 
     def before_undo(self, action: Callable[[], None]) -> None:
         """Call ``action()`` before all is put back: to give up waiting for what is to be replaced

@@ -205,17 +205,6 @@ SCATTER = Patch(
 
 # -- DTensors in compiled programs -----------------------------------------------------------------
 
-FLATTEN = Patch(
-    module=_TENSOR,
-    attribute="DTensor.__tensor_flatten__",
-    file="torch/distributed/tensor/_api.py",
-    why="The compiler's first question to a DTensor: from here on what belongs to the compiler is "
-    "replaced. (To import it takes as long as the rest of torch, and most programs do without.)",
-    until="with the last row about the compiler",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_a_split_factor_costs_a_graph_only_where_it_leaves_"
-    "the_program",
-)
 UNFLATTEN = Patch(
     module=_TENSOR,
     attribute="DTensor.__tensor_unflatten__",

@@ -79,9 +79,9 @@ def number_of(size: Any) -> int:
 _held: WeakSet[Any] = WeakSet()
 
 
-def hold_to_marks(shape: Sequence[Any]) -> None:
-    """No size of the trace that these are of is to become a constant for our sake."""
-    _held.update(n.node.shape_env for n in shape if isinstance(n, torch.SymInt))
+def hold_to_marks(shape_env: Any) -> None:
+    """No size of the trace that this is of is to become a constant for our sake."""
+    _held.add(shape_env)
 
 
 def may_be_number(size: Any) -> bool:

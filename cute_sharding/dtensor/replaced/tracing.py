@@ -7,7 +7,6 @@ all are put back.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +29,6 @@ from cute_sharding.dtensor.replaced.patch import Installed
 from cute_sharding.dtensor.replaced.registry import op_handlers, overload
 from cute_sharding.dtensor.replaced.symints import (
     has_shape_env,
-    hold_to_marks,
     is_symbolic,
     number_of,
     settled,
@@ -93,28 +91,16 @@ class Tracing:
         self._installed = installed
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
         self._writing, self._live, self._of_one_rank = writing, live, of_one_rank
-        self._knows_compiler = self._reads_numbers = self._is_marked = False
+        self._reads_numbers = False
         Tracing.in_force = self
         installed.before_undo(self._end)
-        installed.replace(patches.FLATTEN, self._flatten)
         installed.replace(patches.UNFLATTEN, self._unflatten)
         installed.replace(patches.LOCAL_SHAPES, self._local)
         installed.replace(patches.EXPANSION, as_they_are)
         installed.replace(patches.STRIDED_SIZES, self._strided)
         installed.replace(patches.SPLIT_FACTORS, _number_of_split_factor)
         installed.replace(patches.HINTS, _number)
-        for row, made in (
-            (compiler_patches.FRAMES, compiler.none_of_ours),
-            (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
-            (compiler_patches.CHAIN, collective_order.chained_by_number),
-            (compiler_patches.PASSES_FOR_OVERLAP, collective_order.held_to_the_chain),
-            (compiler_patches.OVERLAP, collective_order.unless_ranks_differ),
-        ):
-            installed.once_imported(row, partial(installed.replace, row, made))
-        installed.once_imported(
-            compiler_patches.COLLECTIVES,
-            lambda: installed.put(compiler_patches.COLLECTIVES, collective_order.as_collectives()),
-        )
+        self._meet_compiler()
         in_place = {overload(name): handler for name, handler in VIEWS_IN_PLACE.items()}
         installed.put(
             patches.HANDLERS,
@@ -128,36 +114,47 @@ class Tracing:
     def _end(self) -> None:
         Tracing.settles, Tracing.in_force = False, None
 
-    def meet_compiler(self) -> None:
-        """Replace what belongs to the compiler, once there is one: importing it takes as long as
-        the rest of torch, and most programs do without.
+    def _meet_compiler(self) -> None:
+        """Replace what belongs to the compiler, each once the program has imported its module:
+        importing all takes as long as the rest of torch, and most programs do without.
         """
-        if self._knows_compiler or "torch._dynamo" not in sys.modules:
-            return
-        self._knows_compiler = True
-        replace = self._installed.replace
-        replace(compiler_patches.GUARDS, compiler_guards.on_global_sizes)
-        replace(
-            compiler_patches.OUTPUTS,
-            partial(compiler.settled_outputs, self._of_one_rank, self._read_as_they_are),
+        installed = self._installed
+        for row, made in (
+            (compiler_patches.FRAMES, compiler.none_of_ours),
+            (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
+            (compiler_patches.GUARDS, compiler_guards.on_global_sizes),
+            (
+                compiler_patches.OUTPUTS,
+                partial(compiler.settled_outputs, self._of_one_rank, self._read_as_they_are),
+            ),
+            (compiler_patches.METADATA, self._settled_metadata),
+            (
+                compiler_patches.TRACES,
+                lambda stock: collective_order.numbered(compiler.traced_as_known(stock)),
+            ),
+            (compiler_patches.ALIASES, partial(compiler.by_views, self._as_view)),
+            (
+                compiler_patches.WRITES,
+                partial(compiler.with_writes_told, self._writing, self._live),
+            ),
+            (compiler_patches.EXPRESSIONS, compiler.of_two_arguments),
+            (compiler_patches.SLOTS, compiler.first_wins),
+            (compiler_patches.KINDS, compiler.with_plain_functions),
+            (compiler_patches.EQUALS, collective_order.apart_on_each_rank),
+            (compiler_patches.PASSES, collective_order.with_passes_settled),
+            (compiler_patches.CHAIN, collective_order.chained_by_number),
+            (compiler_patches.PASSES_FOR_OVERLAP, collective_order.held_to_the_chain),
+            (compiler_patches.OVERLAP, collective_order.unless_ranks_differ),
+        ):
+            installed.once_imported(row, partial(installed.replace, row, made))
+        installed.once_imported(
+            compiler_patches.COLLECTIVES,
+            lambda: installed.put(compiler_patches.COLLECTIVES, collective_order.as_collectives()),
         )
-        replace(compiler_patches.METADATA, compiler.settled_metadata)
-        replace(
-            compiler_patches.TRACES,
-            lambda stock: collective_order.numbered(compiler.traced_as_known(stock)),
-        )
-        replace(compiler_patches.ALIASES, partial(compiler.by_views, self._as_view))
-        replace(
-            compiler_patches.WRITES, partial(compiler.with_writes_told, self._writing, self._live)
-        )
-        replace(compiler_patches.EXPRESSIONS, compiler.of_two_arguments)
-        replace(compiler_patches.SLOTS, compiler.first_wins)
-        replace(compiler_patches.KINDS, compiler.with_plain_functions)
-        replace(compiler_patches.EQUALS, collective_order.apart_on_each_rank)
-        replace(compiler_patches.PASSES, collective_order.with_passes_settled)
-        Tracing.settles = compiler_patches.METADATA not in self._installed.missing
-        if not compiler_patches.WAITS.found():
-            replace(compiler_patches.WAITS, lambda stock: ["sink_waits"])
+
+    def _settled_metadata(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        Tracing.settles = True  # from now on split factors that are SymInts may leave a program
+        return compiler.settled_metadata(stock)
 
     @classmethod
     def read_numbers(cls) -> None:
@@ -178,16 +175,6 @@ class Tracing:
     def _read(self, stock: property) -> property:
         return property(lambda tensor: settled(tensor._spec.placements), doc=stock.__doc__)
 
-    def _flatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        def __tensor_flatten__(tensor: DTensor) -> Any:
-            self.meet_compiler()
-            self._is_marked = any(
-                getattr(t, "_dynamo_dynamic_indices", None) for t in (tensor, tensor._local_tensor)
-            )
-            return stock(tensor)
-
-        return __tensor_flatten__
-
     def _unflatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def __tensor_unflatten__(
             inner_tensors: dict[str, Any], flatten_spec: Any, outer_size: Any, outer_stride: Any
@@ -196,8 +183,6 @@ class Tracing:
             local, mesh = inner_tensors["_local_tensor"], inner_tensors["device_mesh"]
             size, stride = outer_size, outer_stride
             if is_symbolic(tuple(size)) and has_shape_env(tuple(size)):
-                if self._is_marked:  # an input, which has just been flattened
-                    hold_to_marks(size)
                 expected = self._local_shape(size, mesh, placements)
                 for actual, wanted in zip(local.shape, expected or ()):
                     self._equate(actual, wanted, size)

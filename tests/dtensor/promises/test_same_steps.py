@@ -294,7 +294,7 @@ def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
         "        assert calls == 2, (n, code)\n"
     )
     here = Path(__file__).parents[1]
-    path = search_path(here, here.parent, here.parent.parent)
+    path = search_path(Path(__file__).parent, here, here.parent, here.parent.parent)
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, program], env=environment, capture_output=True, text=True, timeout=400

@@ -46,12 +46,10 @@ def names(rows):
 
 
 def enable_everything():
-    """Also what waits for the compiler, for a symbolic split factor, or for an import."""
+    """Also what waits for a symbolic split factor, or for an import."""
     for row in ROWS:
         importlib.import_module(row.place.module)
-    importlib.import_module("torch._dynamo")
     cute_sharding.enable(redistribution=True, movement=True)
-    Tracing.in_force.meet_compiler()
     Tracing.read_numbers()
     Reads.watch()
 
@@ -258,9 +256,8 @@ def all_of_torch():
                 found |= {f"{name}.{attribute}[{key}]": entry for key, entry in value.items()}
     for row in (patches.LOSSES, patches.COMPOSITES, compiler_patches.COLLECTIVES):
         found |= {f"{row.name}[{key}]": entry for key, entry in entries_of(row)}
-    # Two that no module's dict has: they are options, which torch keeps elsewhere.
-    for option in (compiler_patches.WAITS, compiler_patches.CACHE_KEYS):
-        found[option.name] = option.found()
+    # One that no module's dict has: it is an option, which torch keeps elsewhere.
+    found[compiler_patches.CACHE_KEYS.name] = compiler_patches.CACHE_KEYS.found()
     return found
 
 
