@@ -24,7 +24,7 @@ from cute_sharding._imports import when_imported
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.stats import logger
 
-__all__ = ["Installed", "Name", "Patch", "Place", "beginning_with", "require"]
+__all__ = ["Installed", "Name", "Patch", "Place", "beginning_with", "calling", "copy_of", "require"]
 
 Release: TypeAlias = tuple[int, int]
 
@@ -314,12 +314,41 @@ def beginning_with(statements: str, row: Patch, **given: Any) -> Callable[[CodeT
                 row.name.removesuffix(".__code__"),
             )
             return code
-        objects = _Given(given)
-        return new.replace(
-            co_consts=tuple([objects if kept == _GIVEN else kept for kept in new.co_consts])
-        )
+        return _given(new, given)
 
     return made
+
+
+def calling(
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]], row: Patch
+) -> Callable[[CodeType], CodeType]:
+    """What makes of the code of the function that the row names one that calls ``wrap(torch's)``,
+    with the same arguments: whoever has taken the function by name has it call that.
+    """
+    function = row.owner()
+
+    def made(code: CodeType) -> CodeType:
+        first, last = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+        by_place, by_name = code.co_varnames[:first], code.co_varnames[first:last]
+        taken = [*by_place, *(["*", *by_name] if by_name else [])]
+        passed = [*by_place, *(f"{name}={name}" for name in by_name)]
+        source = f"lambda {', '.join(taken)}: {_GIVEN!r}.function({', '.join(passed)})"
+        new: CodeType = eval(compile(source, code.co_filename, "eval")).__code__
+        new = new.replace(co_name=code.co_name, co_firstlineno=code.co_firstlineno)
+        return _given(new, {"function": wrap(copy_of(function, code))})
+
+    return made
+
+
+def copy_of(function: Any, code: CodeType | None = None) -> Callable[..., Any]:
+    """A function of its own with the function's code, or with another, that stays what it is when
+    the function gets other code.
+    """
+    copy = FunctionType(
+        code or function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 class _Given:
@@ -332,8 +361,15 @@ class _Given:
             setattr(self, name, value)
 
 
+def _given(code: CodeType, given: Mapping[str, Any]) -> CodeType:
+    objects = _Given(given)
+    return code.replace(
+        co_consts=tuple([objects if kept == _GIVEN else kept for kept in code.co_consts])
+    )
+
+
 # What stands for the constant until it is put in: the compiler takes none but numbers and strings.
-_GIVEN = "what is given to the statements of cute_sharding"
+_GIVEN = "what is given to code of cute_sharding"
 
 
 @lru_cache(maxsize=64)

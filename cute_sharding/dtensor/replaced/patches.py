@@ -150,33 +150,16 @@ _MOVES: dict[str, Any] = {
     "until": "redistribute moves each missing element once, and is right for every placement",
     "lacking": "nothing that redistributes there would come by here",
 }
-_BY_NAME = "What redistributes is replaced in each module that has taken it by name: "
 
 REDISTRIBUTE = Patch(
     **_MOVES,
     module=_TENSOR + "._redistribute",
-    attribute="redistribute_local_tensor",
+    attribute="redistribute_local_tensor.__code__",
     file="torch/distributed/tensor/_redistribute.py",
-    why=_BY_NAME + "here for autograd's function behind DTensor.redistribute.",
+    why="What redistributes, for autograd's function behind DTensor.redistribute, for full_tensor "
+    "and from_local, and for the arguments of ops: each has taken it by name, as programs may "
+    "have, so it gets other code.",
     test="tests/dtensor/run/test_redistribute.py::test_every_missing_element_moves_once",
-)
-REDISTRIBUTE_IN_DISPATCH = Patch(
-    **_MOVES,
-    module=_TENSOR + "._dispatch",
-    attribute="redistribute_local_tensor",
-    file="torch/distributed/tensor/_dispatch.py",
-    why=_BY_NAME + "here for the arguments of ops.",
-    test="tests/dtensor/run/test_redistribute_in_programs.py::test_inputs_of_other_ops",
-)
-REDISTRIBUTE_IN_API = Patch(
-    **_MOVES,
-    module=_TENSOR + "._api",
-    attribute="redistribute_local_tensor",
-    file="torch/distributed/tensor/_api.py",
-    why=_BY_NAME + "here for full_tensor and from_local.",
-    test="tests/dtensor/run/test_redistribute_in_programs.py"
-    "::test_torchs_own_functions_are_back_after"
-    "wards",
 )
 REDISTRIBUTE_ARGUMENTS = Patch(
     **_MOVES,
@@ -334,19 +317,11 @@ STATE_DICTS = Patch(
 )
 PICTURES = Patch(
     module=_TENSOR + ".debug._visualize_sharding",
-    attribute="visualize_sharding",
+    attribute="visualize_sharding.__code__",
     file="torch/distributed/tensor/debug/_visualize_sharding.py",
-    why="Pictures of strided shards show one box for each device. Replaced once the program "
-    "imports it.",
+    why="Pictures of strided shards show one box for each device. Programs take the function by "
+    "name, from another module: it gets other code, once the program imports it.",
     until="visualize_sharding draws several boxes for a device",
-    test="tests/dtensor/extras/test_state.py::test_pictures",
-)
-PICTURES_BY_NAME = Patch(
-    module=_TENSOR + ".debug",
-    attribute="visualize_sharding",
-    file="torch/distributed/tensor/debug/__init__.py",
-    why="The same function, which this module has taken by name.",
-    until="with the row before",
     test="tests/dtensor/extras/test_state.py::test_pictures",
 )
 

@@ -1,13 +1,12 @@
 """Redistribution (torch/distributed/tensor/_redistribute.py): torch's own steps, and what stands in
 for them.
 
-The function is replaced in every module that has taken it by name, or in none.
+The function gets other code, as torch's modules and programs have taken it by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.collective_ops import waited
-from cute_sharding.dtensor.replaced.patch import Installed, require
+from cute_sharding.dtensor.replaced.patch import Installed, calling, copy_of, require
 from cute_sharding.dtensor.replaced.scatters import by_coordinates
 from cute_sharding.dtensor.replaced.used import PLANNER
 
@@ -33,8 +32,8 @@ __all__ = [
 ]
 
 
-# torch's own, before ours takes its place.
-stock_redistribute = _redistribute.redistribute_local_tensor
+# torch's own, also while its code is ours.
+stock_redistribute = copy_of(_redistribute.redistribute_local_tensor)
 
 
 def install_redistribution(
@@ -48,13 +47,7 @@ def install_redistribution(
     Raises:
         RuntimeError: this torch redistributes elsewhere, and nothing would come by here.
     """
-    once = cache(local_tensor)
-    for by_name in (
-        patches.REDISTRIBUTE,
-        patches.REDISTRIBUTE_IN_DISPATCH,
-        patches.REDISTRIBUTE_IN_API,
-    ):
-        installed.replace(by_name, once)
+    installed.replace(patches.REDISTRIBUTE, calling(local_tensor, patches.REDISTRIBUTE))
     installed.replace(patches.REDISTRIBUTE_ARGUMENTS, local_args)
     installed.replace(patches.SCATTER, by_coordinates)
 

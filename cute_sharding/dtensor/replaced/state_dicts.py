@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.replaced import patches
-from cute_sharding.dtensor.replaced.patch import Installed, Patch
+from cute_sharding.dtensor.replaced.patch import Installed, Patch, calling
 
 __all__ = [
     "chunk",
@@ -36,23 +36,20 @@ def install_state(
     and draw pictures, once a program imports these.
     """
 
-    def later(wrap: Callable[[Any, Any], Any], row: Patch, *by_name: Patch) -> None:
-        def action() -> None:
-            made = wrap(sys.modules[row.place.module], row.found())
-            for each in (row, *by_name):
-                if each.place.module in sys.modules:
-                    installed.replace(each, lambda stock: made)
+    def pictures() -> None:
+        module: Any = sys.modules[patches.PICTURES.place.module]
 
-        installed.once_imported(row, action)
+        def ours(stock: Callable[..., Any]) -> Callable[..., Any]:
+            return visualization(stock, module._create_table, module._create_rich_table)
+
+        installed.replace(patches.PICTURES, calling(ours, patches.PICTURES))
 
     for row, wrap in methods.items():
         installed.replace(row, wrap)
-    later(lambda module, stock: distribute(stock), patches.STATE_DICTS)
-    later(
-        lambda module, stock: visualization(stock, module._create_table, module._create_rich_table),
-        patches.PICTURES,
-        patches.PICTURES_BY_NAME,
+    installed.once_imported(
+        patches.STATE_DICTS, lambda: installed.replace(patches.STATE_DICTS, distribute)
     )
+    installed.once_imported(patches.PICTURES, pictures)
 
 
 def chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Any:

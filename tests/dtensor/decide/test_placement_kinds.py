@@ -10,7 +10,7 @@ import torch
 from received import Received
 from simulation import distribute, mesh_of, ranks_of
 from torch.distributed._local_tensor import LocalTensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement, _MaskPartial, _StridedShard
@@ -70,14 +70,11 @@ def test_its_views_are_refused_and_its_redistribution_is_torchs(monkeypatch):
     """The advice in the error can be followed as far as torch can."""
     asked = []
 
-    def torchs(local, current, target, **options):
+    def no_steps(current, target, *rest):
         asked.append((current.placements, target.placements))
-        return local
+        return []
 
-    for name in ("_redistribute", "_dispatch", "_api"):
-        module = __import__(f"torch.distributed.tensor.{name}", fromlist=[name])
-        if hasattr(module, "redistribute_local_tensor"):
-            monkeypatch.setattr(module, "redistribute_local_tensor", torchs)
+    monkeypatch.setattr(_redistribute, "_gen_transform_infos", no_steps)
     with cute_sharding.enabled(redistribution=True):
         with pytest.raises(RuntimeError, match=REFUSED):
             odd().view(48)

@@ -1,5 +1,6 @@
 """Redistribution as programs meet it: inputs of other ops, the switch, slices and norms."""
 
+import inspect
 import random
 from contextlib import nullcontext
 from itertools import product
@@ -87,7 +88,7 @@ def in_place():
     of_arguments = _dispatch.OpDispatcher.__dict__["redistribute_local_args"]
     assert isinstance(of_arguments, staticmethod)
     return [
-        *(module.redistribute_local_tensor for module in (_redistribute, _dispatch, _api)),
+        *(module.redistribute_local_tensor.__code__ for module in (_redistribute, _dispatch, _api)),
         of_arguments.__func__,
     ]
 
@@ -97,9 +98,7 @@ TORCHS = in_place()
 
 def assert_torchs():
     assert all(now is torchs for now, torchs in zip(in_place(), TORCHS))
-    assert all(
-        function.__module__.startswith("torch.distributed.tensor.") for function in in_place()
-    )
+    assert TORCHS[-1].__module__.startswith("torch.distributed.tensor.")
 
 
 def test_torchs_own_functions_are_back_afterwards():
@@ -116,6 +115,19 @@ def test_torchs_own_functions_are_back_afterwards():
     with pytest.raises(KeyError), cute_sharding.enabled(redistribution=True):
         raise KeyError
     assert_torchs()
+
+
+def test_who_has_taken_it_by_name_redistributes_by_plan():
+    """Whether before or while it is switched on; with the same arguments, and torch's defaults."""
+    of_torch = _redistribute.redistribute_local_tensor
+    signature = inspect.signature(of_torch)
+    with cute_sharding.enabled(redistribution=True):
+        x = DTensor.from_local(torch.ones(2), mesh_of((8,)), [Shard(0)])
+        target = x.redistribute(placements=[Replicate()])._spec
+        cute_sharding.reset_stats()
+        assert of_torch(x._local_tensor, x._spec, target).shape == (16,)
+        assert cute_sharding.stats()["redistribute"]["plan"] == 1
+        assert inspect.signature(of_torch) == signature
 
 
 def test_enable_that_fails_leaves_torchs_own_functions(monkeypatch):
