@@ -1,8 +1,8 @@
 """The DTensor adapter: registers the rules, and says what they answered. The only folder that
 imports torch.
 
-Rooms, each of which says what may be touched there. Imports run downward, from the last to the
-first:
+Rooms, each of which says what may be touched there. A room imports only from those above it in this
+list. The words are those of docs/glossary.md.
 
 - :mod:`.bookkeeping`: settings, counts, the log
 - :mod:`.replaced`: what of torch is replaced, and its private names; answers in its form

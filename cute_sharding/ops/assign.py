@@ -105,6 +105,7 @@ def assign(
     filled: bool | frozenset[str] = False,
     spare: bool = False,
     shares: bool = False,
+    empty: bool = False,
 ) -> Assignment:
     """The assignment under which the fewest elements are received; of several, one that leaves
     little pending, and then little on each device.
@@ -120,6 +121,7 @@ def assign(
         spare: whether mesh dims that can keep nothing of what they cut may cut a free name instead,
             where fewer elements are received so: each device is brought a part of what else all of
             them would be brought.
+        empty: whether what the op gives of no rows changes nothing of a reduction that is pending.
         shares: whether averages may be pending of blocks of any size, as what a device has of one
             counts by its share.
 
@@ -148,7 +150,7 @@ def assign(
     elif linear.operands is None:
         linear = replace(linear, operands=tuple(range(len(operands))))
     fitted = signature.fitted([operand.shape for operand in operands])
-    question = _Question(fitted, operands, mesh, reduce, linear, filled, shares)
+    question = _Question(fitted, operands, mesh, reduce, linear, filled, shares, empty)
     return _assigned(question, spare)[1]
 
 
@@ -163,6 +165,7 @@ class _Question:
     linear: Linear
     filled: bool | frozenset[str]
     shares: bool
+    empty: bool
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -303,14 +306,16 @@ def _options(
 
 def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
     """Whether what is left pending is right for blocks of these sizes: an average is of blocks of
-    one size, unless these count by their shares, and a maximum of none that is empty.
+    one size, unless these count by their shares, and a maximum, say, of none that is empty.
     """
     signature, sizes, mesh = question.signature, question.sizes, question.mesh
     reduce, filled = question.reduce, question.filled
     names = _contracted(signature, choices)
     if not (reduce == "sum" or (reduce == "avg" and question.shares)):
         rows = [_rows(name, sizes, choices, mesh) for name in names]
-        if any(0 in some or (reduce == "avg" and len(some) > 1) for some in rows):
+        if any(0 in some for some in rows) and not question.empty:
+            return False
+        if reduce == "avg" and any(len(some) > 1 for some in rows):
             return False
     filled_names = {
         choice.name

@@ -15,6 +15,8 @@ No op needs a case of its own for shards that are strided or uneven.
 A pattern has names between spaces, tensors between commas, and
 
 - ``[d]``: a whole dim,
+- ``{d}``: a contracted dim of which each row of the results is one: the one that the numbers of the
+  next operand name. A device that has some of its rows gives those, and nothing for others,
 - ``...``: all dims that have no name, the same for all tensors, counted from the right and of size
   1 or not, as in broadcasting; ``[...]``: whole,
 - ``1``: a dim of size 1,
@@ -46,6 +48,7 @@ class Signature:
         operands: for each tensor that comes in, the names of its dims.
         results: the same of the tensors that come out.
         whole: the names that no mesh dim may cut.
+        picked: the contracted names of which each row of the results is one.
         added: the operands, by position, that are terms of a sum.
         unread: those that the op does not read.
         sized: those of which it reads the sizes alone.
@@ -61,6 +64,7 @@ class Signature:
     added: frozenset[int] = frozenset()
     unread: frozenset[int] = frozenset()
     sized: frozenset[int] = frozenset()
+    picked: frozenset[str] = frozenset()
 
     def sizes(self, shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """How many rows each name has, where the operands have those shapes.
@@ -129,7 +133,12 @@ class Signature:
 
     def __str__(self) -> str:
         def text(names: tuple[str, ...]) -> str:
-            return " ".join([f"[{name}]" if name in self.whole else name for name in names])
+            return " ".join(map(said, names))
+
+        def said(name: str) -> str:
+            if name in self.whole:
+                return f"[{name}]"
+            return f"{{{name}}}" if name in self.picked else name
 
         signs = {**dict.fromkeys(self.added, "+"), **dict.fromkeys(self.sized, "=")}
         operands = [
@@ -154,27 +163,21 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
     if not arrow:
         raise ValueError(f"the signature {pattern!r} has no ->")
     whole: set[str] = set()
+    picked: set[str] = set()
     signs: dict[str, set[int]] = {"+": set(), "=": set()}
     operands = [part.split() for part in before.split(",")] if before.strip() else []
-    if len(operands) != len(ndims):
-        raise ValueError(
-            f"the signature {pattern!r} has {len(operands)} operands, and {len(ndims)} are given"
-        )
     for i, names in enumerate(operands):
         if names and (sign := names[0][0]) in signs:
             signs[sign].add(i)
             names[:1] = names[0][1:].split()  # none, where it was the sign alone
+    if len(operands) != len(ndims):
+        raise ValueError(
+            f"the signature {pattern!r} has {len(operands)} operands, and {len(ndims)} are given"
+        )
     unread = frozenset(i for i, names in enumerate(operands) if names == [UNREAD])
     for i in unread:
         operands[i] = [f"{UNREAD}{i}.{k}" for k in range(ndims[i])]  # names of its own
-    most = 0
-    for names, ndim in zip(operands, ndims):
-        rest = ndim - sum(_bare(name) != "..." for name in names)
-        if rest < 0 or (rest and "..." not in map(_bare, names)):
-            raise ValueError(
-                f"an operand of {ndim} dims is not {' '.join(names)!r} of the signature {pattern!r}"
-            )
-        most = max(most, rest if "..." in map(_bare, names) else 0)
+    most = _most_without_names(pattern, operands, ndims)
 
     def expanded(names: Sequence[str], count: int) -> tuple[str, ...]:
         result: list[str] = []
@@ -183,7 +186,7 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
             named = [f"...{k}" for k in range(count, 0, -1)] if bare == "..." else [bare]
             result += named
             if bare != name:
-                whole.update(named)
+                (whole if name.startswith("[") else picked).update(named)
         return tuple(result)
 
     read = [
@@ -199,8 +202,28 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
         frozenset(signs["+"]),
         unread,
         frozenset(signs["="]),
+        frozenset(picked),
     )
 
 
+def _most_without_names(
+    pattern: str, operands: Sequence[Sequence[str]], ndims: Sequence[int]
+) -> int:
+    """How many dims of an operand, at most, ``...`` stands for.
+
+    Raises:
+        ValueError: an operand has more or fewer dims than the pattern names.
+    """
+    most = 0
+    for names, ndim in zip(operands, ndims):
+        rest = ndim - sum(_bare(name) != "..." for name in names)
+        if rest < 0 or (rest and "..." not in map(_bare, names)):
+            raise ValueError(
+                f"an operand of {ndim} dims is not {' '.join(names)!r} of the signature {pattern!r}"
+            )
+        most = max(most, rest if "..." in map(_bare, names) else 0)
+    return most
+
+
 def _bare(name: str) -> str:
-    return name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    return name[1:-1] if (name[:1], name[-1:]) in (("[", "]"), ("{", "}")) else name

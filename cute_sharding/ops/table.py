@@ -38,6 +38,8 @@ class Row:
         shares: an average that is left pending may be of blocks that differ: the op is then run so
             that each counts by its share of the "elements", or, of losses that give their weight as
             a second result, of the "rows" (dtensor/decide/shares.py).
+        empty: what the op gives of no rows changes nothing of what is pending, as of sums: a device
+            may have none.
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()
@@ -50,6 +52,7 @@ class Row:
     linear: Linear | tuple[int, ...] = ()
     filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
     shares: str | None = None
+    empty: bool = False
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
         """The op's signature for those arguments, as :func:`parse` reads it; None: none is known.
@@ -157,12 +160,12 @@ TABLE: tuple[Row, ...] = (
     Row(("amin.default",), dims.reduced(), "min"),
     Row(("max.default",), dims.to_scalar, "max"),
     Row(("min.default",), dims.to_scalar, "min"),
-    Row(("prod.default",), dims.to_scalar, "product"),
-    Row(("prod.dim_int",), dims.reduced(), "product"),
-    Row(("any.dim", "any.dims"), dims.reduced(), "max"),
-    Row(("any.default",), dims.to_scalar, "max"),
-    Row(("all.dim", "all.dims"), dims.reduced(), "min"),
-    Row(("all.default",), dims.to_scalar, "min"),
+    Row(("prod.default",), dims.to_scalar, "product", empty=True),
+    Row(("prod.dim_int",), dims.reduced(), "product", empty=True),
+    Row(("any.dim", "any.dims"), dims.reduced(), "max", empty=True),
+    Row(("any.default",), dims.to_scalar, "max", empty=True),
+    Row(("all.dim", "all.dims"), dims.reduced(), "min", empty=True),
+    Row(("all.default",), dims.to_scalar, "min", empty=True),
     Row(("logsumexp.default",), dims.reduced()),
     Row(("count_nonzero.dim_IntList", "count_nonzero.default"), dims.reduced(keep=9), "sum"),
     Row(("var.correction", "std.correction"), dims.reduced(keep=9)),
@@ -193,7 +196,7 @@ TABLE: tuple[Row, ...] = (
     Row(("_fused_rms_norm.default",), normalization.rms_norm),
     Row(("_fused_rms_norm_backward.default",), normalization.rms_norm_backward, "sum"),
     # by index
-    Row(("gather.default",), parts.gather),
+    Row(("gather.default",), parts.gather, "sum"),
     Row(("scatter.src", "scatter.value", "scatter_add.default"), parts.scatter),
     Row(("index_select.default",), parts.index_select),
     Row(("isin.Tensor_Tensor",), parts.sought, "max"),
@@ -203,7 +206,7 @@ TABLE: tuple[Row, ...] = (
     Row(("index_put.default",), parts.index_put),
     Row(("index_fill.int_Scalar", "index_fill.int_Tensor"), parts.index_filled),
     Row(("bucketize.Tensor",), "..., [boundary] -> ..."),
-    Row(("embedding.default",), parts.embedding),
+    Row(("embedding.default",), parts.embedding, "sum"),
     Row(("embedding_dense_backward.default",), parts.embedding_backward, "sum"),
     # together and apart
     Row(("cat.default",), parts.cat, linear=_ALL),

@@ -1,4 +1,7 @@
-"""What an op needs and gives: who answers, and with what. No data moves here.
+"""What an op needs and gives: who answers, and with what.
+
+An answer may have functions that move data when the op runs: reductions (:mod:`.scalars`,
+:mod:`.shares`) and replicas (:mod:`.gate`, :mod:`.losses`).
 
 - :mod:`.decide`: who answers for an op: the one file to read first
 - :mod:`.question`: what is decided about it, and the answers that are not torch's
@@ -7,6 +10,7 @@
 - :mod:`.signatures`: the placements that a signature carries
 - :mod:`.gate`: what torch would have had; and ops that go past the propagator
 - :mod:`.carried`: which ops torch gets right on any cut
+- :mod:`.picks`: rows that an index picks, of a dim that is cut
 - :mod:`.shares`: averages in which each device counts by what it has
 - :mod:`.scalars`: results without dims, of which nothing is left pending
 - :mod:`.written`: ops that write

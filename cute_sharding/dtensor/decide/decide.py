@@ -11,8 +11,12 @@ this order:
 5. *Rule*: the signature, on what only views make.
 6. *Gate*: torch's rule, on operands without what it is not known to get right.
 
-A rule that the program has registered for an op comes before all of them, behind the gate.
-Movement ops are answered before all this (:mod:`..movement.propagate`).
+A rule that the program has registered for an op comes before all of them, behind the gate. What
+writes to an operand, or makes it anew, comes after the fixes. What is pending of a result without
+dims is then reduced with the op (:mod:`.scalars`).
+
+Movement ops are answered before all this (:mod:`..movement.propagate`). Convolutions, ``argmax``
+and ``argmin`` begin in :func:`.gate.gated_handler`, as torch has functions of its own for them.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings
-from cute_sharding.dtensor.decide.gate import left_by_search
+from cute_sharding.dtensor.decide.gate import placed_by_search
 from cute_sharding.dtensor.decide.local_arguments import prepared
 from cute_sharding.dtensor.decide.losses import without_smoothing
 from cute_sharding.dtensor.decide.question import Question
@@ -62,15 +66,15 @@ def decide(question: Question) -> Any:
         if fix.remedy is Remedy.FALSE:
             mesh = question.specs[0].mesh
             return answers.by_function(question.schema, lambda *_: False, mesh, [], None)
-        if fix.remedy is Remedy.LEFT:
-            return left_by_search(question.stock(question.schema), question.schema)
+        if fix.remedy is Remedy.FUNCTION:
+            return placed_by_search(question.stock(question.schema), question.schema)
         found = question.signed() if fix.remedy is Remedy.SIGNATURE else None
         return question.gated(fix.kinds) if found is None else found
     if question.is_pointwise and question.schema.op._schema.is_mutable:
         return _written(question)
     if question.is_pending and question.name in _MADE_ANEW:
         return _made_anew(question)
-    if question.is_derived and (found := question.signed()) is not None:
+    if question.is_derived_in_torch and (found := question.signed()) is not None:
         return found
     if question.is_right_in_torch:
         return _torchs(question)

@@ -82,8 +82,8 @@ def gated(
     return answers.from_other_specs(found, plain)
 
 
-def left_by_search(found: Any, schema: OpSchema) -> Any:
-    """torch's answer for a search along a dim, or all, with what torch's function of it leaves: it
+def placed_by_search(found: Any, schema: OpSchema) -> Any:
+    """torch's answer for ``argmax`` or ``argmin``, placed as torch's function of it leaves it: that
     finishes what is pending, searches the parts, and compares what it found where the dim is cut.
     """
     searched: Any = schema.args_schema[0]

@@ -82,7 +82,7 @@ class Question:
         return LINEAR.get(self.name, POINTWISE) if is_linear else POINTWISE
 
     @property
-    def is_derived(self) -> bool:
+    def is_derived_in_torch(self) -> bool:
         """Whether the op has a row of its own here, and no rule in torch: it would derive one from
         what the op decomposes to, by trying all placements of all operands at each op within. Of
         attention that takes half a minute, with a mask much more.

@@ -11,6 +11,7 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.local_arguments import in_their_place
+from cute_sharding.dtensor.decide.picks import by_picks
 from cute_sharding.dtensor.decide.shares import by_shares, of_results
 from cute_sharding.dtensor.door.cuts import (
     parts_of,
@@ -86,6 +87,7 @@ def by_signature(
     if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
         fitted = signature.fitted(shapes)
         answer = by_shares(answer, row.shares, schema, specs, fitted, found)
+    answer = by_picks(answer, schema, specs, shapes, signature, found)
     others = [i for i in signature.sized if wanted[i] != needed[i]]
     return in_their_place(answer, schema, signature, others)
 
@@ -109,6 +111,7 @@ def _assigned(
         linear=_linear(row, specs, metas),
         filled=row.has_rows(*args, **kwargs),
         shares=row.shares is not None,
+        empty=row.empty,
     )
 
     def leaving(reduce: str | None) -> Assignment:
@@ -217,6 +220,8 @@ def _reduction(
     right for blocks of any size. And a term that is added is pending in equal parts, which integers
     have not.
     """
+    if signature.picked and torch.bool in _dtypes(specs[:1]):
+        reduce = "max"  # a sum of flags would count them
     of_any_size = reduce == "sum" or (reduce == "avg" and row.shares is not None)
     in_parts = bool(signature.added) and not all(map(_has_fractions, _dtypes(specs)))
     return None if (_is_symbolic(specs) and not of_any_size) or in_parts else reduce

@@ -2,7 +2,7 @@
 and what is done instead.
 
 A row says with which releases it was seen, and a test shows it on stock (``tests/dtensor/
-test_fixes.py``): on a release where torch is right the test fails, and the row can go.
+decide/test_fixes.py``): on a release where torch is right the test fails, and the row can go.
 
 - :mod:`.table`: the rows
 - :mod:`.when`: conditions that take more than a line

@@ -36,7 +36,7 @@ class Remedy(Enum):
     SIGNATURE = "the op's signature answers; where it has none, as GATE"
     GATE = "its operands are replicated first, as far as they are of the fix's kinds"
     FALSE = "the answer is False"
-    LEFT = "torch's function of the op runs, and what it leaves is said as it is"
+    FUNCTION = "torch's function of the op runs, and its results are placed as it leaves them"
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Fix:
         until: what ends it.
         remedy: what is done instead.
         kinds: the placements that torch goes wrong on.
-        releases: those that have it, of the releases that were checked. (It is mended on all: of a
-            row with several ops the test shows one.)
+        releases: those on which the test shows the bug, of the releases that were checked. No
+            condition: a row holds on every release.
     """
 
     ops: tuple[str, ...]
@@ -103,7 +103,7 @@ def _names(*patterns: str) -> tuple[str, ...]:
     )
 
 
-_MEANS = tuple(
+_LOSSES = tuple(
     each
     for name in BY_OVERLOAD
     if "_loss" in name or name.startswith("binary_cross_entropy")
@@ -142,7 +142,7 @@ TABLE: tuple[Fix, ...] = (
         "results from a rule that may move operands.",
         lambda schema, specs: not any(map(tensor_specs.split_factors, specs)),
         "torch takes them from the placements that the function leaves",
-        Remedy.LEFT,
+        Remedy.FUNCTION,
         releases=("2.14", "2.15"),
     ),
     Fix(
@@ -219,6 +219,12 @@ TABLE: tuple[Fix, ...] = (
         "torch leaves a maximum, or a minimum, pending",
     ),
     Fix(
+        _names("embedding.default", "gather.default"),
+        "What is pending has a mask of its own, and most ops that follow raise.",
+        when.picks_of_a_cut_dim,
+        "the mask ends with the op",
+    ),
+    Fix(
         ("logsumexp.default",),
         "Dims that are kept are taken for gone.",
         _sharded_and(lambda schema: any(arg is True for arg in schema.args_schema[2:])),
@@ -290,7 +296,7 @@ TABLE: tuple[Fix, ...] = (
         "torch gives such a device what changes nothing",
     ),
     Fix(
-        _MEANS,
+        _LOSSES,
         "The means of blocks of different sizes are averaged.",
         lambda schema, specs: any(map(is_uneven, specs)),
         "torch weighs them by their sizes",

@@ -68,8 +68,8 @@ def enable(
             log says once of each place, at level INFO, what is redistributed.
         redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and
             what ops do to their inputs) run by plan: each missing element moves once. Without it
-            these run so: the inputs of ops that are answered here (views, and others)
-            and what torch is known to move wrongly. All else is moved by torch.
+            these run so: the inputs of views and of ops that have a row, whoever answers, and
+            what torch is known to move wrongly. All else is moved by torch.
         views: False leaves the view ops to torch, for ``redistribution`` alone. (In place,
             ``squeeze_``, ``t_``, ``transpose_`` and ``unsqueeze_`` keep functions of ours, as
             torch has none that is right.)

@@ -10,12 +10,15 @@ from cute_sharding.ops.rules.names import Rule, Shape, named, put, text
 
 
 def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
-    """The index says which rows of ``dim`` go where: x is whole there, the index is not."""
+    """The index says which rows of ``dim`` go where: x is whole there, the index is not. Where it
+    picks one row of each, every device gives what it has of these.
+    """
     if len(x) != len(index) or not x:
         return None
     names = named(x, [dim])
     chosen = put(names, dim, "k")
-    return f"{text(names)}, {chosen} -> {chosen}"
+    rows = put(names, dim, "{v}") if index[dim] == 1 else text(names)
+    return f"{rows}, {chosen} -> {chosen}"
 
 
 def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__: Any) -> str | None:
@@ -116,9 +119,9 @@ def index_filled(x: Shape, dim: int, index: Shape, value: Any) -> str | None:
 
 
 def embedding(weight: Shape, index: Shape, *_: Any, **__: Any) -> str:
-    """Rows of the weight, which has them whole, for each number of the index."""
+    """Rows of the weight, one for each number of the index."""
     names = text(named(index, letter="i"))
-    return f"[v] e, {names} -> {names} e"
+    return f"{{v}} e, {names} -> {names} e"
 
 
 def embedding_backward(

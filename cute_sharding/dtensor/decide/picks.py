@@ -1,0 +1,109 @@
+"""Rows that the numbers of an index pick, of a dim that is cut: each device gives those that it
+has, and zeros for others, so that a sum of all is left pending.
+
+torch does so as well, for an embedding and ``gather``, and has the mask stay with the placement
+(``_MaskPartial``): most of what follows then raises. Here it ends with the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.replaced import answers
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.ranks import on_each_rank, place
+from cute_sharding.ops.assign import Assignment
+from cute_sharding.ops.signature import Signature
+from cute_sharding.sharding.deal import local_size, piece_and_block
+
+# (split factor, devices, mesh dim) of each mesh dim that cuts the dim, in order.
+_Chain = tuple[tuple[int, int, int], ...]
+
+
+def by_picks(
+    answer: Any,
+    schema: OpSchema,
+    specs: Sequence[DTensorSpec],
+    shapes: Sequence[Sequence[int]],
+    signature: Signature,
+    found: Assignment,
+) -> Any:
+    """The answer for an op that picks rows, run so that a device gives those that it has, where
+    some mesh dim cuts them.
+    """
+    for i, names in enumerate(signature.operands):
+        for d, name in enumerate(names):
+            if name not in signature.picked:
+                continue
+            mesh = specs[0].mesh
+            chain = tuple(
+                [
+                    (part[1], mesh.size(m), m)
+                    for m, part in enumerate(found.operands[i])
+                    if isinstance(part, tuple) and part[0] == d
+                ]
+            )
+            if chain:
+                places = [
+                    k for k, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)
+                ]
+                rows = places[i], d, places[i + 1]
+                run = partial(_picked, schema.op, mesh, chain, shapes[i][d], rows)
+                return answers.instead(answer, schema, run)
+    return answer
+
+
+def _picked(
+    op: Callable[..., torch.Tensor],
+    mesh: Any,
+    chain: _Chain,
+    n: int,
+    at: tuple[int, int, int],
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """What the op gives of own rows. ``at``: the argument that has them, the dim, and the index."""
+    source, dim, index = at
+
+    def of_rank(rank: int, rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        own, count, is_own = _own_rows(numbers, n, chain, place(mesh, rank))
+        if count == 0:  # then any row will do
+            rows = rows.new_zeros([1 if d == dim else size for d, size in enumerate(rows.shape)])
+        given = list(args)
+        given[source], given[index] = rows, own.masked_fill(~is_own, 0)
+        result = op(*given, **kwargs)
+        # The rows of an index come first, and whatever else a picked row has after them.
+        others = ~is_own.reshape(*is_own.shape, *[1] * (result.ndim - is_own.ndim))
+        return result.masked_fill(others, 0)
+
+    return on_each_rank(of_rank, args[source], args[index])
+
+
+def _own_rows(
+    numbers: torch.Tensor, n: int, chain: _Chain, device: Sequence[int]
+) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """Where rows of ``n`` of those numbers are among the device's own; how many it has; and which
+    of the numbers are of such. (Of a mesh dim ``n`` rows are dealt in pieces, and of each piece a
+    block to each device: :mod:`cute_sharding.sharding.deal`.)
+    """
+    is_own = torch.ones_like(numbers, dtype=torch.bool)
+    for factor, parts, m in chain:
+        if n == 0:
+            break
+        piece, block = piece_and_block(n, factor, parts)
+        full, rest = divmod(n, piece)
+        last = -(-rest // parts)  # the block of what is left after whole pieces
+        number = numbers // piece
+        own = min(max(piece - device[m] * block, 0), block)
+        size = torch.where(number < full, block, last) if rest else block
+        first = size * device[m]
+        within = numbers - number * piece - first
+        is_own &= (within >= 0) & (within < size)
+        numbers = number * own + within
+        n = local_size(n, factor, parts, device[m])
+    return numbers, n, is_own

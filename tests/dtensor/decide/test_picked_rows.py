@@ -1,0 +1,89 @@
+"""Embeddings and ``gather`` of rows that are cut: each device gives its own, a plain sum is left
+pending, and whatever follows runs, forward and backward.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_programs import S, compare, values
+from simulation import distribute, ranks_of
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import cute_sharding
+
+R = Replicate()
+NUMBERS = torch.tensor([[3, 0, 8, 8], [5, 1, 7, 2]])
+NEXT = {
+    "itself": lambda y: y,
+    "view": lambda y: y.view(8, 4),
+    "slice": lambda y: y[:, 1:],
+    "select": lambda y: y[:, -1],
+    "linear": lambda y: F.linear(y, torch.ones_like(y[0])),
+    "cat": lambda y: torch.cat([y, y], 1),
+    "transpose": lambda y: y.transpose(1, 2) * 2,
+    "unsqueeze": lambda y: y.unsqueeze(0),
+    "rms norm": lambda y: F.rms_norm(y, (4,)),
+    "layer norm": lambda y: F.layer_norm(y, (4,)),
+    "twice": lambda y: y * y + y,
+    "softmax": lambda y: y.softmax(-1),
+    "mean": lambda y: y.mean(),
+    "gathered": lambda y: (
+        y.redistribute(placements=[R] * y.device_mesh.ndim) if hasattr(y, "device_mesh") else y
+    ),
+}
+LAID = [
+    ((2,), [Shard(0)], [R]),
+    ((2,), [S(0)], [R]),
+    ((4,), [Shard(0)], [R]),
+    ((3,), [Shard(0)], [Shard(0)]),
+    ((2, 2), [Shard(0), Shard(0)], [R, R]),
+    ((2, 2), [S(0), Shard(0)], [R, R]),
+    ((2, 2), [R, Shard(0)], [Shard(0), R]),
+    ((2, 2), [Shard(1), Shard(0)], [R, R]),
+]
+
+
+@pytest.mark.parametrize("flags", [{}, {"movement": True, "redistribution": True}], ids=str)
+@pytest.mark.parametrize(("mesh", "rows", "numbers"), LAID, ids=str)
+@pytest.mark.parametrize("following", NEXT)
+def test_whatever_follows_an_embedding(following, mesh, rows, numbers, flags):
+    go_on = NEXT[following]
+    with ranks_of(mesh):
+        compare(
+            lambda w, i: go_on(F.embedding(i, w)),
+            [values(9, 4), NUMBERS],
+            mesh,
+            [rows, numbers],
+            following,
+            **flags,
+        )
+
+
+@pytest.mark.parametrize(("mesh", "rows", "numbers"), LAID, ids=str)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda w, i: F.embedding(i, w, padding_idx=8),
+        lambda w, i: F.embedding(i, w) @ w.t(),
+        lambda w, i: F.embedding(i, w) + F.embedding(i[:, :1], w),
+        lambda w, i: w.gather(0, i.reshape(-1)[:4].reshape(1, 4)) * 2,
+        lambda w, i: (w > 1).gather(0, i.reshape(-1)[:4].reshape(1, 4)).sum(),
+        lambda w, i: F.embedding(i, w[1:] * 2.0) if 8 not in i else F.embedding(i - i // 8, w[1:]),
+    ],
+    ids=["padding", "tied", "two uses", "gather", "gather of flags", "of a slice"],
+)
+def test_programs(program, mesh, rows, numbers):
+    with ranks_of(mesh):
+        compare(program, [values(9, 4), NUMBERS], mesh, [rows, numbers], "program", movement=True)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), S(0)], ids=str)
+def test_a_plain_sum_is_pending_and_nothing_is_gathered(placement):
+    with ranks_of((2,)), cute_sharding.enabled():
+        weight = distribute(values(9, 4), (2,), [placement])
+        index = distribute(NUMBERS, (2,), [R])
+        with CommDebugMode() as communicated:
+            found = F.embedding(index, weight)
+        assert found.placements == (Partial(),) and type(found.placements[0]) is Partial
+        assert communicated.get_total_counts() == 0
