@@ -74,6 +74,12 @@ SHOWN = {
         [[S(0)]],
         (2,),
     ),
+    "embedding.default": (
+        lambda w, i: F.embedding(i, w).view(8, 4),
+        [values(9, 4), torch.tensor([[3, 0, 8, 8], [5, 1, 7, 2]])],
+        [[S(0)], [R]],
+        (2,),
+    ),
     "logsumexp.default": (
         lambda x: x.logsumexp(0, keepdim=True) + x * 0,
         [values(3, 4, 6)],
