@@ -9,6 +9,7 @@ distribute_tensor the code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
@@ -66,6 +67,10 @@ def _gathers(given: Sequence[Any], wanted: Sequence[Any]) -> bool:
 
 
 def _lenient(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # Since 2.14 it is given one more setting, before what the program gives.
+    named = [p for p in signature(stock).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    others = len(named) - 6
+
     # By torch's names: what the program gives by name stands in kwargs.
     def _local_map_wrapped(
         func: Any,
@@ -78,12 +83,12 @@ def _lenient(stock: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         if in_placements is not None and not redistribute_inputs:
-            others = [
+            differing = [
                 (x.placements, wanted)
-                for x, wanted in zip(tree_leaves(args), in_placements)
+                for x, wanted in zip(tree_leaves(args[others:]), in_placements)
                 if is_dtensor(x) and wanted is not None and tuple(x.placements) != tuple(wanted)
             ]
-            redistribute_inputs = all(_gathers(*each) for each in others)
+            redistribute_inputs = all(_gathers(*each) for each in differing)
         settings = in_grad_placements, device_mesh, redistribute_inputs
         return stock(func, out_placements, in_placements, *settings, *args, **kwargs)
 
