@@ -322,7 +322,7 @@ PICTURES = Patch(
     why="Pictures of strided shards show one box for each device. Programs take the function by "
     "name, from another module: it gets other code, once the program imports it.",
     until="visualize_sharding draws several boxes for a device",
-    test="tests/dtensor/extras/test_state.py::test_pictures",
+    test="tests/dtensor/extras/test_state.py::test_pictures_have_a_box_for_each_run",
 )
 
 TABLE = (
