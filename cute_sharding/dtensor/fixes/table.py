@@ -213,10 +213,11 @@ TABLE: tuple[Fix, ...] = (
         "torch reads such a list as the op does",
     ),
     Fix(
-        _names("any.default|dim|dims", "all.default|dim|dims"),
+        _names("any.default|dim|dims"),
         "What is pending is a sum of flags, which stays pending where flags are counted.",
         _sharded,
-        "torch leaves a maximum, or a minimum, pending",
+        "torch leaves a maximum pending, or nothing",
+        releases=("2.13",),
     ),
     Fix(
         _names("embedding.default", "gather.default"),
