@@ -105,11 +105,13 @@ def test_ranks_issue_the_same_collectives_in_the_order_of_the_program(ranks, see
 @pytest.mark.parametrize("seed", range(60, 66))
 @pytest.mark.one_in(20)
 def test_no_pass_of_inductors_moves_one_before_another(ranks, seed, passes):
+    # Joined collectives run where the last of them does: alike on all ranks, in another order.
     dynamic = seed % 2 == 0
-    assert_in_order(of_each_rank(ranks, seed, dynamic, PASSES[passes]), dynamic)
+    found = of_each_rank(ranks, seed, dynamic, PASSES[passes])
+    assert_in_order(found, dynamic, as_eagerly=passes != "joined")
 
 
-def assert_in_order(found, dynamic):
+def assert_in_order(found, dynamic, *, as_eagerly=True):
     said = found[0]["program"]
     errors = [rank.get("error") for rank in found]
     if all(errors):
@@ -119,7 +121,7 @@ def assert_in_order(found, dynamic):
     assert all(of_rank == graphs[0] for of_rank in graphs), (said, graphs)
     assert all(rank["eager"] == found[0]["eager"] for rank in found), said
     names = [name for graph in graphs[0] for name, _ in graph]
-    if not dynamic:  # for any sizes some are in one op of ours; equal ones are made one
+    if as_eagerly and not dynamic:  # for any sizes some are in one op of ours; equal ones are made one
         assert is_within(names, found[0]["eager"]), (said, names, found[0]["eager"])
 
 
