@@ -151,23 +151,30 @@ def op_sharding(
     else:
         outputs = tuple(map(spec_of, given, metas))
     suggestion = OpSchema(schema.op, args, kwargs, schema.schema_info) if moves else None
-    adjusted = False
-    if (
-        given
-        and given[0] is not None
-        and schema.op in propagator().op_to_shape_and_stride_idx
-        and any(isinstance(p, (Shard, _StridedShard)) for p in given[0])
-    ):
-        suggestion, adjusted = (
-            propagator()._adjust_shape_and_stride_args(metas, suggestion or schema, outputs),
-            True,
-        )
+    adjusted = _with_local_arguments(suggestion or schema, given, metas, outputs)
+    suggestion = adjusted or suggestion
     return OutputSharding(
         outputs,
         None if suggestion is None else _with(suggestion, by_plan=True),
-        needs_redistribute=moves or adjusted,
-        use_val_from_redistribute_schema=adjusted,
+        needs_redistribute=moves or adjusted is not None,
+        use_val_from_redistribute_schema=adjusted is not None,
     )
+
+
+def _with_local_arguments(
+    schema: OpSchema, given: Sequence[tuple[Placement, ...] | None], metas: Any, outputs: Any
+) -> OpSchema | None:
+    """The op with the sizes of local tensors, where it is told those of its result; and with the
+    dims that are of size 1 on the whole, where it squeezes those that are: a device may have one
+    row of others. None where it runs as it is.
+    """
+    placements = given[0] if given else None
+    if schema.op in propagator().op_to_shape_and_stride_idx:
+        if any(isinstance(p, (Shard, _StridedShard)) for p in placements or ()):
+            return propagator()._adjust_shape_and_stride_args(metas, schema, outputs)
+    elif schema.op in propagator().squeeze_op_to_dims_variant:
+        return propagator()._adjust_squeeze_to_global_singletons(schema)
+    return None
 
 
 def from_other_specs(found: OutputSharding, schema: OpSchema) -> OutputSharding:

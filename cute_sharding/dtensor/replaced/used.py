@@ -89,6 +89,7 @@ TABLE: tuple[Used, ...] = (
         _FILES + "/_sharding_prop.py",
         "answers could not be given in torch's form",
         "_adjust_shape_and_stride_args",
+        "_adjust_squeeze_to_global_singletons",
         "_propagate_tensor_meta_non_cached",
     ),
     *_of(

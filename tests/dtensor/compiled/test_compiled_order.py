@@ -121,7 +121,9 @@ def assert_in_order(found, dynamic, *, as_eagerly=True):
     assert all(of_rank == graphs[0] for of_rank in graphs), (said, graphs)
     assert all(rank["eager"] == found[0]["eager"] for rank in found), said
     names = [name for graph in graphs[0] for name, _ in graph]
-    if as_eagerly and not dynamic:  # for any sizes some are in one op of ours; equal ones are made one
+    if (
+        as_eagerly and not dynamic
+    ):  # for any sizes some are in one op of ours; equal ones are made one
         assert is_within(names, found[0]["eager"]), (said, names, found[0]["eager"])
 
 
