@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.replaced import answers
+from cute_sharding.dtensor.replaced import answers, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
@@ -29,33 +29,39 @@ def by_picks(
     answer: Any,
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
-    shapes: Sequence[Sequence[int]],
+    factors: dict[int, Any],
     signature: Signature,
     found: Assignment,
 ) -> Any:
     """The answer for an op that picks rows, run so that a device gives those that it has, where
-    some mesh dim cuts them.
+    some mesh dim cuts them. ``factors``: split factors, by the numbers that they are now.
     """
-    for i, names in enumerate(signature.operands):
-        for d, name in enumerate(names):
-            if name not in signature.picked:
-                continue
-            mesh = specs[0].mesh
-            chain = tuple(
-                [
-                    (part[1], mesh.size(m), m)
-                    for m, part in enumerate(found.operands[i])
-                    if isinstance(part, tuple) and part[0] == d
-                ]
-            )
-            if chain:
-                places = [
-                    k for k, arg in enumerate(schema.args_schema) if isinstance(arg, DTensorSpec)
-                ]
-                rows = places[i], d, places[i + 1]
-                run = partial(_picked, schema.op, mesh, chain, shapes[i][d], rows)
-                return answers.instead(answer, schema, run)
+    picked = [
+        (i, d)
+        for i, names in enumerate(signature.operands)
+        for d, name in enumerate(names)
+        if name in signature.picked
+    ]
+    for i, d in picked:
+        mesh = specs[0].mesh
+        cuts = [
+            (_number(factors.get(part[1], part[1])), m)
+            for m, part in enumerate(found.operands[i])
+            if isinstance(part, tuple) and part[0] == d
+        ]
+        if cuts:
+            chain = tuple([(factor, mesh.size(m), m) for factor, m in cuts])
+            arguments = enumerate(schema.args_schema)
+            places = [k for k, arg in arguments if isinstance(arg, DTensorSpec)]
+            rows = places[i], d, places[i + 1]
+            run = partial(_picked, schema.op, mesh, chain, _number(specs[i].shape[d]), rows)
+            return answers.instead(answer, schema, run)
     return answer
+
+
+def _number(size: Any) -> int:
+    """Which rows are a device's is worked out in numbers: in a graph, of these alone."""
+    return size if isinstance(size, int) else symints.number_of(size)
 
 
 def _picked(

@@ -21,6 +21,7 @@ from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
     are_understood,
     mean_what_they_say,
+    means_one_thing,
 )
 from cute_sharding.dtensor.replaced import (
     answers,
@@ -82,12 +83,15 @@ def by_signature(
         most is not None and found.received >= most
     ):
         return None
+    # Whose rows are picked is another matter than how many there are.
+    if signature.picked and not all(map(means_one_thing, specs)):
+        return None
     _note(name, signature, wanted, given, found.received)
     answer = answers.op_sharding(schema, specs, wanted, given, metas, as_order=as_order)
     if row.shares is not None and row.reduction(*args, **kwargs) == "avg":
         fitted = signature.fitted(shapes)
         answer = by_shares(answer, row.shares, schema, specs, fitted, found)
-    answer = by_picks(answer, schema, specs, shapes, signature, found)
+    answer = by_picks(answer, schema, specs, factors, signature, found)
     others = [i for i in signature.sized if wanted[i] != needed[i]]
     return in_their_place(answer, schema, signature, others)
 

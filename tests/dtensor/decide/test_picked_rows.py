@@ -5,9 +5,10 @@ pending, and whatever follows runs, forward and backward.
 import pytest
 import torch
 import torch.nn.functional as F
-from op_programs import S, compare, values
-from simulation import distribute, ranks_of
-from torch.distributed.tensor import Partial, Replicate, Shard
+from op_programs import S, assert_close, compare, values
+from readings import laid
+from simulation import distribute, mesh_of, ranks_of
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
@@ -87,3 +88,39 @@ def test_a_plain_sum_is_pending_and_nothing_is_gathered(placement):
             found = F.embedding(index, weight)
         assert found.placements == (Partial(),) and type(found.placements[0]) is Partial
         assert communicated.get_total_counts() == 0
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("by_order", [True, False])
+def test_rows_that_can_be_read_in_two_ways_are_gathered(by_order):
+    full = values(9, 4)
+    with ranks_of((4, 2)), cute_sharding.enabled():
+        weight = laid(full, by_order)
+        index = distribute(NUMBERS, (4, 2), [R, R])
+        assert_close(F.embedding(index, weight), F.embedding(NUMBERS, full), "embedding")
+
+
+def test_a_graph_for_any_sizes_picks_by_the_rows_there_are():
+    """As rank 0, which has the first rows, alone."""
+    embedded = torch.compile(
+        lambda w, i: F.embedding(i, w) * 2, backend="aot_eager", fullgraph=True, dynamic=True
+    )
+    with cute_sharding.enabled():
+        for rows in (9, 13, 6, 9):
+            full = values(rows, 4)
+            index = torch.tensor([0, rows - 1, rows // 2, 1, (rows + 1) // 2])
+            weight = tensor_of_rank_0(full, [Shard(0)], full[: (rows + 1) // 2])
+            found = embedded(weight, tensor_of_rank_0(index, [R], index))
+            own = (index < (rows + 1) // 2)[:, None]
+            assert torch.equal(found.to_local(), full[index] * 2 * own), rows
+
+
+def tensor_of_rank_0(full, placements, local):
+    return DTensor.from_local(
+        local.clone(),
+        mesh_of((2,)),
+        placements,
+        run_check=False,
+        shape=full.shape,
+        stride=full.stride(),
+    )
