@@ -32,8 +32,12 @@ __all__ = [
 ]
 
 
-# torch's own, also while its code is ours.
-stock_redistribute = copy_of(_redistribute.redistribute_local_tensor)
+# torch's own, also while its code is ours; where a program has put another in its place, that: its
+# code stays (:class:`.patch.Name`).
+_torchs = patches.REDISTRIBUTE.owner()
+stock_redistribute = (
+    _redistribute.redistribute_local_tensor if _torchs is None else copy_of(_torchs)
+)
 
 
 def install_redistribution(

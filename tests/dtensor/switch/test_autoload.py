@@ -84,6 +84,23 @@ print(before - len(sys.meta_path), cute_sharding.is_enabled())
     assert succeeds(program(code, "1")).split() == [name, name, "True", "True", "1", "False"]
 
 
+def test_a_program_that_has_wrapped_what_redistributes_may_import_it(program):
+    """By a function that keeps torch's, as decorators do, before it ever imports the package."""
+    code = """
+import functools, torch.distributed.tensor._redistribute as module
+def watched(function):
+    @functools.wraps(function)
+    def around(*args, **kwargs):
+        return function(*args, **kwargs)
+    return around
+module.redistribute_local_tensor = watched(module.redistribute_local_tensor)
+import cute_sharding
+cute_sharding.enable(redistribution=True)
+print(cute_sharding.is_enabled())
+"""
+    assert succeeds(program(code, None)).split() == ["True"]
+
+
 @pytest.mark.parametrize(
     "value, on",
     [
