@@ -27,6 +27,7 @@ from typing import Any
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.gate import placed_by_search
 from cute_sharding.dtensor.decide.local_arguments import prepared
+from cute_sharding.dtensor.decide.local_results import in_order
 from cute_sharding.dtensor.decide.losses import without_smoothing
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
@@ -91,7 +92,7 @@ def _completed(question: Question, found: Any) -> Any:
     if schema.op._schema._is_view_op() or question.is_view:
         return answers.of_view(found, schema, by_plan=question.is_view)
     found = prepared(question.name, schema, answers.with_keywords(found, schema))
-    return taken_back(with_scalars_finished(found, schema), schema)
+    return in_order(taken_back(with_scalars_finished(found, schema), schema), schema)
 
 
 def _torchs(question: Question) -> Any:

@@ -24,6 +24,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.graph_keys import tag
+from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import OtherShape
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.run.stock import is_torchs, is_torchs_alone
@@ -99,16 +100,21 @@ def _redistributed(
     if dispatch_modes.is_tracing():
         tag(settings)  # dynamo comes by here before a cache is asked
         current, target = symints.settled_spec(current), symints.settled_spec(target)
+    moved = None
     if _is_planned(local, current, target, settings, answered):
         counted = settings.redistribution or not answered
         try:
-            return redistribute_local_tensor(local, current, target, counted=counted, **how)
+            moved = redistribute_local_tensor(local, current, target, counted=counted, **how)
         except OtherShape:
             if not is_torchs_alone(current, target):
                 raise
-    if settings.redistribution:
-        count_left_to_torch()
-    return stock(local, current, target, **how, **options)
+    if moved is None:
+        if settings.redistribution:
+            count_left_to_torch()
+        moved = stock(local, current, target, **how, **options)
+    if is_explicit or moved is local or local_tensors.is_wrapper(local):
+        return moved
+    return laid_out(moved, target.tensor_meta)
 
 
 def _is_planned(

@@ -226,6 +226,14 @@ TABLE: tuple[Fix, ...] = (
         "the mask ends with the op",
     ),
     Fix(
+        ("view.dtype",),
+        "What is pending of numbers stays pending of the bits that they are made of.",
+        lambda schema, specs: any(isinstance(p, Partial) for p in specs[0].placements),
+        "torch finishes it first",
+        Remedy.GATE,
+        (Partial,),
+    ),
+    Fix(
         ("logsumexp.default",),
         "Dims that are kept are taken for gone.",
         _sharded_and(lambda schema: any(arg is True for arg in schema.args_schema[2:])),

@@ -36,6 +36,7 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.dynamic import group_name, mesh_named, name_of, parsed
 from cute_sharding.dtensor.run.groups import dims_of_group
+from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.placements import cut_of, placement_of
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.layout import Undecided
@@ -88,7 +89,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
         if choice.movement.is_view and schema.op._schema._is_view_op():
             placements = tuple([tuple(spec.placements) for spec in specs])
             given_as = choice.movement, mesh, (), tuple(specs), placements, ()
-            return Found(Runner(*given_as, name, _as_it_is), choice, metas)
+            return Found(Runner(*given_as, name, _as_it_is, answers.listed(metas)), choice, metas)
     elif all(cut is None or cut[1] == 1 for some in cuts for cut in some):
         choice = kept(move, cuts, sizes)
     else:
@@ -101,6 +102,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
         tuple(specs),
         given,
         onto,
+        [meta for meta in answers.listed(metas) if meta is not None],
         choice.movement,
         note_movement if schema.op._schema._is_view_op() else None,
     )
@@ -176,6 +178,7 @@ class _Runner:
         specs: tuple[DTensorSpec, ...],
         given: tuple[Any, ...],
         onto: Sequence[tuple[Any, ...]],
+        metas: Sequence[Any],
         movement: Movement,
         note: Callable[[Any, torch.Tensor, list[torch.Tensor]], None] | None,
     ) -> None:
@@ -184,7 +187,7 @@ class _Runner:
         self._reads = BY_OVERLOAD[name].reads
         self._numbers: list[Any] = []
         arguments = _written((args, tuple(kwargs.values())), self._numbers)
-        self._onto = onto
+        self._onto, self._metas = onto, metas
         self._how = repr(
             (
                 name_of(specs[0].mesh),
@@ -223,7 +226,9 @@ class _Runner:
                 operands[: self._reads], sizes, self._numbers, self._how, group_name(mesh)
             )
         # Other ranks wait, also where this one gets nothing.
-        return [collective_ops.waited_in_graph(x) for x in moved]
+        return [
+            laid_out(collective_ops.waited_in_graph(x), meta) for x, meta in zip(moved, self._metas)
+        ]
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results."""

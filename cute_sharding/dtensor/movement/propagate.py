@@ -148,6 +148,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
         tuple(pending.items()),
         registry.name_of(schema.op),
         note_movement if schema.op._schema._is_view_op() else None,
+        answers.listed(metas),
     )
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
@@ -237,7 +238,7 @@ def several_of(
     outputs = [_placements(found[-1].cuts, spec, pending)]
     movements = [step.movement for step in found if step.movement]
     _note(name, movements, specs, outputs, brought=first != cuts)
-    run = Steps(tuple(found), tuple(runners), spec, _placements(first, spec, pending))
+    run = Steps(tuple(found), tuple(runners), spec, _placements(first, spec, pending), metas)
     return answers.by_function(schema, run, mesh, outputs, metas)
 
 

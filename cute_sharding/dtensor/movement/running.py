@@ -28,6 +28,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, Replicate
 from cute_sharding.dtensor.run.executor import all_to_all
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
+from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import (
     from_wire,
     read,
@@ -61,6 +62,7 @@ class Runner:
         name: of the op.
         note: where its results are views: is told of those that are copies, as ``note(runner, local
             tensor, results)``.
+        metas: of the results, which lie in the order of their strides; none: row by row.
     """
 
     movement: Movement
@@ -71,6 +73,7 @@ class Runner:
     pending: tuple[tuple[int, str], ...]
     name: str
     note: Callable[[Any, torch.Tensor, list[torch.Tensor]], None] | None = None
+    metas: Sequence[Any] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [
@@ -155,7 +158,8 @@ class Runner:
                 received,
                 *operands,
             )
-            results.append(self._after_all(result, k, operands, received))
+            result = self._after_all(result, k, operands, received)
+            results.append(laid_out(result, self.metas[k]) if self.metas else result)
         return results
 
     def _after_all(
@@ -172,7 +176,9 @@ class Runner:
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results, in memory of its own."""
-        return replace(self, movement=_alone(self.movement, output)).copies([source])[0]
+        metas = self.metas[output : output + 1]
+        alone = replace(self, movement=_alone(self.movement, output), metas=metas)
+        return alone.copies([source])[0]
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write to the operand, a local tensor, what one of the results, ``moved``, has of it. Its

@@ -13,6 +13,7 @@ import torch
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, local_tensors
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
+from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.movement.steps import PERMUTE, Placed
@@ -29,12 +30,14 @@ class Steps:
         movements: of each step what runs it; None: a view.
         spec: of the operand.
         placements: to which it is brought first.
+        meta: of the result, which lies in the order of its strides.
     """
 
     steps: tuple[Placed, ...]
     movements: tuple[Runner | None, ...]
     spec: DTensorSpec
     placements: tuple[Placement, ...]
+    meta: Any
 
     def __call__(self, local: torch.Tensor, *_: Any) -> torch.Tensor:
         given = local = collective_ops.waited(local)
@@ -50,17 +53,17 @@ class Steps:
                     lambda rank, x, step=step: _viewed(x, step, place(mesh, rank), mesh),
                     local,
                 )
-        return on_each_rank(lambda _, x, y: _own(x, y), local, given)
+        return laid_out(on_each_rank(lambda _, x, y: _own(x, y), local, given), self.meta)
 
 
 def _own(x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """In memory of its own, row by row: these ops are no views, though all their steps may be."""
+    """In memory of its own: these ops are no views, though all their steps may be."""
     is_shared = (
         dispatch_modes.is_tracing()
         or local_tensors.is_imagined(x)
         or x.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
     )
-    return x.clone(memory_format=torch.contiguous_format) if is_shared else x.contiguous()
+    return x.clone() if is_shared else x
 
 
 def _viewed(local: torch.Tensor, to: Placed, device: Sequence[int], mesh: Any) -> torch.Tensor:

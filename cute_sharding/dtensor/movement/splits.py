@@ -57,7 +57,8 @@ def _joined(runners: Sequence[Runner]) -> Runner | None:
     first = runners[0]
     movement = _joined_movement(tuple([runner.movement for runner in runners]))
     dims = dims_of_group(first.mesh, movement.mesh_dims)
-    return None if dims is None else replace(first, movement=movement, dims=dims)
+    metas = [meta for runner in runners for meta in runner.metas]
+    return None if dims is None else replace(first, movement=movement, dims=dims, metas=metas)
 
 
 @lru_cache(maxsize=1 << 10)

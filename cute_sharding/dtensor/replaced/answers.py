@@ -99,15 +99,12 @@ def _that_runs(found: OutputSharding, wanted: OpSchema) -> OutputSharding:
 
 def shapes_of_results(metas: Any) -> list[tuple[Any, ...] | None]:
     """The shapes of all tensors that come of an op; None for one that is left out."""
-    return [
-        None if meta is None else tuple(meta.shape)
-        for meta in ([metas] if isinstance(metas, TensorMeta) else metas)
-    ]
+    return [None if meta is None else tuple(meta.shape) for meta in listed(metas)]
 
 
 def dtypes_of_results(metas: Any) -> set[torch.dtype]:
     """The dtypes of all tensors that come of an op."""
-    every = [metas] if isinstance(metas, TensorMeta) else metas
+    every = listed(metas)
     return {meta.dtype for meta in every if meta is not None}
 
 
@@ -261,6 +258,11 @@ def for_no_cache(found: Any) -> Any:
     return found
 
 
+def listed(metas: Any) -> Sequence[Any]:
+    """What torch says of the results of an op, of one as of several."""
+    return [metas] if isinstance(metas, TensorMeta) else metas
+
+
 def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
     """The global shapes and strides of an op's results, where they are known."""
     specs = [spec for spec in specs_of_results(answer) if isinstance(spec, DTensorSpec)]
@@ -299,9 +301,6 @@ def by_function(
     found = instead(OutputSharding(None), schema, function, takes_all=True)
     if metas is None:
         return found
-    specs = [
-        DTensorSpec(mesh, placements, meta)
-        for placements, meta in zip(given, [metas] if isinstance(metas, TensorMeta) else metas)
-    ]
+    specs = [DTensorSpec(mesh, placements, meta) for placements, meta in zip(given, listed(metas))]
     outputs: Any = specs[0] if isinstance(metas, TensorMeta) else tuple(specs)
     return OutputSharding(outputs, found.redistribute_schema, needs_redistribute=True)

@@ -13,6 +13,7 @@ import torch
 
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import dispatch_modes, symints
+from cute_sharding.dtensor.run.order import memory_order
 from cute_sharding.dtensor.run.ranks import peers, place
 from cute_sharding.redistribution.copies import Copy, fills, flat
 from cute_sharding.redistribution.exchange import Exchange
@@ -138,33 +139,13 @@ def keep(
         target = local.new_empty((*part.target_shape, *local.shape[len(part.target_shape) :]))
     else:
         strides, below = [0] * local.ndim, 1
-        for dim in _from_innermost(part.target_shape, local.stride()):
+        for dim in reversed(memory_order(part.target_shape, local.stride())):
             strides[dim] = below
             below *= max(part.target_shape[dim], 1)
         target = local.new_empty_strided(part.target_shape, strides)
     for copy in own:
         write(copy, local, target)
     return after(target, local) if dispatch_modes.is_tracing() and not own else target
-
-
-def _from_innermost(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Dims in the order in which clone() lays them out (infer_dense_strides of
-    aten/src/ATen/ExpandUtils.cpp): by stride, then by size; those that are expanded, of stride 0,
-    stay where they stand.
-    """
-    order = list(reversed(range(len(sizes))))
-    for last in range(1, len(order)):
-        at = last
-        for before in reversed(range(last)):
-            inner, dim = order[before], order[at]
-            if not (strides[inner] and strides[dim]):
-                continue
-            if (strides[inner], sizes[inner]) > (strides[dim], sizes[dim]):
-                order[before], order[at] = dim, inner
-                at = before
-            elif strides[inner] < strides[dim]:
-                break
-    return order
 
 
 def write(copy: Copy, x: torch.Tensor, y: torch.Tensor, *, add: bool = False) -> None:

@@ -34,6 +34,7 @@ from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.foreign import cheapest
 from cute_sharding.dtensor.run.groups import Means, means
 from cute_sharding.dtensor.run.on_symbols import run_on_symbols
+from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target
 from cute_sharding.redistribution.chains import Chains
@@ -99,7 +100,8 @@ def redistribute_local_tensor(
     is_explicit: bool = False,
     counted: bool = True,
 ) -> torch.Tensor:
-    """Take this rank's local tensor from the placements of ``current`` to those of ``target``.
+    """Take this rank's local tensor from the placements of ``current`` to those of ``target``; what
+    is moved lies in the order of its strides (:mod:`.order`).
 
     Pending reductions of torch's own Partial are part of the plan; those of other kinds (a masked
     embedding's, a norm's) are finished first, by the placement's own method. What the specs tell to
@@ -141,7 +143,8 @@ def redistribute_local_tensor(
     if plan.steps and counted:
         count_moves(found.traffic)
     with _recorded(plan, local, before, after, is_explicit):
-        return _done(found, local, current, target, async_op=async_op)
+        moved = _done(found, local, current, target, async_op=async_op)
+    return local if moved is local else laid_out(moved, target.tensor_meta)
 
 
 def _done(

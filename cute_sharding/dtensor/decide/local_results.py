@@ -1,0 +1,43 @@
+"""Results of ops whose operands are moved first lie in the order of their strides.
+
+An op lays out its result as its operands lie. Where all lie as the strides of the whole say, so
+does the result. An operand that is moved does so, but where it is expanded: then it has memory for
+every row on each device, and the op may go by its order and not by that of the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cute_sharding.dtensor.replaced import answers
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.order import laid_out
+
+
+def in_order(found: Any, schema: OpSchema) -> Any:
+    """The answer for an op that is no view, with local results laid out as their strides say, where
+    it redistributes operands.
+    """
+    wanted = getattr(found, "redistribute_schema", None)
+    answer = wanted and answers.answer_of(wanted)
+    if wanted is None or schema.op._schema.is_mutable or (answer and answer.takes_all):
+        return found
+    metas = [
+        spec.tensor_meta if isinstance(spec, DTensorSpec) else None
+        for spec in answers.specs_of_results(found)
+    ]
+    if not any(meta is not None and len(meta.shape) > 1 for meta in metas):
+        return found
+    run = answers.function_of(found, schema)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        results = run(*args, **kwargs)
+        if not isinstance(results, (tuple, list)):
+            return laid_out(results, metas[0])
+        return [
+            result if result is None else laid_out(result, meta)
+            for result, meta in zip(results, metas)
+        ]
+
+    return answers.instead(found, schema, function)

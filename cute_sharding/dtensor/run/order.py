@@ -1,0 +1,77 @@
+"""The order in which the dims of a local tensor lie in memory: that of the strides that its DTensor
+has, on every rank.
+
+A view is legal or not by the strides of the whole, and then runs on local tensors. What a
+collective brings lies row by row, whatever the strides of the whole are; torch leaves it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from cute_sharding.dtensor.compiled.symbols import has_values, sizes_at_hand
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
+from cute_sharding.dtensor.run.ranks import on_each_rank
+
+
+def laid_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
+    """The local tensor, its dims without gaps and in the order of the strides of the whole, whose
+    TensorMeta is ``meta``: itself, where it lies so, and else a copy.
+    """
+    order = None if meta is None or len(meta.shape) != local.ndim else _order_of(meta)
+    if order is None:
+        return local
+    if dispatch_modes.local_tensor_mode() is None:
+        lies = collective_ops.in_flight(local)
+        if (lies if order == tuple(range(len(order))) else lies.permute(order)).is_contiguous():
+            return local
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return on_each_rank(
+        lambda _, x: x.permute(order).contiguous().permute(back), collective_ops.waited(local)
+    )
+
+
+def _order_of(meta: Any) -> tuple[int, ...] | None:
+    """The dims from the outermost in memory to the innermost; None where a size that is a symbol
+    has no value yet.
+
+    The order of symbolic strides is that of the numbers at hand: it is another for other sizes only
+    if one of these is 0 or 1, of which no symbol is.
+    """
+    sizes = (*meta.shape, *meta.stride)
+    if not symints.is_symbolic(sizes):
+        return _memory_order(tuple(meta.shape), tuple(meta.stride))
+    if not has_values(sizes):
+        return None
+    numbers = sizes_at_hand(sizes)
+    return _memory_order(numbers[: len(meta.shape)], numbers[len(meta.shape) :])
+
+
+def memory_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Dims from the outermost to the innermost, as ``clone()`` lays them out (infer_dense_strides
+    of aten/src/ATen/ExpandUtils.cpp): by stride, then by size; those that are expanded, of stride
+    0, stay where they stand.
+
+    >>> memory_order((12, 8), (1, 12)), memory_order((4, 8), (0, 1))
+    ((1, 0), (0, 1))
+    """
+    order = list(reversed(range(len(sizes))))
+    for last in range(1, len(order)):
+        at = last
+        for before in reversed(range(last)):
+            inner, dim = order[before], order[at]
+            if not (strides[inner] and strides[dim]):
+                continue
+            if (strides[inner], sizes[inner]) > (strides[dim], sizes[dim]):
+                order[before], order[at] = dim, inner
+                at = before
+            elif strides[inner] < strides[dim]:
+                break
+    return tuple(reversed(order))
+
+
+_memory_order = lru_cache(maxsize=1 << 12)(memory_order)
