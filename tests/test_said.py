@@ -93,10 +93,12 @@ the view, output index -> input index: (4,16,32):(512,32,1)
 
 not free: what S(2) gives to the devices of mesh dim mesh0 is no Shard or _StridedShard of the
  > output
-redistribute the input first, cheapest first:
+dim 2 of 32 is split into 2 x 16, and 2 is no multiple of the 4 devices that cut it: in
+ > attention, the heads do not divide by the mesh
+redistribute the input first, for example (what costs the least later first):
+  [R]  then the output is [R]; a device receives up to 1536 elements
   [S(0)]  then the output is [S(0)]; a device receives up to 384 elements
-  [S(1)]  then the output is [S(1)]; a device receives up to 384 elements
-  [_S(1,2)]  then the output is [_S(1,2)]; a device receives up to 384 elements""",
+  [S(1)]  then the output is [S(1)]; a device receives up to 384 elements""",
     )
 
 

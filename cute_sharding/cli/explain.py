@@ -13,7 +13,7 @@ from cute_sharding.cli.arguments import read_mesh, read_sizes, read_view
 from cute_sharding.cli.for_all import explain_for_all
 from cute_sharding.drawing.views import replaced
 from cute_sharding.layout import Layout, LayoutError
-from cute_sharding.redistribution import free_targets
+from cute_sharding.redistribution.suggestions import heads_that_do_not_divide, suggested_targets
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
 from cute_sharding.views import View, carry
 
@@ -72,6 +72,7 @@ def explain(
     result["blocked_by"] = {
         "mesh_dim": names[carried.blocked],
         "placement": str(placements[carried.blocked]),
+        "heads": heads_that_do_not_divide(view, before.cuts, mesh, carried.blocked),
     }
     fixed = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
     result["redistribute_to"] = [
@@ -80,7 +81,7 @@ def explain(
             "output": list(map(str, replaced(placements, t.output))),
             "received_elements": t.received,
         }
-        for t in free_targets(view, before.cuts, mesh, fixed=fixed)
+        for t in suggested_targets(view, before.cuts, mesh, fixed=fixed)
     ]
     return result
 
@@ -176,7 +177,11 @@ def show_explain(result: dict[str, Any]) -> str:
             f"not free: what {by['placement']} gives to the devices of mesh dim {by['mesh_dim']} "
             "is no Shard or _StridedShard of the output"
         )
-        lines.append("redistribute the input first, cheapest first:")
+        if by["heads"]:
+            lines.append(by["heads"])
+        lines.append(
+            "redistribute the input first, for example (what costs the least later first):"
+        )
         for t in result["redistribute_to"]:
             lines.append(
                 f"  [{', '.join(t['input'])}]  then the output is [{', '.join(t['output'])}]; a "

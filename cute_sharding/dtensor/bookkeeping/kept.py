@@ -43,7 +43,7 @@ TABLE = (
     Kept("bookkeeping.stats._moved", "counts, for stats()"),
     Kept("bookkeeping.versions._warned", "whether the warning of a newer torch was given"),
     Kept("run.redistribute._said", "missing groups that the log has told of", True),
-    Kept("decide.view_placements._logged", "views that the log has told of", True),
+    Kept("decide.view_words._logged", "views that the log has told of", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
     Kept("replaced.symints._held", "of a program that is being traced: that it marks sizes"),
     Kept("movement.together._thread", "the parts of the op that a thread runs"),

@@ -109,10 +109,23 @@ def test_the_log_says_what_was_decided(caplog, on):
     assert traced == f"{view} on mesh (4,): free, proved on each kind of device"
     assert (
         moved.startswith("view_copy.default: (4, 6) [S(1)] -> (4, 3, 2) [")
-        and "on mesh (2,): input redistributed to [" in moved
+        and "on mesh (2,): input redistributed to [R], each device receives up to 12 elements"
+        in moved
     )
     assert refused.startswith("refused: view.default of a DTensor of shape (4, 6)")
     assert refused.removeprefix("refused: ") in str(error.value)
+
+
+@pytest.mark.one_in(1)
+def test_the_log_says_what_is_not_free_and_what_costs_less(caplog):
+    with caplog.at_level(logging.INFO, logger="cute_sharding"), cute_sharding.enabled():
+        tensor_of((4, 16, 32), (4, 16, 8), (4,), [Shard(2)]).view(4, 16, 2, 16)
+    assert lines(caplog) == [
+        "view.default: (4, 16, 32) [S(2)] -> (4, 16, 2, 16) [R] on mesh (4,): input redistributed "
+        "to [R], each device receives up to 1536 elements; dim 2 of 32 is split into 2 x 16, and 2 "
+        "is no multiple of the 4 devices that cut it: in attention, the heads do not divide by the "
+        "mesh; .redistribute(placements=[Shard(dim=0)]) before it receives up to 384"
+    ]
 
 
 def test_the_log_says_when_it_is_switched(caplog):
