@@ -27,6 +27,7 @@ from cute_sharding.dtensor.run.graph_keys import tag
 from cute_sharding.dtensor.run.packing import OtherShape
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.run.stock import is_torchs, is_torchs_alone
+from cute_sharding.dtensor.run.words import say_redistributed
 
 Redistribute = Callable[..., torch.Tensor]
 
@@ -108,6 +109,9 @@ def _redistributed(
                 raise
     if settings.redistribution:
         count_left_to_torch()
+        say_redistributed(
+            current.mesh, tuple(current.shape), current.placements, target.placements, None
+        )
     return stock(local, current, target, **how, **options)
 
 

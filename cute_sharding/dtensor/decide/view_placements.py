@@ -4,7 +4,6 @@ an error that says what to do.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -116,6 +115,7 @@ def decide(
     mesh_names: Sequence[str] | None = None,
     stock: Callable[[], Sequence[Placement]] | None = None,
     reachable: Callable[[Cuts], bool] = lambda target: True,
+    speaks: Callable[[], bool] = lambda: True,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
 
@@ -131,11 +131,13 @@ def decide(
             which quotes what it says where it raises: programs and tests look for its words.
         reachable: whether an explicit redistribution of the input, as it would run now, can be
             trusted to get there: an error suggests no other.
+        speaks: whether this rank says in the log what is redistributed.
 
     Raises:
         RuntimeError: nothing is free, and an error is what was asked for.
     """
     blocked: int | str | None
+    asked = Asked(op, view, row, mesh, mesh_names, placements, speaks)
     try:
         cuts, blocked, traced = carry(view, tuple([cut_of(p) for p in placements]), mesh)
         _check_has_numbers(cuts)
@@ -144,13 +146,10 @@ def decide(
             blocked = blocked if by_row is None else by_row
         if blocked is None:
             output = replaced(placements, cuts)
-            free = Decision(placements, output, "tracing" if traced else "algebra")
-            if logger.isEnabledFor(logging.DEBUG):
-                log_free(Asked(op, view, row, mesh, mesh_names, placements), output, traced=traced)
-            return free
+            log_free(asked, output, traced=traced)
+            return Decision(placements, output, "tracing" if traced else "algebra")
     except Undecided as error:
         blocked = error.fact
-    asked = Asked(op, view, row, mesh, mesh_names, placements)
     if isinstance(blocked, str):
         if if_not_free == "error":
             raise RuntimeError(unknown(asked, blocked))

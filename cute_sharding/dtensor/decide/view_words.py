@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cute_sharding.dtensor.bookkeeping.stats import logger
+from cute_sharding.dtensor.bookkeeping.telling import is_new
 from cute_sharding.dtensor.compiled.symbols import hinted
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
@@ -22,12 +23,11 @@ from cute_sharding.redistribution import Target, received_elements
 from cute_sharding.redistribution.suggestions import heads_that_do_not_divide
 from cute_sharding.views import Row, View, carry
 
-MOST_LOGGED = 1 << 12
-_logged: set[str] = set()  # what the log has said of views that are not free
-
 
 class Asked(NamedTuple):
-    """A view, and what it is of. ``row``, ``names``: as of :func:`decide`."""
+    """A view, and what it is of. ``speaks``: whether this rank says in the log what is so on all.
+    The others are as of :func:`.view_placements.decide`.
+    """
 
     op: str
     view: View
@@ -35,6 +35,7 @@ class Asked(NamedTuple):
     mesh: tuple[int, ...]
     names: Sequence[str] | None
     placements: tuple[Placement, ...]
+    speaks: Callable[[], bool] = lambda: True
 
     @property
     def cuts(self) -> Cuts:
@@ -88,6 +89,8 @@ def unknown(asked: Asked, fact: str) -> str:
 
 
 def log_free(asked: Asked, output: tuple[Placement, ...], *, traced: bool) -> None:
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
     how = "proved on each kind of device" if traced else "blocks of one size"
     logger.debug("%s: free, %s", _described(asked, output), how)
 
@@ -98,17 +101,12 @@ def log_redistribution(
     output: tuple[Placement, ...],
     suggestions: Callable[[], list[Choice] | None],
 ) -> None:
-    """Once for a place: an op, a shape and placements."""
-    if not logger.isEnabledFor(logging.INFO):
+    """Once for a place: an op, a shape and placements; by the rank that ``speaks``."""
+    if not logger.isEnabledFor(logging.INFO) or not asked.speaks():
         return
-    text_of_it = f"{_described(asked, output)}: input redistributed to {text(source)}"
-    if text_of_it in _logged:
-        return
-    if len(_logged) >= MOST_LOGGED:
-        _logged.clear()
-    _logged.add(text_of_it)
-    text_of_it += _with_less(asked, source, suggestions() or [])
-    logger.info("%s", text_of_it)
+    what = f"{_described(asked, output)}: input redistributed to {text(source)}"
+    if is_new(what):
+        logger.info("%s", what + _with_less(asked, source, suggestions() or []))
 
 
 def _with_less(asked: Asked, source: tuple[Placement, ...], choices: list[Choice]) -> str:

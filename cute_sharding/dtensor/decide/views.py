@@ -17,6 +17,7 @@ from cute_sharding.dtensor.decide.view_placements import Decision, decide, refus
 from cute_sharding.dtensor.replaced import (
     answers,
     dispatch_modes,
+    process_groups,
     registry,
     symints,
     tensor_specs,
@@ -128,6 +129,7 @@ class ViewQuestion:
             mesh_names=spec.mesh.mesh_dim_names,
             stock=self._stock_source,
             reachable=partial(_reachable, self.settings, spec),
+            speaks=partial(process_groups.is_first_rank, spec.mesh),
         )
         if spec.use_strided_shard_as_shard_order:
             decision = decision._replace(output=symints.settled(decision.output))

@@ -4,10 +4,16 @@ import logging
 
 import pytest
 import torch
-from simulation import mesh_of
-from torch.distributed.tensor import DTensor, Shard
+from simulation import distribute, mesh_of, ranks_of
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import cute_sharding
+from cute_sharding.dtensor.bookkeeping import kept
+from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.run.redistribute import planned
+from cute_sharding.dtensor.run.words import say_redistributed
 
 NONE = {
     "algebra": 0,
@@ -126,6 +132,48 @@ def test_the_log_says_what_is_not_free_and_what_costs_less(caplog):
         "is no multiple of the 4 devices that cut it: in attention, the heads do not divide by the "
         "mesh; .redistribute(placements=[Shard(dim=0)]) before it receives up to 384"
     ]
+
+
+@pytest.mark.one_in(1)
+def test_the_log_says_what_redistributes(caplog):
+    with (
+        caplog.at_level(logging.INFO, logger="cute_sharding"),
+        cute_sharding.enabled(redistribution=True),
+        ranks_of((4,)),
+    ):
+        for _ in range(2):
+            distribute(torch.ones(8, 8), (4,), [Shard(0)]).redistribute(placements=[Shard(1)])
+        distribute(torch.ones(8, 8), (4,), [Replicate()]).redistribute(placements=[Shard(1)])
+    assert lines(caplog) == [
+        "redistribute: (8, 8) [S(0)] -> [S(1)] on mesh (4,): 1 collective, each device receives up "
+        "to 12 elements",
+        "redistribute: (8, 8) [R] -> [S(1)] on mesh (4,): nothing is sent",
+    ]
+
+
+@pytest.mark.one_in(1)
+def test_the_first_rank_of_a_mesh_speaks_for_all(caplog, monkeypatch):
+    """Views, redistributions and missing groups: as each rank of a mesh of four, whose ranks are
+    not in order.
+    """
+    mesh = DeviceMesh("cpu", torch.tensor([[2, 1], [3, 0]]), mesh_dim_names=("a", "b"))
+    columns, both = [Shard(1), Replicate()], [Shard(0), Shard(1)]
+    said = {}
+    for rank in range(4):
+        monkeypatch.setattr(process_groups, "this_rank", lambda rank=rank: rank)
+        kept.empty()
+        caplog.clear()
+        with (
+            caplog.at_level(logging.INFO, logger="cute_sharding"),
+            cute_sharding.enabled(redistribution=True),
+        ):
+            say_redistributed(mesh, (8, 8), columns, both, None)
+            spec = DTensorSpec(mesh, tuple(columns), TensorMeta((4, 6), (6, 1), torch.float32))
+            DTensor(torch.zeros(4, 3), spec, requires_grad=False).view(4, 3, 2)
+            planned(mesh, (8, 8), tuple(both), tuple(reversed(both)))
+        said[rank] = [line.split(":")[0][:16] for line in lines(caplog)]
+    assert said.pop(2) == ["redistribute", "view.default", "redistribute", "a tensor of shap"]
+    assert not any(said.values()), said
 
 
 def test_the_log_says_when_it_is_switched(caplog):
