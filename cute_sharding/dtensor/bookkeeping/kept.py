@@ -39,6 +39,7 @@ TABLE = (
     Kept("extras.copies._STALE", "those of them whose source was written to"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),
     Kept("bookkeeping.stats._counts", "counts, for stats()"),
+    Kept("bookkeeping.stats._places", "what ops received, for stats()"),
     Kept("bookkeeping.stats._moves", "counts, for stats()"),
     Kept("bookkeeping.stats._moved", "counts, for stats()"),
     Kept("bookkeeping.versions._warned", "whether the warning of a newer torch was given"),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.stats import Moved, count_moves
+from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.compiled.symbols import sizes_at_hand
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
@@ -42,6 +42,7 @@ from cute_sharding.redistribution.plan import Held, RedistributionPlan, received
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.routes import Groups, admits
 from cute_sharding.redistribution.step import Step
+from cute_sharding.redistribution.totals import received_by_all
 
 # Reductions that equal contributions of all devices give back what they were made of.
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
@@ -64,11 +65,10 @@ class Traffic:
 
     @cached_property
     def moved(self) -> Moved:
-        received = sum(step.received_elements for step in self._steps if step.communicates)
         return Moved(
             plan=1,
             collectives=sum(step.collectives for step in self._steps),
-            received_elements=received,
+            received=Received(received_by(self._steps), received_by_all(self._steps)),
         )
 
 
