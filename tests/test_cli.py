@@ -136,7 +136,7 @@ def test_plan_as_text(capsys):
     code, out, err = run(capsys, MOVE)
     assert (code, err) == (0, "")
     assert (
-        "(10,000,000, 512) on mesh (mesh0=2, mesh1=4), elements of 4 bytes: [S(0), S(1)] -> [S(0), "
+        "(10_000_000, 512) on mesh (mesh0=2, mesh1=4), elements of 4 bytes: [S(0), S(1)] -> [S(0), "
         "S(0)]" in out
     )
     assert (
@@ -350,58 +350,3 @@ def test_explain_says_what_it_assumes_of_sizes_with_names(capsys):
     assert code == 2 and "t: give each size" in err
     code, _, err = run(capsys, "explain --shape b=0,16 --mesh 4 --placements S(0) --view b*16")
     assert code == 2 and "write 0 without a name" in err
-
-
-PROGRAM = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
-
-dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-mesh = init_device_mesh("cpu", (2,))
-x = DTensor.from_local(torch.zeros(2, 6, 2), mesh, [Shard(2)])
-x.view(2, 2, 12).redistribute(placements=[Replicate()])
-x[:, :, 1:]
-dist.destroy_process_group()
-if len(sys.argv) > 1:
-    sys.exit(int(sys.argv[1]))
-"""
-
-
-def stats_of(tmp_path, *arguments, options=(), **flags):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    code = "import sys; from cute_sharding.cli import main; sys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-c", code, "stats", *options, str(program), *arguments],
-        env={
-            **{k: v for k, v in os.environ.items() if not k.startswith("USE_CUTE_")},
-            "PYTHONPATH": str(Path(__file__).parent.parent),
-            **flags,
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_stats_of_a_program(tmp_path):
-    """The flags are read as the package is installed (tests/dtensor/switch/test_autoload.py)."""
-    found = stats_of(tmp_path, "3", USE_CUTE_SHARDING="1")
-    assert found.returncode == 3, found.stderr
-    rows = {line.split("  ")[0]: line.split()[-3:] for line in found.stdout.splitlines()}
-    assert rows["slice.Tensor"] == ["12", "48", "0.25"]
-    assert rows["view.default"] == ["0", "48", "0.00"]
-    assert rows["redistribute"] == ["48", "48", "1.00"]
-    silent = stats_of(tmp_path, USE_CUTE_SHARDING="1", RANK="1")
-    assert (silent.returncode, silent.stdout) == (0, "")
-    data = json.loads(stats_of(tmp_path, options=["--json"], USE_CUTE_SHARDING="1").stdout)
-    assert data["stats"]["redistribute"]["plan"] == 1
-
-
-def test_stats_of_a_program_without_flags(tmp_path, capsys):
-    assert "nothing is switched on" in stats_of(tmp_path).stdout
-    assert run(capsys, "stats nowhere.py")[2] == "cute_sharding: there is no program 'nowhere.py'\n"

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import cute_sharding
 from cute_sharding import status
 from cute_sharding.cli import moves, stats
 from cute_sharding.cli.arguments import UsageError
@@ -13,7 +14,10 @@ from cute_sharding.cli.draw import run_draw, show_draw
 from cute_sharding.cli.explain import run_explain, show_explain
 from cute_sharding.cli.plan import run_plan, show_plan
 
-PLACEMENTS = 'one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"'
+PLACEMENTS = (
+    'one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"; or a layout (devices, local) as '
+    "explain prints it"
+)
 
 
 def _explain_options(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +29,11 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
     )
     _view_options(parser)
     moves.add_options(parser)
+    parser.add_argument(
+        "--torch",
+        action="store_true",
+        help="say as well what torch's own rule for the op does (imports torch)",
+    )
 
 
 def _view_options(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +99,11 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         help="the most elements that a device may hold at once in our plan",
     )
     parser.add_argument(
-        "--itemsize", type=int, default=4, metavar="BYTES", help="bytes of an element (default 4)"
+        "--itemsize",
+        "--dtype",
+        default="4",
+        metavar="BYTES",
+        help="bytes of an element, or a dtype such as bfloat16 (default 4)",
     )
 
 
@@ -167,6 +180,9 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="python -m cute_sharding",
         description="Shardings, views and redistributions as CuTe layouts.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"cute_sharding {cute_sharding.__version__}"
     )
     commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
     for command in COMMANDS:
