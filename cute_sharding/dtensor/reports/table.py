@@ -48,7 +48,11 @@ class Stats(dict[str, Counts]):
         ]
         raised = sum(counts["stock_raises"] for counts in self.values())
         if raised:
-            notes.append(f"{raised} not compared: torch's own rule raises there")
+            others = sum(of["received_by_all"] - of["compared_by_all"] for of in self.values())
+            notes.append(
+                f"{raised} not compared, as torch's own rule raises there; what is not compared "
+                f"received {others:,}"
+            )
         return "\n".join([*lines, *notes])
 
 
