@@ -30,8 +30,9 @@ def autoload() -> None:
         if not any(name.startswith(PREFIX) for name in os.environ):
             return
         from cute_sharding._imports import when_imported
-        from cute_sharding._settings import from_environment
+        from cute_sharding._settings import from_environment, unknown_flags
 
+        _say_unknown(unknown_flags(os.environ))
         settings = from_environment(os.environ)
         if settings is not None:
             report = "waiting for torch.distributed.tensor to be imported"
@@ -71,6 +72,26 @@ def _give_up(error):  # type: ignore[no-untyped-def]
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
-        import sys
+        _print(message)
 
-        print(message, file=sys.stderr)
+
+def _say_unknown(flags):  # type: ignore[no-untyped-def]
+    """One warning of variables that are named as flags are and are none, by rank 0 of those that
+    torchrun starts; as a line where warnings are errors.
+    """
+    if not flags or os.environ.get("RANK", "0") != "0":
+        return
+    import warnings
+
+    asked = "; ".join(f"{name}: did you mean {near}?" for name, near in flags.items())
+    message = f"cute_sharding has no such flag, and goes on without it: {asked}"
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:
+        _print(message)
+
+
+def _print(message):  # type: ignore[no-untyped-def]
+    import sys
+
+    print(message, file=sys.stderr)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+PREFIX = "USE_CUTE_"  # of all flags
 # Stands for the flags of all settings that are `in_everything`, where these are not set themselves.
 EVERYTHING = "USE_CUTE_SHARDING"
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -85,8 +86,8 @@ class Setting(NamedTuple):
             return word
         if self.choices:
             raise ValueError(
-                f"{self.flag}={text!r} is none of {', '.join(self.choices)}; 1 is {self.on}, 0 is "
-                f"{self.off}"
+                f"{self.flag}={text!r} is none of {', '.join(self.choices)}{_meant(word, self)}; 1 "
+                f"is {self.on}, 0 is {self.off}"
             )
         raise ValueError(f"{self.flag}={text!r} is neither on nor off: set it to 1 or 0")
 
@@ -102,10 +103,18 @@ class Setting(NamedTuple):
             return self.on if value else self.off
         if value not in self.choices:
             raise ValueError(
-                f"{name}={value!r} is none of {', '.join(map(repr, self.choices))}; True is "
-                f"{self.on!r}, False is {self.off!r}"
+                f"{name}={value!r} is none of {', '.join(map(repr, self.choices))}"
+                f"{_meant(value, self)}; True is {self.on!r}, False is {self.off!r}"
             )
         return value
+
+
+def _meant(value: object, setting: Setting) -> str:
+    """A question, where the value is like one of the choices."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(str(value), setting.choices, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,26 @@ TABLE: dict[str, Setting] = {
     each.name: Setting(default=each.default, **each.metadata) for each in fields(Settings)
 }
 FLAGS = (EVERYTHING, *(setting.flag for setting in TABLE.values()))
+
+
+def unknown_flags(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that are named as flags are, and are none; and the flag that each is
+    most like, by its name or that of the setting.
+
+    >>> [*unknown_flags({f"{PREFIX}VIEWS": "1", "USE_CUTE_OPS": "1"}).values()]
+    ['USE_CUTE_VIEW_PROPAGATION']
+    """
+    names = [name for name in environment if name.startswith(PREFIX) and name not in FLAGS]
+    if not names:
+        return {}
+    from difflib import get_close_matches
+
+    known = {flag.removeprefix(PREFIX): flag for flag in FLAGS}
+    known |= {name.upper(): setting.flag for name, setting in TABLE.items()}
+    return {
+        name: known[get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0)[0]]
+        for name in sorted(names)
+    }
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import cute_sharding
 from cute_sharding import _autoload
-from cute_sharding._settings import FLAGS, TABLE, from_environment
+from cute_sharding._settings import FLAGS, TABLE, from_environment, unknown_flags
 
 
 def status() -> dict[str, Any]:
@@ -23,6 +23,7 @@ def status() -> dict[str, Any]:
         "version": cute_sharding.__version__,
         "python": platform.python_version(),
         "flags": {flag: os.environ.get(flag) for flag in FLAGS},
+        "unknown_flags": unknown_flags(os.environ),
         **check.state(),
         "why": _autoload.report,
         "checks": check.checks(),
@@ -50,6 +51,10 @@ def show(found: dict[str, Any]) -> str:
         *(
             f"  {flag:34}{'unset' if value is None else value}"
             for flag, value in found["flags"].items()
+        ),
+        *(
+            f"  {name:34}no such flag: did you mean {near}?"
+            for name, near in found["unknown_flags"].items()
         ),
     ]
     on = found["on"]

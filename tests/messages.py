@@ -16,13 +16,13 @@ OWN_WORDS = {
 }
 # Functions that build one of several lines: how it begins, and words of it to look for there.
 BUILT = {
-    "_explain": (
+    "explain": (
         "… of a DTensor of shape … to … on mesh (…) with placements … cannot be done without "
         "communication: what … on … gives to its … devices is no Shard or _StridedShard of the "
         "output.",
         "cannot be done without communication",
     ),
-    "_unknown": (
+    "unknown": (
         "… of a DTensor of shape … to … on mesh … with placements …: whether that is free depends "
         "on sizes that have no value while the program is compiled.",
         "whether that is free depends on sizes",

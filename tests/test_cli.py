@@ -136,7 +136,7 @@ def test_plan_as_text(capsys):
     code, out, err = run(capsys, MOVE)
     assert (code, err) == (0, "")
     assert (
-        "(10,000,000, 512) on mesh (mesh0=2, mesh1=4), elements of 4 bytes: [S(0), S(1)] -> [S(0), "
+        "(10_000_000, 512) on mesh (mesh0=2, mesh1=4), elements of 4 bytes: [S(0), S(1)] -> [S(0), "
         "S(0)]" in out
     )
     assert (

@@ -93,10 +93,12 @@ the view, output index -> input index: (4,16,32):(512,32,1)
 
 not free: what S(2) gives to the devices of mesh dim mesh0 is no Shard or _StridedShard of the
  > output
-redistribute the input first, cheapest first:
+dim 2 of 32 is split into 2 x 16, and 2 is no multiple of the 4 devices that cut it: in
+ > attention, the heads do not divide by the mesh
+redistribute the input first, for example (what costs the least later first):
+  [R]  then the output is [R]; a device receives up to 1536 elements
   [S(0)]  then the output is [S(0)]; a device receives up to 384 elements
-  [S(1)]  then the output is [S(1)]; a device receives up to 384 elements
-  [_S(1,2)]  then the output is [_S(1,2)]; a device receives up to 384 elements""",
+  [S(1)]  then the output is [S(1)]; a device receives up to 384 elements""",
     )
 
 
@@ -126,6 +128,8 @@ after: shape (28,), placements [_S(0,7)]
     mesh0=0: local (14,)  [0:2, 4:6, 8:10, 12:14, ... 3 more]
     mesh0=1: local (14,)  [2:4, 6:8, 10:12, 14:16, ... 3 more]
     mesh0=2: local (0,)  []
+  out of balance: the fullest device holds 14 elements; under plain shards of the same dims it
+ > would be 10
 
 free: no communication (blocks that are not of one size: proved on each kind of device)""",
     )
@@ -269,14 +273,14 @@ def test_what_bad_arguments_are_told():
     assert_expected_inline(
         told,
         """\
-cute_sharding: give a command: explain, plan, draw or status (see --help)
+cute_sharding: give a command: explain, plan, draw, stats, status (see --help)
 exit code 2
 cute_sharding: --mesh 'tp:2': write name=size or size, separated by commas, such as dp=2,tp=4
 exit code 2
-cute_sharding: cannot read the placement 'Q(0)': write S(dim), _S(dim,split_factor), R or P(op),
- > separated by commas
+cute_sharding: --placements: cannot read the placement 'Q(0)': write S(dim),
+ > _S(dim,split_factor), R or P(op), separated by commas
 exit code 2
-cute_sharding: placement S(1) names dim 1; shape (4,) has 1 dims
+cute_sharding: --placements: placement S(1) names dim 1; shape (4,) has 1 dims
 exit code 2
 cute_sharding: shape (5,) has 5 elements, the tensor 4
 exit code 2

@@ -4,6 +4,7 @@
   layouts. :mod:`.moves`: the same of a movement op.
 - :mod:`.draw`: pictures of shardings, views, redistributions and layouts.
 - :mod:`.plan`: how a redistribution goes, by plan and as torch would do it.
+- :mod:`.stats`: what a program received, beside torch's own rules.
 - :mod:`cute_sharding.status`: what is switched on.
 - :mod:`.parser`, :mod:`.arguments`: the options, and what is read from them.
 """
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 from cute_sharding.cli.arguments import UsageError
 from cute_sharding.cli.explain import explain
-from cute_sharding.cli.parser import make_parser
+from cute_sharding.cli.parser import COMMANDS, make_parser
 from cute_sharding.cli.plan import plan
 
 __all__ = ["explain", "main", "plan"]
@@ -33,10 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = make_parser().parse_args(argv)
         if arguments.command is None:
-            raise UsageError("give a command: explain, plan, draw or status (see --help)")
+            raise UsageError(
+                f"give a command: {', '.join(command.name for command in COMMANDS)} (see --help)"
+            )
         result = arguments.run(arguments)
     except CAUGHT as error:
         print(f"cute_sharding: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    print(json.dumps(result, indent=2) if arguments.json else arguments.show(result))
-    return 0 if arguments.is_well(result) else 1
+    text = json.dumps(result, indent=2) if arguments.json else arguments.show(result)
+    if result.get("speaks", True):
+        print(text)
+    return int(arguments.code(result))

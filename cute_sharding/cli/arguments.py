@@ -7,13 +7,12 @@ import re
 from collections.abc import Sequence
 from math import isfinite
 
+from cute_sharding.layout import Layout
 from cute_sharding.redistribution import Network
 from cute_sharding.sharding import Partial, Sharding, parse_placements
 from cute_sharding.views import BY_OP, View
 
 REDUCTIONS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
-# The named links are timed for elements of two bytes.
-LINK_ITEMSIZE = 2
 
 
 class UsageError(Exception):
@@ -21,14 +20,21 @@ class UsageError(Exception):
 
 
 def read_sizes(text: str, what: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"\s*(-?\d+\s*(,\s*-?\d+\s*)*)?,?\s*", text):
+    inside = _without_brackets(text)
+    if not re.fullmatch(r"\s*(-?[\d_]+\s*(,\s*-?[\d_]+\s*)*)?,?\s*", inside):
         raise UsageError(f"{what} {text!r}: write integers separated by commas, such as 4,16,32")
-    return tuple(int(part) for part in text.split(",") if part.strip())
+    return tuple(int(part) for part in inside.split(",") if part.strip())
+
+
+def _without_brackets(text: str) -> str:
+    """As sizes are printed: ``(4, 16)``, ``[4, 16]``, ``torch.Size([4, 16])``."""
+    match = re.fullmatch(r"\s*(?:torch\.Size)?(?:\(\[(.*)\]\)|\((.*)\)|\[(.*)\])\s*", text)
+    return text if match is None else next(part for part in match.groups() if part is not None)
 
 
 def read_mesh(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     names, sizes = [], []
-    for i, part in enumerate(text.split(",")):
+    for i, part in enumerate(_without_brackets(text).removesuffix(",").split(",")):
         match = re.fullmatch(r"\s*(?:([A-Za-z_]\w*)=)?(\d+)\s*", part)
         if not match or int(match[2]) < 1:
             raise UsageError(
@@ -50,25 +56,40 @@ VIEWS = {
 }
 
 
-def read_view(arguments: argparse.Namespace, shape: tuple[int, ...]) -> tuple[str, View]:
+def asked_view(arguments: argparse.Namespace) -> tuple[str, tuple[int, ...]]:
+    """The view that is asked for, by its option, and the sizes that it is given."""
     chosen = {
         name: getattr(arguments, name) for name in VIEWS if getattr(arguments, name) is not None
     }
     if len(chosen) != 1:
         raise UsageError(f"give one of {', '.join(f'--{name}' for name in VIEWS)}")
     ((name, text),) = chosen.items()
-    sizes = read_sizes(text, f"--{name}")
+    return name, read_sizes(text, f"--{name}")
+
+
+def read_view(arguments: argparse.Namespace, shape: tuple[int, ...]) -> tuple[str, View]:
+    name, sizes = asked_view(arguments)
     return f"{name}{sizes}", BY_OP[VIEWS[name]].view(shape, sizes)
 
 
 def read_sharding(
     text: str, option: str, shape: tuple[int, ...], mesh: tuple[int, ...]
 ) -> Sharding:
-    placements = parse_placements(text)
-    for p in placements:
-        if isinstance(p, Partial) and p.reduce_op not in REDUCTIONS:
-            raise UsageError(f"{option}: unknown reduction {p}: use one of {', '.join(REDUCTIONS)}")
+    """From placements, or from the layout that a sharding is: what either is printed as."""
     try:
+        if ":" in text:
+            sharding = Sharding.read(Layout.parse(text), shape)
+            if sharding.mesh != mesh:
+                raise UsageError(
+                    f"{option}: the layout {text} is of a mesh of {sharding.mesh}, not of {mesh}"
+                )
+            return sharding
+        placements = parse_placements(text, len(shape))
+        for p in placements:
+            if isinstance(p, Partial) and p.reduce_op not in REDUCTIONS:
+                raise UsageError(
+                    f"{option}: unknown reduction {p}: use one of {', '.join(REDUCTIONS)}"
+                )
         return Sharding(shape, mesh, placements)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
@@ -91,7 +112,7 @@ def read_network(text: str | None, mesh: tuple[int, ...], itemsize: int) -> Netw
         if text is None
         else Network.named([name.strip() for name in text.split(",")]).checked(mesh)
     )
-    return network.scaled(itemsize / LINK_ITEMSIZE)
+    return network.of_itemsize(itemsize)
 
 
 def read_group(text: str, names: Sequence[str]) -> tuple[int, ...]:
@@ -104,3 +125,19 @@ def read_group(text: str, names: Sequence[str]) -> tuple[int, ...]:
             f"{', '.join(names)}, such as {'+'.join(names[:2])}, or none"
         )
     return tuple([known[name] for name in text.split("+")])
+
+
+def read_itemsize(text: str) -> int:
+    """The bytes of an element, from a number or the name of a dtype of torch."""
+    if re.fullmatch(r"\s*-?\d+\s*", text):
+        if int(text) < 1:
+            raise UsageError(f"--itemsize {text}: an element has at least one byte")
+        return int(text)
+    from cute_sharding.dtensor.reports.plan import itemsize_of
+
+    found = itemsize_of(text.strip())
+    if found is None:
+        raise UsageError(
+            f"--itemsize {text!r} is no number of bytes and no dtype of torch, such as bfloat16"
+        )
+    return found

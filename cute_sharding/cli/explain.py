@@ -9,13 +9,23 @@ from math import prod
 from typing import Any
 
 from cute_sharding.cli import moves
-from cute_sharding.cli.arguments import read_mesh, read_sizes, read_view
-from cute_sharding.cli.for_all import explain_for_all
+from cute_sharding.cli.arguments import (
+    VIEWS,
+    UsageError,
+    asked_view,
+    read_mesh,
+    read_sharding,
+    read_sizes,
+    read_view,
+)
+from cute_sharding.cli.for_all import explain_for_all, without_names
+from cute_sharding.cli.torchs import by_torch, show_by_torch
 from cute_sharding.drawing.views import replaced
 from cute_sharding.layout import Layout, LayoutError
-from cute_sharding.redistribution import free_targets
-from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
-from cute_sharding.views import View, carry
+from cute_sharding.redistribution import local_elements
+from cute_sharding.redistribution.suggestions import heads_that_do_not_divide, suggested_targets
+from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
+from cute_sharding.views import BY_OP, View, carry
 
 # Who holds what is listed device by device, and interval by interval, only up to here.
 DEVICES_SHOWN = 16
@@ -24,20 +34,30 @@ RUNS_SHOWN = 4
 
 
 def run_explain(arguments: argparse.Namespace) -> dict[str, Any]:
-    placements = parse_placements(arguments.placements)
+    if not any(getattr(arguments, name) is not None for name in (*VIEWS, *moves.OPTIONS)):
+        views, movements = (", --".join(known) for known in (VIEWS, moves.OPTIONS))
+        raise UsageError(
+            f"explain takes an op: a view (--{views}) or a movement op (--{movements})"
+        )
+    names, mesh = read_mesh(arguments.mesh)
+    shape = read_sizes(without_names(arguments.shape), "--shape")
+    before = read_sharding(arguments.placements, "--placements", shape, mesh)
     moved = moves.asked(arguments)
     if moved is not None:
-        names, mesh = read_mesh(arguments.mesh)
-        before = Sharding(read_sizes(arguments.shape, "--shape"), mesh, placements)
-        return moves.explain_move(moved, getattr(arguments, moved), names, before, _described)
+        text = getattr(arguments, moved)
+        result = moves.explain_move(moved, text, names, before, _described)
+        if arguments.torch:
+            result["torch"] = by_torch(*moves.of_torch(moved, text, before))
+        return result
     for_all = None
     if "=" in arguments.shape:
-        for_all, arguments = explain_for_all(arguments, placements)
-    shape = read_sizes(arguments.shape, "--shape")
-    names, mesh = read_mesh(arguments.mesh)
-    Sharding(shape, mesh, placements)  # checks that they fit together
+        for_all, arguments = explain_for_all(arguments, before.placements)
     what, view = read_view(arguments, shape)
-    result = explain(what, view, names, mesh, placements)
+    result = explain(what, view, names, mesh, before.placements)
+    if arguments.torch:
+        name, sizes = asked_view(arguments)
+        row = BY_OP[VIEWS[name]]
+        result["torch"] = by_torch((*row.strict, *row.lenient)[0], before, [sizes])
     return result if for_all is None else {**result, "for_all": for_all}
 
 
@@ -72,6 +92,7 @@ def explain(
     result["blocked_by"] = {
         "mesh_dim": names[carried.blocked],
         "placement": str(placements[carried.blocked]),
+        "heads": heads_that_do_not_divide(view, before.cuts, mesh, carried.blocked),
     }
     fixed = [m for m, p in enumerate(placements) if isinstance(p, Partial)]
     result["redistribute_to"] = [
@@ -80,7 +101,7 @@ def explain(
             "output": list(map(str, replaced(placements, t.output))),
             "received_elements": t.received,
         }
-        for t in free_targets(view, before.cuts, mesh, fixed=fixed)
+        for t in suggested_targets(view, before.cuts, mesh, fixed=fixed)
     ]
     return result
 
@@ -107,7 +128,19 @@ def _described(sharding: Sharding, names: Sequence[str]) -> dict[str, Any]:
         for device in devices
     ]
     described["devices_not_shown"] = prod(sharding.mesh) - len(devices)
+    described["balance"] = _balance(sharding)
     return described
+
+
+def _balance(sharding: Sharding) -> dict[str, int] | None:
+    """Where the fullest device holds more than it would under plain shards of the same dims: what
+    it holds, and what it would, in elements. None elsewhere.
+    """
+    plain = [None if cut is None else (cut[0], 1) for cut in sharding.cuts]
+    most, fair = (
+        local_elements(sharding.shape, cuts, sharding.mesh) for cuts in (sharding.cuts, plain)
+    )
+    return {"most": most, "plain": fair} if most > fair else None
 
 
 def _rows(
@@ -142,8 +175,15 @@ def _modes(layout: Layout, sharding: Sharding, names: Sequence[str]) -> list[dic
 
 
 def show_explain(result: dict[str, Any]) -> str:
-    if "outputs" in result:
-        return moves.show_move(result, _show_side)
+    lines = [
+        moves.show_move(result, _show_side) if "outputs" in result else _show_view(result),
+    ]
+    if "torch" in result:
+        lines.append(show_by_torch(result["torch"], result["input"]["placements"]))
+    return "\n".join(lines)
+
+
+def _show_view(result: dict[str, Any]) -> str:
     mesh = ", ".join(f"{name}={n}" for name, n in result["mesh"].items())
     lines = [f"{result['op']} on mesh ({mesh})", ""]
     if "for_all" in result:
@@ -176,7 +216,11 @@ def show_explain(result: dict[str, Any]) -> str:
             f"not free: what {by['placement']} gives to the devices of mesh dim {by['mesh_dim']} "
             "is no Shard or _StridedShard of the output"
         )
-        lines.append("redistribute the input first, cheapest first:")
+        if by["heads"]:
+            lines.append(by["heads"])
+        lines.append(
+            "redistribute the input first, for example (what costs the least later first):"
+        )
         for t in result["redistribute_to"]:
             lines.append(
                 f"  [{', '.join(t['input'])}]  then the output is [{', '.join(t['output'])}]; a "
@@ -200,6 +244,11 @@ def _show_side(title: str, side: dict[str, Any]) -> list[str]:
         lines.append(f"    {at}: local {tuple(device['local_shape'])}  {rows}")
     if side["devices_not_shown"]:
         lines.append(f"    ... and {side['devices_not_shown']} more devices")
+    if side["balance"] is not None:
+        lines.append(
+            f"  out of balance: the fullest device holds {side['balance']['most']} elements; under "
+            f"plain shards of the same dims it would be {side['balance']['plain']}"
+        )
     return lines
 
 

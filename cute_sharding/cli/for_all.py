@@ -16,6 +16,11 @@ from cute_sharding.sharding import Partial, Replicate, Shard
 from cute_sharding.views import BY_OP, carry
 
 
+def without_names(shape: str) -> str:
+    """A shape whose sizes may have names, ``b=2,16``, with the numbers alone."""
+    return re.sub(r"[A-Za-z_]\w*\s*=", "", shape)
+
+
 class _Numbers:
     """Sizes by name, with the numbers that they have in the case at hand: what is asked of them,
     beyond their being 2 or more, is kept (an Oracle).

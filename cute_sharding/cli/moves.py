@@ -49,7 +49,7 @@ OPTIONS = {
     "split": Option(
         "DIM,ROWS", 2, "torch.split", lambda _, dim, rows: (rows, dim), "1,6: parts of 6 rows"
     ),
-    "roll": Option("DIM,SHIFT", 2, "torch.roll", lambda _, dim, shift: (shift, dim), "0,1"),
+    "roll": Option("DIM,SHIFT", 2, "torch.roll", lambda _, dim, shift: ([shift], [dim]), "0,1"),
     "flip": Option("DIM,...", 1, "torch.flip", lambda _, *dims: (dims,), "0"),
     "pad": Option("DIM,BEFORE,AFTER", 3, "torch.nn.functional.pad", _pads, "1,2,0"),
     "reflect": Option(
@@ -126,6 +126,21 @@ def explain_move(
             for x, cuts in zip(move.outputs, choice.cuts)
         ],
     }
+
+
+def of_torch(name: str, text: str, before: Sharding) -> tuple[str, Sharding, list[Any], int | None]:
+    """The movement as torch has it: the aten overload, what it is given, the arguments after that,
+    and how many times it is given.
+    """
+    numbers, option, ndim = _read(name, text), OPTIONS[name], len(before.shape)
+    given = list(option.arguments(ndim, *numbers))
+    overloads = BY_OP[option.op].overloads
+    if name in ("pad", "reflect"):
+        # From the last dim on, as far as any is padded: some have an overload for each number.
+        given = [[*given[0]]]
+        overloads = tuple([o for o in overloads if f"{len(given[0]) // 2}d." in o]) or overloads
+    times = (numbers[1] or 2) if name == "cat" and len(numbers) > 1 else 2
+    return overloads[0], before, given, times if name == "cat" else None
 
 
 def _read(name: str, text: str) -> list[int | None]:

@@ -6,14 +6,18 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import cute_sharding
 from cute_sharding import status
-from cute_sharding.cli import moves
+from cute_sharding.cli import moves, stats
 from cute_sharding.cli.arguments import UsageError
 from cute_sharding.cli.draw import run_draw, show_draw
 from cute_sharding.cli.explain import run_explain, show_explain
 from cute_sharding.cli.plan import run_plan, show_plan
 
-PLACEMENTS = 'one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"'
+PLACEMENTS = (
+    'one for each mesh dim, such as "S(0),S(2)" or "_S(0,2),R"; or a layout (devices, local) as '
+    "explain prints it"
+)
 
 
 def _explain_options(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +29,11 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
     )
     _view_options(parser)
     moves.add_options(parser)
+    parser.add_argument(
+        "--torch",
+        action="store_true",
+        help="say as well what torch's own rule for the op does (imports torch)",
+    )
 
 
 def _view_options(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +99,11 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         help="the most elements that a device may hold at once in our plan",
     )
     parser.add_argument(
-        "--itemsize", type=int, default=4, metavar="BYTES", help="bytes of an element (default 4)"
+        "--itemsize",
+        "--dtype",
+        default="4",
+        metavar="BYTES",
+        help="bytes of an element, or a dtype such as bfloat16 (default 4)",
     )
 
 
@@ -104,14 +117,14 @@ def _sharding_options(parser: argparse.ArgumentParser, required: bool = True) ->
 
 
 class Command(NamedTuple):
-    """A command: its options, what it finds as data, that as text, and whether all is well."""
+    """A command: its options, what it finds as data, that as text, and the exit status."""
 
     name: str
     text: str
     options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], dict[str, Any]]
     show: Callable[[dict[str, Any]], str]
-    is_well: Callable[[dict[str, Any]], bool] = lambda result: True
+    code: Callable[[dict[str, Any]], int] = lambda result: 0
 
 
 COMMANDS = (
@@ -138,13 +151,22 @@ COMMANDS = (
         show_draw,
     ),
     Command(
+        "stats",
+        "run a program of Python, and print at its end what views, movement ops and "
+        "redistributions received, beside torch's own rules; on rank 0",
+        stats.add_options,
+        stats.run_stats,
+        stats.show_stats,
+        lambda result: result["code"],
+    ),
+    Command(
         "status",
         "what is switched on and why, on which torch, what of it is replaced, and whether a view "
         "and a redistribution come out right here",
         lambda parser: None,
         lambda arguments: status.status(),
         status.show,
-        status.is_well,
+        lambda result: not status.is_well(result),
     ),
 )
 
@@ -159,10 +181,13 @@ def make_parser() -> Parser:
         prog="python -m cute_sharding",
         description="Shardings, views and redistributions as CuTe layouts.",
     )
+    parser.add_argument(
+        "--version", action="version", version=f"cute_sharding {cute_sharding.__version__}"
+    )
     commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
     for command in COMMANDS:
         added = commands.add_parser(command.name, help=command.text, description=command.text)
-        added.set_defaults(run=command.run, show=command.show, is_well=command.is_well)
+        added.set_defaults(run=command.run, show=command.show, code=command.code)
         added.add_argument("--json", action="store_true", help="print JSON instead of text")
         command.options(added)
     return parser

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cute_sharding.cli.arguments import (
-    UsageError,
     read_group,
+    read_itemsize,
     read_mesh,
     read_network,
     read_sharding,
@@ -24,9 +24,8 @@ def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     source, target = (
         read_sharding(getattr(arguments, name), f"--{name}", shape, mesh) for name in ("from", "to")
     )
-    if arguments.itemsize < 1:
-        raise UsageError(f"--itemsize {arguments.itemsize}: an element has at least one byte")
-    network = read_network(arguments.network, mesh, arguments.itemsize)
+    itemsize = read_itemsize(arguments.itemsize)
+    network = read_network(arguments.network, mesh, itemsize)
     groups = (
         None
         if arguments.groups is None
@@ -39,7 +38,7 @@ def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
         network,
         memory_limit=arguments.memory_limit,
         groups=groups,
-        itemsize=arguments.itemsize,
+        itemsize=itemsize,
     )
 
 
@@ -60,10 +59,17 @@ def plan(
     from cute_sharding.dtensor.reports.stock import stock_plan
 
     shape, mesh = source.shape, source.mesh
-    before, after = _of_torch(source), _of_torch(target)
+    before, after = of_torch(source), of_torch(target)
     ours = (
         plan_redistribution(
-            shape, mesh, before, after, memory_limit=memory_limit, network=network, groups=groups
+            shape,
+            mesh,
+            before,
+            after,
+            memory_limit=memory_limit,
+            network=network,
+            groups=groups,
+            itemsize=itemsize,
         )
         .named(names)
         .to_dict()
@@ -93,7 +99,8 @@ def plan(
     }
 
 
-def _of_torch(sharding: Sharding) -> list[Any]:
+def of_torch(sharding: Sharding) -> list[Any]:
+    """The placements as torch's own."""
     from cute_sharding.dtensor.replaced import tensor_specs
     from cute_sharding.dtensor.run.placements import placement_of
 
@@ -108,7 +115,7 @@ def show_plan(result: dict[str, Any]) -> str:
     ours, torchs, itemsize = result["ours"], result["torch"], result["itemsize"]
     shape, source, target = (
         ", ".join(items)
-        for items in ([f"{n:,}" for n in result["shape"]], result["from"], result["to"])
+        for items in ([f"{n:_}" for n in result["shape"]], result["from"], result["to"])
     )
     links = ", ".join(
         f"{name} {link['alpha']:.3g} s + {link['beta']:.3g} s an element"

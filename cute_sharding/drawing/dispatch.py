@@ -110,7 +110,11 @@ def _sharding_picture(x: Sharding, view: Any, to: Any, named: tuple[str, ...]) -
         what, found = view_of(view, x.shape)
         return view_picture(x, found, named, what)
     if to is not None:
-        target = to if isinstance(to, Sharding) else Sharding(x.shape, x.mesh, placements_of(to))
+        target = (
+            to
+            if isinstance(to, Sharding)
+            else Sharding(x.shape, x.mesh, placements_of(to, len(x.shape)))
+        )
         return plan_picture(planned(x, target), named)
     holding = Holding.of(x, named)
     return holding_picture(holding, title_of(x, holding))

@@ -35,10 +35,10 @@ def names_of(names: Sequence[str] | None, mesh: Sequence[int]) -> tuple[str, ...
     return tuple(names)
 
 
-def placements_of(placements: Any) -> tuple[Placement, ...]:
-    """Placements from text, from torch's objects or from ours."""
+def placements_of(placements: Any, ndim: int) -> tuple[Placement, ...]:
+    """Placements of a tensor of so many dims, from text, from torch's objects or from ours."""
     if isinstance(placements, str):
-        return parse_placements(placements)
+        return parse_placements(placements, ndim)
     return tuple(_placement_of(p) for p in placements)
 
 
@@ -65,7 +65,7 @@ def sharding_of_dtensor(tensor: Any) -> Sharding:
     return Sharding(
         tuple(map(int, tensor.shape)),
         tuple(map(int, tensor.device_mesh.shape)),
-        placements_of(tensor.placements),
+        placements_of(tensor.placements, tensor.ndim),
     )
 
 

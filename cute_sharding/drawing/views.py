@@ -10,7 +10,7 @@ from cute_sharding.drawing.holding import Holding, title_of
 from cute_sharding.drawing.parts import Panel, Section, Table
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.layout import Layout, LayoutError
-from cute_sharding.redistribution import free_targets
+from cute_sharding.redistribution.suggestions import heads_that_do_not_divide, suggested_targets
 from cute_sharding.sharding import (
     Partial,
     Placement,
@@ -23,7 +23,6 @@ from cute_sharding.views import View, carry
 
 MOVED = "*"
 # Of the placements that would make a view free, so many are named.
-SUGGESTIONS = 3
 
 
 def view_picture(before: Sharding, view: View, names: tuple[str, ...], what: str) -> Picture:
@@ -136,14 +135,16 @@ def _would_hold(view: View, holding: Holding) -> tuple[Panel, ...]:
 
 
 def _why_not(before: Sharding, view: View, blocked: int, names: tuple[str, ...]) -> tuple[str, ...]:
-    """What blocks the view, and where to redistribute first, cheapest first."""
+    """What blocks the view, and where to redistribute first."""
     fixed = [m for m, p in enumerate(before.placements) if isinstance(p, Partial)]
-    found = free_targets(view, before.cuts, before.mesh, fixed=fixed)
+    heads = heads_that_do_not_divide(view, before.cuts, before.mesh, blocked)
     lines = [
         f"not free: what {before.placements[blocked]} gives to the devices of {names[blocked]} is "
         f"no Shard or _StridedShard of the output, {view.output_shape}"
     ]
-    for target in found[:SUGGESTIONS]:
+    if heads:
+        lines.append(heads)
+    for target in suggested_targets(view, before.cuts, before.mesh, fixed=fixed):
         source, output = (
             format_placements(replaced(before.placements, cuts))
             for cuts in (target.source, target.output)

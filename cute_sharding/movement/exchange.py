@@ -99,6 +99,17 @@ class Movement:
         return max(map(self.received_by, self._devices()))
 
     @cached_property
+    def received_by_all(self) -> int:
+        """What the devices receive together. On meshes of more than 64 devices each is taken to
+        receive as much as the busiest.
+        """
+        devices, looked_at = prod(self.mesh), list(self._devices())
+        if not self._is_small:
+            return devices * self.received_elements
+        # Devices that differ on mesh dims that cut nothing are looked at once.
+        return sum(map(self.received_by, looked_at)) * devices // len(looked_at)
+
+    @cached_property
     def is_free(self) -> bool:
         """Whether none receives anything."""
         return not any(map(self.received_by, self._devices()))

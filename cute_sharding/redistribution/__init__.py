@@ -12,7 +12,7 @@ Steps:
 
 - :mod:`.step`: what a step is, and one device's part in it as strided copies (:mod:`.copies`).
 - :mod:`.exchange`, :mod:`.reduction`: the two kinds; :mod:`.native`: those of them that are a
-  collective of one whole tensor dim.
+  collective of one whole tensor dim. :mod:`.totals`: what all devices receive in them.
 
 Choices:
 
@@ -20,7 +20,8 @@ Choices:
 - :mod:`.planner`, :mod:`.candidates`, :mod:`.routes`: the steps from one sharding to another; the
   ways among which they are chosen; ways that stay in the process groups there are.
 - :mod:`.plan`: the plan that they make, and its time.
-- :mod:`.search`: the cheapest placements that make a view free.
+- :mod:`.search`: the cheapest placements that make a view free; :mod:`.suggestions`: those
+  that an error suggests, and why the view is not free.
 """
 
 from cute_sharding.redistribution.cost import local_elements, received_elements

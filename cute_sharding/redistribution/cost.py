@@ -57,7 +57,7 @@ def received(shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple
         return 0
     found = received_by_digits(shape, source, target, mesh)
     return (
-        max([wanted - kept for wanted, kept in _devices(shape, source, target, mesh)])
+        max([wanted - kept for wanted, kept in devices_of(shape, source, target, mesh)])
         if found is None
         else found
     )
@@ -127,7 +127,7 @@ def _most_rows(n: int, chain: tuple[tuple[int, int, bool], ...]) -> int:
     return max(sizes)
 
 
-def _devices(
+def devices_of(
     shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]
 ) -> list[tuple[int, int]]:
     """(elements wanted, elements of them held) of each device, or of those that stand for all."""

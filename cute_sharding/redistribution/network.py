@@ -52,6 +52,7 @@ class Link:
             raise ValueError(f"{self}: latency and seconds per element cannot be negative")
 
 
+LINK_ITEMSIZE = 2
 # Two-byte elements over NVLink 4 (450 GB/s in each direction of a device) and 400 Gb/s InfiniBand
 # (50 GB/s).
 LINKS = {"nvlink": Link(3e-6, 4.4e-12), "infiniband": Link(1e-5, 4e-11)}
@@ -180,6 +181,12 @@ class Network:
             self.within,
             Link(0.0, self.inner.beta),
         )
+
+    def of_itemsize(self, itemsize: int) -> Network:
+        """Named and default links, which are timed for elements of two bytes, for elements of
+        ``itemsize`` bytes.
+        """
+        return self.scaled(itemsize / LINK_ITEMSIZE)
 
     def scaled(self, factor: float) -> Network:
         """For elements of another size: ``factor`` times as long for each."""

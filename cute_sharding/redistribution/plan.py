@@ -37,6 +37,7 @@ class RedistributionPlan:
         source, target: what the devices hold before and after.
         steps: the collectives, and what each device does by itself, in order.
         network: by which the seconds are reckoned.
+        itemsize: the bytes of an element, to be shown.
         mesh_names: of the mesh dims, to be shown; None: they are shown by number.
 
     >>> from torch.distributed.tensor import Shard
@@ -53,6 +54,7 @@ class RedistributionPlan:
     steps: tuple[Step, ...]
     network: Network
     mesh_names: tuple[str, ...] | None = None
+    itemsize: int = 4
 
     @cached_property
     def received_elements(self) -> int:
@@ -136,8 +138,9 @@ class RedistributionPlan:
             if step.source_layout is not None and step.target_layout is not None:
                 lines.append(f"  {step.source_layout} -> {step.target_layout}")
         lines.append(
-            f"in all: {self.collectives} collectives, {self.received_elements:,} elements "
-            f"received, at most {self.peak_elements:,} held, {self.seconds:.4g} s"
+            f"in all: {self.collectives} collectives, {self.received_elements:,} elements of "
+            f"{self.itemsize} bytes received, at most {self.peak_elements:,} held, "
+            f"{self.seconds:.4g} s"
         )
         return "\n".join(lines)
 

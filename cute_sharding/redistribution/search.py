@@ -55,9 +55,10 @@ def free_targets(
     fixed: Sequence[int] = (),
     unsharded: Sequence[int] = (),
     allowed: Callable[[tuple[Cut, ...]], bool] = lambda source: True,
-    most: int = 3,
+    most: int | None = 3,
 ) -> list[Target]:
-    """The ``most`` cheapest cuts of the input under which ``view`` is free; at least one.
+    """The ``most`` cheapest cuts of the input under which ``view`` is free; at least one. None: all
+    that were found.
 
     By elements received, then by the memory of input and output, then by closeness to ``cuts``.
     Every mesh dim may keep its cut, shard any dim with any split factor, or replicate; those in
@@ -140,16 +141,26 @@ class _Search:
 
     def add(self, source: tuple[Cut, ...], output: tuple[Cut, ...]) -> None:
         """Take note of an answer, with what it costs."""
-        view, mesh = self.view, self.mesh
-        self.found[source] = Target(
-            received_elements(view.input_shape, self.cuts, source, mesh),
-            local_elements(view.input_shape, source, mesh)
-            + local_elements(view.output_shape, output, mesh),
-            sum(a != b for a, b in zip(self.cuts, source, strict=True)),
-            sum(cut is not None and cut[1] > 1 for cut in (*source, *output)),
-            source,
-            output,
-        )
+        self.found[source] = target_of(self.view, self.cuts, self.mesh, source, output)
+
+
+def target_of(
+    view: View,
+    cuts: tuple[Cut, ...],
+    mesh: tuple[int, ...],
+    source: tuple[Cut, ...],
+    output: tuple[Cut, ...],
+) -> Target:
+    """What it costs to go from ``cuts`` to ``source``, under which the view gives ``output``."""
+    return Target(
+        received_elements(view.input_shape, cuts, source, mesh),
+        local_elements(view.input_shape, source, mesh)
+        + local_elements(view.output_shape, output, mesh),
+        sum(a != b for a, b in zip(cuts, source, strict=True)),
+        sum(cut is not None and cut[1] > 1 for cut in (*source, *output)),
+        source,
+        output,
+    )
 
 
 def _options(view: View, kinds: Kinds, cut: Cut, unsharded: Sequence[int]) -> list[Cut]:

@@ -82,44 +82,67 @@ Placement: TypeAlias = "Shard | Replicate | Partial"
 S(0)
 """
 
-_PATTERNS: dict[re.Pattern[str], Callable[[re.Match[str]], Placement]] = {
-    re.compile(r"(?:S|Shard)\((?:dim=)?(\d+)\)"): lambda m: Shard(int(m[1])),
-    re.compile(
-        r"(?:_S|_?StridedShard)\((?:dim=)?(\d+),(?:(?:sf|split_factor)=)?(\d+)\)"
-    ): lambda m: Shard(int(m[1]), int(m[2])),
+_DIM = r"(?:dim=)?(-?\d+)"
+_PATTERNS: dict[re.Pattern[str], Callable[[re.Match[str]], tuple[int, int] | Placement]] = {
+    re.compile(rf"(?:S|Shard)\({_DIM}\)"): lambda m: (int(m[1]), 1),
+    re.compile(rf"(?:_S|_?StridedShard)\({_DIM},(?:(?:sf|split_factor)=)?(\d+)\)"): lambda m: (
+        int(m[1]),
+        int(m[2]),
+    ),
     re.compile(r"R|Replicate(?:\(\))?"): lambda m: Replicate(),
-    re.compile(r"(?:P|Partial)(?:\((\w*)\))?"): lambda m: Partial(m[1] or "sum"),
+    re.compile(r"(?:P|Partial)(?:\(['\"]?(\w*)['\"]?\))?"): lambda m: Partial(m[1] or "sum"),
 }
 
 
-def parse_placements(text: str) -> tuple[Placement, ...]:
-    """Placements, one a mesh dim, from text as DTensor prints them.
+def parse_placements(text: str, ndim: int | None = None) -> tuple[Placement, ...]:
+    """Placements, one a mesh dim, from text as DTensor prints them, in brackets or without.
+
+    Args:
+        ndim: the number of tensor dims, for dims that count from the end.
 
     Raises:
-        ValueError: a part of the text is no placement.
+        ValueError: a part of the text is no placement, or a dim counts from the end and there are
+            not so many, or ``ndim`` is not given.
 
     >>> parse_placements("S(0), _S(1, sf=2), R")
     (Shard(dim=0, split_factor=1), Shard(dim=1, split_factor=2), Replicate())
     >>> parse_placements("P(sum)")
     (Partial(reduce_op='sum'),)
+    >>> parse_placements("(Shard(dim=-1),)", ndim=3) == parse_placements("[S(2)]")
+    True
     """
     compact = re.sub(r"\s", "", text)
-    result: list[Placement] = []
-    for item in re.split(r",(?![^(]*\))", compact) if compact else []:
-        for pattern, build in _PATTERNS.items():
-            if match := pattern.fullmatch(item):
-                result.append(build(match))
-                break
-        else:
-            raise ValueError(
-                f"cannot read the placement {item!r}: write S(dim), _S(dim,split_factor), R or "
-                "P(op), separated by commas"
-            )
-    return tuple(result)
+    if compact[:1] + compact[-1:] in ("[]", "()"):
+        compact = compact[1:-1].removesuffix(",")
+    items = re.split(r",(?![^(]*\))", compact) if compact else []
+    return tuple([_parsed(item, ndim) for item in items])
+
+
+def _parsed(item: str, ndim: int | None) -> Placement:
+    found = next(
+        (
+            build(match)
+            for pattern, build in _PATTERNS.items()
+            if (match := pattern.fullmatch(item))
+        ),
+        None,
+    )
+    if found is None:
+        raise ValueError(
+            f"cannot read the placement {item!r}: write S(dim), _S(dim,split_factor), R or "
+            "P(op), separated by commas"
+        )
+    if not isinstance(found, tuple):
+        return found
+    dim, split_factor = found
+    if dim < 0 and (ndim is None or dim < -ndim):
+        of = "dims whose number is not known" if ndim is None else f"{ndim} dims"
+        raise ValueError(f"cannot read the placement {item!r}: its dim counts from the end of {of}")
+    return Shard(dim % ndim if dim < 0 and ndim else dim, split_factor)
 
 
 def format_placements(placements: tuple[Placement, ...]) -> str:
-    """Placements as text, the inverse of :func:`parse_placements` but for the brackets.
+    """Placements as text, the inverse of :func:`parse_placements`.
 
     >>> format_placements((Shard(0), Shard(1, split_factor=2), Replicate()))
     '[S(0), _S(1,2), R]'

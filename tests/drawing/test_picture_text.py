@@ -134,9 +134,9 @@ across: dim 1 (8), cut by tp    down: dim 1 (2)      down: dim 1 (2)
  3  device 3 (tp=3): holds (2, 2)
 
 not free: what S(1) gives to the devices of tp is no Shard or _StridedShard of the output, (2, 2, 4)
-redistributed to [_S(1,2)] first, it is free, as [S(2)]: a device receives up to 4 elements
-redistributed to [S(0)] first, it is free, as [S(0)]: a device receives up to 6 elements
-redistributed to [_S(1,4)] first, it is free, as [_S(2,2)]: a device receives up to 6 elements""",
+dim 1 of 8 is split into 2 x 4, and 2 is no multiple of the 4 devices that cut it: in attention, the
+heads do not divide by the mesh
+redistributed to [R] first, it is free, as [R]: a device receives up to 12 elements""",
         )
 
     def test_replicas_and_a_pending_sum(self):

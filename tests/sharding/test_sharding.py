@@ -389,11 +389,14 @@ def test_layouts_that_no_placements_say(layout, shape, message):
         ("_StridedShard(dim=0, split_factor=12)", (Shard(0, 12),)),
         ("P, P(max)", (Partial("sum"), Partial("max"))),
         (" S( 1 ) ", (Shard(1),)),
+        ("[S(0), R]", (Shard(0), Replicate())),
+        ("(Shard(dim=1),)", (Shard(1),)),
+        ("Partial('max')", (Partial("max"),)),
     ],
 )
 def test_parse_placements(text, placements):
     assert parse_placements(text) == placements
-    assert parse_placements(format_placements(placements)[1:-1]) == placements
+    assert parse_placements(format_placements(placements)) == placements
 
 
 def test_torchs_own_texts_are_read():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 
@@ -34,29 +34,45 @@ OUTCOMES = (
 REDISTRIBUTE = "redistribute"
 MOST_KINDS = 1 << 10
 MOST_NOTES = 1 << 8
+MOST_PLACES = 1 << 10
+
+
+class Received(NamedTuple):
+    """Elements received: by the device that receives the most, and by all devices together."""
+
+    busiest: int = 0
+    by_all: int = 0
+
+    def plus(self, other: Received, times: int = 1) -> Received:
+        return Received(*(a + times * b for a, b in zip(self, other)))
 
 
 class Moved(NamedTuple):
-    """What redistributions have moved, each counted for the device that receives the most.
+    """What redistributions have moved.
 
     Attributes:
         plan: redistributions that ran by plan.
         stock: those that were left to torch.
         collectives: of those by plan.
-        received_elements: by those by plan.
-        compared: of those by plan, how many of which it is known what torch would have received.
-        stock_received_elements: what it would have received in the place of those.
+        received: by those by plan.
     """
 
     plan: int = 0
     stock: int = 0
     collectives: int = 0
-    received_elements: int = 0
-    compared: int = 0
-    stock_received_elements: int = 0
+    received: Received = Received()
 
     def plus(self, other: Moved, times: int = 1) -> Moved:
-        return Moved(*(a + times * b for a, b in zip(self, other)))
+        return Moved(
+            self.plan + times * other.plan,
+            self.stock + times * other.stock,
+            self.collectives + times * other.collectives,
+            self.received.plus(other.received, times),
+        )
+
+
+# A redistribution: the shape, the sizes of the mesh, and the placements before and after.
+Question: TypeAlias = tuple[Any, ...]
 
 
 class Kind(Hashable, Protocol):
@@ -64,15 +80,28 @@ class Kind(Hashable, Protocol):
 
     @property
     def moved(self) -> Moved:
-        """What it moves each time, compared with nothing."""
+        """What it moves each time."""
 
     @property
-    def question(self) -> tuple[Any, ...]:
-        """The shape, the sizes of the mesh, and the placements before and after."""
+    def question(self) -> Question:
+        """What it does."""
+
+
+class Place(Protocol):
+    """An op that was answered, on operands that lie in one way."""
+
+    @property
+    def received(self) -> Received:
+        """What it receives each time."""
+
+    @property
+    def questions(self) -> list[Question]:
+        """How torch's own rule would have redistributed its operands. Raises what that raises."""
 
 
 _notes: list[tuple[str, str]] = []  # (op, outcome) of what is not yet added up
 _counts: defaultdict[tuple[str, str], int] = defaultdict(int)  # of (op, outcome)
+_places: list[tuple[str, Place]] = []  # (op, place), the first that there were
 _moves: Counter[Kind] = (
     Counter()
 )  # how often each kind has run: what it has moved is asked when somebody wants to know
@@ -84,6 +113,12 @@ def count(op: str, outcome: str) -> None:
     _notes.append((op, outcome))  # no other thread comes between: a lock would take longer
     if len(_notes) > MOST_NOTES:
         _add_up()
+
+
+def count_place(op: str, place: Place) -> None:
+    """What an op receives there, each time that it runs."""
+    if len(_places) < MOST_PLACES:
+        _places.append((op, place))
 
 
 def _add_up() -> None:
@@ -109,19 +144,33 @@ def count_left_to_torch() -> None:
         _moved = _moved._replace(stock=_moved.stock + 1)
 
 
-def read(*, reset: bool) -> tuple[dict[tuple[str, str], int], Moved, dict[Kind, int]]:
-    """The counts of (op, outcome); and of redistributions what those moved whose kinds are no
-    longer known, and how often each of the others has run.
+class Counted(NamedTuple):
+    """All that was counted.
 
-    Args:
-        reset: set every count to 0 afterwards.
+    Attributes:
+        outcomes: the counts of (op, outcome).
+        places: what is known of (op, place).
+        moved: what redistributions moved whose kinds are no longer known.
+        kinds: how often each of the other redistributions has run.
+    """
+
+    outcomes: dict[tuple[str, str], int]
+    places: list[tuple[str, Place]]
+    moved: Moved
+    kinds: dict[Kind, int]
+
+
+def read(*, reset: bool) -> Counted:
+    """Args:
+    reset: set every count to 0 afterwards.
     """
     global _moved
     with _lock:
         _add_up()
-        result = dict(_counts), _moved, dict(_moves)
+        result = Counted(dict(_counts), list(_places), _moved, dict(_moves))
         if reset:
             _counts.clear()
+            _places.clear()
             _moves.clear()
             _moved = Moved()
     return result

@@ -28,6 +28,7 @@ from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import OtherShape
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.run.stock import is_torchs, is_torchs_alone
+from cute_sharding.dtensor.run.words import say_redistributed
 
 Redistribute = Callable[..., torch.Tensor]
 
@@ -111,6 +112,9 @@ def _redistributed(
     if moved is None:
         if settings.redistribution:
             count_left_to_torch()
+            say_redistributed(
+                current.mesh, tuple(current.shape), current.placements, target.placements, None
+            )
         moved = stock(local, current, target, **how, **options)
     if is_explicit or moved is local or local_tensors.is_wrapper(local):
         return moved

@@ -4,7 +4,6 @@ an error that says what to do.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,24 +11,26 @@ from typing import Any, NamedTuple
 from cute_sharding.dtensor.bookkeeping.settings import Implicit
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.compiled.symbols import hinted
+from cute_sharding.dtensor.decide.view_words import (
+    Asked,
+    Choice,
+    explain,
+    log_free,
+    log_redistribution,
+    unknown,
+    unsharded,
+)
 from cute_sharding.dtensor.replaced.registry import stock_propagate, torch_rule
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
     Placement,
     Replicate,
-    Shard,
-    StridedShard,
-    mesh_dim_text,
-    mesh_text,
 )
 from cute_sharding.dtensor.run.placements import Cuts, cut_of, replaced, text
 from cute_sharding.layout import Size, Undecided
 from cute_sharding.redistribution import Target, free_targets
+from cute_sharding.redistribution.suggestions import suggested_targets
 from cute_sharding.views import Row, View, carry, view_of
-
-SUGGESTIONS = 3
-MOST_LOGGED = 1 << 12
-_logged: set[str] = set()  # what the log has said of views that are not free
 
 
 class Decision(NamedTuple):
@@ -103,34 +104,6 @@ def refused(op: str, error: RuntimeError) -> None:
     logger.debug("refused: %s", error)
 
 
-class _Asked(NamedTuple):
-    """A view, and what it is of. ``row``, ``names``: as of :func:`decide`."""
-
-    op: str
-    view: View
-    row: Row | None
-    mesh: tuple[int, ...]
-    names: Sequence[str] | None
-    placements: tuple[Placement, ...]
-
-    @property
-    def cuts(self) -> Cuts:
-        return tuple([cut_of(p) for p in self.placements])
-
-    @property
-    def has_numbers(self) -> bool:
-        """Whether all sizes have a value in the call that is being compiled."""
-        return None not in hinted((*self.view.input_shape, *self.view.target))
-
-
-class _Choice(NamedTuple):
-    """Placements of the input under which the view is free, and those of its output."""
-
-    target: Target
-    source: tuple[Placement, ...]
-    output: tuple[Placement, ...]
-
-
 def decide(
     view: View,
     placements: tuple[Placement, ...],
@@ -142,6 +115,7 @@ def decide(
     mesh_names: Sequence[str] | None = None,
     stock: Callable[[], Sequence[Placement]] | None = None,
     reachable: Callable[[Cuts], bool] = lambda target: True,
+    speaks: Callable[[], bool] = lambda: True,
 ) -> Decision:
     """Carry placements through a view, redistributing the input only where nothing else will do.
 
@@ -157,11 +131,13 @@ def decide(
             which quotes what it says where it raises: programs and tests look for its words.
         reachable: whether an explicit redistribution of the input, as it would run now, can be
             trusted to get there: an error suggests no other.
+        speaks: whether this rank says in the log what is redistributed.
 
     Raises:
         RuntimeError: nothing is free, and an error is what was asked for.
     """
     blocked: int | str | None
+    asked = Asked(op, view, row, mesh, mesh_names, placements, speaks)
     try:
         cuts, blocked, traced = carry(view, tuple([cut_of(p) for p in placements]), mesh)
         _check_has_numbers(cuts)
@@ -170,40 +146,37 @@ def decide(
             blocked = blocked if by_row is None else by_row
         if blocked is None:
             output = replaced(placements, cuts)
-            free = Decision(placements, output, "tracing" if traced else "algebra")
-            if logger.isEnabledFor(logging.DEBUG):
-                _log_free(_Asked(op, view, row, mesh, mesh_names, placements), free)
-            return free
+            log_free(asked, output, traced=traced)
+            return Decision(placements, output, "tracing" if traced else "algebra")
     except Undecided as error:
         blocked = error.fact
-    asked = _Asked(op, view, row, mesh, mesh_names, placements)
     if isinstance(blocked, str):
         if if_not_free == "error":
-            raise RuntimeError(_unknown(asked, blocked))
+            raise RuntimeError(unknown(asked, blocked))
         source, output = _everywhere(asked)
     elif if_not_free == "error":
         theirs, said = _asked_torch(stock)
         if theirs in (None, placements):
-            raise RuntimeError(_explain(asked, blocked, _suggestions(asked, reachable), said))
+            raise RuntimeError(explain(asked, blocked, _suggestions(asked, reachable), said))
         source, output = _moved(asked, "replicate")
     else:
         source, output = _moved(asked, if_not_free)
-    _log_redistribution(asked, source, output, reachable)
+    log_redistribution(asked, source, output, partial(_suggestions, asked, reachable))
     return Decision(source, output, "redistribution")
 
 
-def _everywhere(asked: _Asked) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+def _everywhere(asked: Asked) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
     """Input and output where nothing is sharded: right whatever the sizes."""
-    source = _reduced(asked.row, _unsharded(asked.placements))
+    source = _reduced(asked.row, unsharded(asked.placements))
     return source, source
 
 
-def _moved(asked: _Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+def _moved(asked: Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
     """Where the input goes of a view that is not free, and what the output then is."""
     if to == "cheapest":
         if not asked.has_numbers:
             return _everywhere(asked)
-        [(_, source, output)] = _choices(asked, 1)
+        [(_, source, output)] = _choices(asked, free_targets, most=1)
         return source, output
     try:
         source = _unblocked(asked)
@@ -213,25 +186,19 @@ def _moved(asked: _Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Pl
         return _everywhere(asked)
 
 
-def _suggestions(asked: _Asked, reachable: Callable[[Cuts], bool]) -> list[_Choice] | None:
-    """What an error suggests: placements without split factors, which an explicit redistribution
-    gets to. None where sizes have no value yet.
+def _suggestions(asked: Asked, reachable: Callable[[Cuts], bool]) -> list[Choice] | None:
+    """What an error and the log suggest, as the command line does: placements without split
+    factors, which an explicit redistribution gets to. None where sizes have no value yet.
     """
     if not asked.has_numbers:
         return None
-
-    def is_plain(target: Cuts) -> bool:
-        return reachable(target) and all(cut is None or cut[1] == 1 for cut in target)
-
+    found = _choices(asked, suggested_targets, allowed=reachable)
     # To replicate everything is always among them, also where it cannot be reached.
-    found = _choices(asked, SUGGESTIONS, is_plain)
     return [choice for choice in found if reachable(choice.target.source)]
 
 
-def _choices(
-    asked: _Asked, most: int, is_wanted: Callable[[Cuts], bool] = lambda target: True
-) -> list[_Choice]:
-    """Placements of the input that make the view free, cheapest first."""
+def _choices(asked: Asked, search: Callable[..., list[Target]], **options: Any) -> list[Choice]:
+    """Placements of the input that make the view free, in the order of ``search``."""
     view, row = asked.view, asked.row
     not_sharded = (
         [d for d in range(len(view.input_shape)) if d not in view.kept]
@@ -240,25 +207,24 @@ def _choices(
     )
     pending = [m for m, p in enumerate(asked.placements) if isinstance(p, Partial)]
     result = []
-    # Which is cheapest is a matter of the sizes at hand; that it is free is proved for all.
-    at_hand = _at_hand(view)
-    for target in free_targets(
+    # Which is best is a matter of the sizes at hand; that it is free is proved for all.
+    at_hand = asked.at_hand
+    for target in search(
         at_hand,
         hinted(asked.cuts),
         asked.mesh,
         fixed=pending,
         unsharded=not_sharded,
-        allowed=is_wanted,
-        most=most,
+        **options,
     ):
         source = _reduced(row, replaced(asked.placements, target.source))
         known = at_hand is view
         cuts_after = target.output if known else carry(view, target.source, asked.mesh).cuts
-        result.append(_Choice(target, source, replaced(source, cuts_after)))
+        result.append(Choice(target, source, replaced(source, cuts_after)))
     return result
 
 
-def _unblocked(asked: _Asked) -> tuple[Placement, ...]:
+def _unblocked(asked: Asked) -> tuple[Placement, ...]:
     """The placements with the mesh dims replicated that block the view, one after the other until
     none does.
     """
@@ -272,21 +238,6 @@ def _unblocked(asked: _Asked) -> tuple[Placement, ...]:
         source = (*source[:blocked], Replicate(), *source[blocked + 1 :])
 
 
-def _at_hand(view: View) -> View:
-    """The view for the sizes of the call that is being compiled."""
-    if not any(isinstance(n, Size) for n in (*view.input_shape, *view.sizes, *view.target)):
-        return view
-    return View(
-        hinted(view.input_shape),
-        view.source,
-        hinted(view.sizes),
-        hinted(view.target),
-        view.kept,
-        view.home,
-        view.rank,
-    )
-
-
 def _check_has_numbers(cuts: Cuts) -> None:
     """A placement needs its split factor as a number, at the latest where it leaves the compiled
     program.
@@ -297,23 +248,6 @@ def _check_has_numbers(cuts: Cuts) -> None:
     for cut in cuts:
         if cut is not None and isinstance(cut[1], Size) and hinted(cut[1]) is None:
             raise Undecided(f"{cut[1]} == 2")
-
-
-def _unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    return tuple([Replicate() if isinstance(p, (Shard, StridedShard)) else p for p in placements])
-
-
-def _unknown(asked: _Asked, fact: str) -> str:
-    view, placements = asked.view, asked.placements
-    return (
-        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
-        f"mesh {mesh_text(asked.mesh, asked.names)} with placements {text(placements)}: whether "
-        "that is free depends on sizes that have no value while the program is compiled. It could "
-        f"be decided if this were known: {fact}. Say so before the view, if it holds: "
-        f"torch._check({fact}); or redistribute the tensor first to "
-        f"{text(_unsharded(placements))}; or let views do so themselves: "
-        'cute_sharding.enable(implicit_redistribution="replicate").'
-    )
 
 
 def _linear(placement: Placement) -> bool:
@@ -363,80 +297,3 @@ def _asked_torch(
         return tuple(stock()), None
     except Exception as error:  # whatever torch raises
         return None, next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-def _log_free(asked: _Asked, decision: Decision) -> None:
-    how = "blocks of one size" if decision.outcome == "algebra" else "proved on each kind of device"
-    logger.debug("%s: free, %s", _described(asked, decision.output), how)
-
-
-def _log_redistribution(
-    asked: _Asked,
-    source: tuple[Placement, ...],
-    output: tuple[Placement, ...],
-    reachable: Callable[[Cuts], bool],
-) -> None:
-    """Once for a place: an op, a shape and placements."""
-    if not logger.isEnabledFor(logging.INFO):
-        return
-    text_of_it = f"{_described(asked, output)}: input redistributed to {text(source)}"
-    if text_of_it in _logged:
-        return
-    if len(_logged) >= MOST_LOGGED:
-        _logged.clear()
-    _logged.add(text_of_it)
-    best = next(iter(_suggestions(asked, reachable) or ()), None)
-    if best is not None and best.source != source:
-        text_of_it += (
-            f"; cheapest is .redistribute(placements={list(best.source)!r}) before it, each device "
-            f"then receives up to {best.target.received} elements"
-        )
-    logger.info("%s", text_of_it)
-
-
-def _described(asked: _Asked, output: tuple[Placement, ...]) -> str:
-    return (
-        f"{asked.op}: {tuple(asked.view.input_shape)} {text(asked.placements)} -> "
-        f"{asked.view.output_shape} {text(output)} on mesh {tuple(asked.mesh)}"
-    )
-
-
-def _explain(asked: _Asked, blocked: int, choices: list[_Choice] | None, said: str | None) -> str:
-    view, placements, mesh, names = asked.view, asked.placements, asked.mesh, asked.names
-    axis = mesh_dim_text(blocked, names)
-    lines = [
-        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
-        f"mesh {mesh_text(mesh, names)} with placements {text(placements)} cannot be done without "
-        f"communication: what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices "
-        "is no Shard or _StridedShard of the output.",
-    ]
-    if choices is None:
-        lines.append(
-            "Redistribute the input first: "
-            f".redistribute(placements={list(_unsharded(placements))!r})"
-        )
-    elif choices:
-        lines.append("Redistribute the input first, for example (cheapest first):")
-        for target, source, output in choices:
-            lines.append(
-                f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; "
-                f"each device receives up to {target.received} elements"
-            )
-        lines.append(
-            "or let views do so themselves: "
-            'cute_sharding.enable(implicit_redistribution="replicate").'
-        )
-    else:
-        lines.append(
-            "Let views redistribute their input: "
-            'cute_sharding.enable(implicit_redistribution="replicate").'
-        )
-        lines.append(
-            "To redistribute it yourself, switch on enable(redistribution=True) first: torch's own "
-            "redistribution reads these split factors as a shard order, which they are not, or "
-            "plans "
-            "ranks of different sizes differently, and gives wrong data or waits for ever."
-        )
-    if said:
-        lines.append(f"torch's own rule says: {said}")  # programs and tests look for its words
-    return "\n".join(lines)

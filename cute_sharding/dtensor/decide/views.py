@@ -10,13 +10,14 @@ from functools import partial
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
-from cute_sharding.dtensor.bookkeeping.stats import count
+from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_place
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
 from cute_sharding.dtensor.decide.ambiguity import holds_in_any_reading, whole
 from cute_sharding.dtensor.decide.view_placements import Decision, decide, refused
 from cute_sharding.dtensor.replaced import (
     answers,
     dispatch_modes,
+    process_groups,
     registry,
     symints,
     tensor_specs,
@@ -25,6 +26,7 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.graph_keys import tag_traced
 from cute_sharding.dtensor.run.placements import Cuts
+from cute_sharding.dtensor.run.places import OpPlace, move_of, question_of
 from cute_sharding.dtensor.run.stock import moves_rightly
 from cute_sharding.views import BY_OVERLOAD, Row, View
 
@@ -103,6 +105,8 @@ class ViewQuestion:
             refused(self.name, error)
             raise
         count(self.name, decision.outcome)
+        if not symints.is_symbolic(tuple(self.spec.shape), view.target):
+            count_place(self.name, self._place(decision))
         return answers.op_sharding(
             self.schema,
             [self.spec],
@@ -111,6 +115,12 @@ class ViewQuestion:
             registry.output_metas(self.schema),
             as_order=bool(self.spec.use_strided_shard_as_shard_order),
         )
+
+    def _place(self, decision: Decision) -> OpPlace:
+        spec, moves = self.spec, []
+        if decision.source != tuple(spec.placements):
+            moves.append(move_of(spec, decision.source))
+        return OpPlace(Received, moves, lambda: [question_of(spec, self._stock_source())])
 
     def _decide(self, view: View) -> Decision:
         """What the view does on these placements, and on either reading of them (reading.py)."""
@@ -128,6 +138,7 @@ class ViewQuestion:
             mesh_names=spec.mesh.mesh_dim_names,
             stock=self._stock_source,
             reachable=partial(_reachable, self.settings, spec),
+            speaks=partial(process_groups.is_first_rank, spec.mesh),
         )
         if spec.use_strided_shard_as_shard_order:
             decision = decision._replace(output=symints.settled(decision.output))

@@ -8,7 +8,12 @@ from functools import partial
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping.settings import in_force
-from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.bookkeeping.stats import (
+    Received,
+    count,
+    count_place,
+    logger,
+)
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.dynamic import dynamic_of
@@ -34,6 +39,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.graph_keys import tag_traced
 from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.dtensor.run.placements import cut_of, placement_of, text
+from cute_sharding.dtensor.run.places import OpPlace, move_of, questions_of_rule
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.movement import BY_OVERLOAD, Move, Movement, chosen
 from cute_sharding.movement.choose import Choice, moved_to
@@ -58,9 +64,12 @@ _GATHERED = frozenset(["diagonal.default"])
 _BY_RULE_OF = {"rot90.default": "flip.default"}
 
 
-def movement_first(others: Callable[[OpSchema], Any], *, is_on: bool) -> Callable[[OpSchema], Any]:
+Rule = Callable[[OpSchema], Any]
+
+
+def movement_first(others: Rule, *, is_on: bool, stock: Rule) -> Rule:
     """The propagator's way from an op on specs to the placements that it needs and gives: that of a
-    movement, and else that of ``others``.
+    movement, and else that of ``others``. ``stock`` is torch's own.
 
     Where movement is not on, that is for ops that are several views, and free as these: torch
     derives what the views give.
@@ -75,7 +84,7 @@ def movement_first(others: Callable[[OpSchema], Any], *, is_on: bool) -> Callabl
         schema = op_schema
         name = registry.name_of(schema.op)
         answer = answer_of.get(name)
-        found = answer and answer(name, schema, op_schemas.specs_of(schema))
+        found = answer and answer(name, schema, op_schemas.specs_of(schema), stock)
         is_ours = found is not None
         if not is_ours:
             found = others(schema)
@@ -102,7 +111,9 @@ def _ask_alike(found: Any) -> None:
         symints.ask_whether_contiguous(meta.shape, meta.stride)
 
 
-def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Any | None:
+def movement_of(
+    name: str, schema: OpSchema, specs: Sequence[DTensorSpec], stock: Rule
+) -> Any | None:
     """The op as a movement; None where it is none, touches no sharded dim, or has arguments or
     placements for which none is known: these are for others to answer.
     """
@@ -139,6 +150,7 @@ def movement_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> An
         return None
     outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
     _note(name, [choice.movement], specs, outputs)
+    _note_place(name, schema, [choice.movement], [], stock)
     runner = Runner(
         choice.movement,
         mesh,
@@ -196,7 +208,12 @@ def _read_one_way(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
 
 
 def several_of(
-    name: str, schema: OpSchema, specs: Sequence[DTensorSpec], *, views_alone: bool = False
+    name: str,
+    schema: OpSchema,
+    specs: Sequence[DTensorSpec],
+    stock: Rule,
+    *,
+    views_alone: bool = False,
 ) -> Any | None:
     """An op of several steps as views and movements, or as views that are free alone; None where
     these are for others to answer.
@@ -238,7 +255,10 @@ def several_of(
     outputs = [_placements(found[-1].cuts, spec, pending)]
     movements = [step.movement for step in found if step.movement]
     _note(name, movements, specs, outputs, brought=first != cuts)
-    run = Steps(tuple(found), tuple(runners), spec, _placements(first, spec, pending), metas)
+    brought = _placements(first, spec, pending)
+    moves = [move_of(spec, brought)] if first != cuts else []
+    _note_place(name, schema, movements, moves, stock)
+    run = Steps(tuple(found), tuple(runners), spec, brought, metas)
     return answers.by_function(schema, run, mesh, outputs, metas)
 
 
@@ -325,3 +345,25 @@ def _note(
             )
             or ("redistributed first" if brought else "free"),
         )
+
+
+def _note_place(
+    name: str,
+    schema: OpSchema,
+    movements: Sequence[Movement],
+    moves: Sequence[Callable[[], Received]],
+    stock: Rule,
+) -> None:
+    """In the counts, beside torch's rule. Where torch has none it derives one, by trying: that
+    takes long, and is not asked for.
+    """
+    if registry.is_derived(schema.op):
+        return
+
+    def received() -> Received:
+        total = Received()
+        for movement in movements:
+            total = total.plus(Received(movement.received_elements, movement.received_by_all))
+        return total
+
+    count_place(name, OpPlace(received, moves, partial(questions_of_rule, schema, stock)))

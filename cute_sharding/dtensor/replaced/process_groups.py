@@ -28,6 +28,7 @@ __all__ = [
     "group_of_flattened",
     "has_groups",
     "is_ascending",
+    "is_first_rank",
     "layout_of",
     "new_groups",
     "rank_lists",
@@ -60,6 +61,18 @@ def is_ascending(mesh: Any) -> bool:
                 if first // step % parts + 1 < parts and ranks[first] > ranks[first + step]:
                     return False
     return True
+
+
+def is_first_rank(mesh: Any) -> bool:
+    """Whether this process is the first rank of the mesh (where it is a slice of a larger one: of
+    this slice): the one that says what is so on all. True where there is no process group.
+    """
+    return not dist.is_initialized() or _is_first(mesh, this_rank())
+
+
+@lru_cache(maxsize=1 << 8)
+def _is_first(mesh: Any, rank: int) -> bool:
+    return any(ranks[0] == rank for ranks in rank_lists(mesh))
 
 
 def coordinates_in_groups(mesh: Any, dim: int) -> dict[int, list[int]]:

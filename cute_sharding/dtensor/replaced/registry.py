@@ -28,6 +28,7 @@ __all__ = [
     "overload",
     "propagation",
     "propagator",
+    "schema_info",
     "stock_propagate",
     "tables",
     "takes_local_sizes",
@@ -68,6 +69,14 @@ def overload(name: str) -> torch._ops.OpOverload | None:
     """``torch.ops.aten.<packet>.<overload>``, or None where this torch has no such op."""
     packet, _, which = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), which, None)
+
+
+def schema_info(op: torch._ops.OpOverload) -> Any:
+    """By which arguments torch's rule for the op goes, and whether these are lists; None where it
+    says nothing.
+    """
+    p = propagator()
+    return p.op_to_schema_info.get(op) or p.op_to_schema_info_for_single_dim_strategy.get(op)
 
 
 def name_of(op: torch._ops.OpOverload) -> str:

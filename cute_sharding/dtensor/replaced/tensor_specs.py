@@ -225,14 +225,14 @@ def decoded_order(
 
 
 def unbound_spec(
-    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]
+    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement], rank: int = 0
 ) -> DTensorSpec:
-    """The spec of a tensor that a user makes, on a mesh of those sizes as its first rank sees it.
+    """The spec of a tensor that a user makes, on a mesh of those sizes as that rank of it sees it.
     No process group is needed, and none is made.
     """
     with no_modes():
         devices = DeviceMesh(
-            "cpu", torch.arange(prod(mesh)).reshape(tuple(mesh)), _init_backend=False, _rank=0
+            "cpu", torch.arange(prod(mesh)).reshape(tuple(mesh)), _init_backend=False, _rank=rank
         )
     return DTensorSpec(
         devices,

@@ -4,6 +4,7 @@ They ask the other rooms and leave them as they were.
 
 - :mod:`.plan`: plans without data
 - :mod:`.stock`: what torch's own redistribution would do
-- :mod:`.stats`: what was counted
+- :mod:`.rule`: what torch's own rule makes of an op
+- :mod:`.stats`: what was counted; :mod:`.table`: as a dict and as a table
 - :mod:`.check`: two programs run on both rules
 """

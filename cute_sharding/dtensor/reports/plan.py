@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -15,7 +17,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     mesh_dim_text,
 )
 from cute_sharding.dtensor.run.groups import groups_at_hand
-from cute_sharding.dtensor.run.placements import counted_from_0, cut_of, text
+from cute_sharding.dtensor.run.placements import counted_from_0, cut_of, of_text, text
 from cute_sharding.dtensor.run.redistribute import prepare
 from cute_sharding.redistribution import Network, RedistributionPlan
 from cute_sharding.redistribution.routes import Groups
@@ -24,12 +26,13 @@ from cute_sharding.redistribution.routes import Groups
 def plan_redistribution(
     shape: Sequence[int],
     mesh: DeviceMesh | Sequence[int],
-    src: Sequence[Placement],
-    dst: Sequence[Placement],
+    src: Sequence[Placement] | str,
+    dst: Sequence[Placement] | str,
     *,
     memory_limit: int | None = None,
     network: Network | None = None,
     groups: Sequence[Sequence[int]] | None = None,
+    itemsize: int = 4,
 ) -> RedistributionPlan:
     """How a tensor of global ``shape`` on ``mesh`` gets from the placements ``src`` to ``dst``;
     sizes need not divide.
@@ -42,14 +45,17 @@ def plan_redistribution(
         shape: the global shape.
         mesh: a DeviceMesh, or its sizes.
         src, dst: a placement for each mesh dim, applied left to right: Shard, _StridedShard,
-            Replicate; Partial in ``src``, and in ``dst`` where ``src`` has the same.
+            Replicate; Partial in ``src``, and in ``dst`` where ``src`` has the same. Or as text, as
+            DTensor prints them: ``"S(0), R"``.
         memory_limit: the most elements that a device may hold at once: source, target and buffers.
             Exchanges are cut into rounds to keep within it.
         groups: the sets of two or more mesh dims whose ranks have a process group together; each
             mesh dim by itself has one. By default all sets, as after ``prepare_groups(mesh)``; and
             of a DeviceMesh with process groups those that it has.
         network: latency and time per element of each mesh dim; by default NVLink within hosts of
-            eight devices and InfiniBand between (:meth:`Network.default`).
+            eight devices and InfiniBand between (:meth:`Network.default`), for elements of
+            ``itemsize`` bytes.
+        itemsize: the bytes of an element, by which the plan is shown; all counts are of elements.
 
     Returns:
         The plan: ``.steps``, ``.received_elements`` (of the busiest device), ``.lower_bound``,
@@ -66,11 +72,17 @@ def plan_redistribution(
     >>> plan = plan_redistribution((1024, 64), (2, 4), [Shard(0), Shard(1)], [Shard(0), Shard(0)])
     >>> plan.collectives, plan.received_elements == plan.lower_bound
     (1, True)
+    >>> print(plan_redistribution((1024, 64), (8,), "R", "S(-1)"))
+    local slice: receives 0 elements, 0 s
+      ((8,),(1024,64)):((0,),(64,1)) -> ((8,),(1024,8)):((8,),(64,1))
+    in all: 0 collectives, 0 elements of 4 bytes received, at most 81,920 held, 0 s
     """
     sizes, names, at_hand = _groups_of(mesh, groups)
     shape = tuple(map(int, shape))
     if any(n < 0 for n in shape):
         raise ValueError(f"shape {shape} has a negative size")
+    if itemsize < 1:
+        raise ValueError(f"itemsize {itemsize}: an element has at least one byte")
     source, target = (
         _checked(placements, shape, sizes, name)
         for placements, name in ((src, "src"), (dst, "dst"))
@@ -94,7 +106,15 @@ def plan_redistribution(
         groups=at_hand,
         names=names,
     ).plan
-    return plan.named(names)
+    if network is None:
+        plan = replace(plan, network=plan.network.of_itemsize(itemsize))
+    return replace(plan.named(names), itemsize=itemsize)
+
+
+def itemsize_of(dtype: str) -> int | None:
+    """The bytes of an element of torch's dtype of that name; None where there is none."""
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    return found.itemsize if isinstance(found, torch.dtype) else None
 
 
 def _groups_of(
@@ -126,9 +146,10 @@ def _groups_of(
 
 
 def _checked(
-    placements: Sequence[Any], shape: tuple[int, ...], sizes: tuple[int, ...], name: str
+    given: Sequence[Any] | str, shape: tuple[int, ...], sizes: tuple[int, ...], name: str
 ) -> tuple[Placement, ...]:
     """The placements with their dims counted from 0."""
+    placements: Sequence[Any] = of_text(given, len(shape)) if isinstance(given, str) else given
     if len(placements) != len(sizes):
         raise ValueError(
             f"{name} has {len(placements)} placements {text(placements)} for a mesh of "

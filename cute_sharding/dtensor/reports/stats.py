@@ -1,23 +1,43 @@
-"""``stats``: what was counted, and what of it torch's own redistribution would have received."""
+"""``stats``: what was counted, and what of it torch's own rules and redistribution would have
+received.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import chain
+from math import prod
 from typing import Any
 
-from cute_sharding.dtensor.bookkeeping.stats import OUTCOMES, REDISTRIBUTE, Kind, Moved, read
+from cute_sharding.dtensor.bookkeeping.stats import (
+    OUTCOMES,
+    REDISTRIBUTE,
+    Counted,
+    Moved,
+    Place,
+    Question,
+    Received,
+    read,
+)
 from cute_sharding.dtensor.reports.stock import stock_plan
+from cute_sharding.dtensor.reports.table import Counts, Stats
+from cute_sharding.dtensor.run.placements import cut_of
+from cute_sharding.redistribution.cost import DEVICES
 
 
-def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
-    """For each op, how many of its propagations had each outcome since the last reset; and under
-    "redistribute" what redistributions moved, where these run by plan.
+def stats(*, reset: bool = False) -> Stats:
+    """For each op, how many of its propagations had each outcome since the last reset, and what
+    they receive beside what torch's own rules would; and under "redistribute" what redistributions
+    moved, where these run by plan.
 
-    What a view redistributes without that is an outcome of the view.
+    A dict of dicts, without what is 0: an inner dict gives 0 for what it has not.
+    ``stats().table()`` is the same as text, and ``python -m cute_sharding stats PROGRAM`` runs a
+    program and prints that.
 
     DTensor caches propagations, so an op that runs again on the same shapes and placements is not
-    counted again. Redistributions are counted each time that they run, and in a compiled program
-    once, when it is compiled.
+    counted again: what views and movement ops receive is that of one run of each. Redistributions
+    are counted each time that they run, and in a compiled program once, when it is compiled. What a
+    view has redistributed by plan is counted there as well, with ``redistribution``.
 
     Outcomes of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not
     divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error was
@@ -29,11 +49,16 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     Of a movement op on a sharded dim (with ``movement``): ``free``, ``exchanged`` (one exchange of
     what is missing) and ``stock`` (left to what answers without ``movement``).
 
-    Of redistributions, beside the outcomes: ``plan`` and ``stock``, how many ran by plan and how
-    many were left to torch; of those by plan the ``collectives``, the ``received_elements`` of the
-    device that receives the most; and ``stock_received_elements``, what it would have received by
-    torch's own steps, as rank 0 counts them, in the place of those ``compared`` (not: what torch
-    cannot do, and the oldest of more than a thousand kinds of redistribution).
+    Of redistributions: ``plan`` and ``stock``, how many ran by plan and how many were left to
+    torch; and of those by plan the ``collectives``.
+
+    Of views, movement ops and redistributions by plan, in elements: ``received_elements`` of the
+    device that receives the most, ``received_by_all`` devices together; and of those ``compared``
+    with torch: ``compared_by_all``, what our side of these receives, ``stock_received_elements``,
+    what rank 0 would have received by torch's own rule and steps, and ``stock_received_by_all``.
+    torch pads blocks to one size, and what is padded is received. Not compared is what torch
+    raises for (``stock_raises``), ops of which torch has no rule, sizes that are symbols, the
+    oldest of more than a thousand kinds of redistribution, and the newest of as many places.
 
     Args:
         reset: set every count to 0 afterwards.
@@ -43,21 +68,10 @@ def stats(*, reset: bool = False) -> dict[str, dict[str, int]]:
     >>> from cute_sharding.dtensor import propagate_shape_and_sharding
     >>> reset_stats()
     >>> _ = propagate_shape_and_sharding([Shard(0)], (4, 6), view_groups((4, 6), (24,)), (2,))
-    >>> stats()["view"]["algebra"]
-    1
+    >>> stats()
+    {'view': {'algebra': 1}}
     """
-    counts, total, moves = read(reset=reset)
-    result = {
-        op: {outcome: counts.get((op, outcome), 0) for outcome in OUTCOMES}
-        for op in sorted({op for op, _ in counts})
-    }
-    for kind, times in moves.items():
-        total = total.plus(_compared(kind), times)
-    if any(total):
-        result[REDISTRIBUTE] = (
-            dict.fromkeys(OUTCOMES, 0) | total._asdict()
-        )  # the outcomes as well, so that all entries can be added up
-    return result
+    return Stats(_found(read(reset=reset)))
 
 
 def reset_stats() -> None:
@@ -70,15 +84,82 @@ def reset_stats() -> None:
     read(reset=True)
 
 
-def _compared(kind: Kind) -> Moved:
-    received = _stock_received(*kind.question)
-    if received is None:
-        return kind.moved
-    return kind.moved._replace(compared=1, stock_received_elements=received)
+def _found(counted: Counted) -> dict[str, Counts]:
+    found: dict[str, Counts] = {}
+    for outcome in OUTCOMES:
+        for op in sorted({op for op, _ in counted.outcomes}):
+            found.setdefault(op, Counts()).add(outcome, counted.outcomes.get((op, outcome), 0))
+    for op, place in counted.places:
+        _add_place(found.setdefault(op, Counts()), place)
+    moved = counted.moved
+    for kind, times in counted.kinds.items():
+        moved = moved.plus(kind.moved, times)
+    if any(moved[:2]):
+        counts = found[REDISTRIBUTE] = _counts_of(moved)
+        for kind, times in counted.kinds.items():
+            _compare(counts, kind.moved.received, [kind.question], times)
+    return found
+
+
+def _counts_of(moved: Moved) -> Counts:
+    counts = Counts()
+    for name in ("plan", "stock", "collectives"):
+        counts.add(name, getattr(moved, name))
+    _add_received(counts, moved.received)
+    return counts
+
+
+def _add_received(counts: Counts, received: Received) -> None:
+    counts.add("received_elements", received.busiest)
+    counts.add("received_by_all", received.by_all)
+
+
+def _add_place(counts: Counts, place: Place) -> None:
+    try:
+        received = place.received
+    except Exception:  # it was answered, and then refused where it was redistributed
+        return
+    _add_received(counts, received)
+    try:
+        questions = place.questions
+    except Exception:  # whatever torch raises
+        counts.add("stock_raises", 1)
+        return
+    _compare(counts, received, questions)
+
+
+def _compare(counts: Counts, received: Received, questions: list[Question], times: int = 1) -> None:
+    theirs = Received()
+    for question in questions:
+        of_one = _stock_received(*question)
+        if of_one is None:
+            counts.add("stock_raises", times)
+            return
+        theirs = theirs.plus(of_one)
+    counts.add("compared", times)
+    counts.add("compared_by_all", times * received.by_all)
+    counts.add("stock_received_elements", times * theirs.busiest)
+    counts.add("stock_received_by_all", times * theirs.by_all)
 
 
 @lru_cache(maxsize=1 << 10)
-def _stock_received(*question: Any) -> int | None:
-    """What torch would receive; None where it cannot do it. It may take a while."""
-    plan = stock_plan(*question)
-    return plan.received_elements if plan.error is None else None
+def _stock_received(*question: Any) -> Received | None:
+    """What torch would receive, rank 0 and all ranks; None where it cannot do it. It may take a
+    while.
+
+    On a mesh of one dim all ranks receive as much, as torch pads. So they do where sizes divide.
+    Elsewhere each is asked for, on meshes of up to 64 devices; on larger ones rank 0, which
+    receives the most, stands for all.
+    """
+    first = stock_plan(*question)
+    if first.error is not None:
+        return None
+    shape, mesh, *placements = question
+    devices, received = prod(mesh), first.received_elements
+    is_flat = sum(n > 1 for n in mesh) < 2
+    pieces = prod(cut[1] for cut in map(cut_of, chain(*placements)) if cut is not None)
+    is_even = all(n % (devices * pieces) == 0 for n in shape)
+    if is_flat or is_even or not received or devices > DEVICES:
+        return Received(received, devices * received)
+    others = [stock_plan(*question, rank=rank) for rank in range(1, devices)]
+    return Received(received, received + sum(plan.received_elements for plan in others))

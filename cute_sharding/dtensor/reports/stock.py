@@ -18,6 +18,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run.placements import counted_from_0, cut_of
+from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.redistribution.network import Network
 from cute_sharding.sharding.deal import local_size
 
@@ -40,7 +41,7 @@ class StockStep(NamedTuple):
 
 @dataclass(frozen=True)
 class StockPlan:
-    """What torch's own redistribution does, counted for the busiest rank, as of a
+    """What torch's own redistribution does, counted for one rank, as of a
     :class:`RedistributionPlan`.
 
     ``error``: where torch raises, why; there are no steps then. ``misread``: the placements have
@@ -114,33 +115,40 @@ class StockPlan:
 
 
 def stock_plan(
-    shape: Sequence[int], mesh: Sequence[int], src: Sequence[Placement], dst: Sequence[Placement]
+    shape: Sequence[int],
+    mesh: Sequence[int],
+    src: Sequence[Placement],
+    dst: Sequence[Placement],
+    *,
+    rank: int = 0,
 ) -> StockPlan:
     """What torch's own DTensor redistribution does to get a tensor of global ``shape`` on a mesh of
     those sizes from the placements ``src`` to ``dst``.
 
-    torch is asked for its steps; nothing is communicated, and no process group is needed. Rank 0 is
-    counted, which holds the most. An all-to-all counts as one, as it is on GPUs (over gloo torch
-    gathers instead), and mesh dims that a program has flattened are not known here: torch may join
-    collectives on those.
+    torch is asked for its steps; nothing is communicated, and no process group is needed. What
+    ``rank`` receives and holds is counted: rank 0 holds the most. An all-to-all counts as one, as
+    it is on GPUs (over gloo torch gathers instead), and mesh dims that a program has flattened are
+    not known here: torch may join collectives on those.
 
     Raises:
         RuntimeError: this torch cannot be asked.
     """
     redistribution_hook.require_planner()  # what this torch lacks is no refusal of torch's
     shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
+    device = coordinate(rank, mesh)
     try:
         before, after = (_as_taken(placements, shape, mesh) for placements in (src, dst))
         local = list(shape)
-        for placement, parts in zip(before, mesh):
-            local = _cut(local, placement, parts)
+        for placement, parts, c in zip(before, mesh, device):
+            local = _cut(local, placement, parts, c)
         held, steps = prod(local), []
         source, target = (
-            tensor_specs.unbound_spec(shape, mesh, placements) for placements in (before, after)
+            tensor_specs.unbound_spec(shape, mesh, placements, rank)
+            for placements in (before, after)
         )
         for info in redistribution_hook.stock_transforms(source, target):
             if mesh[info.mesh_dim] > 1:
-                step, local = _step(info, mesh[info.mesh_dim], local)
+                step, local = _step(info, mesh[info.mesh_dim], device[info.mesh_dim], local)
                 steps.append(step)
     except Exception as error:  # whatever torch raises is what it says to this redistribution
         words = next(iter(str(error).splitlines()), "") or type(error).__name__
@@ -166,8 +174,8 @@ def _as_taken(
 
 
 class _Collective(NamedTuple):
-    """A collective of torch's on the first rank: the elements received, those of its buffers and
-    result, and the local shape that it leaves.
+    """A collective of torch's on one rank: the elements received, those of its buffers and result,
+    and the local shape that it leaves.
     """
 
     kind: str
@@ -177,9 +185,9 @@ class _Collective(NamedTuple):
     local: list[int]
 
 
-def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list[int]]:
+def _step(transform: Any, parts: int, c: int, local: list[int]) -> tuple[StockStep, list[int]]:
     """What ``redistribute_local_tensor`` makes of one of torch's transforms from the local shape
-    ``local``, and the shape it leads to.
+    ``local`` of the device ``c`` of ``parts``, and the shape it leads to.
     """
     before, after = transform.src_dst_placements
     if isinstance(after, Partial) and not isinstance(before, Replicate):
@@ -189,13 +197,13 @@ def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list
     if isinstance(before, Replicate):
         done = _Collective("", 0, 0, 0, local)
     elif isinstance(before, Partial):
-        done = _reduction(before.reduce_op, parts, to, local)
+        done = _reduction(before.reduce_op, parts, c, to, local)
     else:
-        done = _exchange(before, parts, to, local, transform.logical_shape)
+        done = _exchange(before, parts, c, to, local, transform.logical_shape)
     kinds, peak, result = [done.kind] if done.kind else [], prod(local) + done.buffers, done.local
     if isinstance(before, Replicate) or (to is None and not isinstance(after, Replicate)):
         kinds.append("local share" if cut_of(after) is None else "local slice")
-        result = _cut(result, after, parts)
+        result = _cut(result, after, parts, c)
         # What comes of the collective, and, where the pieces are strided, the slices of all
         # devices.
         copies = bool(done.kind) + isinstance(after, StridedShard)
@@ -207,20 +215,25 @@ def _step(transform: Any, parts: int, local: list[int]) -> tuple[StockStep, list
     return step, result
 
 
-def _reduction(op: str, parts: int, dim: int | None, local: list[int]) -> _Collective:
+def _reduction(op: str, parts: int, c: int, dim: int | None, local: list[int]) -> _Collective:
     """A pending reduction done, to Shard(dim) or to Replicate."""
     if dim is None:
         received = -(-2 * (parts - 1) * prod(local) // parts)
         return _Collective(f"all-reduce ({op})", 2, received, prod(local), local)
-    result = _with(local, dim, -(-local[dim] // parts))
-    block = prod(result)
+    block = prod(_with(local, dim, -(-local[dim] // parts)))  # padded
+    result = _with(local, dim, local_size(local[dim], 1, parts, c))
     # Blocks are laid one after the other, unless they lie so.
     buffers = (parts * _apart(local, dim) + 1) * block
     return _Collective(f"reduce-scatter ({op})", 1, (parts - 1) * block, buffers, result)
 
 
 def _exchange(
-    before: Placement, parts: int, to: int | None, local: list[int], logical: Sequence[int]
+    before: Placement,
+    parts: int,
+    c: int,
+    to: int | None,
+    local: list[int],
+    logical: Sequence[int],
 ) -> _Collective:
     """From one Shard to Shard(to), or to Replicate. Torch takes the rows to gather from
     ``logical``, which in other dims may be longer than the local tensor.
@@ -235,18 +248,18 @@ def _exchange(
     else:
         # Cut into blocks unless they lie so, received, and joined.
         kind, copies = "all-to-all", 2 + _apart(local, to)
-        columns = -(-local[to] // parts)
-        sent, result = _with(sent, to, columns), _with(result, to, columns)
+        sent = _with(sent, to, -(-local[to] // parts))  # padded
+        result = _with(result, to, local_size(local[to], 1, parts, c))
     block = prod(sent)
     return _Collective(kind, 1, (parts - 1) * block, parts * copies * block, result)
 
 
-def _cut(shape: list[int], placement: Placement, parts: int) -> list[int]:
-    """The shape of the first device's part."""
+def _cut(shape: list[int], placement: Placement, parts: int, c: int) -> list[int]:
+    """The shape of the part of device ``c`` of ``parts``."""
     cut = cut_of(placement)
     if cut is None:
         return shape
-    return _with(shape, cut[0], local_size(shape[cut[0]], cut[1], parts, 0))
+    return _with(shape, cut[0], local_size(shape[cut[0]], cut[1], parts, c))
 
 
 def _with(shape: Sequence[int], dim: int, n: int) -> list[int]:

@@ -13,5 +13,7 @@ in which group, must not depend on what one rank alone knows.
 - :mod:`.on_symbols`: a plan where sizes are symbols: by steps that the compiler sees, or by that op
 - :mod:`.stock`: where torch itself redistributes rightly
 - :mod:`.foreign`: where reductions by placements' own methods stand among the steps of a plan
+- :mod:`.places`: what ops receive where they are answered, beside torch's own rules
+- :mod:`.words`: what the log says
 - :mod:`.redistribute`: the whole of it
 """

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
+from cute_sharding import sharding
 from cute_sharding.dtensor.compiled.symbols import known, unknown
 from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
@@ -64,3 +65,19 @@ def replaced(placements: Sequence[Placement], cuts: Sequence[Cut]) -> tuple[Plac
 
 def text(placements: Sequence[Placement]) -> str:
     return f"[{', '.join(map(str, placements))}]"
+
+
+def of_text(placements: str, ndim: int) -> tuple[Placement, ...]:
+    """torch's placements of a tensor of so many dims, from text as they are printed.
+
+    Raises:
+        ValueError: a part of it is no placement.
+    """
+    return tuple(
+        [
+            tensor_specs.Partial(p.reduce_op)
+            if isinstance(p, sharding.Partial)
+            else placement_of((p.dim, p.split_factor) if isinstance(p, sharding.Shard) else None)
+            for p in sharding.parse_placements(placements, ndim)
+        ]
+    )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.stats import Moved, count_moves, logger
+from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.compiled.symbols import sizes_at_hand
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
@@ -35,14 +35,15 @@ from cute_sharding.dtensor.run.foreign import cheapest
 from cute_sharding.dtensor.run.groups import Means, means
 from cute_sharding.dtensor.run.on_symbols import run_on_symbols
 from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target
+from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, RedistributionPlan, collectives, received_by
+from cute_sharding.redistribution.plan import Held, RedistributionPlan, received_by
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.routes import Groups, admits
 from cute_sharding.redistribution.step import Step
+from cute_sharding.redistribution.totals import received_by_all
 
 # Reductions that equal contributions of all devices give back what they were made of.
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
@@ -65,11 +66,10 @@ class Traffic:
 
     @cached_property
     def moved(self) -> Moved:
-        received = sum(step.received_elements for step in self._steps if step.communicates)
         return Moved(
             plan=1,
             collectives=sum(step.collectives for step in self._steps),
-            received_elements=received,
+            received=Received(received_by(self._steps), received_by_all(self._steps)),
         )
 
 
@@ -142,6 +142,7 @@ def redistribute_local_tensor(
     plan = found.plan
     if plan.steps and counted:
         count_moves(found.traffic)
+        say_redistributed(mesh, shape, before, after, plan)
     with _recorded(plan, local, before, after, is_explicit):
         moved = _done(found, local, current, target, async_op=async_op)
     return local if moved is local else laid_out(moved, target.tensor_meta)
@@ -269,36 +270,8 @@ def _planned(
             )
         )
         if missing and received_by(best) < received_by(plan.steps):
-            _say_what_is_missing(mesh, missing, text(before), text(after), plan, best)
+            say_what_is_missing(mesh, missing, before, after, plan, best)
     return prepared
-
-
-# The sets of mesh dims that were found missing and said.
-_said: set[tuple[Any, ...]] = set()
-
-
-def _say_what_is_missing(
-    mesh: Any,
-    missing: tuple[tuple[int, ...], ...],
-    before: str,
-    after: str,
-    plan: RedistributionPlan,
-    best: Sequence[Step],
-) -> None:
-    """Once for each set of mesh dims."""
-    if (mesh, missing) in _said:
-        return
-    _said.add((mesh, missing))
-    names, dims = mesh.mesh_dim_names, missing[0]
-    flatten = f"mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten() or " if names else ""
-    logger.warning(
-        "a tensor of shape %s on the mesh %s goes from %s to %s in %d collectives and receives %d "
-        "elements. With a process group of the mesh dims %s together it would be %d collectives "
-        "and %d elements: call %scute_sharding.prepare_groups(mesh) on all ranks first. (Said once "
-        "for these mesh dims.)",
-        *(plan.shape, plan.mesh, before, after, plan.collectives, plan.received_elements),
-        *(" and ".join(map(str, missing)), collectives(best), received_by(best), flatten),
-    )
 
 
 @lru_cache(maxsize=1 << 12)

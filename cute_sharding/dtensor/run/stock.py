@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from cute_sharding.dtensor.replaced import process_groups, tensor_specs
 from cute_sharding.dtensor.run.placements import Cuts, cut_of
-from cute_sharding.sharding.deal import local_size
+from cute_sharding.redistribution.suggestions import divides_where_it_moves
 
 
 def moves_rightly(spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:
@@ -33,7 +32,8 @@ def moves_rightly(spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:
     strided = any(cut is not None and cut[1] > 1 for cut in (*source, *target))
     wary = strided and (len(mesh) > 2 or (len(mesh) == 2 and (_nested(source) or _nested(target))))
     return all(
-        _evenly_enough(spec.shape, cuts, source, target, mesh, wary) for cuts in (source, target)
+        divides_where_it_moves(spec.shape, cuts, source, target, mesh, everywhere=wary)
+        for cuts in (source, target)
     )
 
 
@@ -106,25 +106,3 @@ def _is_torchs(
 def _nested(cuts: Cuts) -> bool:
     dims = [cut[0] for cut in cuts if cut is not None]
     return len(dims) != len(set(dims))
-
-
-def _evenly_enough(
-    shape: Sequence[int], cuts: Cuts, source: Cuts, target: Cuts, mesh: Sequence[int], wary: bool
-) -> bool:
-    """Whether sizes divide under ``cuts`` where they must: everywhere if ``wary``, and where a mesh
-    dim goes from one dim to another.
-    """
-    sizes = list(shape)
-    for cut, before, after, parts in zip(cuts, source, target, mesh, strict=True):
-        if (
-            before is not None
-            and after is not None
-            and before != after
-            and (sizes[before[0]] % parts or sizes[after[0]] % parts)
-        ):
-            return False
-        if cut is not None:
-            if wary and sizes[cut[0]] % (cut[1] * parts):
-                return False
-            sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
-    return True

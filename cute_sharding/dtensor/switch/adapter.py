@@ -229,10 +229,10 @@ def _fill(installed: Installed, settings: Settings) -> None:
         installed, redistribution, redistribution_of_arguments
     )
     if settings.views:
-        others = propagation(registry.propagation(), settings)
+        stock = registry.propagation()
         op_hooks.install_propagation(
             installed,
-            movement_first(others, is_on=settings.movement),
+            movement_first(propagation(stock, settings), is_on=settings.movement, stock=stock),
             tuple({**VIEWS, **SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             partial(gated_handler, by_signatures=settings.ops),
             writing_handler,

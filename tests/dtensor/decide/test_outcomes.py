@@ -4,22 +4,22 @@ import logging
 
 import pytest
 import torch
-from simulation import mesh_of
-from torch.distributed.tensor import DTensor, Shard
+from simulation import distribute, mesh_of, ranks_of
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import cute_sharding
+from cute_sharding.dtensor.bookkeeping import kept
+from cute_sharding.dtensor.bookkeeping.stats import OUTCOMES
+from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.run.redistribute import planned
+from cute_sharding.dtensor.run.words import say_redistributed
 
-NONE = {
-    "algebra": 0,
-    "tracing": 0,
-    "redistribution": 0,
-    "refused": 0,
-    "stock": 0,
-    "signature": 0,
-    "gate": 0,
-    "free": 0,
-    "exchanged": 0,
-}
+
+def outcomes(op):
+    """Without what it received."""
+    return {name: n for name, n in cute_sharding.stats()[op].items() if name in OUTCOMES}
 
 
 def tensor_of(shape, local, mesh, placements, names=None):
@@ -48,21 +48,21 @@ def test_nothing_is_counted_at_first(on):
 def test_every_outcome_is_counted_under_its_op(on):
     tensor = tensor_of((4, 8, 6), (4, 2, 6), (4,), [Shard(1)])
     tensor.view(32, 6)
-    assert cute_sharding.stats() == {"view.default": {**NONE, "algebra": 1}}
+    assert [*cute_sharding.stats()] == ["view.default"]
+    assert outcomes("view.default") == {"algebra": 1}
     tensor.permute(2, 0, 1)
-    assert cute_sharding.stats()["permute.default"] == {**NONE, "algebra": 1}
+    assert outcomes("permute.default") == {"algebra": 1}
     tensor_of((7, 3), (2, 3), (4,), [Shard(0)]).view(21)
-    assert cute_sharding.stats()["view.default"] == {**NONE, "algebra": 1, "tracing": 1}
+    assert outcomes("view.default") == {"algebra": 1, "tracing": 1}
     with pytest.raises(RuntimeError):
         tensor_of((4, 6), (4, 3), (2,), [Shard(1)]).view(4, 3, 2)
-    assert cute_sharding.stats()["view.default"] == {
-        **NONE,
+    assert outcomes("view.default") == {
         "algebra": 1,
         "tracing": 1,
         "refused": 1,
     }
     torch.ops.aten.view_copy.default(tensor_of((4, 6), (4, 3), (2,), [Shard(1)]), (4, 3, 2))
-    assert cute_sharding.stats()["view_copy.default"] == {**NONE, "redistribution": 1}
+    assert outcomes("view_copy.default") == {"redistribution": 1}
 
 
 def test_cached_propagations_are_not_counted_again(on):
@@ -109,10 +109,65 @@ def test_the_log_says_what_was_decided(caplog, on):
     assert traced == f"{view} on mesh (4,): free, proved on each kind of device"
     assert (
         moved.startswith("view_copy.default: (4, 6) [S(1)] -> (4, 3, 2) [")
-        and "on mesh (2,): input redistributed to [" in moved
+        and "on mesh (2,): input redistributed to [R], each device receives up to 12 elements"
+        in moved
     )
     assert refused.startswith("refused: view.default of a DTensor of shape (4, 6)")
     assert refused.removeprefix("refused: ") in str(error.value)
+
+
+@pytest.mark.one_in(1)
+def test_the_log_says_what_is_not_free_and_what_costs_less(caplog):
+    with caplog.at_level(logging.INFO, logger="cute_sharding"), cute_sharding.enabled():
+        tensor_of((4, 16, 32), (4, 16, 8), (4,), [Shard(2)]).view(4, 16, 2, 16)
+    assert lines(caplog) == [
+        "view.default: (4, 16, 32) [S(2)] -> (4, 16, 2, 16) [R] on mesh (4,): input redistributed "
+        "to [R], each device receives up to 1536 elements; dim 2 of 32 is split into 2 x 16, and 2 "
+        "is no multiple of the 4 devices that cut it: in attention, the heads do not divide by the "
+        "mesh; .redistribute(placements=[Shard(dim=0)]) before it receives up to 384"
+    ]
+
+
+@pytest.mark.one_in(1)
+def test_the_log_says_what_redistributes(caplog):
+    with (
+        caplog.at_level(logging.INFO, logger="cute_sharding"),
+        cute_sharding.enabled(redistribution=True),
+        ranks_of((4,)),
+    ):
+        for _ in range(2):
+            distribute(torch.ones(8, 8), (4,), [Shard(0)]).redistribute(placements=[Shard(1)])
+        distribute(torch.ones(8, 8), (4,), [Replicate()]).redistribute(placements=[Shard(1)])
+    assert lines(caplog) == [
+        "redistribute: (8, 8) [S(0)] -> [S(1)] on mesh (4,): 1 collective, each device receives up "
+        "to 12 elements",
+        "redistribute: (8, 8) [R] -> [S(1)] on mesh (4,): nothing is sent",
+    ]
+
+
+@pytest.mark.one_in(1)
+def test_the_first_rank_of_a_mesh_speaks_for_all(caplog, monkeypatch):
+    """Views, redistributions and missing groups: as each rank of a mesh of four, whose ranks are
+    not in order.
+    """
+    mesh = DeviceMesh("cpu", torch.tensor([[2, 1], [3, 0]]), mesh_dim_names=("a", "b"))
+    columns, both = [Shard(1), Replicate()], [Shard(0), Shard(1)]
+    said = {}
+    for rank in range(4):
+        monkeypatch.setattr(process_groups, "this_rank", lambda rank=rank: rank)
+        kept.empty()
+        caplog.clear()
+        with (
+            caplog.at_level(logging.INFO, logger="cute_sharding"),
+            cute_sharding.enabled(redistribution=True),
+        ):
+            say_redistributed(mesh, (8, 8), columns, both, None)
+            spec = DTensorSpec(mesh, tuple(columns), TensorMeta((4, 6), (6, 1), torch.float32))
+            DTensor(torch.zeros(4, 3), spec, requires_grad=False).view(4, 3, 2)
+            planned(mesh, (8, 8), tuple(both), tuple(reversed(both)))
+        said[rank] = [line.split(":")[0][:16] for line in lines(caplog)]
+    assert said.pop(2) == ["redistribute", "view.default", "redistribute", "a tensor of shap"]
+    assert not any(said.values()), said
 
 
 def test_the_log_says_when_it_is_switched(caplog):

@@ -414,7 +414,7 @@ def test_counting_never_asks_torch_on_the_way_of_a_program(monkeypatch):
         return StockPlan((2,), (StockStep("all-gather", 0, "", 1, 5, 0),))
 
     class Kind:
-        moved = stats.Moved(plan=1, collectives=1, received_elements=3)
+        moved = stats.Moved(plan=1, collectives=1, received=stats.Received(3, 6))
 
         def __init__(self, i):
             self.question = ((i,), (2,), (S(0),), (R,))

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -15,7 +16,14 @@ from processes import environment
 
 import cute_sharding
 from cute_sharding import status
-from cute_sharding._settings import EVERYTHING, FLAGS, TABLE, Settings, from_environment
+from cute_sharding._settings import (
+    EVERYTHING,
+    FLAGS,
+    TABLE,
+    Implicit,
+    Settings,
+    from_environment,
+)
 
 
 def run(site, *arguments, **flags):
@@ -159,6 +167,25 @@ def test_what_the_flags_ask_for(flags, wanted):
         assert asdict(cute_sharding.settings()) == asked
 
 
+@pytest.mark.one_in(1)
+def test_what_a_view_does_is_one_of_three():
+    """For mypy, and when it runs."""
+    for function in (cute_sharding.enable, cute_sharding.enabled):
+        argument = get_type_hints(function)["implicit_redistribution"]
+        assert argument == bool | Implicit
+        with pytest.raises(ValueError, match=r"did you mean 'cheapest'\?"):
+            Settings.of(implicit_redistribution="cheepest")
+    assert get_args(Implicit) == TABLE["implicit_redistribution"].choices
+
+
+def test_a_flag_that_nobody_knows_is_shown(monkeypatch):
+    monkeypatch.setenv("USE_CUTE_MOVES", "1")
+    found = status.status()
+    assert found["unknown_flags"] == {"USE_CUTE_MOVES": MOVEMENT}
+    shown = status.show({**found, "checks": []})
+    assert f"no such flag: did you mean {MOVEMENT}?" in shown
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -167,6 +194,7 @@ def test_what_the_flags_ask_for(flags, wanted):
             {VIEWS: "1", IMPLICIT: "nearest"},
             "USE_CUTE_IMPLICIT_REDISTRIBUTION='nearest' is none of replicate, cheapest, error",
         ),
+        ({VIEWS: "1", IMPLICIT: "cheepest"}, r"cheapest, error \(did you mean 'cheapest'\?\)"),
         (
             {REDISTRIBUTION: "1", IMPLICIT: "cheapest"},
             "says what views may do, and none are switched on: set USE_CUTE_VIEW_PROPAGATION=1",

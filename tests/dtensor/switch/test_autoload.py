@@ -147,6 +147,20 @@ def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
     )
 
 
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("rank", [None, "0", "1"])
+def test_a_flag_that_nobody_knows_is_one_warning(program, rank):
+    """With the nearest flag, by the first rank; the known ones are in force."""
+    code = "import torch.distributed.tensor, cute_sharding; print(cute_sharding.is_enabled())"
+    of_rank = {} if rank is None else {"RANK": rank}
+    result = program(code, "1", USE_CUTE_VIEWS="1", USE_CUTE_MOVMENT="1", **of_rank)
+    assert succeeds(result).split() == ["True"]
+    assert result.stderr.count("RuntimeWarning") == (rank != "1")
+    if rank != "1":
+        assert "USE_CUTE_MOVMENT: did you mean USE_CUTE_MOVEMENT?" in result.stderr
+        assert "USE_CUTE_VIEWS: did you mean USE_CUTE_VIEW_PROPAGATION?" in result.stderr
+
+
 @pytest.mark.processes
 def test_spawned_workers_are_switched_on_too(program, tmp_path):
     """Three real processes: uneven shards through a view, forward and backward, by a program

@@ -1,0 +1,34 @@
+"""What torch's own rule does, for ``explain --torch``. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cute_sharding.cli.plan import of_torch
+from cute_sharding.sharding import Sharding
+
+
+def by_torch(
+    name: str, before: Sharding, arguments: Sequence[Any], times: int | None = None
+) -> dict[str, Any]:
+    """As data: where torch's rule for the aten overload ``name`` redistributes its input to, what
+    that receives, and the placements of the output; or what torch raises.
+    """
+    from cute_sharding.dtensor.reports.rule import stock_rule
+
+    given = [list(value) if isinstance(value, tuple) else value for value in arguments]
+    return stock_rule(name, before.shape, before.mesh, of_torch(before), given, times=times)
+
+
+def show_by_torch(found: dict[str, Any], placements: Sequence[str]) -> str:
+    """In a line; ``placements`` are those of the input."""
+    if found["error"] is not None:
+        return f"by torch's own rule: raises {found['error']}"
+    outputs = " and ".join(dict.fromkeys(f"[{', '.join(output)}]" for output in found["outputs"]))
+    if found["input"] == list(placements):
+        return f"by torch's own rule: nothing is redistributed, the output is {outputs}"
+    return (
+        f"by torch's own rule: the input goes to [{', '.join(found['input'])}], a device receives "
+        f"{found['received_elements']} elements, the output is {outputs}"
+    )

@@ -1,0 +1,185 @@
+"""What is said of a view: the error where it is not free, and the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cute_sharding.dtensor.bookkeeping.stats import logger
+from cute_sharding.dtensor.bookkeeping.telling import is_new
+from cute_sharding.dtensor.compiled.symbols import hinted
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    mesh_dim_text,
+    mesh_text,
+)
+from cute_sharding.dtensor.run.placements import Cuts, cut_of, text
+from cute_sharding.layout import Size
+from cute_sharding.redistribution import Target, received_elements
+from cute_sharding.redistribution.suggestions import heads_that_do_not_divide
+from cute_sharding.views import Row, View, carry
+
+
+class Asked(NamedTuple):
+    """A view, and what it is of. ``speaks``: whether this rank says in the log what is so on all.
+    The others are as of :func:`.view_placements.decide`.
+    """
+
+    op: str
+    view: View
+    row: Row | None
+    mesh: tuple[int, ...]
+    names: Sequence[str] | None
+    placements: tuple[Placement, ...]
+    speaks: Callable[[], bool] = lambda: True
+
+    @property
+    def cuts(self) -> Cuts:
+        return tuple([cut_of(p) for p in self.placements])
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether all sizes have a value in the call that is being compiled."""
+        return None not in hinted((*self.view.input_shape, *self.view.target))
+
+    @property
+    def at_hand(self) -> View:
+        """The view for the sizes of the call that is being compiled."""
+        view = self.view
+        if not any(isinstance(n, Size) for n in (*view.input_shape, *view.sizes, *view.target)):
+            return view
+        return View(
+            hinted(view.input_shape),
+            view.source,
+            hinted(view.sizes),
+            hinted(view.target),
+            view.kept,
+            view.home,
+            view.rank,
+        )
+
+
+class Choice(NamedTuple):
+    """Placements of the input under which the view is free, and those of its output."""
+
+    target: Target
+    source: tuple[Placement, ...]
+    output: tuple[Placement, ...]
+
+
+def unsharded(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    return tuple([Replicate() if isinstance(p, (Shard, StridedShard)) else p for p in placements])
+
+
+def unknown(asked: Asked, fact: str) -> str:
+    view, placements = asked.view, asked.placements
+    return (
+        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
+        f"mesh {mesh_text(asked.mesh, asked.names)} with placements {text(placements)}: whether "
+        "that is free depends on sizes that have no value while the program is compiled. It could "
+        f"be decided if this were known: {fact}. Say so before the view, if it holds: "
+        f"torch._check({fact}); or redistribute the tensor first to "
+        f"{text(unsharded(placements))}; or let views do so themselves: "
+        'cute_sharding.enable(implicit_redistribution="replicate").'
+    )
+
+
+def log_free(asked: Asked, output: tuple[Placement, ...], *, traced: bool) -> None:
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    how = "proved on each kind of device" if traced else "blocks of one size"
+    logger.debug("%s: free, %s", _described(asked, output), how)
+
+
+def log_redistribution(
+    asked: Asked,
+    source: tuple[Placement, ...],
+    output: tuple[Placement, ...],
+    suggestions: Callable[[], list[Choice] | None],
+) -> None:
+    """Once for a place: an op, a shape and placements; by the rank that ``speaks``."""
+    if not logger.isEnabledFor(logging.INFO) or not asked.speaks():
+        return
+    what = f"{_described(asked, output)}: input redistributed to {text(source)}"
+    if is_new(what):
+        logger.info("%s", what + _with_less(asked, source, suggestions() or []))
+
+
+def _with_less(asked: Asked, source: tuple[Placement, ...], choices: list[Choice]) -> str:
+    """What it costs that the input goes to ``source``, why, and which suggestion costs less."""
+    if not asked.has_numbers:
+        return ""
+    view, cuts, goal = asked.at_hand, hinted(asked.cuts), [cut_of(p) for p in source]
+    received = received_elements(view.input_shape, cuts, hinted(tuple(goal)), asked.mesh)
+    said = f", each device receives up to {received} elements"
+    heads = _heads(asked, carry(view, cuts, asked.mesh).blocked)
+    if heads:
+        said += f"; {heads}"
+    for choice in choices:
+        if choice.target.received < received:
+            return (
+                f"{said}; .redistribute(placements={list(choice.source)!r}) before it receives up "
+                f"to {choice.target.received}"
+            )
+    return said
+
+
+def _heads(asked: Asked, blocked: int | None) -> str | None:
+    if blocked is None or not asked.has_numbers:
+        return None
+    return heads_that_do_not_divide(asked.at_hand, hinted(asked.cuts), asked.mesh, blocked)
+
+
+def _described(asked: Asked, output: tuple[Placement, ...]) -> str:
+    return (
+        f"{asked.op}: {tuple(asked.view.input_shape)} {text(asked.placements)} -> "
+        f"{asked.view.output_shape} {text(output)} on mesh {tuple(asked.mesh)}"
+    )
+
+
+def explain(asked: Asked, blocked: int, choices: list[Choice] | None, said: str | None) -> str:
+    view, placements, mesh, names = asked.view, asked.placements, asked.mesh, asked.names
+    axis = mesh_dim_text(blocked, names)
+    lines = [
+        f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
+        f"mesh {mesh_text(mesh, names)} with placements {text(placements)} cannot be done without "
+        f"communication: what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices "
+        "is no Shard or _StridedShard of the output.",
+    ]
+    heads = _heads(asked, blocked)
+    if heads:
+        lines.append(f"{heads[0].upper()}{heads[1:]}.")
+    if choices is None:
+        lines.append(
+            "Redistribute the input first: "
+            f".redistribute(placements={list(unsharded(placements))!r})"
+        )
+    elif choices:
+        lines.append("Redistribute the input first, for example (what costs least later first):")
+        for target, source, output in choices:
+            lines.append(
+                f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; "
+                f"each device receives up to {target.received} elements"
+            )
+        lines.append(
+            "or let views do so themselves: "
+            'cute_sharding.enable(implicit_redistribution="replicate").'
+        )
+    else:
+        lines.append(
+            "Let views redistribute their input: "
+            'cute_sharding.enable(implicit_redistribution="replicate").'
+        )
+        lines.append(
+            "To redistribute it yourself, switch on enable(redistribution=True) first: torch's own "
+            "redistribution reads these split factors as a shard order, which they are not, or "
+            "plans "
+            "ranks of different sizes differently, and gives wrong data or waits for ever."
+        )
+    if said:
+        lines.append(f"torch's own rule says: {said}")  # programs and tests look for its words
+    return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""What the log says of redistributions: how each runs, and which process group is missing.
+
+It is the same on all ranks, so the first rank of the mesh says it for all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from cute_sharding.dtensor.bookkeeping.stats import logger
+from cute_sharding.dtensor.bookkeeping.telling import is_new
+from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced.tensor_specs import Placement
+from cute_sharding.dtensor.run.placements import text
+from cute_sharding.redistribution.plan import RedistributionPlan, collectives, received_by
+from cute_sharding.redistribution.step import Step
+
+Placements = Sequence[Placement]
+
+
+def say_redistributed(
+    mesh: Any,
+    shape: tuple[int, ...],
+    before: Placements,
+    after: Placements,
+    plan: RedistributionPlan | None,
+) -> None:
+    """At level INFO, once for a mesh, a shape and placements. ``plan``: None where torch's own
+    steps run.
+    """
+    if not logger.isEnabledFor(logging.INFO) or not process_groups.is_first_rank(mesh):
+        return
+    sizes = tuple(mesh.shape)
+    what = f"redistribute: {shape} {text(before)} -> {text(after)} on mesh {sizes}"
+    if plan is None:
+        how = "left to torch's own steps"
+    elif not plan.collectives:
+        how = "nothing is sent"
+    else:
+        n = plan.collectives
+        how = (
+            f"{n} collective{'s' * (n != 1)}, each device receives up to {plan.received_elements} "
+            "elements"
+        )
+    if is_new((mesh, what, how)):
+        logger.info("%s: %s", what, how)
+
+
+def say_what_is_missing(
+    mesh: Any,
+    missing: tuple[tuple[int, ...], ...],
+    before: Placements,
+    after: Placements,
+    plan: RedistributionPlan,
+    best: Sequence[Step],
+) -> None:
+    """A warning, once for each set of mesh dims."""
+    if not process_groups.is_first_rank(mesh) or not is_new((mesh, missing)):
+        return
+    names, dims = mesh.mesh_dim_names, missing[0]
+    flatten = f"mesh[{', '.join(repr(names[m]) for m in dims)}]._flatten() or " if names else ""
+    logger.warning(
+        "a tensor of shape %s on the mesh %s goes from %s to %s in %d collectives and receives %d "
+        "elements. With a process group of the mesh dims %s together it would be %d collectives "
+        "and %d elements: call %scute_sharding.prepare_groups(mesh) on all ranks first. (Said once "
+        "for these mesh dims, by the first rank of the mesh.)",
+        *(plan.shape, plan.mesh, text(before), text(after)),
+        *(plan.collectives, plan.received_elements),
+        *(" and ".join(map(str, missing)), collectives(best), received_by(best), flatten),
+    )

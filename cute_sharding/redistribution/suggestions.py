@@ -1,0 +1,184 @@
+"""What a view that is not free is told: why, and where to redistribute its input first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from cute_sharding.redistribution.search import Target, free_targets, target_of
+from cute_sharding.sharding.deal import local_size
+from cute_sharding.views import Cut, View, carry
+
+MOST = 3
+
+
+def suggested_targets(
+    view: View,
+    cuts: Sequence[Cut],
+    mesh: Sequence[int],
+    *,
+    fixed: Sequence[int] = (),
+    unsharded: Sequence[int] = (),
+    allowed: Callable[[tuple[Cut, ...]], bool] = lambda source: True,
+) -> list[Target]:
+    """Up to ``MOST`` cuts of the input under which ``view`` is free; at least one. The arguments
+    are those of :func:`.free_targets`.
+
+    They have no split factors, and torch's own redistribution gets to them as well, so that what is
+    suggested does not depend on settings.
+
+    First come those that cost the least later, which is not those that receive the least now:
+
+    1. The input with what blocks the view replicated and the rest kept. Devices that hold all rows
+       need nothing for whatever an op wants to be cut later. It is also what a view does unasked.
+    2. Of the others those that give blocks of one size, then those whose output has no split
+       factors, then those that cut anew only dims that the view leaves whole, such as the batch:
+       an attention or a linear layer that follows computes on these as they are. Then those that
+       change fewer mesh dims, what receives less, and the leading dims.
+
+    >>> from cute_sharding.views import BY_OP
+    >>> heads = BY_OP["Tensor.view"].view((4, 16, 32), (4, 16, 2, 16))  # 2 heads, on 4 devices
+    >>> [(target.source, target.received) for target in suggested_targets(heads, [(2, 1)], (4,))]
+    [((None,), 1536), (((0, 1),), 384), (((1, 1),), 384)]
+    """
+    cuts, mesh = tuple(cuts), tuple(mesh)
+
+    def is_plain(source: tuple[Cut, ...]) -> bool:
+        return (
+            all(cut is None or cut[1] == 1 for cut in source)
+            and all(
+                divides_where_it_moves(view.input_shape, some, cuts, source, mesh)
+                for some in (cuts, source)
+            )
+            and allowed(source)
+        )
+
+    found = free_targets(
+        view, cuts, mesh, fixed=fixed, unsharded=unsharded, allowed=is_plain, most=None
+    )
+    first = _unblocked(view, cuts, mesh, unsharded)
+    found = sorted(found, key=lambda target: _cost_later(view, cuts, mesh, target))
+    if is_plain(first):
+        replicated = target_of(view, cuts, mesh, first, carry(view, first, mesh).cuts)
+        found = [replicated, *(target for target in found if target.source != first)]
+    return found[:MOST]
+
+
+def divides_where_it_moves(
+    shape: Sequence[int],
+    cuts: Sequence[Cut],
+    source: Sequence[Cut],
+    target: Sequence[Cut],
+    mesh: Sequence[int],
+    *,
+    everywhere: bool = False,
+) -> bool:
+    """Whether the sizes that ``cuts``, those of ``source`` or of ``target``, leave divide where a
+    mesh dim goes from one tensor dim to another; and ``everywhere`` that they cut, if so asked.
+
+    Where they do not, torch's all-to-all pads, and leaves a local tensor that cannot be viewed.
+
+    >>> divides_where_it_moves((7, 4), [(0, 1)], [(0, 1)], [(1, 1)], (3,))
+    False
+    """
+    sizes = list(shape)
+    for cut, before, after, parts in zip(cuts, source, target, mesh, strict=True):
+        if (
+            before is not None
+            and after is not None
+            and before != after
+            and (sizes[before[0]] % parts or sizes[after[0]] % parts)
+        ):
+            return False
+        if cut is not None:
+            if everywhere and sizes[cut[0]] % (cut[1] * parts):
+                return False
+            sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
+    return True
+
+
+def _unblocked(
+    view: View, cuts: tuple[Cut, ...], mesh: tuple[int, ...], unsharded: Sequence[int]
+) -> tuple[Cut, ...]:
+    """The cuts without those that block the view, one after the other until none does."""
+    cuts = tuple(
+        [
+            None if cut is not None and cut[0] in unsharded and n > 1 else cut
+            for cut, n in zip(cuts, mesh)
+        ]
+    )
+    while (blocked := carry(view, cuts, mesh).blocked) is not None:
+        cuts = (*cuts[:blocked], None, *cuts[blocked + 1 :])
+    return cuts
+
+
+def _cost_later(
+    view: View, cuts: tuple[Cut, ...], mesh: tuple[int, ...], target: Target
+) -> tuple[object, ...]:
+    """By what :func:`suggested_targets` sorts."""
+    new = [cut for cut, before in zip(target.source, cuts) if cut not in (None, before)]
+    return (
+        _has_blocks_of_two_sizes(view.output_shape, target.output, mesh),
+        sum(cut is not None and cut[1] > 1 for cut in target.output),
+        sum(cut is not None and cut[0] not in view.kept for cut in new),
+        target.changed,
+        target,
+        [-1 if cut is None else cut[0] for cut in target.source],
+    )
+
+
+def _has_blocks_of_two_sizes(
+    shape: Sequence[int], cuts: Sequence[Cut], mesh: tuple[int, ...]
+) -> bool:
+    """Whether some device has fewer rows of a dim than another."""
+    return any(
+        n % prod(parts for cut, parts in zip(cuts, mesh) if cut is not None and cut[0] == d)
+        for d, n in enumerate(shape)
+    )
+
+
+def heads_that_do_not_divide(
+    view: View, cuts: Sequence[Cut], mesh: Sequence[int], blocked: int
+) -> str | None:
+    """Where the view splits the dim that is cut, as that of a projection into heads, and there are
+    not as many for each device: a sentence that says so. None where something else blocks the view.
+
+    Args:
+        view, cuts, mesh: as of :func:`suggested_targets`; the sizes are numbers.
+        blocked: the mesh dim that blocks the view.
+
+    >>> from cute_sharding.views import BY_OP
+    >>> heads = BY_OP["Tensor.view"].view((4, 16, 32), (4, 16, 2, 16))
+    >>> heads_that_do_not_divide(heads, [(2, 1)], (4,), 0).partition(": ")[2]
+    'in attention, the heads do not divide by the mesh'
+    """
+    cut = cuts[blocked]
+    if cut is None:
+        return None
+    dim, pieces = cut
+    parts = split = _split_of(view, dim)
+    while pieces > 1 and len(parts) > 1 and pieces % parts[0] == 0:
+        pieces, parts = pieces // parts[0], parts[1:]  # queries, keys and values in one projection
+    devices = prod(n for other, n in zip(cuts, mesh) if other is not None and other[0] == dim)
+    if pieces > 1 or len(parts) < 2 or parts[0] % devices == 0:
+        return None
+    return (
+        f"dim {dim} of {view.input_shape[dim]} is split into {' x '.join(map(str, split))}, and "
+        f"{parts[0]} is no multiple of the {devices} devices that cut it: in attention, the heads "
+        "do not divide by the mesh"
+    )
+
+
+def _split_of(view: View, dim: int) -> list[int]:
+    """The sizes above 1 of the output dims that the input dim becomes; none where some of them are
+    made of other dims as well.
+    """
+    at = view.position(dim)
+    start, n = prod(view.sizes[:at]), view.sizes[at]
+    starts = [prod(view.target[:k]) for k in range(len(view.target))]
+    found = [
+        size
+        for size, first in zip(view.target, starts)
+        if size > 1 and start <= first and first * size <= start * n
+    ]
+    return found if prod(found) == n else []

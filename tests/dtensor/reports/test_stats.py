@@ -1,0 +1,127 @@
+"""stats(): what views, movement ops and redistributions receive, ours and by torch's own rules,
+beside what collectives bring as they run.
+"""
+
+import random
+from math import prod
+from pathlib import Path
+
+import pytest
+from received import Received
+from simulation import distribute, number, placement_of, ranks_of
+from torch.distributed.tensor import Replicate, Shard
+
+import cute_sharding
+
+MESHES = [(4,), (3,), (2, 2), (2, 3)]
+ROOT = Path(__file__).parents[3]
+
+
+def drawn(rng, mesh, shape):
+    return [
+        placement_of((d, 1) if d >= 0 else None)
+        for d in (rng.randrange(-1, len(shape)) for _ in mesh)
+    ]
+
+
+def brought(run, start):
+    """What collectives bring to all ranks."""
+    with Received() as received:
+        run(start)
+    return sum(received.by_rank.values())
+
+
+def counted(run, start):
+    cute_sharding.reset_stats()
+    with Received() as received:
+        run(start)
+    return cute_sharding.stats(), sum(received.by_rank.values())
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_redistributions_receive_what_is_counted(mesh):
+    rng, moved = random.Random(f"moves {mesh}"), 0
+    with ranks_of(mesh):
+        for _ in range(25):
+            shape = tuple(rng.choice((5, 6, 7, 12)) for _ in range(2))
+            before, after = drawn(rng, mesh, shape), drawn(rng, mesh, shape)
+            start = distribute(number(shape), mesh, before)
+
+            def run(x, after=after):
+                x.redistribute(placements=after)
+
+            theirs = brought(run, start)
+            with cute_sharding.enabled(redistribution=True, views=False):
+                stats, ours = counted(run, start)
+            if before == after or "redistribute" not in stats:
+                continue
+            counts = stats["redistribute"]
+            assert counts["received_by_all"] == ours == counts["compared_by_all"]
+            assert counts["stock_received_by_all"] == theirs
+            moved += ours > 0
+    assert moved > 8
+
+
+def view(rng, shape):
+    n = prod(shape)
+    first = [a for a in range(1, n + 1) if n % a == 0]
+    target = rng.choice([(n,), *[(a, n // a) for a in first], (shape[0], 2, shape[1] // 2)])
+    target = target if prod(target) == n else (n,)
+    return lambda x: x.view(target)
+
+
+def slice_or_flip(rng, shape):
+    d = rng.randrange(len(shape))
+    n = shape[d]
+    a = rng.randrange(n)
+    b = rng.randrange(a, n) + 1
+    return lambda x: x.narrow(d, a, b - a)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("draw", [view, slice_or_flip])
+def test_ops_receive_what_is_counted(mesh, draw):
+    """Views and slices; where torch's own rule raises that is counted."""
+    rng, moved, raised = random.Random(f"{draw.__name__} {mesh}"), 0, 0
+    with ranks_of(mesh):
+        for _ in range(40):
+            shape = tuple(rng.choice((4, 5, 6, 12)) for _ in range(2))
+            start = distribute(number(shape), mesh, drawn(rng, mesh, shape))
+            run = draw(rng, shape)
+            try:
+                theirs = brought(run, start)
+            except RuntimeError:
+                theirs = None
+            with cute_sharding.enabled(movement=True):
+                stats, ours = counted(run, start)
+            assert sum(of["received_by_all"] for of in stats.values()) == ours, stats
+            if theirs is None:
+                raised += sum(of["stock_raises"] for of in stats.values())
+            elif stats and sum(of["compared"] for of in stats.values()):
+                assert sum(of["stock_received_by_all"] for of in stats.values()) == theirs, stats
+                moved += theirs > 0
+    assert moved + raised > 3
+
+
+@pytest.mark.one_in(1)
+def test_what_is_padded_is_received():
+    """5 rows on 4 devices: torch sends 2 rows of each, 3 of which are nobody's."""
+    with ranks_of((4,)), cute_sharding.enabled(redistribution=True):
+        start = distribute(number((5, 2)), (4,), [Shard(0)])
+        stats, _ = counted(lambda x: x.redistribute(placements=[Replicate()]), start)
+    counts = stats["redistribute"]
+    assert counts["received_by_all"] == 2 * (3 + 3 + 4 + 5)
+    assert counts["stock_received_by_all"] == 2 * 4 * 6
+    assert "stock" not in counts and counts["stock"] == 0
+
+
+@pytest.mark.one_in(1)
+def test_a_table():
+    with ranks_of((2,)), cute_sharding.enabled(redistribution=True):
+        start = distribute(number((2, 6, 4)), (2,), [Shard(2)])
+        stats, _ = counted(lambda x: x.view(2, 2, 12), start)
+        assert stats.table().splitlines()[:2] == [
+            "op            answered   received  by torch  ratio",
+            "view.default  1 algebra         0        48   0.00",
+        ], stats.table()
+    assert "nothing was counted" in type(stats)().table()
