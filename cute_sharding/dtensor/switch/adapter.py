@@ -16,6 +16,7 @@ from cute_sharding.dtensor.compiled.symbols import equate
 from cute_sharding.dtensor.decide import (
     gated_handler,
     loss_handler,
+    on_one_mesh,
     propagation,
     redistribution,
     redistribution_of_arguments,
@@ -232,7 +233,7 @@ def _fill(installed: Installed, settings: Settings) -> None:
         others = propagation(registry.propagation(), settings)
         op_hooks.install_propagation(
             installed,
-            movement_first(others, is_on=settings.movement),
+            on_one_mesh(movement_first(others, is_on=settings.movement)),
             tuple({**VIEWS, **SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             partial(gated_handler, by_signatures=settings.ops),
             writing_handler,
