@@ -24,6 +24,7 @@ from cute_sharding.dtensor.decide import (
 )
 from cute_sharding.dtensor.extras import state
 from cute_sharding.dtensor.extras.copies import LIVE, before_read, has_stale
+from cute_sharding.dtensor.extras.mapped import with_global_shapes
 from cute_sharding.dtensor.extras.writes import before_program, reach
 from cute_sharding.dtensor.movement import SPLITS, movement_first, slices_together
 from cute_sharding.dtensor.replaced import (
@@ -243,5 +244,5 @@ def _fill(installed: Installed, settings: Settings) -> None:
         if settings.movement:
             composites.install_composites(installed, SPLITS, slices_together)
         Reads(installed, before_read, has_stale())
-        given_placements.install_given_placements(installed, loss_handler)
+        given_placements.install_given_placements(installed, loss_handler, with_global_shapes)
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)
