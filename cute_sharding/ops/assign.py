@@ -177,7 +177,13 @@ class _Question:
 def _assigned(question: _Question, spare: bool) -> _Weighed:
     signature, operands, mesh = question.signature, question.operands, question.mesh
     options = [
-        _options(signature, operands, m, question.reduce, question.linear) for m in range(len(mesh))
+        [
+            choice
+            for choice in _options(signature, operands, m, question.reduce, question.linear)
+            if choice.name not in signature.in_windows
+            or _is_even(choice.name, question.sizes, [choice], [n])
+        ]
+        for m, n in enumerate(mesh)
     ]
     if not spare:
         return _least(options, partial(_weighed, question))
@@ -324,6 +330,8 @@ def _allowed(question: _Question, choices: Sequence[_Choice]) -> bool:
     }
     if any(0 in _rows(name, sizes, choices, mesh) for name in filled_names):
         return False
+    if not all(_is_even(name, sizes, choices, mesh) for name in signature.in_windows):
+        return False
     kinds = {reduce} if names else set()
     return len(kinds | {choice.op for choice in choices if choice.pending is not None}) <= 1
 
@@ -375,6 +383,21 @@ def _rows(
                 for device in kinds_of_device(size, choice.split_factor, n)
             }
     return rows
+
+
+def _is_even(
+    name: str, sizes: dict[str, int], choices: Sequence[_Choice], mesh: Sequence[int]
+) -> bool:
+    """Whether the name is cut into blocks of one size: of several rows for each of its own, such
+    blocks are those of one cut by the same split factor.
+    """
+    n = sizes[name]
+    for choice, parts in zip(choices, mesh):
+        if choice.name == name:
+            if n % (choice.split_factor * parts):
+                return False
+            n //= parts
+    return True
 
 
 def _of_operand(

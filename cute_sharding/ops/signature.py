@@ -19,6 +19,9 @@ A pattern has names between spaces, tensors between commas, and
   next operand name. A device that has some of its rows gives those, and nothing for others,
 - ``...``: all dims that have no name, the same for all tensors, counted from the right and of size
   1 or not, as in broadcasting; ``[...]``: whole,
+- ``d*4``: a dim of four rows for each row of ``d``, as the rows of windows that lie side by side
+  are for the windows. A cut of ``d`` into even blocks is one of those rows, by the same split
+  factor; others are none,
 - ``1``: a dim of size 1,
 - ``0``: a dim of no rows, of a result that an op gives only sometimes,
 - ``+`` before a tensor: a term that is added to the result. Where the result is pending, it is
@@ -52,6 +55,8 @@ class Signature:
         added: the operands, by position, that are terms of a sum.
         unread: those that the op does not read.
         sized: those of which it reads the sizes alone.
+        windows: the dims of operands and results that have several rows for each row of their name:
+            (position, of the results after the operands; dim; rows).
 
     >>> softmax = Signature((("b", "x"),), (("b", "x"),), whole=frozenset("x"))
     >>> print(softmax)
@@ -65,6 +70,24 @@ class Signature:
     unread: frozenset[int] = frozenset()
     sized: frozenset[int] = frozenset()
     picked: frozenset[str] = frozenset()
+    windows: frozenset[tuple[int, int, int]] = frozenset()
+
+    @property
+    def in_windows(self) -> frozenset[str]:
+        """The names that some tensor has several rows for each row of."""
+        tensors = (*self.operands, *self.results)
+        return frozenset(tensors[i][d] for i, d, _ in self.windows)
+
+    def per_row(self, shapes: Sequence[Sequence[Any] | None], first: int = 0) -> list[list[Any]]:
+        """Of tensors of those shapes, of which the first is in position ``first``, how many rows
+        their names have, where the dims are of whole windows; 0 where they are not.
+        """
+        found = [list(shape or ()) for shape in shapes]
+        for i, d, rows in self.windows:
+            if 0 <= i - first < len(found) and d < len(found[i - first]):
+                n = found[i - first][d]
+                found[i - first][d] = 0 if n % rows else n // rows
+        return found
 
     def sizes(self, shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """How many rows each name has, where the operands have those shapes.
@@ -79,7 +102,7 @@ class Signature:
                 f"operands of shapes {list(map(tuple, shapes))} for the signature {self}"
             )
         found: dict[str, Any] = {}
-        for shape, names in zip(shapes, self.operands):
+        for shape, names in zip(self.per_row(shapes), self.operands):
             for n, name in zip(shape, names):
                 if name not in found or found[name] == 1:
                     found[name] = n
@@ -93,7 +116,7 @@ class Signature:
         """
         sizes = self.sizes(shapes)
         whole, operands = set(self.whole), []
-        for i, (shape, names) in enumerate(zip(shapes, self.operands)):
+        for i, (shape, names) in enumerate(zip(self.per_row(shapes), self.operands)):
             fitted = []
             for n, name in zip(shape, names):
                 broadcast = n == 1 != sizes[name] and (name.startswith("...") or i in self.added)
@@ -122,8 +145,12 @@ class Signature:
                     for n, name in zip(shape, names)
                 )
             )
-            for shape, names in zip(results, self.results)
+            for shape, names in zip(self._per_row_of(results), self.results)
         )
+
+    def _per_row_of(self, results: Sequence[Sequence[Any] | None]) -> list[list[Any] | None]:
+        rows = self.per_row(results, len(self.operands))
+        return [None if shape is None else n for shape, n in zip(results, rows)]
 
     def contracted(self, name: str) -> bool:
         """Whether some result does without the name."""
@@ -132,20 +159,24 @@ class Signature:
         )
 
     def __str__(self) -> str:
-        def text(names: tuple[str, ...]) -> str:
-            return " ".join(map(said, names))
+        rows = {(i, d): rows for i, d, rows in self.windows}
 
-        def said(name: str) -> str:
+        def text(i: int, names: tuple[str, ...]) -> str:
+            return " ".join(said(name, rows.get((i, d), 1)) for d, name in enumerate(names))
+
+        def said(name: str, rows: int) -> str:
             if name in self.whole:
                 return f"[{name}]"
+            name = f"{name}*{rows}" if rows > 1 else name
             return f"{{{name}}}" if name in self.picked else name
 
         signs = {**dict.fromkeys(self.added, "+"), **dict.fromkeys(self.sized, "=")}
         operands = [
-            UNREAD if i in self.unread else signs.get(i, "") + text(names)
+            UNREAD if i in self.unread else signs.get(i, "") + text(i, names)
             for i, names in enumerate(self.operands)
         ]
-        return f"{', '.join(operands)} -> {', '.join(map(text, self.results))}"
+        results = [text(len(operands) + i, names) for i, names in enumerate(self.results)]
+        return f"{', '.join(operands)} -> {', '.join(results)}"
 
 
 @lru_cache(maxsize=1 << 12)
@@ -170,39 +201,42 @@ def parse(pattern: str, ndims: tuple[int, ...], results: int | None = None) -> S
         if names and (sign := names[0][0]) in signs:
             signs[sign].add(i)
             names[:1] = names[0][1:].split()  # none, where it was the sign alone
-    if len(operands) != len(ndims):
-        raise ValueError(
-            f"the signature {pattern!r} has {len(operands)} operands, and {len(ndims)} are given"
-        )
     unread = frozenset(i for i, names in enumerate(operands) if names == [UNREAD])
-    for i in unread:
+    for i in unread & frozenset(range(len(ndims))):
         operands[i] = [f"{UNREAD}{i}.{k}" for k in range(ndims[i])]  # names of its own
     most = _most_without_names(pattern, operands, ndims)
 
-    def expanded(names: Sequence[str], count: int) -> tuple[str, ...]:
+    windows: set[tuple[int, int, int]] = set()
+
+    def expanded(i: int, names: Sequence[str], count: int) -> tuple[str, ...]:
         result: list[str] = []
         for name in names:
-            bare = _bare(name)
+            bare, several, rows = _bare(name).partition("*")
+            if several and int(rows) > 1:
+                windows.add((i, len(result), int(rows)))
             named = [f"...{k}" for k in range(count, 0, -1)] if bare == "..." else [bare]
             result += named
-            if bare != name:
+            if name[0] in "[{":
                 (whole if name.startswith("[") else picked).update(named)
         return tuple(result)
 
     read = [
-        expanded(names, ndim - sum(_bare(name) != "..." for name in names))
-        for names, ndim in zip(operands, ndims)
+        expanded(i, names, ndim - sum(_bare(name) != "..." for name in names))
+        for i, (names, ndim) in enumerate(zip(operands, ndims))
     ]
     given = [part.split() for part in after.split(",")]
-    outs = [expanded(names, most) for names in given]
+    if results is not None and len(given) == 1:
+        given *= results
+    outs = [expanded(i, names, most) for i, names in enumerate(given, len(read))]
     return Signature(
         tuple(read),
-        tuple(outs * results if results is not None and len(outs) == 1 else outs),
+        tuple(outs),
         frozenset(whole - {ONE}),
         frozenset(signs["+"]),
         unread,
         frozenset(signs["="]),
         frozenset(picked),
+        frozenset(windows),
     )
 
 
@@ -212,8 +246,13 @@ def _most_without_names(
     """How many dims of an operand, at most, ``...`` stands for.
 
     Raises:
-        ValueError: an operand has more or fewer dims than the pattern names.
+        ValueError: an operand has more or fewer dims than the pattern names, or there are more or
+            fewer operands.
     """
+    if len(operands) != len(ndims):
+        raise ValueError(
+            f"the signature {pattern!r} has {len(operands)} operands, and {len(ndims)} are given"
+        )
     most = 0
     for names, ndim in zip(operands, ndims):
         rest = ndim - sum(_bare(name) != "..." for name in names)

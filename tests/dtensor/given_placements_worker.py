@@ -77,3 +77,47 @@ def mapped():
             except ValueError:  # torch's own error, for what is cut otherwise
                 continue
             raise AssertionError("torch's own error is gone")
+
+
+def mapped_unevenly():
+    """Rows that do not divide: what comes of them has the shape that it has on one device."""
+    flat, grid = mesh_of_ranks([0, 1, 2, 3]), mesh_of_ranks([[3, 1], [0, 2]])
+    cases = [
+        (flat, [Shard(0)], (7, 4)),
+        (flat, [Shard(0)], (2, 4)),  # some rank has none
+        (flat, [Shard(1)], (4, 6)),
+        (grid, [Shard(0), Shard(1)], (7, 5)),
+        (grid, [Shard(0), Shard(0)], (7, 4)),
+        (grid, [R, Shard(0)], (7, 4)),
+    ]
+    for mesh, placements, shape in cases:
+        whole, single = number(shape) / 7, (number(shape) / 7).requires_grad_()
+        wanted = single.sin() * 2, (single * 3).t()
+        torch.autograd.backward(wanted, [torch.ones_like(each) for each in wanted])
+        turned = [Shard(1 - p.dim) if p.is_shard() else p for p in placements]
+        with cute_sharding.enabled():
+            function = local_map(
+                lambda a: (a.sin() * 2, (a * 3).t()),
+                out_placements=(placements, turned),
+                in_placements=(placements,),
+            )
+            x = distribute(whole, mesh, placements).requires_grad_()
+            found = function(x)
+            for got, want in zip(found, wanted, strict=True):
+                assert got.shape == want.shape, (placements, shape)
+                assert got.stride() == want.stride(), (placements, shape)
+                assert torch.allclose(got.full_tensor(), want), (placements, shape)
+            torch.autograd.backward(found, [torch.ones_like(each) for each in found])
+            assert torch.allclose(x.grad.full_tensor(), single.grad), (placements, shape)
+    with cute_sharding.enabled():
+        x = distribute(number((7, 4)), flat, [Shard(0)])
+        first = local_map(lambda a: a.new_ones(1), out_placements=[Shard(0)])
+        assert first(x).shape == (4,)  # as many on each rank
+        more = local_map(lambda a: torch.cat([a, a[:1]]), out_placements=[Shard(0)])
+        assert more(x).shape == (11, 4)  # 3, 3, 3 and 2
+        try:
+            local_map(lambda a: a.new_ones(2 - len(a)), out_placements=[Shard(0)])(x)
+        except RuntimeError as error:
+            assert "are those of no tensor" in str(error)
+        else:
+            raise AssertionError("0, 0, 0 and 1 rows were taken")

@@ -257,3 +257,14 @@ def test_the_result_is_cut_as_the_operand_of_which_it_has_the_sizes():
     pool = parse("a [y], =a [x] -> a [x]", (2, 2))
     assert assign(pool, [small, sized], (2,)).results == (((0, 2),),)
     assert assign(pool, [large, sized], (2,)).results == (((0, 1),),)
+
+
+def test_windows_are_cut_where_they_are_whole():
+    """Two windows on each of two devices; of three, one would be divided."""
+    patches = parse("n c y*4, o c [k] -> n o y", (3, 3))
+    weight = Operand((6, 3, 4), (None,))
+    for factor in (1, 2):
+        found = assign(patches, [Operand((1, 3, 16), ((2, factor),)), weight], (2,))
+        assert found.received == 0
+        assert found.results == (((2, factor),),)
+    assert assign(patches, [Operand((1, 3, 12), ((2, 1),)), weight], (2,)).results == ((None,),)

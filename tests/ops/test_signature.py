@@ -82,3 +82,14 @@ def test_results_are_what_the_operands_come_to():
         and not gather.gives([(4, 3), (4, 5)], [(4,)])
         and not gather.gives([(4, 3), (4, 5)], [])
     )
+
+
+def test_rows_of_whole_windows():
+    """A dim of several rows for each row of its name: sizes are those of the name."""
+    patches = parse("n c y*4, o c [k] -> n o y", (3, 3))
+    assert str(patches) == "n c y*4, o c [k] -> n o y"
+    assert parse(str(patches), (3, 3)) == patches
+    assert patches.in_windows == {"y"}
+    assert patches.sizes([(1, 3, 8), (6, 3, 4)])["y"] == 2
+    assert patches.gives([(1, 3, 8), (6, 3, 4)], [(1, 6, 2)])
+    assert not patches.gives([(1, 3, 8), (6, 3, 4)], [(1, 6, 3)])

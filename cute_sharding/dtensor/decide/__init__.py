@@ -4,6 +4,7 @@ An answer may have functions that move data when the op runs: reductions (:mod:`
 :mod:`.shares`) and replicas (:mod:`.gate`, :mod:`.losses`).
 
 - :mod:`.decide`: who answers for an op: the one file to read first
+- :mod:`.meshes`: operands on several meshes, read on one
 - :mod:`.question`: what is decided about it, and the answers that are not torch's
 - :mod:`.views`, :mod:`.view_placements`: what a view answers; placements carried through a DimMap
 - :mod:`.view_words`: what is said of a view that is not free
@@ -26,12 +27,14 @@ from cute_sharding.dtensor.decide.carried import CARRIED
 from cute_sharding.dtensor.decide.decide import propagation
 from cute_sharding.dtensor.decide.gate import gated_handler, writing_handler
 from cute_sharding.dtensor.decide.losses import loss_handler
+from cute_sharding.dtensor.decide.meshes import on_one_mesh
 from cute_sharding.dtensor.decide.running import redistribution, redistribution_of_arguments
 
 __all__ = [
     "CARRIED",
     "gated_handler",
     "loss_handler",
+    "on_one_mesh",
     "propagation",
     "redistribution",
     "redistribution_of_arguments",

@@ -22,7 +22,6 @@ from cute_sharding.dtensor.replaced import (
     dispatch,
     dispatch_modes,
     op_schemas,
-    process_groups,
     registry,
     symints,
     tensor_specs,
@@ -206,49 +205,19 @@ def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _is_right_on(tensors: Sequence[Any], args: Sequence[Any]) -> bool:
     """Whether torch's convolution of those arguments, or its gradient, is known to be right: all is
-    replicated, or, on a mesh of one dim, images are cut evenly by number or by their last dim.
+    replicated, or, on a mesh of one dim, images are cut evenly by number. (Cut by their last dim,
+    its function of them takes what it finds for replicas: to neighbours it tells nothing.)
     """
-    images, at = (
-        (1, 3) if len(args) == 9 else (2, 4)
-    )  # input, weight, bias, stride, ... and gradient, input, weight, sizes of bias, stride, ...
-    weight, options = tensors[images], args[at : at + 3]
+    images = 1 if len(args) == 9 else 2  # the input; or the gradient and the input
     cut = [
         (tensor, p) for tensor in tensors for p in tensor.placements if not isinstance(p, Replicate)
     ]
-    mesh = weight.device_mesh
+    mesh = tensors[images].device_mesh
     return all(
-        isinstance(p, Shard)
+        type(p) is Shard
+        and p.dim == 0
         and any(tensor is image for image in tensors[:images])
         and mesh.ndim == 1
         and symints.is_truly(tensor.shape[p.dim] % mesh.size() == 0)
-        and (
-            p.dim == 0
-            or (
-                p.dim == tensor.ndim - 1 == 3
-                and _halo_is_right(
-                    tensor.shape[-1] // mesh.size(),
-                    weight.shape[-1],
-                    *[option[-1] for option in options],
-                    mesh=mesh,
-                )
-            )
-        )
         for tensor, p in cut
-    )
-
-
-def _halo_is_right(
-    width: Any, kernel: Any, stride: int, padding: int, dilation: int, *, mesh: Any
-) -> bool:
-    """Whether what torch's neighbours in the world tell one another is what they need: of an image
-    that keeps its width, or of tiles that need nothing (torch/distributed/tensor/_tp_conv.py).
-    """
-    if (
-        dilation != 1
-        or mesh.size() != process_groups.world_size()
-        or not process_groups.is_ascending(mesh)
-    ):
-        return False
-    return (padding == 0 and stride == kernel and width % stride == 0) or (
-        stride == 1 and kernel % 2 == 1 and padding == kernel // 2 != 0 and width >= padding
     )

@@ -63,6 +63,8 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
     ) -> None:
         schema, takes_others = suggested_input_schema, use_val_from_redistribute_schema
         answer, settings = answers.answer_of(schema), in_force()
+        if answer is not None and answer.read is not None:
+            answer.read(op_info)
         if answer is not None and answer.takes_all:
             return  # it is given them as they are
         if answer is None or settings is None or not settings.views:

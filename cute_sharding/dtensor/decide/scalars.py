@@ -20,7 +20,7 @@ from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 
 
-class _Pending(NamedTuple):
+class Pending(NamedTuple):
     """What is pending of a result, and on which mesh dims."""
 
     mesh: Any
@@ -40,22 +40,23 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
         return found
     if any(isinstance(result.type, torch.ListType) for result in op.returns):
         return found
-    pending = [_pending_of(spec) for spec in answers.specs_of_results(found)]
+    pending = [pending_of(spec) for spec in answers.specs_of_results(found)]
     if not any(pending):
         return found
     finished = answers.with_outputs(
-        found, lambda spec: _replicated(spec) if _pending_of(spec) else spec.placements
+        found, lambda spec: _replicated(spec) if pending_of(spec) else spec.placements
     )
     return answers.instead(
         finished, schema, partial(_run, answers.function_of(found, schema), pending)
     )
 
 
-def _pending_of(spec: Any) -> _Pending | None:
+def pending_of(spec: Any) -> Pending | None:
+    """What is pending of a number; None of another tensor, and where nothing is."""
     if not isinstance(spec, DTensorSpec) or len(spec.shape) or spec.mesh.size() == 1:
         return None
     placements = tuple([(m, p) for m, p in enumerate(spec.placements) if isinstance(p, Partial)])
-    return _Pending(spec.mesh, placements) if placements else None
+    return Pending(spec.mesh, placements) if placements else None
 
 
 def _replicated(spec: DTensorSpec) -> list[Any]:
@@ -63,23 +64,23 @@ def _replicated(spec: DTensorSpec) -> list[Any]:
 
 
 def _run(
-    function: Callable[..., Any], pending: Sequence[_Pending | None], *args: Any, **kwargs: Any
+    function: Callable[..., Any], pending: Sequence[Pending | None], *args: Any, **kwargs: Any
 ) -> Any:
     results = function(*args, **kwargs)
     if not isinstance(results, tuple):
-        return _finished([results], pending[0])[0]
+        return finish([results], pending[0])[0]
     done = list(results)
     of_a_kind = defaultdict(list)
     for i, (x, of) in enumerate(zip(results, pending)):
         if of is not None:
             of_a_kind[of, x.dtype].append(i)
     for (of, _), places in of_a_kind.items():
-        for i, x in zip(places, _finished([results[i] for i in places], of)):
+        for i, x in zip(places, finish([results[i] for i in places], of)):
             done[i] = x
     return tuple(done)
 
 
-def _finished(numbers: Sequence[torch.Tensor], pending: _Pending | None) -> list[torch.Tensor]:
+def finish(numbers: Sequence[torch.Tensor], pending: Pending | None) -> list[torch.Tensor]:
     """Numbers that the same is pending of, in one reduction for each mesh dim."""
     if pending is None:
         return list(numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -257,6 +258,7 @@ def _signature(
     shapes = [operand.shape for operand in operands]
     signature = parse(pattern, tuple([len(shape) for shape in shapes]), len(results))
     if _is_symbolic(specs):
+        signature = _with_windows_of_numbers(signature, specs)
         if not _known_to_fit(signature, specs):
             raise ValueError(f"sizes of one name in {signature} may differ in another call")
     elif not signature.gives(shapes, results):
@@ -264,13 +266,27 @@ def _signature(
     return signature
 
 
+def _with_windows_of_numbers(signature: Signature, specs: Sequence[DTensorSpec]) -> Signature:
+    """The signature, where symbolic dims are not taken to be of whole windows: in another call they
+    may not be.
+    """
+    symbolic = {
+        name
+        for spec, names in zip(specs, signature.operands)
+        for n, name in zip(spec.shape, names)
+        if symints.is_symbolic(n)
+    }
+    return replace(signature, whole=signature.whole | (symbolic & signature.in_windows))
+
+
 def _known_to_fit(signature: Signature, specs: Sequence[DTensorSpec]) -> bool:
     """Whether dims of one name that may be cut are of one size in every call of the graph that is
     being compiled, not in this one alone.
     """
     sizes: dict[str, set[str]] = {}
-    for spec, names in zip(specs, signature.operands):
-        for n, name in zip(spec.shape, names):
+    shapes = signature.per_row([spec.shape for spec in specs])
+    for shape, names in zip(shapes, signature.operands):
+        for n, name in zip(shape, names):
             is_broadcast = symints.size_text(n) == "1" and name.startswith("...")
             if not is_broadcast and name not in signature.whole:  # a 1 is one in every call
                 sizes.setdefault(name, set()).add(symints.size_text(n))

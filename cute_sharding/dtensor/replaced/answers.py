@@ -33,6 +33,7 @@ __all__ = [
     "instead",
     "metas_of_results",
     "op_sharding",
+    "read_first",
     "shapes_of_results",
     "specs_of_results",
     "with_keywords",
@@ -55,6 +56,8 @@ class Answer:
             as its kernel wants them.
         takes_all: whether the function that runs in the op's place takes the local tensors as they
             are.
+        read: what is done first with the dispatcher's notes of the call at hand: they are made
+            those of operands on one mesh.
         copied: of a view whose operand is redistributed first, the specs of that before and after:
             the view is then a copy.
     """
@@ -63,6 +66,7 @@ class Answer:
     keywords: dict[str, tuple[DTensorSpec, DTensorSpec]] = field(default_factory=dict)
     prepare: Prepare | None = None
     takes_all: bool = False
+    read: Callable[[Any], None] | None = None
     copied: tuple[DTensorSpec, DTensorSpec] | None = None
 
 
@@ -206,6 +210,13 @@ def with_keywords(found: OutputSharding, schema: OpSchema) -> OutputSharding:
 def prepared(found: OutputSharding, schema: OpSchema, prepare: Prepare) -> OutputSharding:
     """The answer, with the op's local arguments made by ``prepare`` into what its kernel wants."""
     return _that_runs(found, _with(_copy_of(found, schema), prepare=prepare))
+
+
+def read_first(
+    found: OutputSharding, schema: OpSchema, read: Callable[[Any], None]
+) -> OutputSharding:
+    """The answer, with the dispatcher's notes of the call changed by ``read`` before anything."""
+    return _that_runs(found, _with(_copy_of(found, schema), read=read))
 
 
 def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> OutputSharding:

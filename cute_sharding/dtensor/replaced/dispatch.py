@@ -25,8 +25,11 @@ from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.replaced.op_schemas import is_in_place
 
 __all__ = [
+    "arguments_of",
     "finish",
     "function_of",
+    "give",
+    "local_arguments",
     "observe",
     "redistribute_arguments",
     "run_as",
@@ -48,6 +51,30 @@ def observe(spec: DTensorSpec, wanted: DTensorSpec, what: Any) -> None:
     context.observe_redistribution(
         spec, wanted, LazyString("Implicit redistribution in {}".format, what)
     )
+
+
+def arguments_of(op_info: Any, schema: OpSchema) -> dict[int | str, Any]:
+    """The arguments of ``schema`` as the dispatcher has those of the call at hand: positional ones
+    by number, those of lists one by one if it has taken these apart, and keywords.
+    """
+    is_flat = op_info.args_tree_spec is not None
+    args: Any = tree_leaves(schema.args_schema) if is_flat else schema.args_schema
+    found: dict[int | str, Any] = dict(enumerate(args))
+    return found | dict(schema.kwargs_schema)
+
+
+def local_arguments(op_info: Any) -> dict[int | str, Any]:
+    """The local arguments of the call at hand, as :func:`arguments_of`."""
+    found: dict[int | str, Any] = dict(enumerate(op_info.local_args))
+    return found | op_info.local_kwargs
+
+
+def give(op_info: Any, local: dict[int | str, Any], specs: dict[int | str, Any]) -> None:
+    """Have the call at hand go on with other local arguments, and other specs of these."""
+    count = len(op_info.local_args)
+    op_info.local_args = tuple([local[i] for i in range(count)])
+    op_info.local_kwargs = {name: local[name] for name in op_info.local_kwargs}
+    op_info.flat_args_schema = [specs[i] for i in range(count)]
 
 
 def redistribute_arguments(
@@ -137,11 +164,10 @@ def run_slowly(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
     info.output_sharding = found
     wanted = found.redistribute_schema
     if wanted is not None and _takes_all(wanted):  # also of ops that draw
-        results = (
-            wanted.op(*info.local_args, **info.local_kwargs)
-            if info.compute_mesh._is_current_rank_part_of_mesh()
-            else None
-        )
+        results = None
+        if info.compute_mesh._is_current_rank_part_of_mesh():
+            dispatcher.redistribute_local_args(info, wanted, False)  # which reads them at most
+            results = wanted.op(*info.local_args, **info.local_kwargs)
     else:
         results = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
     if is_in_place(op):

@@ -9,14 +9,20 @@ distribute_tensor the code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
-from cute_sharding.dtensor.replaced.tensor_specs import Replicate, is_dtensor
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    Replicate,
+    is_dtensor,
+    may_be_uneven,
+    placed_as,
+)
 
 __all__ = ["brought", "install_given_placements"]
 
@@ -24,10 +30,12 @@ __all__ = ["brought", "install_given_placements"]
 def install_given_placements(
     installed: Installed,
     handler: Callable[[Callable[..., Any]], Callable[..., Any]],
+    shaped: Callable[[Any], Any],
 ) -> None:
     """Have ``handler(torch's)`` compute losses, and local_map and distribute_tensor redistribute
     what they are given to the replicas that they are told of, which torch raises for: views and
-    slices leave cut here what torch's make such replicas of.
+    slices leave cut here what torch's make such replicas of. ``shaped`` gives what local_map makes
+    of uneven shards its global shape.
     """
     installed.replace(patches.DISTRIBUTE, beginning_with(_BEGINNING, patches.DISTRIBUTE))
 
@@ -38,7 +46,7 @@ def install_given_placements(
     installed.once_imported(patches.LOSSES, losses)
     installed.once_imported(
         patches.LOCAL_MAP,
-        lambda: installed.replace(patches.LOCAL_MAP, _lenient),
+        lambda: installed.replace(patches.LOCAL_MAP, partial(_lenient, shaped)),
     )
 
 
@@ -66,7 +74,7 @@ def _gathers(given: Sequence[Any], wanted: Sequence[Any]) -> bool:
     )
 
 
-def _lenient(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _lenient(shaped: Callable[[Any], Any], stock: Callable[..., Any]) -> Callable[..., Any]:
     # Since 2.14 it is given one more setting, before what the program gives.
     named = [p for p in signature(stock).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     others = len(named) - 6
@@ -82,6 +90,7 @@ def _lenient(stock: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        uneven = _some_are_uneven(args[others:], in_placements)
         if in_placements is not None and not redistribute_inputs:
             differing = [
                 (x.placements, wanted)
@@ -90,6 +99,20 @@ def _lenient(stock: Callable[..., Any]) -> Callable[..., Any]:
             ]
             redistribute_inputs = all(_gathers(*each) for each in differing)
         settings = in_grad_placements, device_mesh, redistribute_inputs
-        return stock(func, out_placements, in_placements, *settings, *args, **kwargs)
+        found = stock(func, out_placements, in_placements, *settings, *args, **kwargs)
+        return tree_map(lambda x: shaped(x) if is_dtensor(x) else x, found) if uneven else found
 
     return _local_map_wrapped
+
+
+def _some_are_uneven(args: Any, in_placements: Any) -> bool:
+    """Whether ranks are given different numbers of rows of some DTensor. Of sizes that are symbols
+    it is not asked: a compiled program goes on as in torch.
+    """
+    leaves = tree_leaves(args)
+    for x, wanted in zip(leaves, in_placements or [None] * len(leaves)):
+        if is_dtensor(x) and all(type(n) is int for n in x.shape):
+            spec = x._spec if wanted is None else placed_as(x._spec, tuple(wanted))
+            if may_be_uneven(spec):
+                return True
+    return False

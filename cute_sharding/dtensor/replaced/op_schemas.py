@@ -28,6 +28,7 @@ __all__ = [
     "draws",
     "draws_apart",
     "is_in_place",
+    "is_of_lists",
     "is_out",
     "is_pointwise",
     "is_written",
@@ -35,6 +36,7 @@ __all__ = [
     "replaced_specs",
     "specs_of",
     "with_shapes",
+    "with_specs",
     "written",
 ]
 
@@ -113,6 +115,16 @@ def with_shapes(
         (tuple(schema.args_schema), dict(schema.kwargs_schema)),
     )
     return args, kwargs
+
+
+def with_specs(schema: OpSchema, specs: Sequence[DTensorSpec]) -> OpSchema:
+    """The schema with other specs, in the order of :func:`specs_of`."""
+    remaining = iter(specs)
+    args, kwargs = tree_map(
+        lambda leaf: next(remaining) if isinstance(leaf, DTensorSpec) else leaf,
+        (tuple(schema.args_schema), dict(schema.kwargs_schema)),
+    )
+    return OpSchema(schema.op, args, kwargs, schema.schema_info)
 
 
 def replaced_specs(
@@ -256,6 +268,16 @@ def draws_apart(op: torch._ops.OpOverload, mesh: Any) -> bool:
     """
     return op in DTensor._op_dispatcher._random_ops and hasattr(
         getattr(torch, mesh.device_type, None), "set_rng_state"
+    )
+
+
+def is_of_lists(op: torch._ops.OpOverload) -> bool:
+    """Whether the op is one on each element of the lists that it is given, by the names by which
+    torch's propagator tells it.
+    """
+    return op._opname.startswith(("_foreach_", "_amp_foreach_", "_fused_")) and any(
+        isinstance(argument.type, torch.ListType) and "Tensor" in str(argument.type)
+        for argument in op._schema.arguments
     )
 
 

@@ -93,9 +93,10 @@ LOCAL_MAP = Patch(
     attribute="_local_map_wrapped",
     file="torch/distributed/tensor/experimental/_func_map.py",
     why="local_map raises where an input has other placements than it names. Slices and views of "
-    "ours leave cut what torch's replicate: it is brought there. Replaced once the program imports "
-    "it.",
-    until="local_map redistributes its inputs unless it is told not to",
+    "ours leave cut what torch's replicate: it is brought there. And of inputs that are cut "
+    "unevenly each rank takes its own rows, times the ranks, for those of the whole. Replaced once "
+    "the program imports it.",
+    until="local_map redistributes its inputs unless it is told not to, and knows uneven shards",
     test="tests/dtensor/replaced/test_given_placements.py::test_local_map_of_what_stays_cut",
 )
 DISTRIBUTE = Patch(

@@ -34,7 +34,6 @@ __all__ = [
     "rank_lists",
     "this_rank",
     "timeout_of",
-    "world_size",
 ]
 
 
@@ -212,7 +211,3 @@ def averages(group: Any, device_type: str) -> bool:
     contributions before it sums them.
     """
     return backend_name(group, device_type) == "nccl"
-
-
-def world_size() -> int:
-    return dist.get_world_size()

@@ -16,6 +16,7 @@ from cute_sharding.dtensor.compiled.symbols import equate
 from cute_sharding.dtensor.decide import (
     gated_handler,
     loss_handler,
+    on_one_mesh,
     propagation,
     redistribution,
     redistribution_of_arguments,
@@ -23,6 +24,7 @@ from cute_sharding.dtensor.decide import (
 )
 from cute_sharding.dtensor.extras import state
 from cute_sharding.dtensor.extras.copies import LIVE, before_read, has_stale
+from cute_sharding.dtensor.extras.mapped import with_global_shapes
 from cute_sharding.dtensor.extras.writes import before_program, reach
 from cute_sharding.dtensor.movement import SPLITS, movement_first, slices_together
 from cute_sharding.dtensor.replaced import (
@@ -232,7 +234,9 @@ def _fill(installed: Installed, settings: Settings) -> None:
         stock = registry.propagation()
         op_hooks.install_propagation(
             installed,
-            movement_first(propagation(stock, settings), is_on=settings.movement, stock=stock),
+            on_one_mesh(
+                movement_first(propagation(stock, settings), is_on=settings.movement, stock=stock)
+            ),
             tuple({**VIEWS, **SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             partial(gated_handler, by_signatures=settings.ops),
             writing_handler,
@@ -242,5 +246,5 @@ def _fill(installed: Installed, settings: Settings) -> None:
         if settings.movement:
             composites.install_composites(installed, SPLITS, slices_together)
         Reads(installed, before_read, has_stale())
-        given_placements.install_given_placements(installed, loss_handler)
+        given_placements.install_given_placements(installed, loss_handler, with_global_shapes)
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)

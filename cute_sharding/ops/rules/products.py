@@ -78,19 +78,41 @@ def solved(matrices: Shape, sides: Shape, **_: Any) -> str | None:
 
 
 def _of_convolution(
-    x: Shape, transposed: bool, groups: int
+    x: Shape,
+    weight: Shape,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
 ) -> tuple[list[str], list[str], list[str]]:
     """The names of an input, of a weight and of a result. Each place of an image matters to its
-    neighbours; with several groups so does each channel to the others of its group alone.
+    neighbours, but where windows lie side by side: then a place of the result is made of a window,
+    or, transposed, makes one. With several groups each channel matters to the others of its group
+    alone.
     """
     c, o = ("c", "o") if groups == 1 else ("[c]", "[o]")
     places = range(len(x) - 2)
     among = c if groups == 1 else "[i]"
-    weight = [c, o if groups == 1 else "[i]"] if transposed else [o, among]
+    kernel = [c, o if groups == 1 else "[i]"] if transposed else [o, among]
+    large, small = [], []
+    for i, (rows, n) in enumerate(zip(weight[2:], x[2:])):
+        step, pad, apart, more = (
+            option[i % len(option)] for option in (stride, padding, dilation, output_padding)
+        )
+        is_tiled = (step, pad, more) == (rows, 0, 0) and (apart == 1 or rows == 1)
+        if is_tiled and (transposed or n % rows == 0):
+            large.append(f"y{i}*{rows}")
+            small.append(f"y{i}")
+        else:
+            large.append(f"[x{i}]")
+            small.append(f"[y{i}]")
+    given, result = (small, large) if transposed else (large, small)
     return (
-        ["n", c, *(f"[x{i}]" for i in places)],
-        [*weight, *(f"[k{i}]" for i in places)],
-        ["n", o, *(f"[y{i}]" for i in places)],
+        ["n", c, *given],
+        [*kernel, *(f"[k{i}]" for i in places)],
+        ["n", o, *result],
     )
 
 
@@ -106,7 +128,9 @@ def convolution(
     groups: int,
 ) -> str:
     """Of images and kernels; the bias is a term of the sum."""
-    given, kernel, result = _of_convolution(x, transposed, groups)
+    given, kernel, result = _of_convolution(
+        x, weight, stride, padding, dilation, transposed, output_padding, groups
+    )
     operands = [
         text(given),
         text(kernel),
@@ -131,12 +155,14 @@ def convolution_backward(
     """The bias has a gradient that knows no input channels, and is not a sum over them: where it is
     wanted, these are whole. What is not wanted has all names, and takes nothing away.
     """
-    given, kernel, result = _of_convolution(x, transposed, groups)
+    given, kernel, result = _of_convolution(
+        x, weight, stride, padding, dilation, transposed, output_padding, groups
+    )
     if wanted[2]:
         given, kernel = (
             ["[c]" if name == "c" else name for name in names] for names in (given, kernel)
         )
-    everything = [*result, *given[1:], *kernel[2:]]
+    everything = [*result, given[1], *kernel[2:], *[name for name in given[2:] if name[0] == "["]]
     results = [
         names if is_wanted else everything
         for names, is_wanted in zip((given, kernel, [result[1]]), wanted)

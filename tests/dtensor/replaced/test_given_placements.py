@@ -23,6 +23,10 @@ def test_local_map_of_what_stays_cut(tmp_path):
     run(4, tmp_path, (given_placements_worker.mapped,))
 
 
+def test_local_map_of_uneven_shards(tmp_path):
+    run(4, tmp_path, (given_placements_worker.mapped_unevenly,))
+
+
 def test_distributing_what_stays_cut():
     with ranks_of((4,)), cute_sharding.enabled(movement=True):
         x = distribute(values(6, 3), (4,), [Shard(0)])

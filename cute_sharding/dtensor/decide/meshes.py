@@ -1,0 +1,254 @@
+"""Operands on several meshes: what they are on one, where that takes no communication.
+
+torch refuses an op on them. Here each operand is read on the mesh of the op where its placements
+there are proved to say the same: on the same devices under a mesh that is flattened or refined
+(:mod:`cute_sharding.sharding.regroup`). What is replicated on a slice of a mesh is known to be the
+same within that slice alone, so of it nothing is proved on the whole mesh.
+
+A tensor of one element is a number, and one that is expanded from it too. torch takes a plain
+tensor of one element for a replica on the mesh of whatever it meets, and so is a number of another
+mesh taken here: what is pending of it is finished on the mesh that it has, in one reduction for all
+numbers of which the same is pending. This is what ``number.full_tensor()`` in the program gives.
+Every rank of the mesh of the op has to be on the other, or on a slice of it, or it would have no
+such number.
+
+Ops on lists (``_foreach_``, ``_fused_``) are as many ops as the lists are long, each on a mesh of
+its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from cute_sharding.dtensor.bookkeeping.stats import logger
+from cute_sharding.dtensor.decide.scalars import finish, pending_of
+from cute_sharding.dtensor.door.cuts import parts_of, placed
+from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
+from cute_sharding.dtensor.replaced import answers, dispatch, op_schemas, process_groups, symints
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Replicate,
+    is_by_elements,
+)
+from cute_sharding.ops.operands import Part
+from cute_sharding.sharding.regroup import regrouped
+
+Propagate = Callable[[OpSchema], Any]
+
+
+def on_one_mesh(propagate: Propagate) -> Propagate:
+    """The propagator's way from an op on specs of several meshes: ``propagate``'s, of the specs on
+    one mesh.
+    """
+
+    def propagate_on_one_mesh(op_schema: OpSchema) -> Any:
+        specs = op_schemas.specs_of(op_schema)
+        if all(spec.mesh == specs[0].mesh for spec in specs):
+            return propagate(op_schema)
+        answered = _of_lists if op_schemas.is_of_lists(op_schema.op) else _of_tensors
+        found = answered(propagate, op_schema)
+        return propagate(op_schema) if found is None else found  # torch's, which refuses most
+
+    return propagate_on_one_mesh
+
+
+def _of_tensors(propagate: Propagate, schema: OpSchema) -> Any | None:
+    """The answer for an op on its operands read on one mesh; None where no mesh is known to do."""
+    read = _read(schema)
+    if read is None:
+        return None
+    logger.debug("%s: operands of several meshes are read on one: %s", schema.op, read)
+    found = answers.from_other_specs(propagate(read), read)
+    return answers.read_first(found, schema, Reading(schema, read))
+
+
+# -- on which mesh ---------------------------------------------------------------------------------
+
+
+def _read(schema: OpSchema) -> OpSchema | None:
+    """The op with all specs on one mesh; None where no mesh is known to do."""
+    for mesh in _meshes(schema):
+        specs = op_schemas.specs_of(schema)
+        read = [on for on in (_on(mesh, spec) for spec in specs) if on is not None]
+        if len(read) == len(specs):
+            return op_schemas.with_specs(schema, read)
+    return None
+
+
+def _meshes(schema: OpSchema) -> list[Any]:
+    """The meshes on which the op may be, the best first. What is written to stays on its mesh. Of
+    tensors a mesh of more dims says more. Of numbers alone the fewest ranks are told to have the
+    same.
+    """
+    written = [spec.mesh for _, spec in op_schemas.written(schema.op, schema)]
+    if written:
+        return written[:1]
+    specs = op_schemas.specs_of(schema)
+    of_tensors = [spec.mesh for spec in specs if not _is_number(spec)]
+    found = sorted(of_tensors, key=lambda mesh: -mesh.ndim) or sorted(
+        [spec.mesh for spec in specs], key=lambda mesh: mesh.size()
+    )
+    return list(dict.fromkeys(found))
+
+
+def _on(mesh: Any, spec: DTensorSpec) -> DTensorSpec | None:
+    """The spec of the same local tensors on another mesh, of a number when it is finished; None
+    where none is known.
+    """
+    if spec.mesh == mesh:
+        return spec
+    lists = [process_groups.rank_lists(of) for of in (spec.mesh, mesh)]
+    if _is_number(spec):
+        having, wanting = (frozenset(chain(*ranks)) for ranks in lists)
+        pending = pending_of(spec)
+        known = all(
+            type(p) is Replicate or (not spec.shape and _is_finished_alone(p))
+            for p in spec.placements
+        )
+        # Those that have it in parts all have to come by here.
+        if not known or not (having == wanting if pending else having >= wanting):
+            return None
+        return DTensorSpec(mesh, (Replicate(),) * mesh.ndim, spec.tensor_meta)
+    if lists[0] != lists[1] or not are_understood([spec]) or not means_one_thing(spec):
+        return None
+    shapes, factors = symints.shapes_at_hand([spec]), symints.factors_at_hand([spec])
+    if shapes is None or factors is None or symints.is_symbolic(*factors.values()):
+        return None
+    parts = parts_of(spec.placements, factors)
+    found = regrouped(shapes[0], parts, tuple(spec.mesh.shape), tuple(mesh.shape))
+    if found is None or not _always_divide(spec, parts):
+        return None
+    return DTensorSpec(mesh, placed(found, factors), spec.tensor_meta)
+
+
+def _is_number(spec: DTensorSpec) -> bool:
+    """Whether all elements are one: of a tensor without dims, or one that is expanded from such, as
+    the gradient of a sum is.
+    """
+    sizes = zip(spec.shape, spec.stride)
+    return all(type(step) is int and step == 0 for n, step in sizes if type(n) is not int or n != 1)
+
+
+def _is_finished_alone(placement: Any) -> bool:
+    return isinstance(placement, Partial) and is_by_elements(placement)
+
+
+def _always_divide(spec: DTensorSpec, parts: Sequence[Part]) -> bool:
+    """Whether blocks are of one size in every call: of symbolic sizes with a guard."""
+    blocks = [1] * len(spec.shape)
+    for part, n in zip(parts, spec.mesh.shape):
+        if isinstance(part, tuple):
+            blocks[part[0]] *= part[1] * n
+    return all(
+        not symints.is_symbolic(size) or symints.is_truly(size % n == 0)
+        for size, n in zip(spec.shape, blocks)
+        if n > 1
+    )
+
+
+# -- lists -----------------------------------------------------------------------------------------
+
+
+def _of_lists(propagate: Propagate, schema: OpSchema) -> Any | None:
+    """The answer for an op on lists, which is that of the ops on the elements of one mesh each;
+    None where torch answers as it is, or some elements are on no mesh together.
+    """
+    apart = list(_elements(schema))
+    read = [one for one in map(_one_element, apart) if one is not None]
+    if len(read) < len(apart) or all(one is other for one, other in zip(read, apart)):
+        return None
+    groups: dict[Any, list[int]] = {}
+    for i, element in enumerate(read):
+        groups.setdefault(op_schemas.specs_of(element)[0].mesh, []).append(i)
+    wanted, outputs = list(read), [None] * len(read)
+    for places in groups.values():
+        some = _joined([read[i] for i in places])
+        found = propagate(some)
+        moved = found.redistribute_schema or some
+        if moved.op is not some.op or found.use_val_from_redistribute_schema:
+            return None
+        for i, element in zip(places, _elements(moved)):
+            wanted[i] = element
+        for i, spec in zip(places, found.output_spec or ()):
+            outputs[i] = spec
+    if not all(map(_shares_as, read, wanted)):
+        return None
+    given: Any = tuple(outputs) if schema.op._schema.returns else None
+    found = answers.from_other_specs(answers.OutputSharding(given), _joined(wanted))
+    return answers.read_first(found, schema, Reading(schema, _joined(read)))
+
+
+def _one_element(element: OpSchema) -> OpSchema | None:
+    meshes = {spec.mesh for spec in op_schemas.specs_of(element)}
+    return element if len(meshes) == 1 else _read(element)
+
+
+def _elements(schema: OpSchema) -> Iterator[OpSchema]:
+    """The op on one element of each of its lists after the other."""
+    arguments: Any = schema.args_schema
+    for i in range(max(map(len, filter(_is_list, arguments)))):
+        args = [arg[i : i + 1] if _is_list(arg) else arg for arg in arguments]
+        yield OpSchema(schema.op, tuple(args), schema.kwargs_schema, schema.schema_info)
+
+
+def _joined(elements: Sequence[OpSchema]) -> OpSchema:
+    """The inverse of :func:`_elements`; what is no list is the first's."""
+    first = elements[0]
+    arguments = zip(*[one.args_schema for one in elements])
+    args = [
+        type(some[0])([leaf for part in some for leaf in part]) if _is_list(some[0]) else some[0]
+        for some in arguments
+    ]
+    return OpSchema(first.op, tuple(args), first.kwargs_schema, first.schema_info)
+
+
+def _is_list(arg: Any) -> bool:
+    """Whether it is a list of something for each element, as all that such ops are given are; some
+    may be left empty.
+    """
+    return isinstance(arg, (list, tuple)) and len(arg) > 0
+
+
+def _shares_as(read: OpSchema, wanted: OpSchema) -> bool:
+    """Whether what elements share is wanted as it is read: on whichever mesh, it is one local
+    tensor for all of them.
+    """
+    before: Any = (*read.args_schema, *read.kwargs_schema.values())
+    after: Any = (*wanted.args_schema, *wanted.kwargs_schema.values())
+    return all(
+        tuple(a.placements) == tuple(b.placements)
+        for a, b in zip(before, after)
+        if isinstance(a, DTensorSpec)
+    )
+
+
+# -- when it runs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An op as it is given its arguments, and with these as they are read on one mesh."""
+
+    given: OpSchema
+    read: OpSchema
+
+    def __call__(self, op_info: Any) -> None:
+        """Finish the numbers of other meshes, and have the dispatcher see the specs as read."""
+        given = dispatch.arguments_of(op_info, self.given)
+        read = dispatch.arguments_of(op_info, self.read)
+        local = dispatch.local_arguments(op_info)
+        of_a_kind = defaultdict(list)
+        for place, spec in given.items():
+            pending = None if spec is read[place] else pending_of(spec)
+            if pending is not None:
+                dispatch.observe(spec, read[place], "operands on several meshes")
+                of_a_kind[pending, local[place].dtype].append(place)
+        for (pending, _), places in of_a_kind.items():
+            local.update(zip(places, finish([local[place] for place in places], pending)))
+        dispatch.give(op_info, local, read)
