@@ -78,7 +78,9 @@ def outcome(sharding: Sharding, view: Any, to: Any, *, ours: bool) -> str:
         except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
             return f"raises {type(error).__name__}"
         got = {rank: local._local_tensors[rank] for rank in parts}
-    result = Sharding(tuple(expected.shape), sharding.mesh, placements_of(y.placements, expected.ndim))
+    result = Sharding(
+        tuple(expected.shape), sharding.mesh, placements_of(y.placements, expected.ndim)
+    )
     right = held(expected, result)
     placements = f"[{', '.join(map(str, result.placements))}]"
     if any(not torch.equal(got[rank], right[rank]) for rank in right):

@@ -356,6 +356,27 @@ def test_views_of_inputs_are_returned_with_their_gradients(program, dynamic):
         )
 
 
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x[:, :, 1:3],
+        lambda x: x[2],
+        lambda x: x.diagonal(0, 0, 2),
+        lambda x: x.unflatten(2, (3, 2))[:, :, 1].transpose(0, 1),
+        lambda x: x.view(torch.int32),
+        lambda x: x.view(torch.int32).transpose(0, 1),
+    ],
+    ids=["slice", "select", "diagonal", "heads", "bits", "bits, transposed"],
+)
+def test_views_of_some_rows_and_of_bits_are_returned_where_autograd_does_not_look(program):
+    given = sharded((3, 8, 6), [Shard(1)])
+    expected, actual = program(given), compiled(program, False)(given)
+    assert_same(actual, expected)
+    given += 1  # both are views of it
+    assert_same(actual, program(given))
+
+
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_what_a_view_made_goes_into_a_compiled_program(dynamic):
     given = flatten(sharded((3, 8, 6), [Shard(1)])).clone()
