@@ -177,7 +177,9 @@ class _Question:
             dim = cut[0]
             parts = prod([n for n, c in zip(self.mesh, own) if c is not None and c[0] == dim])
             had = [
-                self.move.inputs[i][c[m][0]] for i, c in enumerate(self.given) if c[m] is not None
+                self.move.inputs[i][given[0]]
+                for i, given in enumerate([cuts[m] for cuts in self.given])
+                if given is not None
             ]
             if shape[dim] >= parts or min(had, default=0) < parts:
                 return False

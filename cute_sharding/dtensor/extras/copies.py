@@ -281,9 +281,10 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
         return
     has = None if by is None else by.moved()
     told = [] if by is None else [by]
-    for copy in list(copies.alike.get(by.has, ())) if by is not None and has is not None else ():
+    alike = () if by is None or has is None else copies.alike.get(by.has, ())
+    for copy in list(alike):
         moved = copy.moved()
-        if copy is not by and moved is not None and not copy.is_stale:
+        if has is not None and copy is not by and moved is not None and not copy.is_stale:
             moved.copy_(has)
             told.append(copy)
             outdate(local_tensors.storage_of(moved))
