@@ -1,6 +1,9 @@
 """Which placements the results of a movement op have.
 
-Mesh dims that cut no dim that the op touches stay as they are. Of the others, in this order:
+Mesh dims that cut no dim that the op touches stay as they are. Those that would leave every result
+fewer rows of a dim than they have devices, where the operand has enough, replicate the results:
+such a shard cannot be broadcast, and what is made with it is gathered each time. That is what torch
+gives, and the rows are all that is received. Of the others, in this order:
 
 1. the operand's own placements, if nothing has to be received for them;
 2. free placements: what each device holds of the mapped rows is then what they say (:mod:`.free`);
@@ -17,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, product
+from math import prod
 from typing import NamedTuple
 
 from cute_sharding.movement.exchange import Movement
@@ -63,10 +67,14 @@ def chosen(
     >>> fused = chosen(chunk, (((1, 2),),), (2,))  # queries and keys in one
     >>> fused.cuts, fused.movement.received_elements
     ((((1, 1),), ((1, 1),)), 0)
+    >>> column = BY_OP["Tensor.__getitem__"].move((64, 32), 1, 0, 1)
+    >>> chosen(column, (((1, 1),),), (4,)).cuts  # one column for four devices
+    ((None,),)
     """
     question = _Question(move, cuts, mesh)
     if not question.open and not anyway:
         return None
+    question.replicate_few_rows()
     own = question.of_all(question.own)
     if own.movement.received_elements == 0:
         return own
@@ -115,7 +123,10 @@ class _Question:
         open: the mesh dims that cut what the op touches, or on which the operands differ.
         own: the operand's cuts, of each result in its dims; of several operands, of the one that
             has most cuts.
+        few: those of ``open`` that are to replicate the results.
     """
+
+    few: frozenset[int] = frozenset()
 
     def __init__(self, move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> None:
         self.move, self.mesh = move, mesh
@@ -149,6 +160,31 @@ class _Question:
             key=lambda cuts: sum(cut is not None for cut in cuts),
         )
 
+    def replicate_few_rows(self) -> None:
+        """Have mesh dims replicate the results that would leave each of them fewer rows than
+        devices, by the operand's own cuts.
+        """
+        self.few = frozenset([m for m in self.open if self._leaves_few_rows(m)])
+        self.own = [
+            tuple([None if m in self.few else cut for m, cut in enumerate(own)]) for own in self.own
+        ]
+
+    def _leaves_few_rows(self, m: int) -> bool:
+        for own, shape in zip(self.own, self.move.outputs):
+            cut = own[m]
+            if cut is None or 0 in shape:
+                return False
+            dim = cut[0]
+            parts = prod([n for n, c in zip(self.mesh, own) if c is not None and c[0] == dim])
+            had = [
+                self.move.inputs[i][given[0]]
+                for i, given in enumerate([cuts[m] for cuts in self.given])
+                if given is not None
+            ]
+            if shape[dim] >= parts or min(had, default=0) < parts:
+                return False
+        return True
+
     def of_all(self, cuts: Sequence[Cuts]) -> Choice:
         targets = tuple(
             [chains_of(c, len(x), self.mesh) for c, x in zip(cuts, self.move.outputs, strict=True)]
@@ -176,7 +212,8 @@ class _Question:
             outputs=(self.move.outputs[k],),
             links=tuple([link._replace(target=0) for link in links]),
         )
-        return free_cuts(alone, self.mesh, self.sources, self.own[k], self.open)
+        undecided = [m for m in self.open if m not in self.few]
+        return free_cuts(alone, self.mesh, self.sources, self.own[k], undecided)
 
     # -- cheapest ----------------------------------------------------------------------------------
 
@@ -197,7 +234,7 @@ class _Question:
 
     def _options(self, m: int) -> list[Cut]:
         """The cuts of the results that are weighed for a mesh dim, where nothing is spare."""
-        if m not in self.open:
+        if m not in self.open or m in self.few:
             return [self.own[0][m]]
         mapped = [self._mapped(link, m) for link in self.move.links]
         found = [cut for cut in mapped if cut is not None]

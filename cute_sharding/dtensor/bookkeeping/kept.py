@@ -36,7 +36,7 @@ TABLE = (
     Kept("run.dynamic._meshes", "the meshes that compiled graphs name"),
     Kept("run.reading._plain", "specs that a program has cut left to right"),
     Kept("extras.copies.LIVE", "views that are copies, while the program has them"),
-    Kept("extras.copies._STALE", "those of them whose source was written to"),
+    Kept("extras.copies._STALE", "the memories of which some copy is not up to date"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),
     Kept("bookkeeping.stats._counts", "counts, for stats()"),
     Kept("bookkeeping.stats._places", "what ops received, for stats()"),

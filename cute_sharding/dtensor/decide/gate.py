@@ -5,6 +5,7 @@ stand in for torch's of ops that go past the propagator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -160,15 +161,14 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         return dispatch.run_as(op, args, found, redistribute_local_tensor)
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if registry.name_of(op).startswith("convolution"):
+        if _is_convolution(op):
             return convolution(op, args, kwargs)
         dim = op_schemas.argument(op, args, kwargs, "dim")
-        if any(
-            tensor_specs.split_factors(tensor._spec)
-            or (_cuts(tensor, dim) and some_device_is_empty(tensor._spec))
-            for tensor in _dtensors(args, kwargs)
-        ):
-            return signed(op, args, kwargs)
+        for tensor in _dtensors(args, kwargs):
+            if tensor_specs.split_factors(tensor._spec) or (
+                _cuts(tensor, dim) and some_device_is_empty(tensor._spec)
+            ):
+                return signed(op, args, kwargs)
         if dim is not None and dim < 0:  # which torch compares with dims from the front
             ndim = max(op_schemas.argument(op, args, kwargs, "self").ndim, 1)
             if -ndim <= dim:  # else it is torch's to raise
@@ -176,6 +176,11 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         return stock(op, args, kwargs)
 
     return handler
+
+
+@cache
+def _is_convolution(op: Any) -> bool:
+    return registry.name_of(op).startswith("convolution")
 
 
 def _with_dim(
@@ -189,8 +194,11 @@ def _with_dim(
 
 def _cuts(tensor: Any, dim: int | None) -> bool:
     """Whether a dim that is searched is cut; all dims are where none is named."""
-    cut = {p.dim % tensor.ndim for p in tensor.placements if isinstance(p, Shard)}
-    return bool(cut) if dim is None else dim % max(tensor.ndim, 1) in cut
+    placements, ndim = tensor._spec.placements, tensor.ndim
+    for p in placements:
+        if isinstance(p, Shard) and (dim is None or p.dim % ndim == dim % ndim):
+            return True
+    return False
 
 
 def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

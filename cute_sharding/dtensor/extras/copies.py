@@ -6,7 +6,9 @@ autograd says and a copy by where its elements lie. So each memory that a view w
 where it was moved from, for as long as there is that memory, and how to bring back what is written
 to it (:meth:`Copy.take_back`) and up to date what is read of it (:meth:`Copy.refresh`).
 
-A copy whose source was written to is *stale*. It is brought up to date when a DTensor that lies
+A copy whose source was written to is *stale*, and so is what is a copy of that one. A write keeps
+of the copies that are up to date only those that it reached: it costs the same however many there
+are. A copy is brought up to date when a DTensor that lies
 there is next read, by an op, a redistribution or a compiled program: all ranks run these in one
 order, so the exchanges meet. To do it at once would not do: who still holds which copies, ranks do
 not know of one another. ``to_local()`` is no such meeting, as one rank may ask alone: it raises.
@@ -15,6 +17,7 @@ not know of one another. ``to_local()`` is no such meeting, as one rank may ask 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
@@ -32,10 +35,67 @@ from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
 # The copies that there are. Where there are none, no write asks: to ask costs a fortieth of the op.
 LIVE: set[int] = set()
-# Those of them that are stale. Where there are none, no read asks.
+# The memories of which some copy is stale, by what knows of their copies. Where there are none, no
+# read asks.
 _STALE: set[int] = set()
 
 _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
+
+
+class CopiesOfOne:
+    """The copies of what lies in one memory, to which it belongs: by their ids, so that they are
+    kept no longer than what lies in them.
+
+    Attributes:
+        alike: those of which each has all that any other has, by what they have.
+    """
+
+    def __init__(self) -> None:
+        self._live: set[int] = set()
+        self._fresh: set[int] = set()
+        self.alike: dict[Hashable, weakref.WeakSet[Copy]] = {}
+        weakref.finalize(self, _STALE.discard, id(self))
+
+    def add(self, copy: Copy) -> None:
+        """Know of a copy that was just made."""
+        key = id(copy)
+        self._live.add(key)
+        LIVE.add(key)
+        self.refreshed(copy)
+        weakref.finalize(copy, self._forget, key, copy.has)  # runs when ``alike`` has let it go
+        if copy.has is not None:
+            self.alike.setdefault(copy.has, weakref.WeakSet()).add(copy)
+
+    def is_fresh(self, copy: Copy) -> bool:
+        """Whether nothing was written to the memory that the copy has not got."""
+        return id(copy) in self._fresh
+
+    def refreshed(self, copy: Copy) -> None:
+        """The copy has what the memory has."""
+        self._fresh.add(id(copy))
+        self._note()
+
+    def outdate(self, told: Iterable[Copy]) -> None:
+        """Something was written to the memory. The copies ``told`` have it, if they had what was
+        there before.
+        """
+        self._fresh = {id(copy) for copy in told if self.is_fresh(copy)}
+        self._note()
+
+    def _forget(self, key: int, has: Hashable) -> None:
+        LIVE.discard(key)
+        self._live.discard(key)
+        self._fresh.discard(key)
+        if has is not None and not self.alike.get(has, True):
+            del self.alike[has]
+        self._note()
+
+    def _note(self) -> None:
+        if len(self._fresh) < len(self._live):
+            _STALE.add(id(self))
+            Reads.watch()
+        else:
+            _STALE.discard(id(self))
 
 
 class Copy:
@@ -45,7 +105,12 @@ class Copy:
     Attributes:
         source, spec: the local tensor that was moved, and its spec.
         spec_of_moved: what it was moved to.
+        has: what it has of the memory of the source: copies that have the same, and are up to date,
+            are equal. None: it is not known to be what another has.
+        of: it, and the other copies of that memory.
     """
+
+    has: Hashable = None
 
     def __init__(
         self,
@@ -71,13 +136,17 @@ class Copy:
             for rank, part in local_tensors.parts_of(moved).items()
         }
         self._count = count_of_writes(source)
-        LIVE.add(id(self))
-        weakref.finalize(self, _forget, id(self))
+        self.has = self._what_it_has()
+        memory = local_tensors.storage_of(source)
+        if not hasattr(memory, _COPIES):
+            setattr(memory, _COPIES, CopiesOfOne())
+        self.of: CopiesOfOne = getattr(memory, _COPIES)
+        self.of.add(self)
 
     @property
     def is_stale(self) -> bool:
         """Whether a DTensor wrote to the source since, and could not tell this."""
-        return id(self) in _STALE
+        return not self.of.is_fresh(self)
 
     def moved(self) -> torch.Tensor | None:
         """The local tensor that it was moved to, whole; None where it is gone."""
@@ -94,20 +163,15 @@ class Copy:
                 )
         return local_tensors.local_tensor(found)
 
-    def is_like(self, other: Copy) -> bool:
-        """Whether the same was moved to the same placements."""
-        lie = [
-            [
-                (part.storage_offset(), part.size(), part.stride())
-                for part in local_tensors.parts_of(copy.source).values()
-            ]
-            for copy in (self, other)
-        ]
+    def _what_it_has(self) -> Hashable:
+        """See ``has``: the same elements moved to the same placements."""
         return (
-            type(self) is type(other)
-            and lie[0] == lie[1]
-            and self.spec.shape == other.spec.shape
-            and tuple(self.spec_of_moved.placements) == tuple(other.spec_of_moved.placements)
+            *(
+                (part.storage_offset(), part.size(), part.stride())
+                for part in local_tensors.parts_of(self.source).values()
+            ),
+            self.spec.shape,
+            tuple(self.spec_of_moved.placements),
         )
 
     def moved_again(self) -> torch.Tensor:
@@ -120,8 +184,9 @@ class Copy:
         if moved is not None:
             with torch.no_grad():
                 moved.copy_(self.moved_again())
+            outdate(local_tensors.storage_of(moved))
         self._count = count_of_writes(self.source)
-        _STALE.discard(id(self))
+        self.of.refreshed(self)
 
     def take_back(self, moved: torch.Tensor) -> None:
         """Have the source be what the copy, which lies in ``moved``, now is. All ranks together."""
@@ -156,11 +221,6 @@ class Copy:
             )
 
 
-def _forget(key: int) -> None:
-    LIVE.discard(key)
-    _STALE.discard(key)
-
-
 def note_copy(
     source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor
 ) -> None:
@@ -169,7 +229,7 @@ def note_copy(
     """
     source, moved = collective_ops.in_flight(source), collective_ops.in_flight(moved)
     if is_another(source, moved):
-        link(Copy(source, spec, spec_of_moved, moved), source, moved)
+        link(Copy(source, spec, spec_of_moved, moved), moved)
 
 
 def is_another(source: torch.Tensor, moved: torch.Tensor) -> bool:
@@ -183,13 +243,9 @@ def is_another(source: torch.Tensor, moved: torch.Tensor) -> bool:
     )
 
 
-def link(copy: Copy, source: torch.Tensor, moved: torch.Tensor) -> None:
-    """Have either memory know of the copy."""
+def link(copy: Copy, moved: torch.Tensor) -> None:
+    """Have the memory of the local tensor ``moved`` know that the copy lies there."""
     setattr(local_tensors.storage_of(moved), _COPY, copy)
-    memory = local_tensors.storage_of(source)
-    if not hasattr(memory, _COPIES):
-        setattr(memory, _COPIES, weakref.WeakSet())
-    getattr(memory, _COPIES).add(copy)
 
 
 def way_back(memory: Any) -> list[Copy]:
@@ -220,17 +276,19 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
     """The copies of what lies there have not what was written to it, but for ``by``, and those that
     can be told what that one has.
     """
-    told = None if by is None else by.moved()
-    for copy in list(getattr(memory, _COPIES, ())):
+    copies: CopiesOfOne | None = getattr(memory, _COPIES, None)
+    if copies is None:
+        return
+    has = None if by is None else by.moved()
+    told = [] if by is None else [by]
+    alike = () if by is None or has is None else copies.alike.get(by.has, ())
+    for copy in list(alike):
         moved = copy.moved()
-        if copy is by or moved is None:
-            continue
-        if by is not None and told is not None and not copy.is_stale and copy.is_like(by):
-            moved.copy_(told)
-        else:
-            _STALE.add(id(copy))
-            Reads.watch()
-        outdate(local_tensors.storage_of(moved))
+        if has is not None and copy is not by and moved is not None and not copy.is_stale:
+            moved.copy_(has)
+            told.append(copy)
+            outdate(local_tensors.storage_of(moved))
+    copies.outdate(told)
 
 
 # -- reads -----------------------------------------------------------------------------------------

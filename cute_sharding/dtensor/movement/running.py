@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -22,7 +22,6 @@ from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch,
     dispatch_modes,
-    local_tensors,
     process_groups,
 )
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, Replicate
@@ -76,9 +75,7 @@ class Runner:
     metas: Sequence[Any] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [
-            leaf for leaf in local_tensors.leaves(args, kwargs) if isinstance(leaf, torch.Tensor)
-        ]
+        given = _tensors_of((*args, *kwargs.values()))
         for spec, whole in self._gathered:
             dispatch.observe(spec, whole, self.name)
         operands = [self._brought(x, i) for i, x in enumerate(given)]
@@ -138,8 +135,9 @@ class Runner:
 
     # -- with copies -------------------------------------------------------------------------------
 
-    def _part(self, rank: int) -> Transfer:
-        return _transfer_of(self.movement, self.mesh, self.dims, rank)
+    @cached_property
+    def _part(self) -> Callable[[int], Transfer]:
+        return cache(partial(_transfer_of, self.movement, self.mesh, self.dims))
 
     def copies(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of each result the local tensor, in memory of its own."""
@@ -307,6 +305,15 @@ class Runner:
                 if rows.backward and rows.dim is not None:
                     backward.append(rows.dim)
         return target.flip(backward) if backward else target
+
+
+def _tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among an op's arguments, also those in a list."""
+    found: list[torch.Tensor] = []
+    for argument in arguments:
+        some = argument if isinstance(argument, (list, tuple)) else (argument,)
+        found += [x for x in some if isinstance(x, torch.Tensor)]
+    return found
 
 
 # Ops that give a list, also of one tensor.

@@ -199,10 +199,16 @@ def argument(
     """What the op is given as the argument of that name; None where it has none, or is not given
     it.
     """
-    for place, declared in enumerate(op._schema.arguments):
-        if declared.name == name:
-            return args[place] if place < len(args) else kwargs.get(name)
-    return None
+    place = _place_of(op, name)
+    if place is None:
+        return None
+    return args[place] if place < len(args) else kwargs.get(name)
+
+
+@cache
+def _place_of(op: torch._ops.OpOverload, name: str) -> int | None:
+    names = [declared.name for declared in op._schema.arguments]
+    return names.index(name) if name in names else None
 
 
 def arguments(schema: OpSchema) -> list[tuple[bool, list[DTensorSpec | None]]]:

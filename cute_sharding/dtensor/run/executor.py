@@ -8,6 +8,7 @@ that waits behind it (see compiled/__init__.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -138,16 +139,17 @@ def _exchange_once(
     """One round, into ``target`` where an earlier one has made it."""
     gathers = step.gathers and step.rounds == 1
 
-    def part(rank: int) -> Transfer:
-        return transfer_of(step, mesh, rank, gathers, turn)
+    def parts(gathers: bool) -> Callable[[int], Transfer]:
+        return cache(lambda rank: transfer_of(step, mesh, rank, gathers, turn))
 
+    part = parts(gathers)
     # What a gather brings lies the same on all ranks of the group, so all of them decide alike.
     if (
         gathers
         and not copies_natively(group, mesh)
         and not true_on_each_rank(lambda rank: part(rank).unpacks is None)
     ):
-        gathers = False
+        gathers, part = False, parts(False)
 
     buffer = _packed(part, local)
     with dispatch_modes.of_this_rank():
@@ -191,10 +193,10 @@ def all_to_all(
     receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
     sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
     if (
-        process_groups.backend_name(group, mesh.device_type) == "fake"
-        and dispatch_modes.local_tensor_mode() is None
-        and not any(sends)
+        not any(sends)
         and any(receives)
+        and dispatch_modes.local_tensor_mode() is None
+        and process_groups.backend_name(group, mesh.device_type) == "fake"
     ):
         # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves
         # nothing anyway.

@@ -139,23 +139,26 @@ def means(mesh: Any) -> Means:
     """
     if not process_groups.has_groups(mesh):
         return Means(None, frozenset(), False)
-    return Means(None, groups_at_hand(mesh), is_native(_backend(mesh)))
+    backend = _backend(mesh)
+    return Means(None, groups_at_hand(mesh, backend), is_native(backend))
 
 
 def _backend(mesh: Any) -> str | None:
     return process_groups.backend_name(process_groups.group_of_dim(mesh, 0), mesh.device_type)
 
 
-def groups_at_hand(mesh: Any) -> frozenset[tuple[int, ...]]:
+def groups_at_hand(mesh: Any, backend: str | None = None) -> frozenset[tuple[int, ...]]:
     """The sets of two or more mesh dims whose ranks have a process group together: what
     ``prepare_groups`` has made, meshes that the program has flattened, and the default group where
     its ranks are those of the mesh. (Of one mesh dim all have one.) So it is the same on every
-    rank, eager and compiled, in every thread.
+    rank, eager and compiled, in every thread. ``backend`` is the mesh's, where the caller knows it.
     """
+    if mesh.ndim < 2:
+        return frozenset()
     return _at_hand(
         mesh,
         process_groups.flattenings(mesh),
-        _backend(mesh),
+        _backend(mesh) if backend is None else backend,
         len(_prepared()),
         ref(dist.group.WORLD),
     )

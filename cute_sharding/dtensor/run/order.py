@@ -17,6 +17,9 @@ from cute_sharding.dtensor.compiled.symbols import has_values, sizes_at_hand
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.run.ranks import on_each_rank
 
+# Row by row, of as many dims as any tensor has.
+_ROWS = tuple(range(64))
+
 
 def laid_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
     """The local tensor, its dims without gaps and in the order of the strides of the whole, whose
@@ -27,7 +30,7 @@ def laid_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
         return local
     if dispatch_modes.local_tensor_mode() is None:
         lies = collective_ops.in_flight(local)
-        if (lies if order == tuple(range(len(order))) else lies.permute(order)).is_contiguous():
+        if (lies if order == _ROWS[: len(order)] else lies.permute(order)).is_contiguous():
             return local
     back = sorted(range(len(order)), key=order.__getitem__)
     return on_each_rank(

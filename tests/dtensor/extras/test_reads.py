@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from writing_programs import drawn_program
 
 import cute_sharding
+from cute_sharding.dtensor.extras.copies import Copy
 
 SETTINGS = {"movement": {"movement": True}, "views": {}}
 
@@ -109,6 +110,33 @@ def test_nothing_is_asked_where_nothing_is_kept():
         del part
         x + 1
         assert local_is_at_hand()
+
+
+@pytest.mark.one_in(1)
+def test_a_write_costs_the_same_however_many_slices_are_kept(monkeypatch):
+    """A write through a slice looks up that one, which is brought up to date and taken back, and
+    not the others; each is told from what it has, so that all are as on one device.
+    """
+    looked_up = []
+    moved = Copy.moved
+    monkeypatch.setattr(Copy, "moved", lambda copy: looked_up.append(copy) or moved(copy))
+
+    def program(x, count):
+        parts = [x[i : i + 5] for i in range(count)]
+        x.add_(1.0)
+        for part in parts:
+            part.mul_(2.0)
+        return [x, *parts]
+
+    for count in (3, 12):
+        with plain():
+            expected = program(number((16, 3)), count)
+        with ranks_of((2,)), cute_sharding.enabled(movement=True):
+            looked_up.clear()
+            parts = program(distribute(number((16, 3)), (2,), [Shard(0)]), count)
+            assert len(looked_up) <= 4 * count
+            for part, wanted in zip(parts, expected, strict=True):
+                assert_close(part.clone(), wanted, f"{count} slices")
 
 
 def test_to_local_raises_where_it_would_have_to_receive():

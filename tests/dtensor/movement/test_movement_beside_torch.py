@@ -10,8 +10,9 @@ from beside_torch import LEFT_OUT, is_right, ran
 from drawing import draw_placements
 from movement_programs import FORWARD, MESHES, PROGRAMS, draw, listed
 from op_programs import assert_close, values
-from simulation import plain, ranks_of
+from simulation import distribute, plain, ranks_of
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
 
@@ -78,3 +79,34 @@ def test_replicas_are_cut_where_torch_would_receive_less_otherwise(name, program
                     assert_close(result, want, f"{name}: {placements}")
             if is_right(stock, wanted):
                 assert received <= most, (placements, received, most)
+
+
+@pytest.mark.one_in(1)
+def test_a_state_of_one_column_costs_no_more_than_on_torch():
+    """As NorMuon keeps it: made like a column of a gradient whose columns are cut, followed by the
+    mean of each row, and broadcast.
+    """
+
+    def step(gradient, state):
+        state.lerp_((gradient * gradient).mean(-1, keepdim=True), 0.25)
+        return gradient * state.rsqrt()
+
+    def program(gradient):
+        state = torch.zeros_like(gradient[..., :1])
+        step(gradient, state)
+        with CommDebugMode() as collectives:
+            result = step(gradient, state)
+        return [result, state], collectives.get_total_counts()
+
+    full = values(64, 32)
+    with plain():
+        wanted, _ = program(full.clone())
+    with ranks_of((4,)):
+        gradient = distribute(full, (4,), [Shard(1)])
+        _, on_torch = program(gradient)
+        for settings in ({}, {"redistribution": True}):
+            with cute_sharding.enabled(movement=True, **settings):
+                results, collectives = program(gradient)
+                assert collectives <= on_torch
+                for result, want in zip(results, wanted, strict=True):
+                    assert_close(result, want, str(settings))
