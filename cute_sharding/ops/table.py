@@ -201,6 +201,8 @@ TABLE: tuple[Row, ...] = (
         (
             *("scatter.src", "scatter.value", "scatter_add.default"),
             *("scatter_reduce.two", "scatter_reduce_.two"),
+            *("scatter.reduce", "scatter.value_reduce"),
+            *("scatter_.reduce", "scatter_.value_reduce"),
         ),
         parts.scatter,
     ),

@@ -226,6 +226,12 @@ TABLE: tuple[Fix, ...] = (
         "the mask ends with the op",
     ),
     Fix(
+        ("gather.default",),
+        "An index with fewer rows than a dim that is cut is cut alike: its rows meet others.",
+        _sharded_and(when.picks_of_fewer_rows),
+        "torch compares the sizes of the index with those of what is picked of",
+    ),
+    Fix(
         tuple(BY_MASK),
         "A mask is taken for an index of one dim: the others stay cut, and the mask is whole.",
         _sharded_and(op_schemas.is_by_mask),

@@ -33,6 +33,7 @@ _MADE_IN: dict[str, tuple[str, ...]] = {
     "diagonal_scatter.default": ("DiagonalScatter",),
     "index_put.default": ("IndexPut",),
     "index_fill.int_Tensor": ("Trace",),
+    "put.default": ("Put", "Take"),
 }
 
 _node = torch._C._current_autograd_node

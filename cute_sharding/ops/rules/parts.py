@@ -11,14 +11,20 @@ from cute_sharding.ops.rules.names import Rule, Shape, named, put, text
 
 def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
     """The index says which rows of ``dim`` go where: x is whole there, the index is not. Where it
-    picks one row of each, every device gives what it has of these.
+    picks one row of each, every device gives what it has of these. Other dims of which the index
+    has the first rows alone are whole.
+
+    >>> gather((6, 5, 4), 0, (3, 5, 2))
+    '[d0] d1 [d2], k d1 [i2] -> k d1 [i2]'
     """
     if len(x) != len(index) or not x:
         return None
-    names = named(x, [dim])
-    chosen = put(names, dim, "k")
+    dim = dim % len(x)
+    shorter = [d for d in range(len(x)) if d != dim and x[d] != index[d]]
+    names = named(x, [dim, *shorter])
+    picked = ["k" if d == dim else f"[i{d}]" if d in shorter else n for d, n in enumerate(names)]
     rows = put(names, dim, "{v}") if index[dim] == 1 else text(names)
-    return f"{rows}, {chosen} -> {chosen}"
+    return f"{rows}, {text(picked)} -> {text(picked)}"
 
 
 def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__: Any) -> str | None:
@@ -162,7 +168,7 @@ def written_by_mask(
     sizes = [*x[:first], None, *x[last:]]
     if len(values) > len(picked):
         return None
-    written = []
+    written: list[str] = []
     for n, size, name in zip(reversed(values), reversed(sizes), reversed(picked)):
         if n not in (1, size) and size is not None:
             return None

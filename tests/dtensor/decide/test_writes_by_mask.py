@@ -85,6 +85,10 @@ SCATTERED = {
     "in place": lambda x, i: (x * 1).scatter_reduce_(0, i, x[:5, :4] * 2, "amax"),
     "scatter": lambda x, i: x.scatter(0, i % 1 + torch.zeros_like(i), x[:5, :4]),
     "scatter_add": lambda x, i: x.scatter_add(0, i, x.detach()),
+    "multiplied": lambda x, i: x.detach().scatter(0, i, x[:5, :4].detach(), reduce="multiply"),
+    "a number added": lambda x, i: (x.detach() * 1).scatter_(0, i, 2.0, reduce="add"),
+    "gather of fewer columns": lambda x, i: x.gather(0, i),
+    "gather of one row": lambda x, i: x.gather(0, i[:1]),
     "put": lambda x, i: x.put(i[0], x[0, :4]),
     "put_": lambda x, i: (x * 1).put_(i[0], x[0, :4]),
 }
