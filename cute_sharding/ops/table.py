@@ -385,40 +385,8 @@ TABLE: tuple[Row, ...] = (
         filled=True,
     ),
     # pointwise ops, of which torch's own list has not all
-    Row(
-        (
-            "elu_backward.default",
-            "leaky_relu_backward.default",
-            "softplus_backward.default",
-            "rrelu_with_noise_backward.default",
-            "hardtanh_backward.default",
-            "hardswish_backward.default",
-            "mish_backward.default",
-            "hardsigmoid_backward.default",
-            "hardshrink_backward.default",
-            "softshrink_backward.default",
-        ),
-        dims.pointwise,
-        linear=(0,),
-    ),
-    Row(
-        (
-            "log_sigmoid_backward.default",
-            "_prelu_kernel.default",
-            "_prelu_kernel_backward.default",
-            "hardswish.default",
-            "rsub.Tensor",
-            "floor_divide.default",
-            "isin.Tensor_Scalar",
-            "fill.Scalar",
-            "fill.Tensor",
-            "fill_.Tensor",
-            "masked_fill.Tensor",
-            "complex.default",
-            "polar.default",
-        ),
-        dims.pointwise,
-    ),
+    Row(dims.GRADIENTS, dims.pointwise, linear=(0,)),
+    Row(dims.POINTWISE, dims.pointwise),
     Row(("log_sigmoid_forward.default",), "... -> ..., ..."),
     # attention
     Row(
