@@ -331,6 +331,7 @@ TORCH_PRIVATE = [
     "answers",
     "dispatch",
     "views_in_place",
+    "filled",
     "op_hooks",
     "given_placements",
     "composites",

@@ -197,7 +197,15 @@ TABLE: tuple[Row, ...] = (
     Row(("_fused_rms_norm_backward.default",), normalization.rms_norm_backward, "sum"),
     # by index
     Row(("gather.default",), parts.gather, "sum"),
-    Row(("scatter.src", "scatter.value", "scatter_add.default"), parts.scatter),
+    Row(
+        (
+            *("scatter.src", "scatter.value", "scatter_add.default"),
+            *("scatter_reduce.two", "scatter_reduce_.two"),
+            *("scatter.reduce", "scatter.value_reduce"),
+            *("scatter_.reduce", "scatter_.value_reduce"),
+        ),
+        parts.scatter,
+    ),
     Row(("index_select.default",), parts.index_select),
     Row(("isin.Tensor_Tensor",), parts.sought, "max"),
     Row(("index_add.default", "index_copy.default"), parts.index_written),
@@ -206,6 +214,17 @@ TABLE: tuple[Row, ...] = (
     Row(("index_put.default",), parts.index_put),
     Row(("index_fill.int_Scalar", "index_fill.int_Tensor"), parts.index_filled),
     Row(("bucketize.Tensor",), "..., [boundary] -> ..."),
+    Row(("searchsorted.Tensor", "searchsorted.Scalar"), parts.searched),
+    Row(
+        ("masked_scatter.default", "masked_scatter_.default"),
+        parts.in_their_order(3, lambda x, mask, _: max(len(x), len(mask))),
+    ),
+    Row(
+        ("masked_scatter_backward.default",),
+        parts.in_their_order(2, lambda gradient, mask, sizes: len(sizes)),
+    ),
+    Row(("put.default", "put_.default"), parts.in_their_order(3, lambda x, *_: len(x))),
+    Row(("nonzero_static.default",), parts.in_their_order(1, lambda *_: 2)),
     Row(("embedding.default",), parts.embedding, "sum"),
     Row(("embedding_dense_backward.default",), parts.embedding_backward, "sum"),
     # together and apart
@@ -366,40 +385,8 @@ TABLE: tuple[Row, ...] = (
         filled=True,
     ),
     # pointwise ops, of which torch's own list has not all
-    Row(
-        (
-            "elu_backward.default",
-            "leaky_relu_backward.default",
-            "softplus_backward.default",
-            "rrelu_with_noise_backward.default",
-            "hardtanh_backward.default",
-            "hardswish_backward.default",
-            "mish_backward.default",
-            "hardsigmoid_backward.default",
-            "hardshrink_backward.default",
-            "softshrink_backward.default",
-        ),
-        dims.pointwise,
-        linear=(0,),
-    ),
-    Row(
-        (
-            "log_sigmoid_backward.default",
-            "_prelu_kernel.default",
-            "_prelu_kernel_backward.default",
-            "hardswish.default",
-            "rsub.Tensor",
-            "floor_divide.default",
-            "isin.Tensor_Scalar",
-            "fill.Scalar",
-            "fill.Tensor",
-            "fill_.Tensor",
-            "masked_fill.Tensor",
-            "complex.default",
-            "polar.default",
-        ),
-        dims.pointwise,
-    ),
+    Row(dims.GRADIENTS, dims.pointwise, linear=(0,)),
+    Row(dims.POINTWISE, dims.pointwise),
     Row(("log_sigmoid_forward.default",), "... -> ..., ..."),
     # attention
     Row(
@@ -442,6 +429,15 @@ LINEAR: dict[str, Row] = {
         Row(("div.Tensor",), dims.pointwise, linear=(0,)),
     )
     for overload in row.overloads
+}
+
+# Those that write by index, where the index is a mask: it stands for as many dims as it has.
+BY_MASK = {
+    name: Row((name,), parts.written_by_mask)
+    for name in (
+        *("index_put.default", "index_put_.default"),
+        *("_unsafe_index_put.default", "_index_put_impl_.default"),
+    )
 }
 
 BY_OVERLOAD: dict[str, Row] = {name: row for row in TABLE for name in row.overloads}

@@ -31,13 +31,18 @@ from cute_sharding.dtensor.decide.local_arguments import prepared
 from cute_sharding.dtensor.decide.local_results import in_order
 from cute_sharding.dtensor.decide.losses import without_smoothing
 from cute_sharding.dtensor.decide.question import Question
+from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
 from cute_sharding.dtensor.decide.signatures import for_less
 from cute_sharding.dtensor.decide.written import as_what_is_written, taken_back
 from cute_sharding.dtensor.door.cuts import leave_one_without, without
 from cute_sharding.dtensor.fixes.table import CUTS, Remedy, fix_of
 from cute_sharding.dtensor.replaced import answers, dispatch_modes, op_schemas, registry
-from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.op_schemas import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    OpSchema,
+)
 from cute_sharding.dtensor.replaced.tensor_specs import Partial, StridedShard
 
 
@@ -48,7 +53,14 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
 
     def propagate(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
-        return _completed(question, decide(question))
+        try:
+            return _completed(question, decide(question))
+        except (
+            NotImplementedError,
+            DynamicOutputShapeException,
+            DataDependentOutputException,
+        ) as error:
+            raise in_words(error, question.schema, question.specs) from error
 
     return propagate
 

@@ -18,7 +18,7 @@ from cute_sharding.dtensor.door.cuts import is_sharded, some_device_is_empty
 from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
-from cute_sharding.ops.table import BY_OVERLOAD, LINEAR, POINTWISE, Row
+from cute_sharding.ops.table import BY_MASK, BY_OVERLOAD, LINEAR, POINTWISE, Row
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
 
@@ -70,11 +70,14 @@ class Question:
 
     @cached_property
     def row(self) -> Row | None:
-        """The op's row in the table of signatures, where these may answer; of pointwise ops, which
-        stand there as one, that of ops that are linear in both operands, or of all.
+        """The op's row in the table of signatures, where these may answer; where it writes by a
+        mask, that of such; of pointwise ops, which stand there as one, that of ops that are linear
+        in both operands, or of all.
         """
         if not self.settings.ops:
             return None
+        if self.name in BY_MASK and op_schemas.is_by_mask(self.schema):
+            return BY_MASK[self.name]
         if self.name in BY_OVERLOAD or not self.is_pointwise:
             return BY_OVERLOAD.get(self.name)
         # x + 1 is not linear in x.

@@ -24,7 +24,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
 )
-from cute_sharding.ops.table import BY_OVERLOAD
+from cute_sharding.ops.table import BY_MASK, BY_OVERLOAD
 
 Condition = Callable[[OpSchema, Sequence[DTensorSpec]], bool]
 CUTS, ALL = (Shard, StridedShard), (Shard, StridedShard, Partial)
@@ -224,6 +224,18 @@ TABLE: tuple[Fix, ...] = (
         "What is pending has a mask of its own, and most ops that follow raise.",
         when.picks_of_a_cut_dim,
         "the mask ends with the op",
+    ),
+    Fix(
+        ("gather.default",),
+        "An index with fewer rows than a dim that is cut is cut alike: its rows meet others.",
+        _sharded_and(when.picks_of_fewer_rows),
+        "torch compares the sizes of the index with those of what is picked of",
+    ),
+    Fix(
+        tuple(BY_MASK),
+        "A mask is taken for an index of one dim: the others stay cut, and the mask is whole.",
+        _sharded_and(op_schemas.is_by_mask),
+        "torch counts the dims of a mask",
     ),
     Fix(
         ("view.dtype",),

@@ -58,6 +58,19 @@ def picks_of_a_cut_dim(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
     return any(isinstance(p, (Shard, StridedShard)) and p.dim == dim for p in picked.placements)
 
 
+def picks_of_fewer_rows(schema: OpSchema) -> bool:
+    """Whether an index has fewer rows than what it picks of, in another dim than the one that is
+    named.
+    """
+    args: Any = schema.args_schema
+    picked, index = args[0], args[2]
+    dim = args[1] % max(len(picked.shape), 1)
+    return any(
+        d != dim and not symints.is_truly(n == k)
+        for d, (n, k) in enumerate(zip(picked.shape, index.shape))
+    )
+
+
 def is_counted_from_the_end(dim: Any) -> bool:
     return isinstance(dim, int) and dim < 0
 

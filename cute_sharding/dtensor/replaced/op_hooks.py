@@ -7,7 +7,7 @@ the dispatcher's last step may be replaced here, and are put back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,9 +15,16 @@ import torch
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
 
 from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.filled import handlers_in_nodes
 from cute_sharding.dtensor.replaced.op_schemas import WRITERS, drawn_in_place
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
-from cute_sharding.dtensor.replaced.registry import op_handlers, overload, propagator
+from cute_sharding.dtensor.replaced.registry import (
+    op_handlers,
+    overload,
+    propagator,
+    schema_info,
+    with_rules,
+)
 
 __all__ = [
     "HANDLED",
@@ -52,12 +59,13 @@ def install_propagation(
 
     torch keeps what it found by the arguments that the op's schema info names: of ops that it
     decomposes it names none. And C++ keeps it in each thread for itself, and a thread cannot clear
-    another's: a keyword that no call ever passes keeps ours apart from torch's in every thread, and
-    torch's are found again once its way is back. It does not keep one setting of ours apart from
-    another.
+    another's: a keyword that no call ever passes keeps ours apart from torch's in every thread, of
+    every op that has a rule, and torch's are found again once its way is back. It does not keep one
+    setting of ours apart from another.
     """
-    infos = _infos(tuple(names))
     of_one_dim = propagator().op_to_schema_info_for_single_dim_strategy
+    infos = _infos(tuple(names))
+    infos = {**infos, **_infos_of_others(infos)}
     handlers = op_handlers()
     installed.put(patches.SCHEMA_INFOS, infos)
     installed.put(
@@ -68,10 +76,40 @@ def install_propagation(
     installed.put(patches.HANDLERS, {op: handler(handlers[op]) for op in past})
     writers = [*filter(None, map(overload, WRITERS)), *drawn_in_place()]
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
+    installed.put(patches.HANDLERS, handlers_in_nodes())
     installed.replace(patches.PROPAGATION, lambda stock: propagate)
     # Every write comes by here: one more call would cost a tenth of the op.
     followed = beginning_with(_BEGINNING, patches.TAIL, live=live, reach=reach)
     installed.replace(patches.TAIL, followed)
+
+
+# A keyword that no call ever passes.
+_OURS = "cute_sharding"
+
+
+def _infos_of_others(named: Mapping[Any, Any]) -> dict[Any, RuntimeSchemaInfo]:
+    """torch's schema infos of all other ops that have a rule, as any answer may be ours, kept apart
+    where they can be: C++ tells an info without keywords from one with some, whichever these are.
+    So ours has one where torch's has none, and none where torch's are no keywords of the op.
+    """
+    ours = {op: _kept_apart(op, *_fields(schema_info(op))) for op in with_rules() - named.keys()}
+    return {op: info for op, info in ours.items() if info is not None}
+
+
+def _fields(info: RuntimeSchemaInfo | None) -> tuple[int, tuple[str, ...], bool]:
+    if info is None:
+        info = RuntimeSchemaInfo()
+    return info.static_argnum, tuple(info.static_kwargkey or ()), info.needs_pytree
+
+
+@lru_cache(maxsize=1 << 12)
+def _kept_apart(
+    op: Any, static_argnum: int, keywords: tuple[str, ...], needs_pytree: bool
+) -> RuntimeSchemaInfo | None:
+    """torch's info of those fields as ours; None where it has keywords of the op."""
+    if any(each.kwarg_only and each.name in keywords for each in op._schema.arguments):
+        return None
+    return RuntimeSchemaInfo(static_argnum, None if keywords else [_OURS], needs_pytree)
 
 
 @lru_cache(maxsize=16)
@@ -82,7 +120,7 @@ def _infos(names: tuple[str, ...]) -> dict[Any, RuntimeSchemaInfo]:
             0,
             [
                 *(argument.name for argument in op._schema.arguments if argument.kwarg_only),
-                "cute_sharding",
+                _OURS,
             ],
             any(
                 isinstance(argument.type, torch.ListType) and "Tensor" in str(argument.type)

@@ -11,6 +11,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema
@@ -22,11 +26,14 @@ from cute_sharding.dtensor.replaced.tensor_specs import placed_as
 
 __all__ = [
     "WRITERS",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
     "OpSchema",
     "argument",
     "arguments",
     "draws",
     "draws_apart",
+    "is_by_mask",
     "is_in_place",
     "is_of_lists",
     "is_out",
@@ -284,6 +291,16 @@ def is_of_lists(op: torch._ops.OpOverload) -> bool:
     return op._opname.startswith(("_foreach_", "_amp_foreach_", "_fused_")) and any(
         isinstance(argument.type, torch.ListType) and "Tensor" in str(argument.type)
         for argument in op._schema.arguments
+    )
+
+
+def is_by_mask(schema: OpSchema) -> bool:
+    """Whether some tensor of the op's list of indices is a mask."""
+    return any(
+        isinstance(leaf, DTensorSpec)
+        and leaf.tensor_meta is not None
+        and leaf.tensor_meta.dtype in (torch.bool, torch.uint8)
+        for leaf in tree_leaves(argument(schema.op, schema.args_schema, {}, "indices"))
     )
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "takes_local_sizes",
     "torch_rule",
     "weighs_all",
+    "with_rules",
 ]
 
 # torch's own rules: an oracle in the tests, and what a strict view falls back to is asked of it.
@@ -87,6 +88,11 @@ def name_of(op: torch._ops.OpOverload) -> str:
 def is_derived(op: torch._ops.OpOverload) -> bool:
     """Whether torch has no rule for the op, so that it derives one, or raises."""
     return not any(op in table for table in tables()[:3])
+
+
+def with_rules() -> set[Any]:
+    """All ops that have a rule, torch's or the program's."""
+    return {op for table in tables()[:3] for op in table}
 
 
 def is_of_the_program(op: torch._ops.OpOverload) -> bool:

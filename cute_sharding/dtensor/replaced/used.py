@@ -183,6 +183,13 @@ TABLE: tuple[Used, ...] = (
     *_of(
         "torch._C",
         "",
+        "torch/csrc/autograd/init.cpp",
+        "what autograd makes itself could not be told from what a program mixes",
+        "_current_autograd_node",
+    ),
+    *_of(
+        "torch._C",
+        "",
         "torch/csrc/utils/python_dispatch.cpp",
         "ops that torch takes apart could not be met before",
         "_ExcludeDispatchKeyGuard",

@@ -223,3 +223,34 @@ def transformed(x: Shape, over: Sequence[int], *_: Any) -> str | None:
         return None
     names = named(x, over)
     return f"{text(names)} -> {put(names, over[-1], '[frequencies]')}"
+
+
+# Pointwise ops that torch's own list has not: gradients, which are linear in the first operand,
+# and others.
+GRADIENTS = (
+    "elu_backward.default",
+    "leaky_relu_backward.default",
+    "softplus_backward.default",
+    "rrelu_with_noise_backward.default",
+    "hardtanh_backward.default",
+    "hardswish_backward.default",
+    "mish_backward.default",
+    "hardsigmoid_backward.default",
+    "hardshrink_backward.default",
+    "softshrink_backward.default",
+)
+POINTWISE = (
+    "log_sigmoid_backward.default",
+    "_prelu_kernel.default",
+    "_prelu_kernel_backward.default",
+    "hardswish.default",
+    "rsub.Tensor",
+    "floor_divide.default",
+    "isin.Tensor_Scalar",
+    "fill.Scalar",
+    "fill.Tensor",
+    "fill_.Tensor",
+    "masked_fill.Tensor",
+    "complex.default",
+    "polar.default",
+)

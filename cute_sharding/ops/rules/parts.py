@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from sys import maxsize
 from typing import Any
 
@@ -11,26 +11,38 @@ from cute_sharding.ops.rules.names import Rule, Shape, named, put, text
 
 def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
     """The index says which rows of ``dim`` go where: x is whole there, the index is not. Where it
-    picks one row of each, every device gives what it has of these.
+    picks one row of each, every device gives what it has of these. Other dims of which the index
+    has the first rows alone are whole.
+
+    >>> gather((6, 5, 4), 0, (3, 5, 2))
+    '[d0] d1 [d2], k d1 [i2] -> k d1 [i2]'
     """
     if len(x) != len(index) or not x:
         return None
-    names = named(x, [dim])
-    chosen = put(names, dim, "k")
+    dim = dim % len(x)
+    shorter = [d for d in range(len(x)) if d != dim and x[d] != index[d]]
+    names = named(x, [dim, *shorter])
+    picked = ["k" if d == dim else f"[i{d}]" if d in shorter else n for d, n in enumerate(names)]
     rows = put(names, dim, "{v}") if index[dim] == 1 else text(names)
-    return f"{rows}, {chosen} -> {chosen}"
+    return f"{rows}, {text(picked)} -> {text(picked)}"
 
 
 def scatter(x: Shape, dim: int, index: Shape, source: Any = None, *_: Any, **__: Any) -> str | None:
-    """The index says which rows of ``dim`` are written: whole in x, the index and the source."""
-    if len(x) != len(index) or not x:
+    """The index says which rows of ``dim`` are written: whole in x, the index and the source. So
+    are other dims of which the index has the first rows alone.
+
+    >>> scatter((6, 5, 4), 0, (3, 5, 2), (3, 5, 4))
+    '[d0] d1 [d2], [i0] d1 [i2], [s0] d1 [s2] -> [d0] d1 [d2]'
+    """
+    tensors = [x, index, *([source] if isinstance(source, tuple) else [])]
+    if not x or len({len(shape) for shape in tensors}) > 1:
         return None
-    names = named(x, [dim])
-    operands = [text(names), put(names, dim, "[k]")]
-    if isinstance(source, tuple):
-        if len(source) != len(x) or source != index:
-            return None
-        operands.append(operands[1])
+    whole = [d for d in range(len(x)) if d == dim % len(x) or len({s[d] for s in tensors}) > 1]
+    names = named(x, whole)
+    operands = [
+        text([name if d not in whole else f"[{of}{d}]" for d, name in enumerate(names)])
+        for of, _ in zip("dis", tensors)
+    ]
     return f"{', '.join(operands)} -> {operands[0]}"
 
 
@@ -40,6 +52,30 @@ def sought(x: Shape, among: Shape, *, invert: bool = False, **_: bool) -> str:
     """
     others = named(among, range(len(among)) if invert else (), "other")
     return f"{text(named(x))}, {text(others)} -> {text(named(x))}"
+
+
+def searched(rows: Shape, x: Any, *, sorter: Shape | None = None, **_: Any) -> str | None:
+    """Where each element, or a number, would stand among rows that are sorted, which are whole: one
+    row for all, or one for each row of x.
+    """
+    names = named(x) if isinstance(x, tuple) else []
+    if len(rows) != 1 and (not names or rows[:-1] != x[:-1]):
+        return None
+    among = text([*names[:-1], "[row]"]) if len(rows) > 1 else "[row]"
+    operands = [among, text(names)] if isinstance(x, tuple) else [among]
+    return f"{', '.join([*operands, *([among] if sorter else [])])} -> {text(names)}"
+
+
+def in_their_order(tensors: int, dims: Callable[..., int]) -> Rule:
+    """An op that goes through all elements in their order: of its first ``tensors`` arguments each
+    is whole, and so is its result, of ``dims(*arguments)`` dims.
+    """
+
+    def rule(*args: Any, **_: Any) -> str:
+        given = [text(named(x, range(len(x)), of)) for x, of in zip(args[:tensors], "abc")]
+        return f"{', '.join(given)} -> {text([f'[r{d}]' for d in range(dims(*args))])}"
+
+    return rule
 
 
 def index_select(x: Shape, dim: int, index: Shape) -> str | None:
@@ -106,6 +142,38 @@ def index_put(x: Shape, indices: Sequence[Shape | None], values: Shape, *_: Any)
     whole = [f"[{name}]" for name in index]
     written = [f"[{name}]" if name in index else name for name in picked]
     return f"{text(names)}, {', '.join([text(whole)] * count)}, {text(written)} -> {text(names)}"
+
+
+def written_by_mask(
+    x: Shape, indices: Sequence[Shape | None], values: Shape, *_: Any
+) -> str | None:
+    """A mask has the dims of x that it stands for. What all elements that it names are given is
+    written by each device to its own. Where each is given its own value, a device has to know how
+    many of them come before: the mask and the values are whole.
+
+    >>> written_by_mask((6, 4), [(6, 4)], ())
+    'd0 d1, d0 d1,  -> d0 d1'
+    >>> written_by_mask((6, 4, 5), [(6, 4)], (9, 1))
+    '[d0] [d1] d2, [d0] [d1], [k] 1 -> [d0] [d1] d2'
+    """
+    at = [d for d, index in enumerate(indices) if index is not None]
+    mask = indices[at[0]] if len(at) == 1 else None
+    if not mask or mask != x[at[0] : at[0] + len(mask)]:
+        return None
+    first, last = at[0], at[0] + len(mask)
+    counted = len(x) - last  # the place, from the end, of the values' dim of all that is named
+    one_by_one = len(values) > counted and values[-counted - 1] != 1
+    names = named(x, range(first, last) if one_by_one else ())
+    picked = [*names[:first], "[k]" if one_by_one else "1", *names[last:]]
+    sizes = [*x[:first], None, *x[last:]]
+    if len(values) > len(picked):
+        return None
+    written: list[str] = []
+    for n, size, name in zip(reversed(values), reversed(sizes), reversed(picked)):
+        if n not in (1, size) and size is not None:
+            return None
+        written.insert(0, name if size in (None, n) else "1")
+    return f"{text(names)}, {text(names[first:last])}, {text(written)} -> {text(names)}"
 
 
 def index_filled(x: Shape, dim: int, index: Shape, value: Any) -> str | None:

@@ -26,6 +26,18 @@ PLACES = torch.tensor([[[[0, 2], [8, 10]], [[32, 34], [40, 42]]]] * 2)
 
 # By the first op of a row: (program, its tensors, their placements, devices of each mesh dim).
 SHOWN = {
+    "index_put.default": (
+        lambda x: x.detach().index_put((x.detach() > 0,), x.detach().sum() * 0),
+        [values(7, 4)],
+        [[S(1)]],
+        (2,),
+    ),
+    "gather.default": (
+        lambda x, i: x.gather(0, i),
+        [values(7, 6), torch.tensor([[0, 1, 2, 3], [4, 5, 6, 0]])],
+        [[S(1)], [R]],
+        (2,),
+    ),
     "argmax.default": (lambda x: x.detach().argmax(0), [values(4, 6)], [[S(0), R]], (2, 2)),
     "_local_scalar_dense.default": (
         lambda x: x * 0 + (x.sum(0)[0]).item(),
