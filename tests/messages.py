@@ -27,6 +27,11 @@ BUILT = {
         "on sizes that have no value while the program is compiled.",
         "whether that is free depends on sizes",
     ),
+    "in_words": (
+        "… of …: the shape of the result depends on values, which each device has some of, so it "
+        "has no placements.",
+        "the shape of the result depends on values",
+    ),
 }
 
 
@@ -67,7 +72,8 @@ def _given(node: ast.AST) -> ast.expr | None:
     on an error as it is.
     """
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-        return node.exc if _name(node.exc) in OWN_WORDS or not node.exc.args else node.exc.args[0]
+        is_built = _name(node.exc) in (*OWN_WORDS, *BUILT)
+        return node.exc if is_built or not node.exc.args else node.exc.args[0]
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

@@ -1,0 +1,78 @@
+"""Views that leave a compiled program, and what views have made that goes into one."""
+
+import pytest
+import torch
+from compiling import assert_same, compiled, flatten, fresh_compiler, sharded  # noqa: F401
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from cute_sharding.dtensor.compiled.strided import steps
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize(
+    "program",
+    [
+        flatten,
+        lambda x: x.transpose(0, 1),
+        lambda x: x[:, None],
+        lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1),
+        lambda x: (flatten(x), x.permute(2, 0, 1)),
+    ],
+    ids=["flatten", "transpose", "new dim", "expand", "two"],
+)
+def test_views_of_inputs_are_returned_with_their_gradients(program, dynamic):
+    given, again = (sharded((3, 8, 6), [Shard(1)], grad=True) for _ in range(2))
+    expected, actual = program(given), compiled(program, dynamic)(again)
+    pairs = list(zip(actual, expected)) if isinstance(actual, tuple) else [(actual, expected)]
+    for a, b in pairs:
+        assert_same(a, b)
+        assert (
+            a.to_local().untyped_storage().data_ptr()
+            == again.to_local().untyped_storage().data_ptr()
+        )
+        assert_same(
+            *(
+                torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)[0]
+                for y, x in ((a, again), (b, given))
+            )
+        )
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x[:, :, 1:3],
+        lambda x: x[2],
+        lambda x: x.diagonal(0, 0, 2),
+        lambda x: x.unflatten(2, (3, 2))[:, :, 1].transpose(0, 1),
+        lambda x: x.view(torch.int32),
+        lambda x: x.view(torch.int32).transpose(0, 1),
+    ],
+    ids=["slice", "select", "diagonal", "heads", "bits", "bits, transposed"],
+)
+def test_views_of_some_rows_and_of_bits_are_returned_where_autograd_does_not_look(program):
+    given = sharded((3, 8, 6), [Shard(1)])
+    expected, actual = program(given), compiled(program, False)(given)
+    assert_same(actual, expected)
+    given += 1  # both are views of it
+    assert_same(actual, program(given))
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_what_a_view_made_goes_into_a_compiled_program(dynamic):
+    given = flatten(sharded((3, 8, 6), [Shard(1)])).clone()
+    assert isinstance(given.placements[0], _StridedShard)
+    assert_same(
+        compiled(lambda x: x.view(3, -1, x.shape[1]) * 2, dynamic)(given),
+        sharded((3, 8, 6), [Shard(1)]) * 2,
+    )
+
+
+def test_views_by_size_and_stride():
+    assert steps((3, 8, 6), (48, 6, 1), (24, 6), (6, 1)) == ((0, 1, 2), (24, 6), (0, 1), (24, 6))
+    assert steps((3, 8), (8, 1), (8, 3), (1, 8)).then == (1, 0)
+    assert steps((3, 8), (8, 1), (3, 5, 8), (8, 0, 1)).size == (3, 5, 8)
+    assert steps((3, 8), (8, 1), (3, 4), (8, 1)) is None  # not all of it
+    assert steps((3, 8), (16, 2), (24,), (2,)) is None  # with gaps
