@@ -57,10 +57,10 @@ def mapped():
         )
         return function(x)
 
-    whole = number((6, 3))
+    whole = number((12, 3))
     x = distribute(whole, mesh, [Shard(0)])
     with cute_sharding.enabled(movement=True):
-        for what in (lambda x: x.roll(1, 0), lambda x: x[1:4]):
+        for what in (lambda x: x.roll(1, 0), lambda x: x[1:10]):
             rows = what(x)
             assert rows.placements == (Shard(0),)
             result = run(rows)
