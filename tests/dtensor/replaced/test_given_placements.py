@@ -29,13 +29,13 @@ def test_local_map_of_uneven_shards(tmp_path):
 
 def test_distributing_what_stays_cut():
     with ranks_of((4,)), cute_sharding.enabled(movement=True):
-        x = distribute(values(6, 3), (4,), [Shard(0)])
-        rows = x[1:4]
+        x = distribute(values(12, 3), (4,), [Shard(0)])
+        rows = x[1:10]
         assert rows.placements == (Shard(0),)
         for placements in (None, [Replicate()]):
             replica = distribute_tensor(rows, x.device_mesh, placements)
             assert replica.placements == (Replicate(),)
-            assert_holds(replica, values(6, 3)[1:4])
+            assert_holds(replica, values(12, 3)[1:10])
         assert distribute_tensor(rows, x.device_mesh, [Shard(0)]) is rows
         with pytest.raises(ValueError, match="different placements"):
             distribute_tensor(rows, x.device_mesh, [Shard(1)])
