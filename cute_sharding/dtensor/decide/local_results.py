@@ -35,9 +35,10 @@ def in_order(found: Any, schema: OpSchema) -> Any:
         results = run(*args, **kwargs)
         if not isinstance(results, (tuple, list)):
             return laid_out(results, metas[0])
-        return [
+        laid = [
             result if result is None else laid_out(result, meta)
             for result, meta in zip(results, metas)
         ]
+        return tuple(laid) if isinstance(results, tuple) else laid
 
     return answers.instead(found, schema, function)

@@ -103,23 +103,21 @@ def _redistributed(
     if dispatch_modes.is_tracing():
         tag(settings)  # dynamo comes by here before a cache is asked
         current, target = symints.settled_spec(current), symints.settled_spec(target)
-    moved = None
     if _is_planned(local, current, target, settings, answered):
         counted = settings.redistribution or not answered
         try:
-            moved = redistribute_local_tensor(local, current, target, counted=counted, **how)
+            return redistribute_local_tensor(local, current, target, counted=counted, **how)
         except OtherShape:
             if not is_torchs_alone(current, target):
                 raise
-    if moved is None:
-        if settings.redistribution:
-            count_left_to_torch()
-            say_redistributed(
-                current.mesh, tuple(current.shape), current.placements, target.placements, None
-            )
-        moved = stock(local, current, target, **how, **options)
+    if settings.redistribution:
+        count_left_to_torch()
+        say_redistributed(
+            current.mesh, tuple(current.shape), current.placements, target.placements, None
+        )
+    moved = stock(local, current, target, **how, **options)
     if is_explicit or moved is local or local_tensors.is_wrapper(local):
-        return moved
+        return moved  # what a program asks torch for lies as torch leaves it
     return laid_out(moved, target.tensor_meta)
 
 
