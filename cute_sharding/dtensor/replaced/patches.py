@@ -201,7 +201,7 @@ UNFLATTEN = Patch(
     "local tensors are symbols of their own; here they are known to be those that the placements "
     "give.",
     until="the context of __tensor_flatten__ tells how _StridedShard placements are to be read",
-    test="tests/dtensor/compiled/test_compiled.py"
+    test="tests/dtensor/compiled/test_views_returned.py"
     "::test_what_a_view_made_goes_into_a_compiled_program",
 )
 LOCAL_SHAPES = Patch(

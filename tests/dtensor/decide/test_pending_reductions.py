@@ -65,8 +65,10 @@ def test_what_follows_counts_each_once(name, following, mesh, placements):
 @pytest.mark.parametrize("placement", [Shard(0), S(0)], ids=str)
 def test_nothing_is_gathered_for_them(name, placement):
     reduced, pending = REDUCED[name]
+    # Of flags the smallest is their product, which is what torch leaves of a plain shard.
+    same = {pending, "product"} if name.startswith("all") else {pending}
     with ranks_of((2,)), cute_sharding.enabled():
         x = distribute(torch.ones(8, 4), (2,), [placement])
         with CommDebugMode() as communicated:
-            assert reduced(x).placements == (Partial(pending),)
+            assert reduced(x).placements in [(Partial(each),) for each in same]
         assert communicated.get_total_counts() == 0
