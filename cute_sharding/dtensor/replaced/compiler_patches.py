@@ -86,7 +86,7 @@ ALIASES = Patch(
     why="A compiled program that returns a view of its input makes it again by as_strided, which "
     "torch refuses for DTensors that are not as before.",
     until="as_strided of a DTensor that views it is not refused",
-    test="tests/dtensor/compiled/test_compiled.py"
+    test="tests/dtensor/compiled/test_views_returned.py"
     "::test_views_of_inputs_are_returned_with_their_gradients",
 )
 WRITES = Patch(
