@@ -26,6 +26,8 @@ from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
     local_tensors,
+    symints,
+    tensor_specs,
 )
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Replicate
@@ -164,15 +166,18 @@ class Copy:
         return local_tensors.local_tensor(found)
 
     def _what_it_has(self) -> Hashable:
-        """See ``has``: the same elements moved to the same placements."""
-        return (
-            *(
-                (part.storage_offset(), part.size(), part.stride())
-                for part in local_tensors.parts_of(self.source).values()
-            ),
-            self.spec.shape,
-            tuple(self.spec_of_moved.placements),
-        )
+        """See ``has``: the same elements moved to the same placements. Symbols stand as text: they
+        have no hash.
+        """
+        sizes = [
+            (part.storage_offset(), *part.size(), *part.stride())
+            for part in local_tensors.parts_of(self.source).values()
+        ]
+        numbers = [n for some in (*sizes, self.spec.shape) for n in some]
+        if symints.is_symbolic(*numbers, *tensor_specs.split_factors(self.spec_of_moved)):
+            said = map(str, self.spec_of_moved.placements)
+            return (*map(symints.size_text, numbers), *said)
+        return (*numbers, tuple(self.spec_of_moved.placements))
 
     def moved_again(self) -> torch.Tensor:
         """What the source now has, moved as it was."""
