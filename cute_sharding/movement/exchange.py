@@ -314,7 +314,7 @@ class Movement:
     def copies(self, link: Link, sender: Device, receiver: Device) -> list[Copy]:
         """What goes from one device to another by one link: x in the operand, y in the result."""
         found = self.boxes(link, sender, receiver)
-        return [] if found is None else [_of_dims(link, runs) for runs in product(*found)]
+        return [] if found is None else [copy_of(link, runs) for runs in product(*found)]
 
     def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
         """The part of ``device`` among ``peers``, in their order; None stands for a peer of another
@@ -365,7 +365,7 @@ class Movement:
         return folded([copy for some in by_peer for copy in some])
 
 
-def _of_dims(link: Link, runs: Sequence[Run]) -> Copy:
+def copy_of(link: Link, runs: Sequence[Run]) -> Copy:
     """The copy of a run of each dim of the exchange, in the dims that the tensors have."""
     copy = from_runs(runs)
     source, target = (_by_dim([pair[side].dim for pair in link.pairs]) for side in (0, 1))

@@ -110,7 +110,11 @@ def count_rows(found: Sequence[Run]) -> int:
 def part(found: Runs, k: int, parts: int) -> Runs:
     """The k-th of ``parts`` shares of the rows, as even as can be, in the order of the list."""
     total = count_rows(found)
-    first, stop = k * total // parts, (k + 1) * total // parts
+    return span(found, k * total // parts, (k + 1) * total // parts)
+
+
+def span(found: Runs, first: int, stop: int) -> Runs:
+    """The rows number ``first`` to ``stop``, exclusive, in the order of the list."""
     result: list[Run] = []
     for run in found:
         if first < run.size and stop > 0:

@@ -1,0 +1,11 @@
+"""What goes from rank to rank for a relation between shardings on any meshes. Imports no torch.
+
+- :mod:`.placed`: a tensor on the ranks of a device mesh.
+- :mod:`.meetings`: on which devices of the one there is something of the other.
+- :mod:`.exchange`: who sends what to whom, each element once; one rank's part, as strided copies.
+"""
+
+from cute_sharding.exchange.exchange import Exchange, Part, identity
+from cute_sharding.exchange.placed import Mesh, Placed
+
+__all__ = ["Exchange", "Mesh", "Part", "Placed", "identity"]

@@ -1,0 +1,387 @@
+"""One exchange through a relation, between any ranks: every element that a rank needs and does not
+hold reaches it once.
+
+Operands lie on the ranks of one mesh and results on those of another, which may be the same ranks
+under other coordinates, or share some or none with it. Ranks that differ on mesh dims which cut an
+operand hold different rows of it, so these coordinates number the *classes* of ranks that hold the
+same. What a rank needs of a class is a box: dim by dim the meeting of the rows that the class
+holds, taken through the relation, with those that the rank is to hold.
+
+1. A rank keeps what its own class has of what it needs.
+2. The other classes each send it their box. Of a class with several ranks, all send alike: the
+   receivers share the interval [0, 1) evenly, in the order of their coordinates, and so do the
+   ranks of the class. Each sends to the receivers that its interval overlaps, and of a box as large
+   a share as overlaps.
+
+Both sides work out the same, from the two shardings alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from cute_sharding.exchange.meetings import Met, met, of_every, of_one
+from cute_sharding.exchange.placed import Placed
+from cute_sharding.movement.exchange import copy_of
+from cute_sharding.movement.moves import Link, Move
+from cute_sharding.movement.rows import Rows, between, needed
+from cute_sharding.redistribution.chains import Device
+from cute_sharding.redistribution.copies import Copy, folded, packed
+from cute_sharding.redistribution.cost import coordinates
+from cute_sharding.redistribution.meeting import Runs, count_rows, span
+
+
+class Message(NamedTuple):
+    """What one rank sends another through one link: for each dim of the link, rows x of the sender
+    and y of the receiver.
+    """
+
+    peer: int
+    link: Link
+    runs: tuple[Runs, ...]
+
+    @property
+    def size(self) -> int:
+        """In elements."""
+        return prod(map(count_rows, self.runs))
+
+    @property
+    def copies(self) -> list[Copy]:
+        """One for each choice of one run of each dim."""
+        return [copy_of(self.link, runs) for runs in product(*self.runs)]
+
+
+class Part(NamedTuple):
+    """One rank's part in an exchange.
+
+    Attributes:
+        peers: the ranks that it sends to or receives from, ascending.
+        sends, receives: elements to and from each of them.
+        packs: for each operand, copies into the send buffer, in which messages lie in the order of
+            the peers.
+        own: for each operand and result, copies from the one to the other.
+        unpacks: for each result, copies out of the receive buffer.
+        target_shapes: of each result what the rank is to hold; None where it is not on its mesh.
+        filled: whether each result has rows that nothing is copied to.
+    """
+
+    peers: tuple[int, ...]
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+    packs: tuple[tuple[Copy, ...], ...]
+    own: tuple[tuple[int, int, tuple[Copy, ...]], ...]
+    unpacks: tuple[tuple[Copy, ...], ...]
+    target_shapes: tuple[tuple[int, ...] | None, ...]
+    filled: tuple[bool, ...]
+
+
+def identity(shape: Sequence[int]) -> Move:
+    """The relation of a redistribution: every row is made of itself.
+
+    >>> identity((4, 6)).outputs
+    ((4, 6),)
+    """
+    pairs = tuple([(Rows(d), Rows(d)) for d in range(len(shape))])
+    return Move((tuple(shape),), (tuple(shape),), (Link(0, 0, pairs),))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """From operands that lie as ``sources`` say to results that are to lie as ``targets`` say.
+
+    Attributes:
+        move: the relation, on the global shapes; :func:`identity` redistributes.
+        sources, targets: each operand, and each result, on its mesh.
+
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))  # ranks 0 and 1
+    >>> columns = Placed.of(Sharding((8, 6), (3,), (Shard(1),)), (1, 2, 3))
+    >>> part = Exchange(identity((8, 6)), (rows,), (columns,)).part(1)
+    >>> part.peers, part.sends, part.receives
+    ((0, 2, 3), (0, 8, 8), (8, 0, 0))
+    """
+
+    move: Move
+    sources: tuple[Placed, ...]
+    targets: tuple[Placed, ...]
+
+    # -- how much ----------------------------------------------------------------------------------
+
+    @cached_property
+    def received_elements(self) -> int:
+        """What the busiest rank receives: what it needs and does not hold.
+
+        On meshes of more than 64 ranks the first, a middle and the last coordinates of each mesh
+        dim stand for the others.
+        """
+        return max([self.received_by(rank) for rank in self._looked_at], default=0)
+
+    @cached_property
+    def is_free(self) -> bool:
+        """Whether no rank is known to receive anything: all were looked at."""
+        return self._looks_at_all and not self.received_elements
+
+    @cached_property
+    def most_peers(self) -> int:
+        """With how many others a rank exchanges messages, at the most, of those looked at."""
+        return max([len(self.part(rank).peers) for rank in self._looked_at], default=0)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of all the meshes, ascending."""
+        return tuple(sorted({r for placed in self._all for r in placed.mesh.ranks}))
+
+    @property
+    def _all(self) -> tuple[Placed, ...]:
+        return (*self.sources, *self.targets)
+
+    @cached_property
+    def _looked_at(self) -> list[int]:
+        meshes = dict.fromkeys(placed.mesh for placed in self._all)
+        return sorted(
+            {
+                mesh.rank(device)
+                for mesh in meshes
+                for device in product(*(coordinates(n, len(mesh.ranks)) for n in mesh.sizes))
+            }
+        )
+
+    @property
+    def _looks_at_all(self) -> bool:
+        return len(self._looked_at) == len(self.ranks)
+
+    def received_by(self, rank: int) -> int:
+        """What one rank receives, in elements."""
+        if self.move.adds:
+            return sum(message.size for message in self.taken(rank))
+        total = 0
+        for link in self.move.links:
+            wanted = self.targets[link.target].mesh.coordinates(rank)
+            if wanted is None:
+                continue
+            source, target = self.sources[link.source], self.targets[link.target]
+            need = prod(
+                count_rows(
+                    needed(one, of_every(source, one)[0], other, *of_one(target, other, wanted))
+                )
+                for one, other in link.pairs
+            )
+            own = self._kept(link, rank)
+            total += need - (0 if own is None else own.size)
+        return total
+
+    # -- who sends what ----------------------------------------------------------------------------
+
+    def _kept(self, link: Link, rank: int) -> Message | None:
+        """What a rank has itself of what it needs."""
+        had = self.sources[link.source].mesh.coordinates(rank)
+        wanted = self.targets[link.target].mesh.coordinates(rank)
+        if had is None or wanted is None:
+            return None
+        runs = self._box(link, had, wanted)
+        return Message(rank, link, runs) if all(runs) else None
+
+    def sent(self, rank: int) -> Iterator[Message]:
+        """What a rank sends, receiver by receiver."""
+        for link in self.move.links:
+            source, target = self.sources[link.source], self.targets[link.target]
+            device = source.mesh.coordinates(rank)
+            takers = None if device is None else self._takers(link, device)
+            if device is None or takers is None:
+                continue
+            k, owners = source.number_of_replica(device), source.replicas
+            for i in range(k * takers.many // owners, -(-(k + 1) * takers.many // owners)):
+                receiver, runs = takers.at(i)
+                peer = target.mesh.rank(receiver)
+                if not self._holds_it(source, peer, device):
+                    some = _overlap(runs, i, takers.many, k, owners)
+                    if some is not None:
+                        yield Message(peer, link, some)
+
+    def taken(self, rank: int) -> Iterator[Message]:
+        """What a rank receives, sender by sender."""
+        for link in self.move.links:
+            source, target = self.sources[link.source], self.targets[link.target]
+            device = target.mesh.coordinates(rank)
+            if device is None:
+                continue
+            every = [zip(found.places, found.runs) for found in self._givers(link, device)]
+            for some in product(*every):
+                runs = tuple([found for _, found in some])
+                holder = _device(source, [at for place, _ in some for at in place], 0)
+                if self._holds_it(source, rank, holder):
+                    continue
+                if source.replicas == 1:
+                    yield Message(source.mesh.rank(holder), link, runs)
+                    continue
+                yield from self._shares(link, holder, device, runs)
+
+    def _shares(
+        self, link: Link, holder: Device, receiver: Device, runs: tuple[Runs, ...]
+    ) -> Iterator[Message]:
+        """What each of those that hold the same sends of a box."""
+        source = self.sources[link.source]
+        takers = self._takers(link, holder)
+        assert takers is not None, "the receiver is one"
+        i, owners = takers.number(receiver), source.replicas
+        place = [(m, holder[m]) for m in source.cut]
+        for k in range(i * owners // takers.many, -(-(i + 1) * owners // takers.many)):
+            part = _overlap(runs, i, takers.many, k, owners)
+            if part is not None:
+                yield Message(source.mesh.rank(_device(source, place, k)), link, part)
+
+    def _holds_it(self, source: Placed, rank: int, holder: Device) -> bool:
+        """Whether a rank holds the same as ``holder``."""
+        device = source.mesh.coordinates(rank)
+        return device is not None and all(device[m] == holder[m] for m in source.cut)
+
+    def _takers(self, link: Link, holder: Device) -> Takers | None:
+        """Those that need something of what a device holds; None: nobody."""
+        source, target = self.sources[link.source], self.targets[link.target]
+        mets = [
+            met(one, *of_one(source, one, holder), other, *of_every(target, other), False)
+            for one, other in link.pairs
+        ]
+        return Takers(target, tuple(mets)) if all(found.places for found in mets) else None
+
+    def _givers(self, link: Link, wanted: Device) -> list[Met]:
+        """Dim by dim, who has something of what a device needs."""
+        source, target = self.sources[link.source], self.targets[link.target]
+        return [
+            met(other, *of_one(target, other, wanted), one, *of_every(source, one), True)
+            for one, other in link.pairs
+        ]
+
+    def _box(self, link: Link, had: Device, wanted: Device) -> tuple[Runs, ...]:
+        """What one device holds and another needs."""
+        source, target = self.sources[link.source], self.targets[link.target]
+        return tuple(
+            [
+                between(one, *of_one(source, one, had), other, *of_one(target, other, wanted))
+                for one, other in link.pairs
+            ]
+        )
+
+    # -- on one rank -------------------------------------------------------------------------------
+
+    def part(self, rank: int) -> Part:
+        """The part of a rank, of one of the meshes, both or neither."""
+        out, into = (
+            sorted(messages, key=lambda message: message.peer)
+            for messages in (self.sent(rank), self.taken(rank))
+        )
+        packs: list[list[Copy]] = [[] for _ in self.sources]
+        unpacks: list[list[list[Copy]]] = [[] for _ in self.targets]
+        sends: dict[int, int] = defaultdict(int)
+        receives: dict[int, int] = defaultdict(int)
+        at = 0
+        for message in out:
+            for copy in message.copies:
+                packs[message.link.source].append(packed(copy, at))
+                at += prod(copy.sizes)
+            sends[message.peer] += message.size
+        at = 0
+        for message in into:
+            some = []
+            for copy in message.copies:
+                some.append(packed(copy.flipped, at).flipped)
+                at += prod(copy.sizes)
+            unpacks[message.link.target].append(some)
+            receives[message.peer] += message.size
+        kept = [found for link in self.move.links if (found := self._kept(link, rank))]
+        own = [(m.link.source, m.link.target, tuple(folded(m.copies))) for m in kept]
+        peers = tuple(sorted({*sends, *receives}))
+        shapes = tuple([target.local_shape(rank) for target in self.targets])
+        return Part(
+            peers,
+            tuple([sends[peer] for peer in peers]),
+            tuple([receives[peer] for peer in peers]),
+            tuple([tuple(folded(some)) for some in packs]),
+            tuple(own),
+            tuple([tuple(self._unpacked(some)) for some in unpacks]),
+            shapes,
+            tuple([self._is_filled(k, shape, unpacks[k], own) for k, shape in enumerate(shapes)]),
+        )
+
+    def _unpacked(self, by_message: Sequence[Sequence[Copy]]) -> list[Copy]:
+        """Of a sum, those of each message by themselves: they reach the same rows."""
+        if self.move.adds:
+            return [copy for some in by_message for copy in folded(some)]
+        return folded([copy for some in by_message for copy in some])
+
+    def _is_filled(
+        self,
+        k: int,
+        shape: tuple[int, ...] | None,
+        unpacks: Sequence[Sequence[Copy]],
+        own: Sequence[tuple[int, int, tuple[Copy, ...]]],
+    ) -> bool:
+        if shape is None:
+            return False
+        copies = [copy for some in unpacks for copy in some]
+        copies += [copy for _, result, some in own if result == k for copy in some]
+        return self.move.adds or sum(prod(copy.sizes) for copy in copies) < prod(shape)
+
+
+class Takers(NamedTuple):
+    """Those that need something of one device, numbered."""
+
+    target: Placed
+    mets: tuple[Met, ...]
+
+    @property
+    def many(self) -> int:
+        """How many they are."""
+        return prod(len(found.runs) for found in self.mets) * self.target.replicas
+
+    def at(self, i: int) -> tuple[Device, tuple[Runs, ...]]:
+        """The i-th, and what it needs."""
+        i, replica = divmod(i, self.target.replicas)
+        places: list[tuple[int, int]] = []
+        runs: list[Runs] = []
+        for found in reversed(self.mets):
+            i, at = divmod(i, len(found.runs))
+            places += found.places[at]
+            runs.append(found.runs[at])
+        return _device(self.target, places, replica), tuple(reversed(runs))
+
+    def number(self, device: Device) -> int:
+        """Which one a device is."""
+        i = 0
+        for found in self.mets:
+            place = tuple([(m, device[m]) for m, _ in found.places[0]])
+            i = i * len(found.runs) + found.numbers[place]
+        return i * self.target.replicas + self.target.number_of_replica(device)
+
+
+def _device(placed: Placed, places: Sequence[tuple[int, int]], replica: int) -> Device:
+    """The device at those coordinates on the mesh dims that cut, and of that number among those
+    that hold the same.
+    """
+    found = dict(places)
+    for m in reversed(placed.replicated):
+        replica, found[m] = divmod(replica, placed.mesh.sizes[m])
+    return tuple([found[m] for m in range(len(placed.mesh.sizes))])
+
+
+def _overlap(
+    runs: tuple[Runs, ...], i: int, takers: int, k: int, owners: int
+) -> tuple[Runs, ...] | None:
+    """Of the box of the i-th of ``takers`` what the k-th of ``owners`` sends: the share by which
+    [i / takers, (i + 1) / takers) and [k / owners, (k + 1) / owners) overlap; None: nothing.
+    """
+    low, high = max(k * takers - i * owners, 0), min((k + 1) * takers - i * owners, owners)
+    if (low, high) == (0, owners):
+        return runs
+    counts = [count_rows(found) for found in runs]
+    if low >= high or not counts:
+        return runs if low == 0 and high > 0 and not counts else None
+    d = max(range(len(runs)), key=lambda d: (counts[d] % owners == 0, counts[d]))
+    some = span(runs[d], counts[d] * low // owners, counts[d] * high // owners)
+    return (*runs[:d], some, *runs[d + 1 :]) if some else None

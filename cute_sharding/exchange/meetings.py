@@ -1,0 +1,110 @@
+"""On which devices of one mesh there is something of what a device of another has, of one dim of a
+relation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple, TypeAlias
+
+from cute_sharding.exchange.placed import Placed
+from cute_sharding.movement.rows import Rows, between, held
+from cute_sharding.redistribution.chains import Device
+from cute_sharding.redistribution.meeting import Chain, Runs, rows_held
+
+# (mesh dim, split factor, devices of the mesh dim) of each cut of a dim.
+Cuts: TypeAlias = "tuple[tuple[int, int, int], ...]"
+# (mesh dim, coordinate) of the mesh dims that cut a dim.
+Place: TypeAlias = "tuple[tuple[int, int], ...]"
+
+
+class Met(NamedTuple):
+    """Where there is something of what a device of the other side has, of one dim.
+
+    Attributes:
+        places: the coordinates, on the mesh dims that cut it.
+        runs: of each of them the rows, x of the source and y of the target.
+        numbers: the places, numbered.
+    """
+
+    places: tuple[Place, ...]
+    runs: tuple[Runs, ...]
+    numbers: dict[Place, int]
+
+
+def of_one(placed: Placed, rows: Rows, device: Device) -> tuple[tuple[int, ...], tuple[Chain, ...]]:
+    """The dims that rows are of: their sizes, and how a device holds them."""
+    chains = [placed.chain(d, device) for d in rows.dims]
+    return tuple([placed.shape[d] for d in rows.dims]), tuple(chains)
+
+
+def of_every(placed: Placed, rows: Rows) -> tuple[tuple[int, ...], tuple[Cuts, ...]]:
+    """The dims that rows are of: their sizes, and what cuts them, for all devices."""
+    cuts = [
+        tuple([(m, factor, placed.mesh.sizes[m]) for m, factor in placed.chains[d]])
+        for d in rows.dims
+    ]
+    return tuple([placed.shape[d] for d in rows.dims]), tuple(cuts)
+
+
+@lru_cache(maxsize=1 << 14)
+def met(
+    one: Rows,
+    of: tuple[int, ...],
+    chain: tuple[Chain, ...],
+    other: Rows,
+    n: tuple[int, ...],
+    cuts: tuple[Cuts, ...],
+    is_target: bool,
+) -> Met:
+    """What meets ``one``, as one device holds it, on each device that holds ``other``.
+    ``is_target``: the one is of the target.
+    """
+    places: list[Place] = []
+    runs: list[Runs] = []
+    has = held(one, of, chain)
+    for place in _near(other, n, cuts, has) if has else ():
+        at = dict(place)
+        there = tuple([tuple([(factor, parts, at[m]) for m, factor, parts in c]) for c in cuts])
+        found = (
+            between(other, n, there, one, of, chain)
+            if is_target
+            else between(one, of, chain, other, n, there)
+        )
+        if found:
+            places.append(place)
+            runs.append(found)
+    return Met(tuple(places), tuple(runs), {place: i for i, place in enumerate(places)})
+
+
+def _near(rows: Rows, n: tuple[int, ...], cuts: tuple[Cuts, ...], has: Runs) -> Iterator[Place]:
+    """Coordinates on which there may be some of the rows; of plain rows no others than where their
+    range is.
+    """
+    if not rows.is_plain:
+        every = {m: parts for some in cuts for m, _, parts in some}
+        yield from product(*([(m, k) for k in range(parts)] for m, parts in every.items()))
+        return
+    first, stop = min(run.x for run in has), max(run.reach for run in has)
+    yield from _in_range(n[0], cuts[0], (), first, stop)
+
+
+def _in_range(
+    n: int, cuts: Cuts, done: tuple[tuple[int, int], ...], first: int, stop: int
+) -> Iterator[Place]:
+    """Coordinates on which rows of ``n`` lie in ``[first, stop)``, or around it, cut by cut."""
+    if len(done) == len(cuts):
+        yield done
+        return
+    m, factor, parts = cuts[len(done)]
+    candidates = range(parts)
+    if not done and factor == 1:  # one block each, in order
+        block = -(-n // parts)
+        candidates = range(first // block, min(parts, -(-stop // block)))
+    for k in candidates:
+        place = (*done, (m, k))
+        chain = tuple([(f, parts, at) for (_, f, parts), (_, at) in zip(cuts, place)])
+        if any(run.x < stop and first < run.reach for run in rows_held(n, chain)):
+            yield from _in_range(n, cuts, place, first, stop)
