@@ -15,7 +15,8 @@ with any release. Versions are semantic from 0.2.0 on (https://semver.org): publ
 their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
-``plan_redistribution(...)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
+``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
+``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
@@ -30,6 +31,7 @@ if typing.TYPE_CHECKING:
         is_enabled,
         plan_redistribution,
         prepare_groups,
+        redistribute,
         reset_stats,
         settings,
         stats,
@@ -44,6 +46,7 @@ __all__ = [
     "is_enabled",
     "plan_redistribution",
     "prepare_groups",
+    "redistribute",
     "reset_stats",
     "settings",
     "stats",

@@ -22,6 +22,7 @@ from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
 from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
 from cute_sharding.dtensor.reports.plan import plan_redistribution
 from cute_sharding.dtensor.reports.stats import reset_stats, stats
+from cute_sharding.dtensor.run.any_mesh import redistribute
 from cute_sharding.dtensor.run.groups import prepare_groups
 from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_enabled, settings
 
@@ -33,6 +34,7 @@ __all__ = [
     "plan_redistribution",
     "prepare_groups",
     "propagate_shape_and_sharding",
+    "redistribute",
     "reset_stats",
     "settings",
     "stats",

@@ -123,6 +123,19 @@ class Exchange:
         return max([self.received_by(rank) for rank in self._looked_at], default=0)
 
     @cached_property
+    def received_by_all(self) -> int:
+        """What all ranks receive together; on large meshes as if each received what the busiest
+        does.
+        """
+        if not self._looks_at_all:
+            return self.received_elements * len({*self._wanting})
+        return sum(map(self.received_by, self._looked_at))
+
+    @property
+    def _wanting(self) -> list[int]:
+        return [rank for target in self.targets for rank in target.mesh.ranks]
+
+    @cached_property
     def is_free(self) -> bool:
         """Whether no rank is known to receive anything: all were looked at."""
         return self._looks_at_all and not self.received_elements

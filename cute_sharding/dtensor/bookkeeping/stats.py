@@ -83,8 +83,8 @@ class Kind(Hashable, Protocol):
         """What it moves each time."""
 
     @property
-    def question(self) -> Question:
-        """What it does."""
+    def question(self) -> Question | None:
+        """What it does; None: something that torch has no way to do."""
 
 
 class Place(Protocol):

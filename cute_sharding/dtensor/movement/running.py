@@ -30,6 +30,7 @@ from cute_sharding.dtensor.run.groups import dims_of_group, group_of
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import (
     from_wire,
+    packed_of,
     read,
     to_wire,
     write,
@@ -192,7 +193,7 @@ class Runner:
         if not self.dims:
             return operands[0]
         buffer = on_each_rank(
-            lambda rank, *locals: to_wire(_packed(self._part(rank), locals)), *operands
+            lambda rank, *locals: to_wire(packed_of(self._part(rank), locals)), *operands
         )
         if dispatch_modes.is_tracing():
             packs = self._part(process_groups.this_rank()).packs
@@ -330,19 +331,6 @@ LISTS = frozenset(
 @lru_cache(maxsize=1 << 12)
 def _transfer_of(movement: Movement, mesh: Any, dims: tuple[int, ...], rank: int) -> Transfer:
     return movement.transfer(place(mesh, rank), peers(mesh, dims, rank))
-
-
-def _packed(part: Transfer, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The send buffer."""
-    total = sum(part.sends)
-    whole = [(x, some) for x, some in zip(operands, part.packs) if some]
-    if len(whole) == 1 and len(whole[0][1]) == 1 and prod(whole[0][1][0].sizes) == total:
-        return read(whole[0][0], *whole[0][1]).reshape(-1)
-    buffer = operands[0].new_empty(total)
-    for x, some in whole:
-        for copy in some:
-            write(copy, x, buffer)
-    return buffer
 
 
 def _is_in_order(copy: Copy, shape: tuple[int, ...]) -> bool:

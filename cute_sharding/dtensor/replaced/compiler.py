@@ -12,14 +12,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.replaced import compiler_patches
 from cute_sharding.dtensor.replaced.symints import hold_to_marks, settled_spec
 from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 __all__ = [
     "by_views",
@@ -27,6 +31,7 @@ __all__ = [
     "forget_compiled_code",
     "none_of_ours",
     "of_two_arguments",
+    "outside_graphs",
     "settled_metadata",
     "settled_outputs",
     "tag_compiled_graphs",
@@ -34,6 +39,19 @@ __all__ = [
     "with_plain_functions",
     "with_rows_of_their_own",
 ]
+
+
+def outside_graphs(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that runs between graphs: where it is called, a compiled program breaks its graph.
+    Programs that do not compile import nothing of the compiler for it.
+    """
+    disabled = _disable_dynamo(function)
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        return (disabled if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return called
 
 
 def tag_compiled_graphs(tag: str | None) -> None:

@@ -262,6 +262,11 @@ def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
     return DTensor(local, tensor._spec, requires_grad=False)
 
 
+def made(local: torch.Tensor, spec: DTensorSpec, *, requires_grad: bool) -> DTensor:
+    """The DTensor of that local tensor."""
+    return DTensor(local, spec, requires_grad=requires_grad)
+
+
 def may_be_uneven(spec: DTensorSpec) -> bool:
     """Whether ranks may hold other numbers of rows than one another."""
     if not are_known(spec.placements):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     mesh_dim_text,
 )
 from cute_sharding.dtensor.run.groups import groups_at_hand
-from cute_sharding.dtensor.run.placements import counted_from_0, cut_of, of_text, text
+from cute_sharding.dtensor.run.placements import checked_placements
 from cute_sharding.dtensor.run.redistribute import prepare
 from cute_sharding.redistribution import Network, RedistributionPlan
 from cute_sharding.redistribution.routes import Groups
@@ -84,7 +83,7 @@ def plan_redistribution(
     if itemsize < 1:
         raise ValueError(f"itemsize {itemsize}: an element has at least one byte")
     source, target = (
-        _checked(placements, shape, sizes, name)
+        checked_placements(placements, shape, sizes, name)
         for placements, name in ((src, "src"), (dst, "dst"))
     )
     for m, (before, after) in enumerate(zip(source, target)):
@@ -143,30 +142,3 @@ def _groups_of(
                 f"0 to {len(sizes) - 1}"
             )
     return sizes, names, found
-
-
-def _checked(
-    given: Sequence[Any] | str, shape: tuple[int, ...], sizes: tuple[int, ...], name: str
-) -> tuple[Placement, ...]:
-    """The placements with their dims counted from 0."""
-    placements: Sequence[Any] = of_text(given, len(shape)) if isinstance(given, str) else given
-    if len(placements) != len(sizes):
-        raise ValueError(
-            f"{name} has {len(placements)} placements {text(placements)} for a mesh of "
-            f"{len(sizes)} dims {sizes}: give one for each"
-        )
-    result: list[Placement] = []
-    for placement in placements:
-        if not isinstance(placement, Placement):
-            raise TypeError(
-                f"{name} has {placement!r}, which is no placement: use Shard, _StridedShard, "
-                "Replicate or Partial of torch.distributed.tensor"
-            )
-        cut = cut_of(placement)
-        if cut is not None and not -len(shape) <= cut[0] < len(shape):
-            raise ValueError(
-                f"{name}: placement {placement} names dim {cut[0]}; the shape {shape} "
-                f"has {len(shape)} dims"
-            )
-        result.append(counted_from_0(placement, len(shape)))
-    return tuple(result)

@@ -97,7 +97,10 @@ def _found(counted: Counted) -> dict[str, Counts]:
     if any(moved[:2]):
         counts = found[REDISTRIBUTE] = _counts_of(moved)
         for kind, times in counted.kinds.items():
-            _compare(counts, kind.moved.received, [kind.question], times)
+            if kind.question is None:
+                counts.add("stock_raises", times)
+            else:
+                _compare(counts, kind.moved.received, [kind.question], times)
     return found
 
 

@@ -25,7 +25,7 @@ from cute_sharding.dtensor.run.ranks import coordinate, is_native, spans
 
 def prepare_groups(
     mesh: DeviceMesh,
-    *dims: Sequence[int | str],
+    *dims: Sequence[int | str] | DeviceMesh,
     timeout: timedelta | None = None,
     pg_options: Any = None,
 ) -> None:
@@ -43,10 +43,13 @@ def prepare_groups(
     say. What is compiled is compiled anew. What is there already is not made again. The groups are
     those of every slice where the mesh is a slice of a larger one. They end with the default group.
 
+    With other meshes among the arguments, the ranks of ``mesh`` and of each of them get a group
+    together: then :func:`cute_sharding.redistribute` between the two is one collective.
+
     Args:
         mesh: the mesh.
         dims: sets of mesh dims, by number or name, like ``("dp", "tp")``; by default every set of
-            two or more dims of more than one device.
+            two or more dims of more than one device. Or other meshes.
         timeout: of the groups' collectives; by default that of the mesh's own groups.
         pg_options: of the groups' backend, as ``torch.distributed.new_group`` takes them.
 
@@ -68,7 +71,8 @@ def prepare_groups(
     1024
     >>> torch.distributed.destroy_process_group()
     """
-    sets = [_numbers(mesh, among) for among in dims]
+    others = [among for among in dims if isinstance(among, DeviceMesh)]
+    sets = [_numbers(mesh, among) for among in dims if not isinstance(among, DeviceMesh)]
     wide = [m for m in range(mesh.ndim) if mesh.size(m) > 1]
     if not dims:
         sets = [among for count in range(2, len(wide) + 1) for among in combinations(wide, count)]
@@ -92,8 +96,28 @@ def prepare_groups(
                 timeout,
                 pg_options,
             )
+    for other in others:
+        _prepare_both(mesh, other, timeout, pg_options)
     if len(groups) > before:
         compiler.forget_compiled_code()
+
+
+def _prepare_both(mesh: DeviceMesh, other: DeviceMesh, timeout: Any, pg_options: Any) -> None:
+    """Make the group of the ranks of both meshes; of slices, of each two that share ranks, or of
+    all where one of the meshes is no slice.
+    """
+    unions: list[set[int]] = []
+    for ranks in (*process_groups.rank_lists(mesh), *process_groups.rank_lists(other)):
+        apart = [one for one in unions if one.isdisjoint(ranks)]
+        unions = [*apart, set(ranks).union(*(one for one in unions if one not in apart))]
+    if 1 in (len(process_groups.rank_lists(each)) for each in (mesh, other)):
+        unions = [set().union(*unions)]
+    wanted = sorted(tuple(sorted(one)) for one in unions)
+    groups, world = _prepared(), tuple(range(dist.get_world_size()))
+    if wanted != [world] and any(_key_of_ranks(mesh, ranks) not in groups for ranks in wanted):
+        name = "ranks_of_two_meshes"
+        made = process_groups.new_groups([*map(list, wanted)], mesh, name, timeout, pg_options)
+        groups.update(dict.fromkeys([_key_of_ranks(mesh, ranks) for ranks in wanted], made))
 
 
 def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
@@ -208,6 +232,27 @@ def group_of(mesh: Any, dims: tuple[int, ...]) -> Any:
             "cute_sharding.prepare_groups(mesh) on all ranks"
         )
     return group
+
+
+def group_of_ranks(ranks: tuple[int, ...], mesh: Any, other: Any) -> Any | None:
+    """The process group of exactly those ranks, which are the ranks of both meshes; None where
+    there is none. In this order: one that ``prepare_groups`` has made; that of all dims of a mesh
+    which has them all; the default group.
+    """
+    group = _prepared().get(_key_of_ranks(mesh, ranks))
+    for of in (mesh, other):
+        if group is None and of.size() == len(ranks) and process_groups.has_groups(of):
+            dims = tuple([m for m in range(of.ndim) if of.size(m) > 1])
+            group = _group_of_several(of, dims) if len(dims) > 1 else None
+            group = process_groups.group_of_dim(of, dims[0]) if len(dims) == 1 else group
+    if group is None and len(ranks) == dist.get_world_size():
+        backend = process_groups.backend_name(dist.group.WORLD, mesh.device_type)
+        group = None if backend is None else dist.group.WORLD
+    return group
+
+
+def _key_of_ranks(mesh: Any, ranks: tuple[int, ...]) -> tuple[Any, ...]:
+    return mesh.device_type, ranks
 
 
 def _group_of_several(mesh: Any, dims: tuple[int, ...]) -> Any | None:

@@ -92,6 +92,19 @@ def pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
+def packed_of(part: Any, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The send buffer of several operands, by the ``packs`` and ``sends`` of ``part``."""
+    total = sum(part.sends)
+    whole = [(x, some) for x, some in zip(operands, part.packs) if some]
+    if len(whole) == 1 and len(whole[0][1]) == 1 and prod(whole[0][1][0].sizes) == total:
+        return read(whole[0][0], *whole[0][1]).reshape(-1)
+    buffer = operands[0].new_empty(total)
+    for x, some in whole:
+        for copy in some:
+            write(copy, x, buffer)
+    return buffer
+
+
 def unpack(
     part: Transfer, received: torch.Tensor, local: torch.Tensor, target: torch.Tensor | None = None
 ) -> torch.Tensor:

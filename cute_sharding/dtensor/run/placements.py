@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from cute_sharding import sharding
 from cute_sharding.dtensor.compiled.symbols import known, unknown
@@ -81,3 +81,36 @@ def of_text(placements: str, ndim: int) -> tuple[Placement, ...]:
             for p in sharding.parse_placements(placements, ndim)
         ]
     )
+
+
+def checked_placements(
+    given: Sequence[Any] | str, shape: tuple[int, ...], sizes: tuple[int, ...], name: str
+) -> tuple[Placement, ...]:
+    """Placements for a tensor of that shape on a mesh of those sizes, their dims counted from 0.
+    ``name`` is what errors call them.
+
+    Raises:
+        ValueError: there are more or fewer than mesh dims, or one names a dim that is not there.
+        TypeError: one is no placement.
+    """
+    placements: Sequence[Any] = of_text(given, len(shape)) if isinstance(given, str) else given
+    if len(placements) != len(sizes):
+        raise ValueError(
+            f"{name} has {len(placements)} placements {text(placements)} for a mesh of "
+            f"{len(sizes)} dims {sizes}: give one for each"
+        )
+    result: list[Placement] = []
+    for placement in placements:
+        if not isinstance(placement, Placement):
+            raise TypeError(
+                f"{name} has {placement!r}, which is no placement: use Shard, _StridedShard, "
+                "Replicate or Partial of torch.distributed.tensor"
+            )
+        cut = cut_of(placement)
+        if cut is not None and not -len(shape) <= cut[0] < len(shape):
+            raise ValueError(
+                f"{name}: placement {placement} names dim {cut[0]}; the shape {shape} "
+                f"has {len(shape)} dims"
+            )
+        result.append(counted_from_0(placement, len(shape)))
+    return tuple(result)

@@ -1,0 +1,212 @@
+"""A local tensor from one mesh to another.
+
+What is pending is finished on the mesh that it has, in parts as small as can be. Then every element
+that a rank needs and does not hold reaches it once (:mod:`cute_sharding.exchange`), in one
+all-to-all of the ranks of both meshes or, where these have no process group together, in one batch
+of point-to-point messages.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
+from cute_sharding.dtensor.replaced import collective_ops, process_groups, tensor_specs
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.run.executor import run
+from cute_sharding.dtensor.run.groups import means
+from cute_sharding.dtensor.run.messages import exchange_buffers
+from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.run.packing import (
+    OtherShape,
+    from_wire,
+    packed_of,
+    read,
+    to_wire,
+    write,
+)
+from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.ranks import on_each_rank
+from cute_sharding.dtensor.run.reading import readings
+from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
+from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
+from cute_sharding.exchange import Exchange, Part, Placed, identity
+from cute_sharding.redistribution import Network
+from cute_sharding.redistribution.chains import Chains, appended
+from cute_sharding.redistribution.copies import fills
+from cute_sharding.redistribution.plan import Held
+from cute_sharding.redistribution.planner import plan_steps
+
+
+class Crossing(NamedTuple):
+    """A redistribution from one mesh to another, for :func:`cute_sharding.stats`."""
+
+    exchange: Exchange
+
+    @property
+    def question(self) -> None:
+        """torch has no such redistribution."""
+        return None
+
+    @property
+    def moved(self) -> Moved:
+        return _moved(self.exchange)
+
+
+@lru_cache(maxsize=1 << 10)
+def _moved(exchange: Exchange) -> Moved:
+    received = Received(exchange.received_elements, exchange.received_by_all)
+    return Moved(plan=1, collectives=int(not exchange.is_free), received=received)
+
+
+def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> torch.Tensor:
+    """The local tensor of this rank on the mesh of ``target``, another than that of ``current``; on
+    a rank that is not on it one without elements. What is moved lies in the order of the strides.
+
+    Raises:
+        ValueError: the meshes are slices that do not belong together.
+        RuntimeError: the placements can be read in two ways.
+        OtherShape: the local tensor is not of the shape that they give; on the rank that has it.
+    """
+    meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
+    local, current = _by_elements(local, current)
+    finished = _finished(current)
+    exchange = exchange_of(
+        Placed(tuple(current.shape), meshes.source, finished),
+        Placed(tuple(current.shape), meshes.target, _chains(target)),
+    )
+    if current.mesh._is_current_rank_part_of_mesh():
+        local = _finish(local, current, finished)
+    count_moves(Crossing(exchange))
+    return laid_out(_exchanged(exchange, local, current, target.mesh), target.tensor_meta)
+
+
+@lru_cache(maxsize=1 << 10)
+def exchange_of(source: Placed, target: Placed) -> Exchange:
+    """The exchange of a tensor between two meshes."""
+    return Exchange(identity(source.shape), (source,), (target,))
+
+
+def _chains(spec: DTensorSpec) -> Chains:
+    """What cuts the dims of a tensor, as its spec says: ranks of other meshes know no more."""
+    plain, ordered = readings(spec)
+    if ordered is not None:
+        raise RuntimeError(
+            f"a DTensor of shape {tuple(spec.shape)} with placements {text(spec.placements)} can "
+            "be read left to right or as a shard order, which are other rows, and ranks of another "
+            "mesh cannot tell which: redistribute it to Shard or Replicate placements on its own "
+            "mesh first"
+        )
+    return plain
+
+
+# -- what is pending -------------------------------------------------------------------------------
+
+
+def _by_elements(local: torch.Tensor, spec: DTensorSpec) -> tuple[torch.Tensor, DTensorSpec]:
+    """Without reductions that are placements' own (a norm's, a masked embedding's): finished."""
+    done = tuple(
+        [
+            Replicate() if isinstance(p, Partial) and type(p) is not Partial else p
+            for p in spec.placements
+        ]
+    )
+    if done == tuple(spec.placements):
+        return local, spec
+    target = DTensorSpec(spec.mesh, done, spec.tensor_meta)
+    return redistribute_local_tensor(local, spec, target), target
+
+
+def _pending(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
+    tensor_specs.check_no_mixed_partials(tuple(spec.placements))
+    return tuple(
+        [
+            (m, p.reduce_op)
+            for m, p in enumerate(spec.placements)
+            if isinstance(p, Partial) and spec.mesh.size(m) > 1
+        ]
+    )
+
+
+def _finished(spec: DTensorSpec) -> Chains:
+    """What cuts the tensor once all is finished: each of the ranks that contribute to the same has
+    a share of it, of the dim of which it has the most rows; all of it, where these are too few.
+    """
+    mesh, chains = tuple(spec.mesh.shape), _chains(spec)
+    for m, _ in _pending(spec):
+        rows = [n // prod(mesh[k] for k, _ in chain) for n, chain in zip(tuple(spec.shape), chains)]
+        d = max(range(len(rows)), key=rows.__getitem__, default=None)
+        if d is not None and rows[d] >= mesh[m]:
+            chains = appended(chains, m, d, 1)
+    return chains
+
+
+def _finish(local: torch.Tensor, spec: DTensorSpec, finished: Chains) -> torch.Tensor:
+    pending = _pending(spec)
+    if not pending:
+        return local
+    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
+    held, network = Held(_chains(spec), pending), Network.of_programs(mesh)
+    return run(
+        plan_steps(shape, mesh, held, finished, network, *means(spec.mesh)), local, spec.mesh
+    )
+
+
+# -- the exchange ----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 12)
+def _part_of(exchange: Exchange, rank: int) -> Part:
+    return exchange.part(rank)
+
+
+def _exchanged(
+    exchange: Exchange, local: torch.Tensor, current: DTensorSpec, other: Any
+) -> torch.Tensor:
+    def part(rank: int) -> Part:
+        return _part_of(exchange, rank)
+
+    local = on_each_rank(
+        lambda rank, x: _checked(x, exchange.sources[0].local_shape(rank), current),
+        collective_ops.waited(local),
+    )
+    received = local
+    if not exchange.is_free:
+        buffer = on_each_rank(lambda rank, x: to_wire(packed_of(part(rank), [x])), local)
+        group = on_which_group(exchange, current.mesh, other)
+        received = exchange_buffers(part, buffer, local, group, current.mesh)
+    return on_each_rank(lambda rank, got, x: _result(part(rank), got, x), received, local)
+
+
+def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSpec) -> torch.Tensor:
+    """What a rank has to give, of that shape; None: nothing."""
+    if shape is None:
+        dtype = local.dtype if spec.tensor_meta is None else spec.tensor_meta.dtype
+        return torch.empty(0, dtype=dtype, device=local.device)
+    if tuple(local.shape) != shape:
+        raise OtherShape(
+            f"this rank's local tensor has shape {tuple(local.shape)}, and by the DTensor's global "
+            f"shape and placements it is {shape}. Give DTensor.from_local the global shape and "
+            "stride where sizes do not divide"
+        )
+    return local.resolve_conj().resolve_neg()
+
+
+def _result(part: Part, received: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """What a rank is to have, from what it has and what it was sent."""
+    (shape,) = part.target_shapes
+    if shape is None:
+        return local.new_empty(0)
+    own = [copy for _, _, copies in part.own for copy in copies]
+    if not part.unpacks[0] and fills(tuple(own), shape):
+        return read(local, own[0]).reshape(shape)
+    result = local.new_empty(shape)
+    for copy in own:
+        write(copy, local, result)
+    for copy in part.unpacks[0]:
+        write(copy, from_wire(received, local.dtype), result)
+    return result

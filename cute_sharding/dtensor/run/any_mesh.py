@@ -1,0 +1,120 @@
+"""``cute_sharding.redistribute``: from any mesh to any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.replaced import compiler, tensor_specs
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    Replicate,
+    mesh_dim_text,
+)
+from cute_sharding.dtensor.run.across_meshes import across
+from cute_sharding.dtensor.run.placements import checked_placements
+from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
+
+
+@compiler.outside_graphs
+def redistribute(
+    tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placement] | str | None = None
+) -> DTensor:
+    """The tensor on ``mesh``, which may be any: the one that it is on, the same ranks in another
+    shape or order, ranks that it shares some of or none with.
+
+    Every rank receives what it needs and does not hold, each element once; where several ranks hold
+    the same they share the sending. What is pending is finished on the way. Gradients go back the
+    same way. Elements that lie as they did before are not copied.
+
+    To be called by every rank of either mesh, backward as well; a rank of neither does nothing, and
+    has a DTensor without data, as torch has it there. With a process group of all ranks of both
+    (``prepare_groups(mesh, other)``, or where they are the whole world) it is one collective, else
+    one batch of point-to-point messages on the default group. (NCCL wants a first collective of the
+    whole group before those, or ``init_process_group(device_id=...)``.) A compiled program breaks
+    its graph here.
+
+    Args:
+        tensor: on any mesh, in any placements.
+        mesh: of the same kind of device.
+        placements: one for each dim of ``mesh``, no Partial; as text, ``"S(0), R"``; by default
+            replicas.
+
+    Returns:
+        A DTensor of the same global shape, strides and dtype.
+
+    Raises:
+        TypeError: ``tensor`` is no DTensor, or something of ``placements`` no placement.
+        ValueError: the arguments do not fit together, or slices of meshes that do not belong
+            together.
+        RuntimeError: the placements of ``tensor`` can be read in two ways; or a local tensor is not
+            of the shape that they give. On every rank alike, but for the latter.
+
+    The method is in docs/meshes.md.
+
+    >>> import torch
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import Shard, distribute_tensor
+    >>> from torch.testing._internal.distributed.fake_pg import FakeStore
+    >>> store = FakeStore()  # this process is rank 0 of four, of which the others are made up
+    >>> torch.distributed.init_process_group("fake", rank=0, world_size=4, store=store)
+    >>> line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
+    >>> rows = distribute_tensor(torch.ones(8, 6), line, [Shard(0)])
+    >>> redistribute(rows, square, [Shard(0), Shard(1)]).to_local().shape
+    torch.Size([4, 3])
+    >>> torch.distributed.destroy_process_group()
+    """
+    if not isinstance(tensor, DTensor):
+        raise TypeError(
+            f"redistribute takes a DTensor, not {type(tensor).__name__}: make one with "
+            "torch.distributed.tensor.distribute_tensor or DTensor.from_local"
+        )
+    if tensor.device_mesh.device_type != mesh.device_type:
+        raise ValueError(
+            f"redistribute from a mesh of {tensor.device_mesh.device_type} devices to one of "
+            f"{mesh.device_type} devices: both are to be of one kind, move the tensor first"
+        )
+    shape = tuple(tensor.shape)
+    wanted: Any = (Replicate(),) * mesh.ndim if placements is None else placements
+    wanted = checked_placements(wanted, shape, tuple(mesh.shape), "placements")
+    for m, placement in enumerate(wanted):
+        if isinstance(placement, Partial):
+            raise ValueError(
+                f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: nothing "
+                "is made pending on another mesh, give Shard or Replicate"
+            )
+    found: DTensor = _Redistribute.apply(tensor, mesh, wanted)
+    return found
+
+
+class _Redistribute(torch.autograd.Function):
+    """Its own derivative: the gradient goes to where the tensor was; of something pending, to all
+    that contributed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]
+    ) -> DTensor:
+        spec = tensor._spec
+        ctx.before = (
+            spec.mesh,
+            tuple([Replicate() if isinstance(p, Partial) else p for p in spec.placements]),
+        )
+        target = DTensorSpec(mesh, placements, tensor_meta=spec.tensor_meta)
+        local = tensor._local_tensor
+        if mesh == spec.mesh:
+            local = redistribute_local_tensor(local, spec, target, is_explicit=True)
+        else:
+            local = across(local, spec, target)
+        return tensor_specs.made(local, target, requires_grad=tensor.requires_grad)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> Any:
+        return _Redistribute.apply(gradient, *ctx.before), None, None

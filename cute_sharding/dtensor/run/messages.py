@@ -1,0 +1,83 @@
+"""The buffers of an exchange from rank to rank: in one all-to-all of a group, or in one batch of
+point-to-point messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cute_sharding.dtensor.replaced import (
+    collective_ops,
+    dispatch_modes,
+    local_tensors,
+    process_groups,
+)
+from cute_sharding.dtensor.run.executor import all_to_all
+from cute_sharding.dtensor.run.packing import WIRE
+from cute_sharding.dtensor.run.ranks import on_each_rank
+from cute_sharding.exchange import Part
+
+
+def exchange_buffers(
+    part: Callable[[int], Part],
+    buffer: torch.Tensor,
+    local: torch.Tensor,
+    group: Any | None,
+    mesh: Any,
+) -> torch.Tensor:
+    """What a rank gets for its buffer, message by message in the order of its peers. ``group``: one
+    that has all ranks which call; None: point to point. ``local``: a tensor of the dtype of which
+    the parts count elements.
+    """
+    if group is not None:
+        ranks = dist.get_process_group_ranks(group)
+
+        def in_group(rank: int) -> Part:
+            found = part(rank)
+            sends, receives = (dict(zip(found.peers, n)) for n in (found.sends, found.receives))
+            return found._replace(
+                peers=tuple(ranks),
+                sends=tuple([sends.get(peer, 0) for peer in ranks]),
+                receives=tuple([receives.get(peer, 0) for peer in ranks]),
+            )
+
+        return collective_ops.waited(all_to_all(in_group, buffer, local, group, mesh))
+    width = 1 if local.dtype in WIRE else local.element_size()
+    if dispatch_modes.local_tensor_mode() is not None:
+        return on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)
+    return _point_to_point(part(process_groups.this_rank()), buffer, width)
+
+
+def _point_to_point(part: Part, buffer: torch.Tensor, width: int) -> torch.Tensor:
+    received = buffer.new_empty(sum(part.receives) * width)
+    if local_tensors.is_imagined(buffer):
+        return received
+    ops = []
+    for send, flat, sizes in ((True, buffer, part.sends), (False, received, part.receives)):
+        starts = accumulate((n * width for n in sizes), initial=0)
+        for peer, start, n in zip(part.peers, starts, sizes):
+            if n:
+                message = flat.narrow(0, start, n * width)
+                ops.append(dist.P2POp(dist.isend if send else dist.irecv, message, peer))
+    for work in dist.batch_isend_irecv(ops) if ops else ():
+        work.wait()
+    return received
+
+
+def _taken(
+    part: Callable[[int], Part], buffer: torch.Tensor, rank: int, width: int
+) -> torch.Tensor:
+    """What a rank gets where all ranks are in this process."""
+    found = [local_tensors.local_of(buffer, rank).new_empty(0)]
+    for peer, n in zip(part(rank).peers, part(rank).receives):
+        if n:
+            theirs = part(peer)
+            at = theirs.peers.index(rank)
+            start = sum(theirs.sends[:at]) * width
+            found.append(local_tensors.local_of(buffer, peer).narrow(0, start, n * width))
+    return torch.cat(found)
