@@ -3,9 +3,11 @@
 - :mod:`.placed`: a tensor on the ranks of a device mesh.
 - :mod:`.meetings`: on which devices of the one there is something of the other.
 - :mod:`.exchange`: who sends what to whom, each element once; one rank's part, as strided copies.
+- :mod:`.plan`: what is finished before, and what all of it takes.
 """
 
 from cute_sharding.exchange.exchange import Exchange, Part, identity
 from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.exchange.plan import ExchangePlan, plan_exchange
 
-__all__ = ["Exchange", "Mesh", "Part", "Placed", "identity"]
+__all__ = ["Exchange", "ExchangePlan", "Mesh", "Part", "Placed", "identity", "plan_exchange"]

@@ -32,7 +32,7 @@ from cute_sharding.movement.exchange import copy_of
 from cute_sharding.movement.moves import Link, Move
 from cute_sharding.movement.rows import Rows, between, needed
 from cute_sharding.redistribution.chains import Device
-from cute_sharding.redistribution.copies import Copy, folded, packed
+from cute_sharding.redistribution.copies import Copy, fills, folded, packed
 from cute_sharding.redistribution.cost import coordinates
 from cute_sharding.redistribution.meeting import Runs, count_rows, span
 
@@ -139,6 +139,29 @@ class Exchange:
     def is_free(self) -> bool:
         """Whether no rank is known to receive anything: all were looked at."""
         return self._looks_at_all and not self.received_elements
+
+    @cached_property
+    def is_in_place(self) -> bool:
+        """Whether each rank's results lie as its operands do, of those looked at."""
+        parts = map(self.part, self._looked_at)
+        return self.is_free and all(
+            shape is None or 0 in shape or _is_whole(part, k, shape)
+            for part in parts
+            for k, shape in enumerate(part.target_shapes)
+        )
+
+    @cached_property
+    def peak_elements(self) -> int:
+        """The most elements that a rank holds at once: operands, results, and what is sent and
+        received between.
+        """
+        most = 0
+        for rank in self._looked_at:
+            part = self.part(rank)
+            shapes = [source.local_shape(rank) for source in self.sources]
+            held = sum(prod(shape) for shape in (*shapes, *part.target_shapes) if shape is not None)
+            most = max(most, held + sum(part.sends) + sum(part.receives))
+        return most
 
     @cached_property
     def most_peers(self) -> int:
@@ -340,6 +363,12 @@ class Exchange:
         copies = [copy for some in unpacks for copy in some]
         copies += [copy for _, result, some in own if result == k for copy in some]
         return self.move.adds or sum(prod(copy.sizes) for copy in copies) < prod(shape)
+
+
+def _is_whole(part: Part, k: int, shape: tuple[int, ...]) -> bool:
+    """Whether a result is one operand as it lies."""
+    own = [copy for _, onto, copies in part.own if onto == k for copy in copies]
+    return fills(tuple(own), shape) and fills((own[0].flipped,), shape)
 
 
 class Takers(NamedTuple):

@@ -9,7 +9,6 @@ of point-to-point messages.
 from __future__ import annotations
 
 from functools import lru_cache
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -34,18 +33,18 @@ from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import readings
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
-from cute_sharding.exchange import Exchange, Part, Placed, identity
+from cute_sharding.exchange import Exchange, ExchangePlan, Part, Placed, plan_exchange
 from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.chains import Chains, appended
+from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.copies import fills
-from cute_sharding.redistribution.plan import Held
-from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.redistribution.routes import Groups
+from cute_sharding.redistribution.totals import received_by_all
 
 
 class Crossing(NamedTuple):
     """A redistribution from one mesh to another, for :func:`cute_sharding.stats`."""
 
-    exchange: Exchange
+    plan: ExchangePlan
 
     @property
     def question(self) -> None:
@@ -54,13 +53,9 @@ class Crossing(NamedTuple):
 
     @property
     def moved(self) -> Moved:
-        return _moved(self.exchange)
-
-
-@lru_cache(maxsize=1 << 10)
-def _moved(exchange: Exchange) -> Moved:
-    received = Received(exchange.received_elements, exchange.received_by_all)
-    return Moved(plan=1, collectives=int(not exchange.is_free), received=received)
+        by_all = received_by_all(self.plan.steps) + self.plan.exchange.received_by_all
+        received = Received(self.plan.received_elements, by_all)
+        return Moved(plan=1, collectives=self.plan.collectives, received=received)
 
 
 def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> torch.Tensor:
@@ -74,21 +69,27 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
     """
     meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
     local, current = _by_elements(local, current)
-    finished = _finished(current)
-    exchange = exchange_of(
-        Placed(tuple(current.shape), meshes.source, finished),
+    plan = plan_exchange(
+        Placed(tuple(current.shape), meshes.source, _chains(current)),
+        _pending(current),
         Placed(tuple(current.shape), meshes.target, _chains(target)),
+        *_by(current.mesh),
     )
     if current.mesh._is_current_rank_part_of_mesh():
-        local = _finish(local, current, finished)
-    count_moves(Crossing(exchange))
-    return laid_out(_exchanged(exchange, local, current, target.mesh), target.tensor_meta)
+        local = run(plan.steps, local, current.mesh)
+    count_moves(Crossing(plan))
+    return laid_out(_exchanged(plan.exchange, local, current, target.mesh), target.tensor_meta)
 
 
-@lru_cache(maxsize=1 << 10)
-def exchange_of(source: Placed, target: Placed) -> Exchange:
-    """The exchange of a tensor between two meshes."""
-    return Exchange(identity(source.shape), (source,), (target,))
+def _by(mesh: Any) -> tuple[Network, Groups, bool]:
+    """By what the plan is chosen, beside the two shardings: what every rank of both meshes knows.
+    Ranks that are not on ``mesh`` run none of the steps on it, and all groups do for them.
+    """
+    network = Network.of_programs(tuple(mesh.shape))
+    if not mesh._is_current_rank_part_of_mesh():
+        return network, None, False
+    found = means(mesh)
+    return network, found.groups, found.native
 
 
 def _chains(spec: DTensorSpec) -> Chains:
@@ -129,30 +130,6 @@ def _pending(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
             for m, p in enumerate(spec.placements)
             if isinstance(p, Partial) and spec.mesh.size(m) > 1
         ]
-    )
-
-
-def _finished(spec: DTensorSpec) -> Chains:
-    """What cuts the tensor once all is finished: each of the ranks that contribute to the same has
-    a share of it, of the dim of which it has the most rows; all of it, where these are too few.
-    """
-    mesh, chains = tuple(spec.mesh.shape), _chains(spec)
-    for m, _ in _pending(spec):
-        rows = [n // prod(mesh[k] for k, _ in chain) for n, chain in zip(tuple(spec.shape), chains)]
-        d = max(range(len(rows)), key=rows.__getitem__, default=None)
-        if d is not None and rows[d] >= mesh[m]:
-            chains = appended(chains, m, d, 1)
-    return chains
-
-
-def _finish(local: torch.Tensor, spec: DTensorSpec, finished: Chains) -> torch.Tensor:
-    pending = _pending(spec)
-    if not pending:
-        return local
-    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
-    held, network = Held(_chains(spec), pending), Network.of_programs(mesh)
-    return run(
-        plan_steps(shape, mesh, held, finished, network, *means(spec.mesh)), local, spec.mesh
     )
 
 

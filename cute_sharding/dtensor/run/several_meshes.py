@@ -14,9 +14,9 @@ from cute_sharding.dtensor.run.groups import group_of_ranks
 from cute_sharding.dtensor.run.ranks import is_native
 from cute_sharding.exchange import Exchange, Mesh
 
-# A rank that has so many times fewer peers than there are ranks sends to each by itself, where the
-# backend's all-to-all also visits those that get nothing.
-FEW = 4
+# Where the backend's all-to-all visits those that get nothing, too: among so many ranks, a rank of
+# so many times fewer peers sends to each by itself.
+MANY, FEW = 16, 4
 
 
 class Meshes(NamedTuple):
@@ -64,8 +64,8 @@ def on_which_group(exchange: Exchange, mesh: Any, other: Any) -> Any | None:
     the ranks of both meshes have no group together, or each has few peers and the backend's
     all-to-all visits all.
     """
-    group = group_of_ranks(exchange.ranks, mesh, other)
-    if group is None:
-        return None
-    native = is_native(process_groups.backend_name(group, mesh.device_type))
-    return group if native or exchange.most_peers * FEW > len(exchange.ranks) else None
+    ranks = exchange.ranks
+    group = group_of_ranks(ranks, mesh, other)
+    if group is None or is_native(process_groups.backend_name(group, mesh.device_type)):
+        return group
+    return None if len(ranks) >= MANY and exchange.most_peers * FEW <= len(ranks) else group
