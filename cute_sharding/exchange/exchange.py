@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from cute_sharding.exchange.meetings import Met, met, of_every, of_one
 from cute_sharding.exchange.placed import Placed
+from cute_sharding.layout import coalesce
 from cute_sharding.movement.exchange import copy_of
 from cute_sharding.movement.moves import Link, Move
 from cute_sharding.movement.rows import Rows, between, needed
@@ -35,6 +36,7 @@ from cute_sharding.redistribution.chains import Device
 from cute_sharding.redistribution.copies import Copy, fills, folded, packed
 from cute_sharding.redistribution.cost import coordinates
 from cute_sharding.redistribution.meeting import Runs, count_rows, span
+from cute_sharding.redistribution.step import layout_of
 
 
 class Message(NamedTuple):
@@ -137,8 +139,23 @@ class Exchange:
 
     @cached_property
     def is_free(self) -> bool:
-        """Whether no rank is known to receive anything: all were looked at."""
-        return self._looks_at_all and not self.received_elements
+        """Whether no rank is known to receive anything: all were looked at, or both shardings are
+        the same layout of the same ranks, whatever the shapes of the meshes are.
+        """
+        return not self.received_elements and (self._looks_at_all or self._is_one_layout)
+
+    @cached_property
+    def _is_one_layout(self) -> bool:
+        """Whether it redistributes, and the layouts ((ranks), (local)) -> flat index agree."""
+        plain = [one.is_plain and other.is_plain for one, other in self.move.links[0].pairs]
+        if len(self._all) != 2 or not all(plain):
+            return False
+        source, target = self._all
+        layouts = [layout_of(each.shape, each.chains, each.mesh.sizes) for each in self._all]
+        if source.shape != target.shape or None in layouts:
+            return False
+        one, other = ((coalesce(each[0]), coalesce(each[1])) for each in layouts if each)
+        return one == other and [*source.mesh.ranks] == [*target.mesh.ranks]
 
     @cached_property
     def is_in_place(self) -> bool:

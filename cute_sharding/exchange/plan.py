@@ -180,7 +180,7 @@ def plan_exchange(
     network = network or Network.of_programs(sizes)
     steps: tuple[Step, ...] = ()
     if pending:
-        finished = _finished(source, pending)
+        finished = _finished(source, pending, target)
         held = Held(source.chains, pending)
         steps = plan_steps(source.shape, sizes, held, finished, network, None, groups, native)
         source = replace(source, chains=finished)
@@ -188,17 +188,25 @@ def plan_exchange(
     return ExchangePlan(steps, exchange, network, _slowest(network))
 
 
-def _finished(source: Placed, pending: Pending) -> Chains:
+def _finished(source: Placed, pending: Pending, target: Placed) -> Chains:
     """What cuts the tensor once all is finished: each of the ranks that contribute to the same has
-    a share of it, of the dim of which it has the most rows; all of it, where these are too few.
+    a share of it, of the dim of which least is left to be received then; all of it, where no dim
+    has as many rows.
     """
-    mesh, chains = source.mesh.sizes, source.chains
+    mesh, shape = source.mesh.sizes, source.shape
+
+    def left(chains: Chains) -> int:
+        found = Exchange(identity(shape), (replace(source, chains=chains),), (target,))
+        return found.received_elements
+
     for m, _ in pending:
-        rows = [n // prod(mesh[k] for k, _ in chain) for n, chain in zip(source.shape, chains)]
-        d = max(range(len(rows)), key=rows.__getitem__, default=None)
-        if d is not None and rows[d] >= mesh[m]:
-            chains = appended(chains, m, d, 1)
-    return chains
+        rows = [n // prod(mesh[k] for k, _ in c) for n, c in zip(shape, source.chains)]
+        shares = [
+            appended(source.chains, m, d, 1) for d, many in enumerate(rows) if many >= mesh[m]
+        ]
+        if shares:
+            source = replace(source, chains=min(shares, key=left))
+    return source.chains
 
 
 def _slowest(network: Network) -> Link:

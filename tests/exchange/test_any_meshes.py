@@ -25,7 +25,9 @@ def drawn_sharding(draw, shape, ranks):
     placements = []
     for _ in sizes:
         d = draw.randrange(len(shape) + 1)
-        placements.append(Replicate() if d == len(shape) else Shard(d, draw.choice([1, 1, 1, 2, 3])))
+        placements.append(
+            Replicate() if d == len(shape) else Shard(d, draw.choice([1, 1, 1, 2, 3]))
+        )
     return Placed.of(Sharding(shape, tuple(sizes), tuple(placements)), ranks)
 
 
@@ -36,7 +38,9 @@ def drawn_ranks(draw, world=8):
 
 def drawn_pair(seed):
     draw = random.Random(seed)
-    shape = tuple(draw.choice([0, 1, 2, 3, 5, 6, 8, 12]) for _ in range(draw.choice([0, 1, 2, 2, 3])))
+    shape = tuple(
+        draw.choice([0, 1, 2, 3, 5, 6, 8, 12]) for _ in range(draw.choice([0, 1, 2, 2, 3]))
+    )
     ranks = drawn_ranks(draw)
     other = ranks if draw.random() < 0.3 else drawn_ranks(draw)
     if draw.random() < 0.2:
@@ -201,3 +205,24 @@ def test_peers_that_are_not_met_are_not_looked_at(devices):
     target = Placed.of(Sharding((n,), (devices, 2), (Shard(0), Shard(0))), range(2 * devices))
     part = Exchange(identity((n,)), (source,), (target,)).part(devices // 2)
     assert 1 <= len(part.peers) <= 4 and prod(part.target_shapes[0]) == 24
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_same_layout_on_many_ranks_is_free(seed):
+    """More ranks than are looked at one by one: of even blocks it is proved by the layouts."""
+    draw = random.Random(seed)
+    line, placements = (128,), (Shard(draw.choice([0, 1]), draw.choice([1, 2])),)
+    other = draw.choice([(8, 16), (16, 8), (2, 64), (4, 4, 8)])
+    shape = (512, 1024)
+    source = Placed.of(Sharding(shape, line, placements))
+    same = Placed.of(Sharding(shape, other, placements * len(other)))
+    turned = Placed.of(
+        Sharding(shape, other[::-1], (placements[0], *(Replicate(),) * (len(other) - 1)))
+    )
+    assert Exchange(identity(shape), (source,), (same,)).is_free
+    exchange = Exchange(identity(shape), (source,), (turned,))
+    assert not exchange.is_free and exchange.received_elements
+    at = draw.randrange(128)
+    assert elements(source, at) == elements(same, at)
+    moved = Placed(shape, Mesh(other, (*range(1, 128), 0)), same.chains)
+    assert not Exchange(identity(shape), (source,), (moved,)).is_free

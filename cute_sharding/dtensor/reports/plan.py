@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -17,22 +18,25 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.groups import groups_at_hand
 from cute_sharding.dtensor.run.placements import checked_placements
+from cute_sharding.dtensor.run.reading import left_to_right
 from cute_sharding.dtensor.run.redistribute import prepare
+from cute_sharding.exchange import ExchangePlan, Mesh, Placed, plan_exchange
 from cute_sharding.redistribution import Network, RedistributionPlan
 from cute_sharding.redistribution.routes import Groups
 
 
 def plan_redistribution(
     shape: Sequence[int],
-    mesh: DeviceMesh | Sequence[int],
+    mesh: DeviceMesh | Mesh | Sequence[int],
     src: Sequence[Placement] | str,
     dst: Sequence[Placement] | str,
     *,
+    target_mesh: DeviceMesh | Mesh | Sequence[int] | None = None,
     memory_limit: int | None = None,
     network: Network | None = None,
     groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
-) -> RedistributionPlan:
+) -> RedistributionPlan | ExchangePlan:
     """How a tensor of global ``shape`` on ``mesh`` gets from the placements ``src`` to ``dst``;
     sizes need not divide.
 
@@ -42,12 +46,14 @@ def plan_redistribution(
 
     Args:
         shape: the global shape.
-        mesh: a DeviceMesh, or its sizes.
+        mesh: a DeviceMesh, or its sizes, whose ranks are then 0 and those that follow; or a
+            :class:`cute_sharding.exchange.Mesh`, which says the ranks.
         src, dst: a placement for each mesh dim, applied left to right: Shard, _StridedShard,
             Replicate; Partial in ``src``, and in ``dst`` where ``src`` has the same. Or as text, as
             DTensor prints them: ``"S(0), R"``.
+        target_mesh: the mesh of ``dst``, as ``mesh`` is given; by default that one.
         memory_limit: the most elements that a device may hold at once: source, target and buffers.
-            Exchanges are cut into rounds to keep within it.
+            Exchanges are cut into rounds to keep within it. Not between two meshes.
         groups: the sets of two or more mesh dims whose ranks have a process group together; each
             mesh dim by itself has one. By default all sets, as after ``prepare_groups(mesh)``; and
             of a DeviceMesh with process groups those that it has.
@@ -58,7 +64,8 @@ def plan_redistribution(
 
     Returns:
         The plan: ``.steps``, ``.received_elements`` (of the busiest device), ``.lower_bound``,
-            ``.peak_elements``, ``.seconds``, ``.collectives``, ``str()``, ``.to_dict()``.
+            ``.peak_elements``, ``.seconds``, ``.collectives``, ``str()``, ``.to_dict()``. Between
+            two meshes, an :class:`cute_sharding.exchange.ExchangePlan`, which has the same.
 
     Raises:
         ValueError: the arguments do not fit together, or no plan keeps within ``memory_limit``; the
@@ -76,12 +83,19 @@ def plan_redistribution(
       ((8,),(1024,64)):((0,),(64,1)) -> ((8,),(1024,8)):((8,),(64,1))
     in all: 0 collectives, 0 elements of 4 bytes received, at most 81,920 held, 0 s
     """
-    sizes, names, at_hand = _groups_of(mesh, groups)
     shape = tuple(map(int, shape))
     if any(n < 0 for n in shape):
         raise ValueError(f"shape {shape} has a negative size")
     if itemsize < 1:
         raise ValueError(f"itemsize {itemsize}: an element has at least one byte")
+    if target_mesh is not None and _ranks_of(target_mesh) != _ranks_of(mesh):
+        if memory_limit is not None:
+            raise ValueError(
+                f"memory_limit={memory_limit}: an exchange between two meshes has no rounds, leave "
+                "it out"
+            )
+        return _between(shape, mesh, src, target_mesh, dst, network, groups, itemsize)
+    sizes, names, at_hand = _groups_of(mesh.sizes if isinstance(mesh, Mesh) else mesh, groups)
     source, target = (
         checked_placements(placements, shape, sizes, name)
         for placements, name in ((src, "src"), (dst, "dst"))
@@ -108,6 +122,52 @@ def plan_redistribution(
     if network is None:
         plan = replace(plan, network=plan.network.of_itemsize(itemsize))
     return replace(plan.named(names), itemsize=itemsize)
+
+
+def _between(
+    shape: tuple[int, ...],
+    mesh: DeviceMesh | Mesh | Sequence[int],
+    src: Sequence[Placement] | str,
+    other: DeviceMesh | Mesh | Sequence[int],
+    dst: Sequence[Placement] | str,
+    network: Network | None,
+    groups: Sequence[Sequence[int]] | None,
+    itemsize: int,
+) -> ExchangePlan:
+    """The plan between two meshes."""
+    one, two = _ranks_of(mesh), _ranks_of(other)
+    before = checked_placements(src, shape, one.sizes, "src")
+    after = checked_placements(dst, shape, two.sizes, "dst")
+    for name, placements in (("src", before), ("dst", after)):
+        for m, p in enumerate(placements):
+            if isinstance(p, Partial) and (name == "dst" or type(p) is not Partial):
+                raise ValueError(
+                    f"{name} has {p} on mesh dim {m}: between meshes only torch's own Partial is "
+                    "reduced by plan, and nothing is made pending"
+                )
+    sizes, _, at_hand = _groups_of(one.sizes if isinstance(mesh, Mesh) else mesh, groups)
+    pending = [
+        (m, p.reduce_op) for m, p in enumerate(before) if isinstance(p, Partial) and sizes[m] > 1
+    ]
+    network = (network or Network.default(sizes).of_itemsize(itemsize)).checked(sizes)
+    plan = plan_exchange(
+        Placed(shape, one, left_to_right(shape, one.sizes, before)),
+        tuple(pending),
+        Placed(shape, two, left_to_right(shape, two.sizes, after)),
+        network,
+        at_hand,
+    )
+    return replace(plan, itemsize=itemsize)
+
+
+def _ranks_of(mesh: DeviceMesh | Mesh | Sequence[int]) -> Mesh:
+    """A mesh with its ranks."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    if isinstance(mesh, DeviceMesh):
+        return Mesh(tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+    sizes = tuple(map(int, mesh))
+    return Mesh(sizes, range(prod(sizes)))
 
 
 def itemsize_of(dtype: str) -> int | None:

@@ -58,7 +58,8 @@ def _point_to_point(part: Part, buffer: torch.Tensor, width: int) -> torch.Tenso
     if local_tensors.is_imagined(buffer):
         return received
     ops = []
-    for send, flat, sizes in ((True, buffer, part.sends), (False, received, part.receives)):
+    given = buffer.contiguous()
+    for send, flat, sizes in ((True, given, part.sends), (False, received, part.receives)):
         starts = accumulate((n * width for n in sizes), initial=0)
         for peer, start, n in zip(part.peers, starts, sizes):
             if n:

@@ -2,13 +2,7 @@
 
 import across_worker
 import pytest
-import torch
 from gloo import run
-from simulation import distribute, ranks_of
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-
-import cute_sharding
 
 pytestmark = pytest.mark.processes
 
