@@ -15,7 +15,7 @@ from cute_sharding.drawing.holding import Holding
 from cute_sharding.drawing.parts import GAP, Cell, Panel, Section
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.redistribution import Exchange, RedistributionPlan, Reduction, Step
-from cute_sharding.redistribution.chains import Device
+from cute_sharding.redistribution.chains import Device, placements_text
 
 # The most devices in a matrix.
 DEVICES = 16
@@ -40,17 +40,7 @@ def plan_picture(plan: RedistributionPlan, names: tuple[str, ...]) -> Picture:
 
 def placed_text(holding: Holding) -> str:
     """The placements that say what the chains do."""
-    placed = ["R"] * len(holding.mesh)
-    for m, op in holding.pending:
-        placed[m] = f"P({op})" if " " not in op else "P"
-    for dim, chain in enumerate(holding.chains):
-        for m, factor in chain:
-            placed[m] = f"S({dim})" if factor == 1 else f"_S({dim},{factor})"
-    order = [m for chain in holding.chains for m, _ in chain]
-    said = f"[{', '.join(placed)}]"
-    if any(list(chain) != sorted(chain) for chain in holding.chains):
-        said += f", cut in the order {', '.join(holding.names[m] for m in order)}"
-    return said
+    return placements_text(holding.chains, len(holding.mesh), holding.names, holding.pending)
 
 
 def _in_all(plan: RedistributionPlan) -> str:

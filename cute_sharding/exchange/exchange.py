@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from cute_sharding.exchange.meetings import Met, met, of_every, of_one
 from cute_sharding.exchange.placed import Placed
+from cute_sharding.exchange.takers import Takers, device_at, overlap
 from cute_sharding.layout import coalesce
 from cute_sharding.movement.exchange import copy_of
 from cute_sharding.movement.moves import Link, Move
@@ -35,7 +36,7 @@ from cute_sharding.movement.rows import Rows, between, needed
 from cute_sharding.redistribution.chains import Device
 from cute_sharding.redistribution.copies import Copy, fills, folded, packed
 from cute_sharding.redistribution.cost import coordinates
-from cute_sharding.redistribution.meeting import Runs, count_rows, span
+from cute_sharding.redistribution.meeting import Runs, count_rows
 from cute_sharding.redistribution.step import layout_of
 
 
@@ -253,7 +254,7 @@ class Exchange:
                 receiver, runs = takers.at(i)
                 peer = target.mesh.rank(receiver)
                 if not self._holds_it(source, peer, device):
-                    some = _overlap(runs, i, takers.many, k, owners)
+                    some = overlap(runs, i, takers.many, k, owners)
                     if some is not None:
                         yield Message(peer, link, some)
 
@@ -267,7 +268,7 @@ class Exchange:
             every = [zip(found.places, found.runs) for found in self._givers(link, device)]
             for some in product(*every):
                 runs = tuple([found for _, found in some])
-                holder = _device(source, [at for place, _ in some for at in place], 0)
+                holder = device_at(source, [at for place, _ in some for at in place], 0)
                 if self._holds_it(source, rank, holder):
                     continue
                 if source.replicas == 1:
@@ -285,9 +286,9 @@ class Exchange:
         i, owners = takers.number(receiver), source.replicas
         place = [(m, holder[m]) for m in source.cut]
         for k in range(i * owners // takers.many, -(-(i + 1) * owners // takers.many)):
-            part = _overlap(runs, i, takers.many, k, owners)
+            part = overlap(runs, i, takers.many, k, owners)
             if part is not None:
-                yield Message(source.mesh.rank(_device(source, place, k)), link, part)
+                yield Message(source.mesh.rank(device_at(source, place, k)), link, part)
 
     def _holds_it(self, source: Placed, rank: int, holder: Device) -> bool:
         """Whether a rank holds the same as ``holder``."""
@@ -320,6 +321,38 @@ class Exchange:
                 for one, other in link.pairs
             ]
         )
+
+    def amount(self, sender: int, receiver: int) -> int:
+        """How many elements a rank sends another, found out for these two alone; of one rank, how
+        many it keeps.
+
+        >>> from cute_sharding.sharding import Replicate, Shard, Sharding
+        >>> copies = Placed.of(Sharding((8, 6), (2,), (Replicate(),)))
+        >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)), (1, 2))
+        >>> exchange = Exchange(identity((8, 6)), (copies,), (rows,))
+        >>> exchange.amount(1, 1), exchange.amount(1, 2), exchange.amount(2, 1)
+        (24, 24, 0)
+        """
+        return sum(self._amount(link, sender, receiver) for link in self.move.links)
+
+    def _amount(self, link: Link, sender: int, receiver: int) -> int:
+        source = self.sources[link.source]
+        had = source.mesh.coordinates(sender)
+        wanted = self.targets[link.target].mesh.coordinates(receiver)
+        if had is None or wanted is None:
+            return 0
+        is_sent = sender != receiver
+        if is_sent and self._holds_it(source, receiver, had):
+            return 0
+        runs: tuple[Runs, ...] | None = self._box(link, had, wanted)
+        if runs and not all(runs):
+            return 0
+        if is_sent and runs is not None and source.replicas > 1:
+            takers = self._takers(link, had)
+            assert takers is not None, "the receiver is one"
+            i, k = takers.number(wanted), source.number_of_replica(had)
+            runs = overlap(runs, i, takers.many, k, source.replicas)
+        return 0 if runs is None else prod(map(count_rows, runs))
 
     # -- on one rank -------------------------------------------------------------------------------
 
@@ -386,61 +419,3 @@ def _is_whole(part: Part, k: int, shape: tuple[int, ...]) -> bool:
     """Whether a result is one operand as it lies."""
     own = [copy for _, onto, copies in part.own if onto == k for copy in copies]
     return fills(tuple(own), shape) and fills((own[0].flipped,), shape)
-
-
-class Takers(NamedTuple):
-    """Those that need something of one device, numbered."""
-
-    target: Placed
-    mets: tuple[Met, ...]
-
-    @property
-    def many(self) -> int:
-        """How many they are."""
-        return prod(len(found.runs) for found in self.mets) * self.target.replicas
-
-    def at(self, i: int) -> tuple[Device, tuple[Runs, ...]]:
-        """The i-th, and what it needs."""
-        i, replica = divmod(i, self.target.replicas)
-        places: list[tuple[int, int]] = []
-        runs: list[Runs] = []
-        for found in reversed(self.mets):
-            i, at = divmod(i, len(found.runs))
-            places += found.places[at]
-            runs.append(found.runs[at])
-        return _device(self.target, places, replica), tuple(reversed(runs))
-
-    def number(self, device: Device) -> int:
-        """Which one a device is."""
-        i = 0
-        for found in self.mets:
-            place = tuple([(m, device[m]) for m, _ in found.places[0]])
-            i = i * len(found.runs) + found.numbers[place]
-        return i * self.target.replicas + self.target.number_of_replica(device)
-
-
-def _device(placed: Placed, places: Sequence[tuple[int, int]], replica: int) -> Device:
-    """The device at those coordinates on the mesh dims that cut, and of that number among those
-    that hold the same.
-    """
-    found = dict(places)
-    for m in reversed(placed.replicated):
-        replica, found[m] = divmod(replica, placed.mesh.sizes[m])
-    return tuple([found[m] for m in range(len(placed.mesh.sizes))])
-
-
-def _overlap(
-    runs: tuple[Runs, ...], i: int, takers: int, k: int, owners: int
-) -> tuple[Runs, ...] | None:
-    """Of the box of the i-th of ``takers`` what the k-th of ``owners`` sends: the share by which
-    [i / takers, (i + 1) / takers) and [k / owners, (k + 1) / owners) overlap; None: nothing.
-    """
-    low, high = max(k * takers - i * owners, 0), min((k + 1) * takers - i * owners, owners)
-    if (low, high) == (0, owners):
-        return runs
-    counts = [count_rows(found) for found in runs]
-    if low >= high or not counts:
-        return runs if low == 0 and high > 0 and not counts else None
-    d = max(range(len(runs)), key=lambda d: (counts[d] % owners == 0, counts[d]))
-    some = span(runs[d], counts[d] * low // owners, counts[d] * high // owners)
-    return (*runs[:d], some, *runs[d + 1 :]) if some else None

@@ -8,9 +8,49 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from cute_sharding.redistribution.chains import Chains, Device, chain_of, chains_of
+from cute_sharding.redistribution.chains import (
+    Chains,
+    Device,
+    chain_of,
+    chains_of,
+    placements_text,
+)
 from cute_sharding.redistribution.meeting import Chain, count_rows, rows_held
 from cute_sharding.sharding import Partial, Sharding
+
+# So many runs of ranks are written out; of more, as many and the last.
+RUNS_SHOWN = 8
+
+
+def ranks_text(
+    ranks: Sequence[int], to: str = " to ", joint: str = ", ", most: int | None = RUNS_SHOWN
+) -> str:
+    """Ranks in their order, three and more that follow one another as a run.
+
+    >>> ranks_text(range(8, 12)), ranks_text((4, 6, 5, 7)), ranks_text((0, 1, 2, 8, 9), "-", ",")
+    ('8 to 11', '4, 6, 5, 7', '0-2,8,9')
+    >>> ranks_text(range(0, 40, 2))
+    '0, 2, 4, 6, 8, 10, 12, 14, .., 38'
+    """
+    runs: list[list[int]] = []
+    if isinstance(ranks, range) and ranks.step == 1 and len(ranks) > 2:
+        runs = [[ranks[0], ranks[-1]]]
+    else:
+        for rank in ranks:
+            if runs and rank == runs[-1][1] + 1:
+                runs[-1][1] = rank
+            else:
+                runs.append([rank, rank])
+    parts = [
+        part
+        for first, last in runs
+        for part in (
+            [f"{first}{to}{last}"] if last > first + 1 else map(str, dict.fromkeys((first, last)))
+        )
+    ]
+    if most is not None and len(parts) > most + 1:
+        parts = [*parts[:most], "..", parts[-1]]
+    return joint.join(parts)
 
 
 @dataclass(frozen=True)
@@ -67,10 +107,18 @@ class Mesh:
         return self.ranks[at]
 
     def __str__(self) -> str:
-        first, last = self.ranks[0], self.ranks[-1]
-        if isinstance(self.ranks, range) or [*self.ranks] == [*range(first, last + 1)]:
-            return f"mesh {self.sizes} of ranks {first} to {last}"
-        return f"mesh {self.sizes} of ranks {', '.join(map(str, self.ranks))}"
+        return self.text()
+
+    def text(self, names: Sequence[str] | None = None) -> str:
+        """The mesh in words, with names for its dims.
+
+        >>> Mesh((2, 2), (4, 5, 6, 8)).text(("dp", "tp"))
+        'mesh (dp=2, tp=2) of ranks 4 to 6, 8'
+        """
+        sizes = self.sizes if names is None else tuple(map("{}={}".format, names, self.sizes))
+        inside = ", ".join(map(str, sizes)) + "," * (names is None and len(sizes) == 1)
+        word = "rank" if len(self.ranks) == 1 else "ranks"
+        return f"mesh ({inside}) of {word} {ranks_text(self.ranks)}"
 
 
 @dataclass(frozen=True)
@@ -126,6 +174,16 @@ class Placed:
             return None
         held = [rows_held(n, self.chain(d, device)) for d, n in enumerate(self.shape)]
         return tuple(map(count_rows, held))
+
+    def placements_text(self, names: Sequence[str] | None = None) -> str:
+        """The placements that say what the chains do.
+
+        >>> from cute_sharding.sharding import Replicate, Shard
+        >>> placed = Placed.of(Sharding((8, 4), (2, 2, 2), (Shard(0), Replicate(), Shard(1, 2))))
+        >>> placed.placements_text()
+        '[S(0), R, _S(1,2)]'
+        """
+        return placements_text(self.chains, len(self.mesh.sizes), names)
 
     def number_of_replica(self, device: Device) -> int:
         """The number of a device among those that hold the same."""

@@ -4,6 +4,7 @@ in shares as small as can be, and then every element moves once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -11,6 +12,7 @@ from typing import Any
 
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.placed import Placed
+from cute_sharding.layout import Layout
 from cute_sharding.redistribution.chains import Chains, appended
 from cute_sharding.redistribution.cost import most_local
 from cute_sharding.redistribution.network import Link, Network, messages
@@ -28,11 +30,14 @@ class ExchangePlan:
     """What runs, and what it takes, in elements and seconds.
 
     Attributes:
-        steps: what is done on the mesh of the source before, to finish what is pending.
+        before: what the ranks of the source hold, and what is pending there.
+        steps: what is done on the mesh of the source, to finish what is pending.
         exchange: from there to the target.
         network: the links of the source's mesh dims.
         link: between the two meshes.
         itemsize: the bytes of an element, for which these times are.
+        mesh_names, target_names: of the mesh dims of the source and of the target, to be shown;
+            None: they are shown by number.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))
@@ -42,11 +47,42 @@ class ExchangePlan:
     (16, 16, 1)
     """
 
+    before: Held
     steps: tuple[Step, ...]
     exchange: Exchange
     network: Network
     link: Link
     itemsize: int = 4
+    mesh_names: tuple[str, ...] | None = None
+    target_names: tuple[str, ...] | None = None
+
+    def named(
+        self, mesh_names: Sequence[str] | None, target_names: Sequence[str] | None = None
+    ) -> ExchangePlan:
+        """The plan with names for the mesh dims of the source, and of the target.
+
+        Raises:
+            ValueError: there are more or fewer names than mesh dims.
+
+        >>> from cute_sharding.sharding import Shard, Sharding
+        >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))
+        >>> columns = Placed.of(Sharding((8, 6), (3,), (Shard(1),)), (2, 3, 4))
+        >>> plan_exchange(rows, (), columns).named(("tp",), ("gen",)).to_dict()["target_mesh"]
+        {'sizes': [3], 'names': ['gen'], 'ranks': [2, 3, 4]}
+        """
+        for what, names, placed in (
+            ("mesh_names", mesh_names, self.source),
+            ("target_names", target_names, self.target),
+        ):
+            if names is not None and len(names) != len(placed.mesh.sizes):
+                raise ValueError(
+                    f"{what} {tuple(names)} for a {placed.mesh}: give a name for each mesh dim"
+                )
+        return replace(
+            self,
+            mesh_names=self.mesh_names if mesh_names is None else tuple(mesh_names),
+            target_names=self.target_names if target_names is None else tuple(target_names),
+        )
 
     @property
     def source(self) -> Placed:
@@ -77,9 +113,12 @@ class ExchangePlan:
 
     @cached_property
     def peak_elements(self) -> int:
-        """The most elements that a rank holds at once: source, target, and the buffers between."""
-        before = most_local(self.source.shape, self.source.chains, self.source.mesh.sizes)
-        return max(peak_of(self.steps, before), self.exchange.peak_elements)
+        """The most elements that a rank holds at once: source, which stays, target, and the buffers
+        between.
+        """
+        before = most_local(self.source.shape, self.before.chains, self.source.mesh.sizes)
+        kept = before if self.steps else 0  # beside what the steps have made of it
+        return max(peak_of(self.steps, before), kept + self.exchange.peak_elements)
 
     @cached_property
     def seconds(self) -> float:
@@ -98,27 +137,31 @@ class ExchangePlan:
         steps = [
             {
                 "kind": step.kind,
+                "mesh_dims": [self._name(m) for m in step.mesh_dims],
                 "communicates": step.communicates,
                 "received_elements": step.received_elements,
                 "peak_elements": step.peak_elements,
                 "seconds": self.network.seconds(step),
-                "mesh_dims": list(step.mesh_dims),
+                "source_layout": _text(step.source_layout),
+                "target_layout": _text(step.target_layout),
             }
             for step in self.steps
         ]
         between = {
             "kind": self.kind,
+            "mesh_dims": [],
             "communicates": not self.exchange.is_free,
             "received_elements": self.exchange.received_elements,
             "peak_elements": self.exchange.peak_elements,
             "seconds": self._seconds_between,
-            "source_layout": _text(self.source),
-            "target_layout": _text(self.target),
+            "source_layout": _text(_layout(self.source)),
+            "target_layout": _text(_layout(self.target)),
+            "most_peers": self.exchange.most_peers,
         }
         return {
             "shape": list(self.source.shape),
-            "source_mesh": _data(self.source),
-            "target_mesh": _data(self.target),
+            "source_mesh": _data(self.source, self.mesh_names),
+            "target_mesh": _data(self.target, self.target_names),
             "steps": [*steps, between],
             "collectives": self.collectives,
             "received_elements": self.received_elements,
@@ -134,32 +177,57 @@ class ExchangePlan:
             return "relabel" if self.exchange.is_in_place else "local copy"
         return "exchange between meshes"
 
+    def _name(self, m: int) -> int | str:
+        return self.mesh_names[m] if self.mesh_names else m
+
     def __str__(self) -> str:
-        lines = [
-            f"{step.kind} on mesh dims {', '.join(map(str, step.mesh_dims))}: receives "
-            f"{step.received_elements:,} elements, {self.network.seconds(step):.4g} s"
-            for step in self.steps
-        ]
+        lines = []
+        for step in self.steps:
+            where = ", ".join(str(self._name(m)) for m in step.mesh_dims)
+            lines.append(
+                f"{step.kind}{' on mesh dims ' if where else ''}{where}: receives "
+                f"{step.received_elements:,} elements, {self.network.seconds(step):.4g} s"
+            )
+            if step.source_layout is not None and step.target_layout is not None:
+                lines.append(f"  {step.source_layout} -> {step.target_layout}")
+        return "\n".join([*lines, *self._lines_between()])
+
+    def _lines_between(self) -> list[str]:
+        names = self.mesh_names, self.target_names
+        sides = list(zip((self.source, self.target), names))
+        layouts = [_layout(placed) for placed, _ in sides]
+        held = (
+            [placed.placements_text(each) for placed, each in sides]
+            if None in layouts
+            else list(map(str, layouts))
+        )
         peers = self.exchange.most_peers
-        lines += [
-            f"{self.kind}, {self.source.mesh} -> {self.target.mesh}: receives "
-            f"{self.exchange.received_elements:,} elements, {self._seconds_between:.4g} s",
-            f"  {_text(self.source)} -> {_text(self.target)}",
-            f"  at most {peers} peer{'s' * (peers != 1)} a rank",
+        met = [f"  at most {peers} peer{'s' * (peers != 1)} a rank"] if peers else []
+        return [
+            f"{self.kind}, {' -> '.join(placed.mesh.text(each) for placed, each in sides)}: "
+            f"receives {self.exchange.received_elements:,} elements, {self._seconds_between:.4g} s",
+            f"  {' -> '.join(held)}",
+            *met,
             f"in all: {self.collectives} collectives, {self.received_elements:,} elements of "
             f"{self.itemsize} bytes received, at most {self.peak_elements:,} held, "
             f"{self.seconds:.4g} s",
         ]
-        return "\n".join(lines)
 
 
-def _data(placed: Placed) -> dict[str, Any]:
-    return {"sizes": list(placed.mesh.sizes), "ranks": list(placed.mesh.ranks)}
+def _data(placed: Placed, names: Sequence[str] | None) -> dict[str, Any]:
+    return {
+        "sizes": list(placed.mesh.sizes),
+        "names": None if names is None else list(names),
+        "ranks": list(placed.mesh.ranks),
+    }
 
 
-def _text(placed: Placed) -> str:
-    found = layout_of(placed.shape, placed.chains, placed.mesh.sizes)
-    return str(placed.chains) if found is None else str(found)
+def _layout(placed: Placed) -> Layout | None:
+    return layout_of(placed.shape, placed.chains, placed.mesh.sizes)
+
+
+def _text(layout: Layout | None) -> str | None:
+    return None if layout is None else str(layout)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -178,14 +246,14 @@ def plan_exchange(
     """
     sizes = source.mesh.sizes
     network = network or Network.of_programs(sizes)
+    held = Held(source.chains, pending)
     steps: tuple[Step, ...] = ()
     if pending:
         finished = _finished(source, pending, target)
-        held = Held(source.chains, pending)
         steps = plan_steps(source.shape, sizes, held, finished, network, None, groups, native)
         source = replace(source, chains=finished)
     exchange = Exchange(identity(source.shape), (source,), (target,))
-    return ExchangePlan(steps, exchange, network, _slowest(network))
+    return ExchangePlan(held, steps, exchange, network, _slowest(network))
 
 
 def _finished(source: Placed, pending: Pending, target: Placed) -> Chains:

@@ -60,3 +60,30 @@ def cuts_up_to(chains: Chains, m: int) -> tuple[int, tuple[tuple[int, int], ...]
         if found is not None:
             return d, found
     return None
+
+
+def placements_text(
+    chains: Chains,
+    mesh_dims: int,
+    names: Sequence[str] | None = None,
+    pending: Sequence[tuple[int, str]] = (),
+) -> str:
+    """The placements that say what the chains do, and what is pending; and the order of the cuts,
+    where that is not the one of the mesh dims. ``names`` are those of the mesh dims.
+
+    >>> placements_text((((0, 1), (2, 2)), ()), 3, pending=[(1, "sum")])
+    '[S(0), P(sum), _S(0,2)]'
+    >>> placements_text((((1, 1), (0, 1)),), 2, ("dp", "tp"))
+    '[S(0), S(0)], cut in the order tp, dp'
+    """
+    placed = ["R"] * mesh_dims
+    for m, op in pending:
+        placed[m] = f"P({op})" if " " not in op else "P"
+    for dim, chain in enumerate(chains):
+        for m, factor in chain:
+            placed[m] = f"S({dim})" if factor == 1 else f"_S({dim},{factor})"
+    said = f"[{', '.join(placed)}]"
+    if any(list(chain) != sorted(chain) for chain in chains):
+        order = [str(m if names is None else names[m]) for chain in chains for m, _ in chain]
+        said += f", cut in the order {', '.join(order)}"
+    return said

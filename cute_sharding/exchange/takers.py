@@ -1,0 +1,70 @@
+"""Those that need something of one device, and which share of it each sender sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from cute_sharding.exchange.meetings import Met
+from cute_sharding.exchange.placed import Placed
+from cute_sharding.redistribution.chains import Device
+from cute_sharding.redistribution.meeting import Runs, count_rows, span
+
+
+class Takers(NamedTuple):
+    """Those that need something of one device, numbered."""
+
+    target: Placed
+    mets: tuple[Met, ...]
+
+    @property
+    def many(self) -> int:
+        """How many they are."""
+        return prod(len(found.runs) for found in self.mets) * self.target.replicas
+
+    def at(self, i: int) -> tuple[Device, tuple[Runs, ...]]:
+        """The i-th, and what it needs."""
+        i, replica = divmod(i, self.target.replicas)
+        places: list[tuple[int, int]] = []
+        runs: list[Runs] = []
+        for found in reversed(self.mets):
+            i, at = divmod(i, len(found.runs))
+            places += found.places[at]
+            runs.append(found.runs[at])
+        return device_at(self.target, places, replica), tuple(reversed(runs))
+
+    def number(self, device: Device) -> int:
+        """Which one a device is."""
+        i = 0
+        for found in self.mets:
+            place = tuple([(m, device[m]) for m, _ in found.places[0]])
+            i = i * len(found.runs) + found.numbers[place]
+        return i * self.target.replicas + self.target.number_of_replica(device)
+
+
+def device_at(placed: Placed, places: Sequence[tuple[int, int]], replica: int) -> Device:
+    """The device at those coordinates on the mesh dims that cut, and of that number among those
+    that hold the same.
+    """
+    found = dict(places)
+    for m in reversed(placed.replicated):
+        replica, found[m] = divmod(replica, placed.mesh.sizes[m])
+    return tuple([found[m] for m in range(len(placed.mesh.sizes))])
+
+
+def overlap(
+    runs: tuple[Runs, ...], i: int, takers: int, k: int, owners: int
+) -> tuple[Runs, ...] | None:
+    """Of the box of the i-th of ``takers`` what the k-th of ``owners`` sends: the share by which
+    [i / takers, (i + 1) / takers) and [k / owners, (k + 1) / owners) overlap; None: nothing.
+    """
+    low, high = max(k * takers - i * owners, 0), min((k + 1) * takers - i * owners, owners)
+    if (low, high) == (0, owners):
+        return runs
+    counts = [count_rows(found) for found in runs]
+    if low >= high or not counts:
+        return runs if low == 0 and high > 0 and not counts else None
+    d = max(range(len(runs)), key=lambda d: (counts[d] % owners == 0, counts[d]))
+    some = span(runs[d], counts[d] * low // owners, counts[d] * high // owners)
+    return (*runs[:d], some, *runs[d + 1 :]) if some else None

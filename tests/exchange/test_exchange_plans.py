@@ -1,0 +1,140 @@
+"""What an exchange between meshes says of itself: as data, as text, and pair by pair."""
+
+import json
+import random
+
+import pytest
+from test_any_meshes import drawn_pair, drawn_ranks, drawn_sharding
+
+from cute_sharding.exchange import Exchange, Mesh, Placed, identity, plan_exchange
+from cute_sharding.exchange.placed import ranks_text
+from cute_sharding.movement import BY_OP
+from cute_sharding.redistribution import Network
+from cute_sharding.sharding import Replicate, Shard, Sharding
+
+
+def placed(shape, sizes, placements, ranks=None):
+    return Placed.of(Sharding(shape, sizes, placements), ranks)
+
+
+def check_amounts(exchange):
+    """Pair by pair, beside the parts of the ranks."""
+    world = [*exchange.ranks, max(exchange.ranks) + 1]
+    for rank in world:
+        part = exchange.part(rank)
+        sends = dict(zip(part.peers, part.sends))
+        kept = sum(copy_size(copy) for _, _, copies in part.own for copy in copies)
+        for other in world:
+            wanted = kept if other == rank else sends.get(other, 0)
+            assert exchange.amount(rank, other) == wanted, (rank, other)
+
+
+def copy_size(copy):
+    size = 1
+    for n in copy.sizes:
+        size *= n
+    return size
+
+
+@pytest.mark.parametrize("first", range(0, 600, 100))
+def test_what_one_rank_sends_another(first):
+    for seed in range(first, first + 100):
+        source, target = drawn_pair(seed)
+        check_amounts(Exchange(identity(source.shape), (source,), (target,)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_one_rank_sends_another_of_two_operands(seed):
+    """Of two tensors that are joined, what both give counts."""
+    draw = random.Random(seed)
+    shape = (draw.choice([5, 6, 8]), draw.choice([3, 4]))
+    move = BY_OP["torch.cat"].move([shape, shape], 0)
+    ranks = drawn_ranks(draw)
+    sources = tuple(drawn_sharding(draw, shape, ranks) for _ in range(2))
+    target = drawn_sharding(draw, move.outputs[0], drawn_ranks(draw))
+    check_amounts(Exchange(move, sources, (target,)))
+
+
+@pytest.mark.parametrize(
+    "ranks, text",
+    [
+        ((3,), "3"),
+        ((3, 4), "3, 4"),
+        ((3, 4, 5), "3 to 5"),
+        (range(2, 9), "2 to 8"),
+        (range(9, 5, -1), "9, 8, 7, 6"),
+        ((0, 1, 2, 8, 9, 12, 4), "0 to 2, 8, 9, 12, 4"),
+        (range(0, 1000, 3), "0, 3, 6, 9, 12, 15, 18, 21, .., 999"),
+    ],
+)
+def test_ranks_in_words(ranks, text):
+    assert ranks_text(ranks) == ranks_text(tuple(ranks)) == text
+    number = "" if len(ranks) == 1 else "s"
+    assert str(Mesh((len(ranks),), ranks)) == f"mesh ({len(ranks)},) of rank{number} {text}"
+
+
+PENDING = ((0, "sum"),)
+
+
+def pending_plan():
+    """A sum of two, on ranks 0 and 1, for each of which tp has half of the columns on two."""
+    source = placed((8, 8), (2, 2), (Replicate(), Shard(1)))
+    target = placed((8, 8), (3,), (Shard(0),), (9, 4, 5))
+    return plan_exchange(source, PENDING, target, Network.default((2, 2)))
+
+
+def test_the_plan_is_plain_data():
+    plan = pending_plan().named(("dp", "tp"), ("gen",))
+    data = plan.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert data["source_mesh"] == {"sizes": [2, 2], "names": ["dp", "tp"], "ranks": [0, 1, 2, 3]}
+    assert data["target_mesh"] == {"sizes": [3], "names": ["gen"], "ranks": [9, 4, 5]}
+    reduced, exchanged = data["steps"]
+    assert {*reduced} | {"most_peers"} == {*exchanged}
+    assert (reduced["kind"], reduced["mesh_dims"]) == ("reduce-scatter (sum)", ["dp"])
+    assert reduced["source_layout"] == "((2,2),(8,4)):((0,4),(8,1))"
+    assert (exchanged["kind"], exchanged["mesh_dims"]) == ("exchange between meshes", [])
+    assert exchanged["source_layout"] == reduced["target_layout"]
+    assert exchanged["target_layout"] is None  # 8 rows on 3 ranks
+    assert data["received_elements"] == 16 + 24 and data["lower_bound"] is None
+    assert data["seconds"] == pytest.approx(sum(step["seconds"] for step in data["steps"]))
+    by_number = pending_plan().to_dict()
+    assert by_number["steps"][0]["mesh_dims"] == [0] and by_number["source_mesh"]["names"] is None
+
+
+def test_the_plan_as_text():
+    assert str(pending_plan().named(("dp", "tp"), ("gen",))).splitlines() == [
+        "reduce-scatter (sum) on mesh dims dp: receives 16 elements, 3e-06 s",
+        "  ((2,2),(8,4)):((0,4),(8,1)) -> ((2,2),(4,4)):((32,4),(8,1))",
+        "exchange between meshes, mesh (dp=2, tp=2) of ranks 0 to 3 -> mesh (gen=3) of ranks 9, 4, "
+        "5: receives 24 elements, 9e-06 s",
+        "  [S(0), S(1)] -> [S(0)]",
+        "  at most 4 peers a rank",
+        "in all: 2 collectives, 40 elements of 4 bytes received, at most 80 held, 1.2e-05 s",
+    ]
+
+
+def test_the_plan_of_what_stays_where_it_is():
+    line, square = (placed((8, 4), sizes, (Shard(0),) * len(sizes)) for sizes in ((4,), (2, 2)))
+    assert str(plan_exchange(line, (), square)).splitlines() == [
+        "relabel, mesh (4,) of ranks 0 to 3 -> mesh (2, 2) of ranks 0 to 3: receives 0 elements, "
+        "0 s",
+        "  ((4,),(2,4)):((8,),(4,1)) -> ((2,2),(2,4)):((16,8),(4,1))",
+        "in all: 0 collectives, 0 elements of 4 bytes received, at most 16 held, 0 s",
+    ]
+
+
+def test_what_is_pending_stays_while_the_exchange_runs():
+    plan = pending_plan()
+    source, share, most = 32, 16, 16  # of a rank; a target of 3 rows is 24, and sends nothing
+    assert plan.exchange.peak_elements == max(share + most, 24 + 24)
+    assert plan.peak_elements == source + 24 + 24 > plan.steps[0].peak_elements
+    alone = plan_exchange(plan.source, (), plan.target)
+    assert alone.peak_elements == plan.exchange.peak_elements
+
+
+def test_names_are_one_for_each_mesh_dim():
+    with pytest.raises(ValueError, match=r"mesh_names \('dp',\) for a mesh \(2, 2\) of ranks 0 to"):
+        pending_plan().named(("dp",))
+    with pytest.raises(ValueError, match=r"target_names \('a', 'b'\) for a mesh \(3,\) of ranks 9"):
+        pending_plan().named(None, ("a", "b"))
