@@ -76,10 +76,10 @@ def test_ranks_in_words(ranks, text):
 PENDING = ((0, "sum"),)
 
 
-def pending_plan():
+def pending_plan(ranks=(9, 4, 5)):
     """A sum of two, on ranks 0 and 1, for each of which tp has half of the columns on two."""
     source = placed((8, 8), (2, 2), (Replicate(), Shard(1)))
-    target = placed((8, 8), (3,), (Shard(0),), (9, 4, 5))
+    target = placed((8, 8), (len(ranks),), (Shard(0),), ranks)
     return plan_exchange(source, PENDING, target, Network.default((2, 2)))
 
 
@@ -125,10 +125,10 @@ def test_the_plan_of_what_stays_where_it_is():
 
 
 def test_what_is_pending_stays_while_the_exchange_runs():
-    plan = pending_plan()
-    source, share, most = 32, 16, 16  # of a rank; a target of 3 rows is 24, and sends nothing
-    assert plan.exchange.peak_elements == max(share + most, 24 + 24)
-    assert plan.peak_elements == source + 24 + 24 > plan.steps[0].peak_elements
+    plan = pending_plan((8, 9))
+    source, target = 32, 32  # of a rank; a target's ranks hold nothing before, and receive it all
+    assert plan.exchange.peak_elements == target + target
+    assert plan.peak_elements == source + target + target > plan.steps[0].peak_elements
     alone = plan_exchange(plan.source, (), plan.target)
     assert alone.peak_elements == plan.exchange.peak_elements
 
