@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from cute_sharding.drawing.exchanges import exchange_picture, exchange_plan_picture
 from cute_sharding.drawing.grids import legend_of, panels_of
 from cute_sharding.drawing.holding import Holding, title_of
 from cute_sharding.drawing.inputs import (
     holding_of_dtensor,
     is_dtensor,
+    mesh_of,
     names_of,
     placements_of,
     sharding_of_dtensor,
@@ -21,6 +23,7 @@ from cute_sharding.drawing.moves import plan_picture
 from cute_sharding.drawing.parts import Section
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.drawing.views import view_picture
+from cute_sharding.exchange import Exchange, ExchangePlan, Mesh, Placed, plan_exchange
 from cute_sharding.layout import Layout
 from cute_sharding.redistribution import Network, RedistributionPlan
 from cute_sharding.redistribution.chains import chains_of
@@ -34,11 +37,12 @@ def draw(
     *,
     view: Any = None,
     to: Any = None,
+    mesh: Any = None,
     shape: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
 ) -> Picture:
-    """A picture of who holds what; of a view, before and after it; of a redistribution, of who
-    sends how much to whom.
+    """A picture of who holds what; of a view, before and after it; of a redistribution, also from
+    one mesh to another, of who sends how much to whom.
 
     However large tensor and mesh are, the picture is small, and takes as long: of a dim that is
     long it shows the first runs of rows of the same devices and the last one, and names what is
@@ -47,14 +51,20 @@ def draw(
     Args:
         x: a DTensor, a :class:`~cute_sharding.sharding.Sharding`, a
             :class:`~cute_sharding.layout.Layout` or a
-            :class:`~cute_sharding.redistribution.RedistributionPlan`.
+            :class:`~cute_sharding.redistribution.RedistributionPlan`; and what has ranks in the
+            place of devices (:mod:`cute_sharding.exchange`): a ``Placed`` tensor, an
+            ``ExchangePlan`` or an ``Exchange``.
         view: of a tensor, the shape that ``Tensor.view`` is given, or a
             :class:`~cute_sharding.views.View`.
         to: of a tensor, the placements to redistribute it to, as text (``"S(1), R"``) or as
             objects, torch's or ours. The plan is the one for a mesh that has all process groups.
+        mesh: the mesh of ``to``, where it is another than the tensor's: a DeviceMesh, a
+            :class:`cute_sharding.exchange.Mesh`, or sizes, whose ranks are then 0 and those that
+            follow.
         shape: of a layout ((devices), (local)), the tensor's shape: then it is drawn as the
             sharding that it says. Without it the picture shows a layout's values.
-        names: names for the mesh dims; by default those of the DTensor or of the plan.
+        names: names for the mesh dims; by default those of the DTensor or of the plan. A plan
+            between two meshes has names of both (``plan.named``).
 
     Returns:
         A ``Picture`` (cute_sharding.drawing): shown by a notebook, ``print`` or ``.show()``,
@@ -75,34 +85,72 @@ def draw(
     >>> "".join(cell.label for cell in after.panels[0].cells[0])
     '000111000111000111000111'
     """
-    _check_options(x, view, to, shape)
+    _check_options(x, view, to, mesh, shape)
     if isinstance(x, Layout):
         if shape is None:
             return layout_picture(x)
         return draw(Sharding.read(x, shape), names=names)
+    if isinstance(x, (ExchangePlan, Exchange, Placed)):
+        return _picture_of_ranks(x, names)
     if isinstance(x, RedistributionPlan):
         return plan_picture(x, names_of(names or x.mesh_names, x.mesh))
     if is_dtensor(x):
-        return _dtensor_picture(x, view, to, names)
+        return _dtensor_picture(x, view, to, mesh, names)
     if isinstance(x, Sharding):
-        return _sharding_picture(x, view, to, names_of(names, x.mesh))
+        named = names_of(names, x.mesh)
+        if mesh is not None:
+            return _picture_between(x, mesh_of(x.mesh), to, mesh, named)
+        return _sharding_picture(x, view, to, named)
     raise TypeError(
         f"draw takes a DTensor, a Sharding, a Layout or a RedistributionPlan, and not a "
         f"{type(x).__name__}"
     )
 
 
-def _check_options(x: Any, view: Any, to: Any, shape: Any) -> None:
+def _check_options(x: Any, view: Any, to: Any, mesh: Any, shape: Any) -> None:
     """That the options fit what is drawn, and one another."""
     if view is not None and to is not None:
         raise ValueError("draw takes view= or to=, not both: a picture shows one change")
-    if isinstance(x, (Layout, RedistributionPlan)) and (view is not None or to is not None):
+    has_change = isinstance(x, (Layout, RedistributionPlan, ExchangePlan, Exchange, Placed))
+    if has_change and (view is not None or to is not None):
         raise ValueError(
             f"view= and to= go with a tensor, a DTensor or a Sharding, and not with a "
             f"{type(x).__name__}"
         )
+    if mesh is not None and to is None:
+        raise ValueError("mesh= is the mesh of to=: say the placements on it, such as to='S(0)'")
     if shape is not None and not isinstance(x, Layout):
         raise ValueError(f"shape= goes with a Layout; a {type(x).__name__} has a shape of its own")
+
+
+def _picture_of_ranks(x: ExchangePlan | Exchange | Placed, names: Sequence[str] | None) -> Picture:
+    if isinstance(x, Placed):
+        holding = Holding.placed(x, names_of(names, x.mesh.sizes))
+        return holding_picture(
+            holding, f"{x.shape} on {holding.mesh_text} as {x.placements_text(holding.names)}"
+        )
+    if names is not None:
+        raise ValueError(
+            f"names= are of one mesh, and a {type(x).__name__} has two: draw "
+            "plan.named(names, target_names)"
+        )
+    return exchange_picture(x) if isinstance(x, Exchange) else exchange_plan_picture(x)
+
+
+def _picture_between(
+    x: Sharding, ranks: Mesh, to: Any, mesh: Any, named: tuple[str, ...]
+) -> Picture:
+    """From the mesh of ``ranks`` to ``mesh``."""
+    other = mesh_of(mesh)
+    target = (
+        to
+        if isinstance(to, Sharding)
+        else Sharding(x.shape, other.sizes, placements_of(to, len(x.shape)))
+    )
+    if other == ranks:
+        return plan_picture(planned(x, target), named, ranks.ranks)
+    plan = planned_between(x, ranks, target, other)
+    return exchange_plan_picture(plan.named(named, getattr(mesh, "mesh_dim_names", None)))
 
 
 def _sharding_picture(x: Sharding, view: Any, to: Any, named: tuple[str, ...]) -> Picture:
@@ -120,7 +168,7 @@ def _sharding_picture(x: Sharding, view: Any, to: Any, named: tuple[str, ...]) -
     return holding_picture(holding, title_of(x, holding))
 
 
-def _dtensor_picture(x: Any, view: Any, to: Any, names: Sequence[str] | None) -> Picture:
+def _dtensor_picture(x: Any, view: Any, to: Any, mesh: Any, names: Sequence[str] | None) -> Picture:
     sharding = sharding_of_dtensor(x)
     named = names_of(names or x.device_mesh.mesh_dim_names, sharding.mesh)
     holding, said = holding_of_dtensor(x, named)
@@ -132,6 +180,8 @@ def _dtensor_picture(x: Any, view: Any, to: Any, names: Sequence[str] | None) ->
             f"{sharding} is cut in a shard order of its own, and view= and to= read placements "
             "left to right: draw the tensor by itself"
         )
+    if mesh is not None:
+        return _picture_between(sharding, mesh_of(x.device_mesh), to, mesh, named)
     picture = draw(sharding, view=view, to=to, names=named)
     return replace(picture, captions=(*picture.captions, *said))
 
@@ -141,6 +191,39 @@ def holding_picture(holding: Holding, title: str) -> Picture:
     panels, captions = panels_of(holding)
     keys, left_out = legend_of(holding)
     return Picture(title, (Section("", panels, captions=captions),), keys, left_out)
+
+
+def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh) -> ExchangePlan:
+    """The plan from a sharding on one mesh to a sharding on another, for meshes that have all
+    process groups.
+
+    Raises:
+        ValueError: they are not of one tensor, the meshes not of their sizes, or something would
+            have to be made pending.
+    """
+    for sharding, mesh in ((source, ranks), (target, other)):
+        if sharding.mesh != mesh.sizes:
+            raise ValueError(f"{sharding} is not on {mesh}: give a mesh of {sharding.mesh}")
+    if source.shape != target.shape:
+        raise ValueError(f"{source} and {target} are not of one tensor")
+    if any(isinstance(p, Partial) for p in target.placements):
+        raise ValueError(
+            f"no plan to {target}: nothing is made pending on another mesh, give Shard or Replicate"
+        )
+    ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
+    if len(ops) > 1:
+        raise ValueError(f"{source} has pending reductions that do not commute: {sorted(ops)}")
+    pending = [
+        (m, p.reduce_op)
+        for m, p in enumerate(source.placements)
+        if isinstance(p, Partial) and source.mesh[m] > 1
+    ]
+    ndim = len(source.shape)
+    before, after = (
+        Placed(x.shape, mesh, chains_of(x.cuts, ndim, x.mesh))
+        for x, mesh in ((source, ranks), (target, other))
+    )
+    return plan_exchange(before, tuple(pending), after)
 
 
 def planned(source: Sharding, target: Sharding) -> RedistributionPlan:

@@ -101,10 +101,15 @@ def legend_of(
     """A line for each set of devices that hold the same, of a tensor or of one before and after a
     change; of very many the first ones and the last, and which are left out, in words.
     """
+    sides = {"before": holding} if after is None else {"before": holding, "after": after}
+    return legend_of_sides(sides)
+
+
+def legend_of_sides(sides: dict[str, Holding]) -> tuple[tuple[Key, ...], tuple[str, ...]]:
+    """As :func:`legend_of`, of tensors by what each is called."""
     lines: dict[tuple[str, str], dict[str, str]] = {}
     colours: dict[tuple[str, str], int] = {}
     left_out: dict[str, None] = {}
-    sides = {"before": holding} if after is None else {"before": holding, "after": after}
     for side, of in sides.items():
         groups = of.groups
         for number in range(groups) if groups <= KEYS else [*range(KEYS - 1), groups - 1]:
@@ -130,10 +135,13 @@ def _held(shapes: dict[str, str], sides: dict[str, Holding]) -> str:
 
 def _left_out_of_legend(holding: Holding) -> str:
     groups = holding.groups
-    if not holding.replicated and not holding.pending:
-        return f"devices {KEYS - 1} to {groups - 2} of {groups} are left out of the legend"
+    word = holding.word
+    in_a_row = holding.ranks is None or isinstance(holding.ranks, range)
+    if in_a_row and not holding.replicated and not holding.pending:
+        first, last = (holding.number(n) for n in (KEYS - 1, groups - 2))
+        return f"{word}s {first} to {last} of {groups} are left out of the legend"
     return (
-        f"of {groups} sets of devices that hold the same, the first {KEYS - 1} and the last are in "
+        f"of {groups} sets of {word}s that hold the same, the first {KEYS - 1} and the last are in "
         "the legend; the others are left out"
     )
 

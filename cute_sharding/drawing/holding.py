@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -10,6 +10,7 @@ from math import prod
 from cute_sharding.drawing.devices import devices_named, devices_text, first_of
 from cute_sharding.drawing.owners import run_at
 from cute_sharding.drawing.palette import COMMON
+from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.redistribution.chains import Chains, chains_of, cutting
 from cute_sharding.sharding import Partial, Sharding, format_placements
 from cute_sharding.sharding.deal import local_size
@@ -28,6 +29,7 @@ class Holding:
         names: their names.
         chains: for each tensor dim the (mesh dim, split factor) that cut it, in order.
         pending: the mesh dims on which each device holds a term of a reduction, with its op.
+        ranks: of the devices, by number; then they are called by these.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +37,7 @@ class Holding:
     names: tuple[str, ...]
     chains: Chains
     pending: tuple[tuple[int, str], ...] = ()
+    ranks: Sequence[int] | None = None
 
     @classmethod
     def of(cls, sharding: Sharding, names: tuple[str, ...]) -> Holding:
@@ -49,6 +52,17 @@ class Holding:
                 if isinstance(p, Partial) and sharding.mesh[m] > 1
             ),
         )
+
+    @classmethod
+    def placed(
+        cls,
+        placed: Placed,
+        names: tuple[str, ...],
+        pending: tuple[tuple[int, str], ...] = (),
+    ) -> Holding:
+        """Of a tensor on the ranks of a mesh."""
+        mesh = placed.mesh
+        return cls(placed.shape, mesh.sizes, names, placed.chains, pending, mesh.ranks)
 
     @cached_property
     def cutting(self) -> tuple[int, ...]:
@@ -97,13 +111,23 @@ class Holding:
                 shape[dim] = local_size(shape[dim], factor, self.mesh[m], fixed[m])
         return tuple(shape)
 
+    @property
+    def word(self) -> str:
+        """What a device is called."""
+        return "device" if self.ranks is None else "rank"
+
+    def number(self, device: int) -> int:
+        """The number that a device is called by, of the one at that place in the mesh."""
+        return device if self.ranks is None else self.ranks[device]
+
     # -- as text -----------------------------------------------------------------------------------
 
     def label(self, fixed: Mapping[int, int]) -> str:
         """The devices with those coordinates, for a cell: 0,4 hold the same, 0+4 a term each."""
         if not self.pending:
-            return devices_text(self.mesh, fixed)
-        text = devices_text(self.mesh, fixed, "," if self.replicated else "+")
+            return devices_text(self.mesh, fixed, ranks=self.ranks)
+        joint = "," if self.replicated else "+"
+        text = devices_text(self.mesh, fixed, joint, self.ranks)
         return text if "+" in text else f"+{text}"
 
     def device(self, fixed: Mapping[int, int]) -> int:
@@ -113,7 +137,7 @@ class Holding:
         if self.groups == 1 and prod(self.mesh) > 1:
             return COMMON
         if prod(self.mesh) <= COLOURED:
-            return first_of(self.mesh, fixed)
+            return self.number(first_of(self.mesh, fixed))
         number = 0
         for m in self.cutting:
             number = number * self.mesh[m] + fixed[m]
@@ -125,7 +149,7 @@ class Holding:
         said += [f"any {self.names[m]}" for m in self.replicated]
         terms = [f"each {self.names[m]} a term of the {op}" for m, op in self.pending]
         where = f" ({', '.join([*said, *terms])})" if said or terms else ""
-        return f"{devices_named(self.mesh, fixed)}{where}"
+        return f"{devices_named(self.mesh, fixed, self.word, self.ranks)}{where}"
 
     def what(self, fixed: Mapping[int, int]) -> str:
         """What they hold, as a local shape."""
@@ -142,6 +166,8 @@ class Holding:
 
     @property
     def mesh_text(self) -> str:
+        if self.ranks is not None:
+            return Mesh(self.mesh, self.ranks).text(self.names)
         return "mesh (" + ", ".join(f"{m}={n}" for m, n in zip(self.names, self.mesh)) + ")"
 
 

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from cute_sharding.drawing.holding import Holding
+from cute_sharding.exchange import Mesh
 from cute_sharding.sharding import (
     Partial,
     Placement,
@@ -108,6 +109,20 @@ def holding_of_dtensor(tensor: Any, names: tuple[str, ...]) -> tuple[Holding, tu
             f"{prod(plain.mesh) - 1} rank {last}"
         )
     return found[0], tuple(said)
+
+
+def mesh_of(mesh: Any) -> Mesh:
+    """A mesh with its ranks, from a DeviceMesh, from ours, or from sizes: then of ranks from 0 on.
+
+    >>> mesh_of((2, 2)).text()
+    'mesh (2, 2) of ranks 0 to 3'
+    """
+    if isinstance(mesh, Mesh):
+        return mesh
+    if hasattr(mesh, "mesh_dim_names"):  # a DeviceMesh: torch is not imported to find out
+        return Mesh(tuple(map(int, mesh.shape)), tuple(mesh.mesh.flatten().tolist()))
+    sizes = (mesh,) if isinstance(mesh, int) else tuple(map(int, mesh))
+    return Mesh(sizes, range(prod(sizes)))
 
 
 def view_of(view: Any, shape: Sequence[int]) -> tuple[str, View]:

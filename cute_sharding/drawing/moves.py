@@ -4,16 +4,19 @@ whom.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
 from math import prod
+from typing import TypeAlias
 
 from cute_sharding.drawing.devices import coordinate, number
 from cute_sharding.drawing.grids import legend_of, panels_of
 from cute_sharding.drawing.holding import Holding
 from cute_sharding.drawing.parts import GAP, Cell, Panel, Section
 from cute_sharding.drawing.picture import Picture
+from cute_sharding.exchange import ExchangePlan
 from cute_sharding.redistribution import Exchange, RedistributionPlan, Reduction, Step
 from cute_sharding.redistribution.chains import Device, placements_text
 
@@ -21,9 +24,13 @@ from cute_sharding.redistribution.chains import Device, placements_text
 DEVICES = 16
 
 
-def plan_picture(plan: RedistributionPlan, names: tuple[str, ...]) -> Picture:
-    """The tensor before and after a redistribution, and a matrix of amounts for each step."""
-    made = partial(Holding, plan.shape, plan.mesh, names)
+def plan_picture(
+    plan: RedistributionPlan, names: tuple[str, ...], ranks: Sequence[int] | None = None
+) -> Picture:
+    """The tensor before and after a redistribution, and a matrix of amounts for each step. With
+    ``ranks``, given by number, devices are called by these.
+    """
+    made = partial(Holding, plan.shape, plan.mesh, names, ranks=ranks)
     kept = tuple((m, "reduction that stays pending") for m in plan.source.kept if plan.mesh[m] > 1)
     before = made(plan.source.chains, tuple(sorted((*plan.source.pending, *kept))))
     after = made(plan.target.chains, kept)
@@ -33,9 +40,9 @@ def plan_picture(plan: RedistributionPlan, names: tuple[str, ...]) -> Picture:
         panels, captions = panels_of(holding)
         sections.append(Section(f"{name}: {placed_text(holding)}", panels, captions=captions))
     for i, step in enumerate(plan.steps):
-        sections.append(_step_section(f"step {i + 1}", step, names))
+        sections.append(step_section(f"step {i + 1}", step, before))
     title = f"{plan.shape} on {before.mesh_text}: {placed_text(before)} -> {placed_text(after)}"
-    return Picture(title, tuple(sections), keys, (*left_out, _in_all(plan)))
+    return Picture(title, tuple(sections), keys, (*left_out, in_all(plan, before.word)))
 
 
 def placed_text(holding: Holding) -> str:
@@ -43,40 +50,54 @@ def placed_text(holding: Holding) -> str:
     return placements_text(holding.chains, len(holding.mesh), holding.names, holding.pending)
 
 
-def _in_all(plan: RedistributionPlan) -> str:
+def in_all(plan: RedistributionPlan | ExchangePlan, word: str) -> str:
+    """What a plan takes. ``word``: what a device is called."""
     if not plan.collectives:
         return "nothing is sent"
     count = plan.collectives
     bound = plan.lower_bound
     least = "" if bound is None else f"; it needs {bound:,} that it does not hold"
     return (
-        f"in all {count} collective{'s' * (count != 1)}: the busiest device receives "
+        f"in all {count} collective{'s' * (count != 1)}: the busiest {word} receives "
         f"{plan.received_elements:,} elements{least}"
     )
 
 
-def _step_section(title: str, step: Step, names: tuple[str, ...]) -> Section:
-    where = f" on {', '.join(names[m] for m in step.mesh_dims)}" if step.mesh_dims else ""
-    devices, gap, left_out = _devices_shown(step, names)
+def step_section(title: str, step: Step, of: Holding) -> Section:
+    """Who sends how much to whom in a step, on the devices of a tensor that is drawn."""
+    where = f" on {', '.join(of.names[m] for m in step.mesh_dims)}" if step.mesh_dims else ""
+    devices, gap, left_out = _devices_shown(step, of)
+    labels = [of.number(number(step.mesh, device)) for device in devices]
     amounts = [[_amount(step, sender, receiver) for receiver in devices] for sender in devices]
-    most = max(
-        (n for i, line in enumerate(amounts) for j, n in enumerate(line) if i != j), default=0
-    )
-    cells = [
-        [_cell(n, 0 if i == j else most) for j, n in enumerate(line)]
-        for i, line in enumerate(amounts)
-    ]
-    labels = [str(number(step.mesh, device)) for device in devices]
-    if gap:  # before the last device
-        cells = [[*line[:-1], Cell(GAP), line[-1]] for line in cells]
-        cells.insert(-1, [Cell(GAP)] * (len(devices) + 1))
-        labels.insert(-1, GAP)
-    panel = Panel("", "sender", "receiver", tuple(labels), tuple(labels), tuple(map(tuple, cells)))
     return Section(
         f"{title}: {step.kind}{where}",
-        (panel,),
-        captions=(_said(step), "in brackets: what a device keeps", *left_out),
+        (matrix_panel((labels, gap), (labels, gap), amounts),),
+        captions=(_said(step, of.word), f"in brackets: what a {of.word} keeps", *left_out),
     )
+
+
+# Numbers of senders or receivers, and whether others are left out before the last one.
+Shown: TypeAlias = "tuple[Sequence[int], bool]"
+
+
+def matrix_panel(senders: Shown, receivers: Shown, amounts: Sequence[Sequence[int]]) -> Panel:
+    """A matrix of amounts, row by row; in brackets what goes from a number to itself."""
+    (rows, gap_below), (columns, gap_between) = senders, receivers
+    sent = [n for i, line in zip(rows, amounts) for j, n in zip(columns, line) if i != j]
+    most = max(sent, default=0)
+    cells = [
+        [_cell(n, 0 if i == j else most) for j, n in zip(columns, line)]
+        for i, line in zip(rows, amounts)
+    ]
+    heads = [list(map(str, rows)), list(map(str, columns))]
+    if gap_between:
+        cells = [[*line[:-1], Cell(GAP), line[-1]] for line in cells]
+        heads[1].insert(-1, GAP)
+    if gap_below:
+        cells.insert(-1, [Cell(GAP)] * len(heads[1]))
+        heads[0].insert(-1, GAP)
+    down, across = map(tuple, heads)
+    return Panel("", "sender", "receiver", down, across, tuple(map(tuple, cells)))
 
 
 def _cell(n: int, most: int) -> Cell:
@@ -86,10 +107,10 @@ def _cell(n: int, most: int) -> Cell:
     return Cell(amount_text(n), share=n / most) if n else Cell(".")
 
 
-def _said(step: Step) -> str:
-    received = f"the busiest device receives {step.received_elements:,} elements"
+def _said(step: Step, word: str) -> str:
+    received = f"the busiest {word} receives {step.received_elements:,} elements"
     if not step.communicates:
-        return "every device has what it needs: nothing is sent"
+        return f"every {word} has what it needs: nothing is sent"
     if isinstance(step, Reduction) and not step.scatters:
         return (
             f"{received}; of each pair it is counted what a reduce-scatter and an all-gather send, "
@@ -100,9 +121,7 @@ def _said(step: Step) -> str:
     return received
 
 
-def _devices_shown(
-    step: Step, names: tuple[str, ...]
-) -> tuple[list[Device], bool, tuple[str, ...]]:
+def _devices_shown(step: Step, of: Holding) -> tuple[list[Device], bool, tuple[str, ...]]:
     """All devices; of many, those that have to do with device 0, or some of them. Whether there are
     others between the last two of them, and what is left out, in words.
     """
@@ -115,8 +134,8 @@ def _devices_shown(
         each -= 1
     axes = [_coordinates(n, each) if m in dims else [0] for m, n in enumerate(step.mesh)]
     shown = list(islice(product(*axes), DEVICES))
-    text = f"{len(shown)} of {devices} devices are shown; the others are left out"
-    alike = ", ".join(name for m, name in enumerate(names) if m not in dims and step.mesh[m] > 1)
+    text = f"{len(shown)} of {devices} {of.word}s are shown; the others are left out"
+    alike = ", ".join(name for m, name in enumerate(of.names) if m not in dims and step.mesh[m] > 1)
     # Where there are layouts, all blocks are of one size.
     regular = step.source_layout is not None and step.target_layout is not None
     if alike and regular:

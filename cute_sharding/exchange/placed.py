@@ -59,7 +59,7 @@ class Mesh:
 
     Attributes:
         sizes: the number of ranks of each mesh dim.
-        ranks: the rank at each place.
+        ranks: the rank at each place; those that follow one another are kept as a range.
 
     Raises:
         ValueError: there are more or fewer ranks than places, or a rank stands twice.
@@ -78,8 +78,14 @@ class Mesh:
                 f"{len(self.ranks)} ranks for a mesh of {self.sizes}, which has "
                 f"{prod(self.sizes)} places: give one for each"
             )
-        if not isinstance(self.ranks, range) and len({*self.ranks}) < len(self.ranks):
+        if isinstance(self.ranks, range) and self.ranks.step == 1:
+            return
+        if len({*self.ranks}) < len(self.ranks):
             raise ValueError(f"a mesh has each rank once; these are {tuple(self.ranks)}")
+        first = self.ranks[0] if self.ranks else 0
+        following = range(first, first + len(self.ranks))
+        alike = all(rank == other for rank, other in zip(self.ranks, following))
+        object.__setattr__(self, "ranks", following if alike else tuple(self.ranks))
 
     @cached_property
     def _places(self) -> dict[int, int]:
