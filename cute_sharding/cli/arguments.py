@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import Counter
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, prod
 
+from cute_sharding.exchange import Mesh
 from cute_sharding.layout import Layout
 from cute_sharding.redistribution import Network
 from cute_sharding.sharding import Partial, Sharding, parse_placements
@@ -32,19 +34,58 @@ def _without_brackets(text: str) -> str:
     return text if match is None else next(part for part in match.groups() if part is not None)
 
 
-def read_mesh(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def read_mesh(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The names and the sizes of mesh dims."""
+    if "@" in text:
+        raise UsageError(
+            f"{option} {text!r}: which ranks they are makes no difference here, write "
+            f"{text.partition('@')[0].strip()}"
+        )
     names, sizes = [], []
     for i, part in enumerate(_without_brackets(text).removesuffix(",").split(",")):
         match = re.fullmatch(r"\s*(?:([A-Za-z_]\w*)=)?(\d+)\s*", part)
         if not match or int(match[2]) < 1:
             raise UsageError(
-                f"--mesh {text!r}: write name=size or size, separated by commas, such as dp=2,tp=4"
+                f"{option} {text!r}: write name=size or size, separated by commas, such as "
+                "dp=2,tp=4"
             )
         names.append(match[1] or f"mesh{i}")
         sizes.append(int(match[2]))
     if len(set(names)) < len(names):
-        raise UsageError(f"--mesh {text!r}: give each mesh dim a name of its own")
+        raise UsageError(f"{option} {text!r}: give each mesh dim a name of its own")
     return tuple(names), tuple(sizes)
+
+
+def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ...], Mesh]:
+    """A mesh with its ranks, behind an @: ``gen=4@8-11``, ``dp=2,tp=2@0,1,4,5``; without, those
+    from 0 on.
+    """
+    before, at, behind = text.partition("@")
+    names, sizes = read_mesh(before, option)
+    if not at:
+        return names, Mesh(sizes, range(prod(sizes)))
+    runs = []
+    for part in behind.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise UsageError(
+                f"{option} {text!r}: write the ranks behind @ as first-last or one by one, such as "
+                "dp=2,tp=2@4-7 or gen=2@3,9"
+            )
+        runs.append(range(int(match[1]), int(match[2] or match[1]) + 1))
+    many, first = sum(map(len, runs)), runs[0].start
+    if many != prod(sizes):
+        raise UsageError(
+            f"{option} {text!r}: {many:,} ranks for a mesh of {prod(sizes):,}, write one for each "
+            f"place, such as {before.strip()}@{first}-{first + prod(sizes) - 1}"
+        )
+    if len(runs) == 1:
+        return names, Mesh(sizes, runs[0])
+    ranks = [rank for run in runs for rank in run]
+    for rank, times in Counter(ranks).items():
+        if times > 1:
+            raise UsageError(f"{option} {text!r}: rank {rank} stands there twice, write it once")
+    return names, Mesh(sizes, ranks)
 
 
 # The views that commands take, each an option, and the row of the rule table.

@@ -5,17 +5,22 @@ file.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from cute_sharding.cli.arguments import (
     VIEWS,
     UsageError,
     read_mesh,
+    read_mesh_of_ranks,
     read_sharding,
     read_sizes,
     read_view,
 )
 from cute_sharding.drawing import Picture, draw
+from cute_sharding.drawing.dispatch import holding_picture, planned, planned_between
+from cute_sharding.drawing.holding import Holding, title_of
+from cute_sharding.drawing.moves import plan_picture
 from cute_sharding.drawing.views import view_picture
 from cute_sharding.layout import Layout
 
@@ -42,6 +47,8 @@ def run_draw(arguments: argparse.Namespace) -> dict[str, Any]:
 def _picture(arguments: argparse.Namespace) -> Picture:
     shape = None if arguments.shape is None else read_sizes(arguments.shape, "--shape")
     views = [name for name in VIEWS if getattr(arguments, name) is not None]
+    if arguments.to_mesh is not None and arguments.to is None:
+        raise UsageError("--to-mesh is the mesh of --to: give the placements on it as well")
     if len(views) + (arguments.to is not None) > 1:
         raise UsageError(
             "give one of --view, --permute, --expand, --repeat, --to: a picture shows one change"
@@ -53,13 +60,33 @@ def _picture(arguments: argparse.Namespace) -> Picture:
     missing = [name for name in ("shape", "mesh", "placements") if not _given(arguments, name)]
     if shape is None or missing:
         raise UsageError(f"give --{', --'.join(missing)}; or a --layout")
-    names, mesh = read_mesh(arguments.mesh)
-    sharding = read_sharding(arguments.placements, "--placements", shape, mesh)
     if views:
+        names, sizes = read_mesh(arguments.mesh)
+        sharding = read_sharding(arguments.placements, "--placements", shape, sizes)
         what, view = read_view(arguments, shape)
         return view_picture(sharding, view, names, what)
-    to = None if arguments.to is None else read_sharding(arguments.to, "--to", shape, mesh)
+    if arguments.to_mesh is not None or "@" in arguments.mesh:
+        return _picture_of_ranks(arguments, shape)
+    names, sizes = read_mesh(arguments.mesh)
+    sharding = read_sharding(arguments.placements, "--placements", shape, sizes)
+    to = None if arguments.to is None else read_sharding(arguments.to, "--to", shape, sizes)
     return draw(sharding, to=to, names=names)
+
+
+def _picture_of_ranks(arguments: argparse.Namespace, shape: tuple[int, ...]) -> Picture:
+    """Of a tensor on a mesh whose ranks are said, and of its way to another."""
+    names, mesh = read_mesh_of_ranks(arguments.mesh)
+    sharding = read_sharding(arguments.placements, "--placements", shape, mesh.sizes)
+    if arguments.to is None:
+        holding = replace(Holding.of(sharding, names), ranks=mesh.ranks)
+        return holding_picture(holding, title_of(sharding, holding))
+    to_names, to_mesh = names, mesh
+    if arguments.to_mesh is not None:
+        to_names, to_mesh = read_mesh_of_ranks(arguments.to_mesh, "--to-mesh")
+    to = read_sharding(arguments.to, "--to", shape, to_mesh.sizes)
+    if to_mesh == mesh:
+        return plan_picture(planned(sharding, to), names, mesh.ranks)
+    return draw(planned_between(sharding, mesh, to, to_mesh).named(names, to_names))
 
 
 def _given(arguments: argparse.Namespace, name: str) -> bool:

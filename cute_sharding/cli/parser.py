@@ -19,6 +19,11 @@ PLACEMENTS = (
     "explain prints it"
 )
 
+TO_MESH = (
+    "the mesh of --to, where it is another than --mesh: with its ranks behind @, such as "
+    "gen=4@8-11 or gen=2@3,9; by default those from 0 on, as of --mesh, which takes ranks as well"
+)
+
 
 def _explain_options(parser: argparse.ArgumentParser) -> None:
     _sharding_options(parser)
@@ -52,6 +57,7 @@ def _draw_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", metavar="PLACEMENTS", help="draw the redistribution to these placements"
     )
+    parser.add_argument("--to-mesh", metavar="MESH", help=TO_MESH)
     parser.add_argument(
         "--layout",
         help="draw a layout, such as (4,6):(1,4); with --shape the sharding that it says",
@@ -73,6 +79,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"',
     )
     parser.add_argument("--to", required=True, metavar="PLACEMENTS", help='such as "S(0),S(0)"')
+    parser.add_argument("--to-mesh", metavar="MESH", help=TO_MESH)
     links = (
         "flat:ALPHA,BETA (latency, and seconds for each element), or a link for each mesh dim, "
         "such as infiniband,nvlink"

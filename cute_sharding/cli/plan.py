@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from cute_sharding.cli.arguments import (
     read_group,
     read_itemsize,
     read_mesh,
+    read_mesh_of_ranks,
     read_network,
     read_sharding,
     read_sizes,
 )
+from cute_sharding.exchange import ExchangePlan, Mesh
+from cute_sharding.exchange.placed import ranks_text
 from cute_sharding.redistribution import Network
 from cute_sharding.sharding import Partial, Sharding
 
 
 def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     shape = read_sizes(arguments.shape, "--shape")
-    names, mesh = read_mesh(arguments.mesh)
-    source, target = (
-        read_sharding(getattr(arguments, name), f"--{name}", shape, mesh) for name in ("from", "to")
-    )
+    if arguments.to_mesh is not None:
+        names, on = read_mesh_of_ranks(arguments.mesh)
+        to_names, to = read_mesh_of_ranks(arguments.to_mesh, "--to-mesh")
+        mesh, to_mesh = on.sizes, to.sizes
+    else:
+        names, mesh = read_mesh(arguments.mesh)
+        to_mesh = mesh
+    source = read_sharding(getattr(arguments, "from"), "--from", shape, mesh)
+    target = read_sharding(arguments.to, "--to", shape, to_mesh)
     itemsize = read_itemsize(arguments.itemsize)
     network = read_network(arguments.network, mesh, itemsize)
     groups = (
@@ -31,15 +39,10 @@ def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
         if arguments.groups is None
         else [read_group(text, names) for text in arguments.groups.split(",") if text != "none"]
     )
-    return plan(
-        source,
-        target,
-        names,
-        network,
-        memory_limit=arguments.memory_limit,
-        groups=groups,
-        itemsize=itemsize,
-    )
+    given = {"memory_limit": arguments.memory_limit, "groups": groups, "itemsize": itemsize}
+    if arguments.to_mesh is not None and to != on:
+        return plan_between((source, on, names), (target, to, to_names), network, **given)
+    return plan(source, target, names, network, **given)
 
 
 def plan(
@@ -76,10 +79,6 @@ def plan(
     )
     torchs = stock_plan(shape, mesh, before, after).to_dict(network, names)
     ours = {key: value for key, value in ours.items() if key not in ("shape", "mesh")}
-    for side in (ours, torchs):
-        for what in ("received", "peak"):
-            elements = side[f"{what}_elements"]
-            side[f"{what}_bytes"] = None if elements is None else elements * itemsize
     return {
         "shape": list(shape),
         "mesh": dict(zip(names, mesh)),
@@ -90,6 +89,67 @@ def plan(
         "network": [
             {"alpha": link.alpha, "beta": link.beta} for link in map(network.link, range(len(mesh)))
         ],
+        **_sides(ours, torchs, itemsize),
+    }
+
+
+# A sharding on the ranks of a mesh, and the names of its dims.
+Side: TypeAlias = "tuple[Sharding, Mesh, Sequence[str]]"
+
+
+def plan_between(
+    before: Side,
+    after: Side,
+    network: Network | None,
+    *,
+    memory_limit: int | None = None,
+    groups: Sequence[Sequence[int]] | None = None,
+    itemsize: int = 4,
+) -> dict[str, Any]:
+    """As :func:`plan`, from one mesh to another; ``network`` is of the mesh before."""
+    from cute_sharding import plan_redistribution
+    from cute_sharding.dtensor.reports.stock import stock_plan_between
+
+    (source, mesh, names), (target, to_mesh, to_names) = before, after
+    src, dst = of_torch(source), of_torch(target)
+    found = plan_redistribution(
+        source.shape,
+        mesh,
+        src,
+        dst,
+        target_mesh=to_mesh,
+        memory_limit=memory_limit,
+        network=network,
+        groups=groups,
+        itemsize=itemsize,
+    )
+    assert isinstance(found, ExchangePlan), "the meshes are two"
+    torchs = stock_plan_between(source.shape, mesh, src, to_mesh, dst)
+    ours = found.named(names, to_names).to_dict()
+    links = [found.network.link(m) for m in range(len(mesh.sizes))]
+    return {
+        "shape": ours.pop("shape"),
+        "mesh": dict(zip(names, mesh.sizes)),
+        "ranks": ours.pop("source_mesh")["ranks"],
+        "to_mesh": dict(zip(to_names, to_mesh.sizes)),
+        "to_ranks": ours.pop("target_mesh")["ranks"],
+        "from": list(map(str, source.placements)),
+        "to": list(map(str, target.placements)),
+        "itemsize": itemsize,
+        "memory_limit": memory_limit,
+        "network": [{"alpha": link.alpha, "beta": link.beta} for link in links],
+        "network_between": {"alpha": found.link.alpha, "beta": found.link.beta},
+        **_sides(ours, torchs.to_dict(found.network, names), itemsize),
+    }
+
+
+def _sides(ours: dict[str, Any], torchs: dict[str, Any], itemsize: int) -> dict[str, Any]:
+    """Ours and torch's, with bytes; and what ours takes, of torch's."""
+    for side in (ours, torchs):
+        for what in ("received", "peak"):
+            elements = side[f"{what}_elements"]
+            side[f"{what}_bytes"] = None if elements is None else elements * itemsize
+    return {
         "ours": ours,
         "torch": torchs,
         "ours_over_torch": {
@@ -111,7 +171,6 @@ def of_torch(sharding: Sharding) -> list[Any]:
 
 
 def show_plan(result: dict[str, Any]) -> str:
-    mesh = ", ".join(f"{name}={n}" for name, n in result["mesh"].items())
     ours, torchs, itemsize = result["ours"], result["torch"], result["itemsize"]
     shape, source, target = (
         ", ".join(items)
@@ -121,10 +180,19 @@ def show_plan(result: dict[str, Any]) -> str:
         f"{name} {link['alpha']:.3g} s + {link['beta']:.3g} s an element"
         for name, link in zip(result["mesh"], result["network"])
     )
-    lines = [
-        f"({shape}) on mesh ({mesh}), elements of {itemsize} bytes: [{source}] -> [{target}]",
-        f"network: {links}",
-    ]
+    mesh = _mesh_text(result["mesh"], result.get("ranks"))
+    if "to_mesh" in result:
+        to_mesh, between = (result[name] for name in ("to_mesh", "network_between"))
+        links += (
+            f"; between the meshes {between['alpha']:.3g} s + {between['beta']:.3g} s an element"
+        )
+        lines = [
+            f"({shape}), elements of {itemsize} bytes: [{source}] on {mesh} -> [{target}] on "
+            f"{_mesh_text(to_mesh, result['to_ranks'])}"
+        ]
+    else:
+        lines = [f"({shape}) on {mesh}, elements of {itemsize} bytes: [{source}] -> [{target}]"]
+    lines.append(f"network: {links}")
     lines += [
         "",
         "by plan, with layouts (devices, local) -> flat index:",
@@ -157,6 +225,12 @@ def show_plan(result: dict[str, Any]) -> str:
     )
 
 
+def _mesh_text(mesh: dict[str, int], ranks: Sequence[int] | None) -> str:
+    """As --mesh takes it."""
+    at = "" if ranks is None else f"@{ranks_text(ranks, '-', ',', most=None)}"
+    return f"mesh ({', '.join(f'{name}={n}' for name, n in mesh.items())}){at}"
+
+
 def _show_steps(side: dict[str, Any], itemsize: int, *, most: str = "at most") -> list[str]:
     lines = []
     for step in side["steps"]:
@@ -171,6 +245,9 @@ def _show_steps(side: dict[str, Any], itemsize: int, *, most: str = "at most") -
         lines.append(f"  {step['kind']}{where}{change}{cost}")
         if step.get("source_layout") is not None and step["target_layout"] is not None:
             lines += [f"    from {step['source_layout']}", f"    to   {step['target_layout']}"]
+        if step.get("most_peers"):
+            peers = step["most_peers"]
+            lines.append(f"    at most {peers} peer{'s' * (peers != 1)} a rank")
     count = side["collectives"]
     total = (
         f"{count} collective{'s' * (count != 1)}, {_in_bytes(side['received_elements'], itemsize)} "

@@ -225,15 +225,19 @@ def decoded_order(
 
 
 def unbound_spec(
-    shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement], rank: int = 0
+    shape: Sequence[int],
+    mesh: Sequence[int],
+    placements: Sequence[Placement],
+    rank: int = 0,
+    ranks: Sequence[int] | None = None,
 ) -> DTensorSpec:
-    """The spec of a tensor that a user makes, on a mesh of those sizes as that rank of it sees it.
-    No process group is needed, and none is made.
+    """The spec of a tensor that a user makes, on a mesh of those sizes as that rank of it sees it;
+    ``ranks`` are those of the mesh, by default from 0 on. No process group is needed, and none is
+    made.
     """
     with no_modes():
-        devices = DeviceMesh(
-            "cpu", torch.arange(prod(mesh)).reshape(tuple(mesh)), _init_backend=False, _rank=rank
-        )
+        all_ranks = torch.arange(prod(mesh)) if ranks is None else torch.tensor([*ranks])
+        devices = DeviceMesh("cpu", all_ranks.reshape(tuple(mesh)), _init_backend=False, _rank=rank)
     return DTensorSpec(
         devices,
         tuple(placements),

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+import torch
+
 from cute_sharding.dtensor.replaced import redistribution_hook, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
@@ -19,6 +21,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.placements import counted_from_0, cut_of
 from cute_sharding.dtensor.run.ranks import coordinate
+from cute_sharding.exchange import Mesh
 from cute_sharding.redistribution.network import Network
 from cute_sharding.sharding.deal import local_size
 
@@ -155,6 +158,33 @@ def stock_plan(
         return StockPlan(mesh, error=words)
     misread = len(mesh) > 1 and not all(map(tensor_specs.decodes_to_shard_order, (source, target)))
     return StockPlan(mesh, tuple(steps), held, misread=misread)
+
+
+def stock_plan_between(
+    shape: Sequence[int],
+    mesh: Mesh,
+    src: Sequence[Placement],
+    target_mesh: Mesh,
+    dst: Sequence[Placement],
+) -> StockPlan:
+    """As :func:`stock_plan`, from one mesh to another: what torch raises to that, as it does it of
+    no mesh that is not the tensor's. Its function is called, with a tensor that has no elements.
+    """
+    sides = ((mesh, src), (target_mesh, dst))
+    try:
+        source, target = (
+            tensor_specs.unbound_spec(
+                shape, on.sizes, _as_taken(placements, shape, on.sizes), on.ranks[0], on.ranks
+            )
+            for on, placements in sides
+        )
+        redistribution_hook.stock_redistribute(torch.empty(0), source, target)
+    except Exception as error:
+        words = next(iter(str(error).splitlines()), "")
+        return StockPlan(mesh.sizes, error=f"{type(error).__name__}: {words}")
+    return StockPlan(
+        mesh.sizes, error="this torch does it, in steps that are not known here: run it to see them"
+    )
 
 
 def _as_taken(
