@@ -76,8 +76,8 @@ def read_mesh_of_ranks(text: str, option: str = "--mesh") -> tuple[tuple[str, ..
     many, first = sum(map(len, runs)), runs[0].start
     if many != prod(sizes):
         raise UsageError(
-            f"{option} {text!r}: {many:,} ranks for a mesh of {prod(sizes):,}, write one for each "
-            f"place, such as {before.strip()}@{first}-{first + prod(sizes) - 1}"
+            f"{option} {text!r}: {many:,} rank{'s' * (many != 1)} for a mesh of {prod(sizes):,}, "
+            f"write one for each place, such as {before.strip()}@{first}-{first + prod(sizes) - 1}"
         )
     if len(runs) == 1:
         return names, Mesh(sizes, runs[0])

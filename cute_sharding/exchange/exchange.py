@@ -175,16 +175,21 @@ class Exchange:
         """
         most = 0
         for rank in self._looked_at:
-            part = self.part(rank)
-            shapes = [source.local_shape(rank) for source in self.sources]
-            held = sum(prod(shape) for shape in (*shapes, *part.target_shapes) if shape is not None)
-            most = max(most, held + sum(part.sends) + sum(part.receives))
+            shapes = [placed.local_shape(rank) for placed in self._all]
+            held = sum(prod(shape) for shape in shapes if shape is not None)
+            most = max(most, held + sum(message.size for message in self._messages(rank)))
         return most
 
     @cached_property
     def most_peers(self) -> int:
         """With how many others a rank exchanges messages, at the most, of those looked at."""
-        return max([len(self.part(rank).peers) for rank in self._looked_at], default=0)
+        peers = ({message.peer for message in self._messages(rank)} for rank in self._looked_at)
+        return max(map(len, peers), default=0)
+
+    def _messages(self, rank: int) -> Iterator[Message]:
+        """What a rank sends, and what it receives."""
+        yield from self.sent(rank)
+        yield from self.taken(rank)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
