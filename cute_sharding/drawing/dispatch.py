@@ -15,6 +15,7 @@ from cute_sharding.drawing.inputs import (
     mesh_of,
     names_of,
     placements_of,
+    said_of_numbers,
     sharding_of_dtensor,
     view_of,
 )
@@ -174,15 +175,17 @@ def _dtensor_picture(x: Any, view: Any, to: Any, mesh: Any, names: Sequence[str]
     holding, said = holding_of_dtensor(x, named)
     if view is None and to is None:
         picture = holding_picture(holding, title_of(sharding, holding))
-        return replace(picture, captions=(*picture.captions, *said))
+        return replace(picture, captions=(*picture.captions, *said, *said_of_numbers(x)))
     if holding != Holding.of(sharding, named):
         raise ValueError(
             f"{sharding} is cut in a shard order of its own, and view= and to= read placements "
             "left to right: draw the tensor by itself"
         )
     if mesh is not None:
-        return _picture_between(sharding, mesh_of(x.device_mesh), to, mesh, named)
-    picture = draw(sharding, view=view, to=to, names=named)
+        picture = _picture_between(sharding, mesh_of(x.device_mesh), to, mesh, named)
+    else:
+        picture = draw(sharding, view=view, to=to, names=named)
+        said = (*said, *said_of_numbers(x))
     return replace(picture, captions=(*picture.captions, *said))
 
 

@@ -83,7 +83,7 @@ def _section(title: str, exchange: Exchange) -> Section:
             f"the busiest rank receives {exchange.received_elements:,} elements; a rank has at "
             f"most {peers} peer{'s' * (peers != 1)}"
         ]
-    if {*senders[0]} & {*receivers[0]}:
+    if any(exchange.amount(rank, rank) for rank in {*senders[0]} & {*receivers[0]}):
         said.append("in brackets: what a rank keeps")
     for word, shown, many in (
         ("send", senders, _ranks(exchange.sources)),

@@ -101,14 +101,19 @@ def holding_of_dtensor(tensor: Any, names: tuple[str, ...]) -> tuple[Holding, tu
                 "its placements can be read left to right, as here, or as a shard order, which is "
                 "something else where sizes do not divide"
             )
-    ranks = tensor.device_mesh.mesh.flatten()
-    first, last = int(ranks[0]), int(ranks[-1])
-    if (first, last) != (0, prod(plain.mesh) - 1):
-        said.append(
-            f"devices are numbered by their place in the mesh: device 0 is rank {first}, device "
-            f"{prod(plain.mesh) - 1} rank {last}"
-        )
     return found[0], tuple(said)
+
+
+def said_of_numbers(tensor: Any) -> tuple[str, ...]:
+    """Which ranks the devices of a DTensor are, where they are others than their numbers."""
+    ranks = tensor.device_mesh.mesh.flatten()
+    first, last, most = int(ranks[0]), int(ranks[-1]), len(ranks) - 1
+    if (first, last) == (0, most):
+        return ()
+    return (
+        f"devices are numbered by their place in the mesh: device 0 is rank {first}, device {most} "
+        f"rank {last}",
+    )
 
 
 def mesh_of(mesh: Any) -> Mesh:

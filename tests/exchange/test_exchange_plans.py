@@ -73,6 +73,20 @@ def test_ranks_in_words(ranks, text):
     assert str(Mesh((len(ranks),), ranks)) == f"mesh ({len(ranks)},) of rank{number} {text}"
 
 
+def test_a_mesh_is_its_sizes_and_ranks():
+    """Whatever they are given as."""
+    for ranks in ((4, 5, 6, 7), [4, 5, 6, 7], range(4, 8)):
+        assert Mesh((2, 2), ranks) == Mesh((2, 2), range(4, 8))
+        assert hash(Mesh((2, 2), ranks)) == hash(Mesh((2, 2), range(4, 8)))
+    for ranks in ((3, 1), [3, 1], range(3, 0, -2)):
+        mesh = Mesh((2,), ranks)
+        assert mesh == Mesh((2,), (3, 1)) != Mesh((2,), (1, 3))
+        assert [mesh.coordinates(rank) for rank in range(4)] == [None, (1,), None, (0,)]
+        assert [mesh.rank((k,)) for k in range(2)] == [3, 1]
+    with pytest.raises(ValueError, match="each rank once"):
+        Mesh((3,), [4, 5, 4])
+
+
 PENDING = ((0, "sum"),)
 
 

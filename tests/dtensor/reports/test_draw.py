@@ -51,6 +51,18 @@ def test_a_redistribution_of_a_dtensor_is_the_plan():
         assert draw(tensor, to=target) == draw(plan.named(NAMES))
 
 
+def test_a_dtensor_to_another_mesh_is_the_plan():
+    """By rank number; with the names of both meshes."""
+    tensor = distribute_tensor(torch.zeros(8, 8), mesh_of((2, 4), NAMES), [Shard(0), Shard(1)])
+    other = DeviceMesh("cpu", torch.tensor([7, 9, 8]), mesh_dim_names=("gen",), _init_backend=False)
+    plan = plan_redistribution((8, 8), (2, 4), "S(0), S(1)", "S(0)", target_mesh=other)
+    picture = draw(tensor, to=[Shard(0)], mesh=other)
+    assert picture == draw(plan.named(NAMES, ("gen",)))
+    assert picture.title.endswith("-> [S(0)] on mesh (gen=3) of ranks 7, 9, 8")
+    same = draw(tensor, to="S(0), R", mesh=tensor.device_mesh)
+    assert same.sections[2].title == "step 1: all-gather on tp" and "rank 7" in str(same)
+
+
 def test_a_shard_order_of_its_own_is_drawn_as_it_is():
     plain = tensor_of((10, 6), [Shard(0), Shard(0)], (2, 6))
     order = (ShardOrderEntry(0, (1, 0)),)
