@@ -103,7 +103,7 @@ def draw(
             return _picture_between(x, mesh_of(x.mesh), to, mesh, named)
         return _sharding_picture(x, view, to, named)
     raise TypeError(
-        f"draw takes a DTensor, a Sharding, a Layout or a RedistributionPlan, and not a "
+        f"draw takes a DTensor, a Sharding, a Placed, a Layout, a plan or an Exchange, and not a "
         f"{type(x).__name__}"
     )
 
