@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cute_sharding import draw
 from cute_sharding.drawing import Picture
+from cute_sharding.drawing.dispatch import planned_between
+from cute_sharding.drawing.inputs import mesh_of
+from cute_sharding.exchange import Mesh
 from cute_sharding.sharding import Sharding, format_placements, parse_placements
 
 PAGE = Path(__file__).with_name("gallery.md")
@@ -24,7 +28,9 @@ MEASURED = FOLDER / "measured.json"
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern of real models, in small sizes: a view of a tensor, or a redistribution."""
+    """A pattern of real models, in small sizes: a view of a tensor, or a redistribution; that to
+    another mesh, if ``to_mesh`` is one.
+    """
 
     name: str
     title: str
@@ -33,9 +39,16 @@ class Pattern:
     names: tuple[str, ...]
     view: tuple[int, ...] | None = None
     to: Any = None
+    to_mesh: Mesh | None = None
+    to_names: tuple[str, ...] = ()
 
     def picture(self) -> Picture:
-        return draw(self.sharding, view=self.view, to=self.to, names=self.names)
+        if self.to_mesh is None:
+            return draw(self.sharding, view=self.view, to=self.to, names=self.names)
+        here, there = mesh_of(self.sharding.mesh), self.to_mesh
+        target = Sharding(self.sharding.shape, there.sizes, self.to)
+        plan = planned_between(self.sharding, here, target, there)
+        return draw(plan.named(self.names, self.to_names))
 
 
 def pattern(
@@ -47,10 +60,13 @@ def pattern(
     placements: str,
     view: tuple[int, ...] | None = None,
     to: str | None = None,
+    to_mesh: tuple[dict[str, int], Sequence[int]] | None = None,
 ) -> Pattern:
     sharding = Sharding(shape, tuple(mesh.values()), parse_placements(placements))
     target = None if to is None else parse_placements(to)
-    return Pattern(name, title, text, sharding, tuple(mesh), view, target)
+    sizes, ranks = to_mesh or ({}, ())
+    other = Mesh(tuple(sizes.values()), ranks) if to_mesh else None
+    return Pattern(name, title, text, sharding, tuple(mesh), view, target, other, tuple(sizes))
 
 
 PATTERNS = (
@@ -137,6 +153,16 @@ PATTERNS = (
         *((8, 8), {"tp": 4}, "S(0)"),
         to="S(1)",
     ),
+    pattern(
+        "meshes",
+        "Weights from training to generation, on another mesh",
+        "Four ranks train a weight, and the last two of them generate with it: cut otherwise, by a "
+        "mesh of their own. What a rank has already it keeps, and the rest comes from the ranks "
+        "that have it, each element once.",
+        *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
+        to="S(0)",
+        to_mesh=({"gen": 2}, (2, 3)),
+    ),
 )
 
 
@@ -160,6 +186,8 @@ def page(measured: dict[str, Any]) -> str:
     for p in PATTERNS:
         found = measured["outcomes"][p.name]
         change = f"`.view{p.view}`" if p.view is not None else f"to `{format_placements(p.to)}`"
+        if p.to_mesh is not None:
+            change += f" on {p.to_mesh.text(p.to_names)}"
         mesh = ", ".join(f"{name}={n}" for name, n in zip(p.names, p.sharding.mesh))
         before = f"`{format_placements(p.sharding.placements)}`"
         lines += [

@@ -7,6 +7,7 @@ placements of the result, element by element.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import product
 from math import prod
@@ -24,6 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import cute_sharding
 from cute_sharding.drawing.inputs import placements_of
+from cute_sharding.exchange import Mesh
 from cute_sharding.sharding import Shard, Sharding
 
 WORLD = 8
@@ -40,22 +42,26 @@ def of_torch(sharding: Sharding) -> list[Any]:
     ]
 
 
-def held(full: Any, sharding: Sharding) -> dict[int, Any]:
-    """What each device is to hold."""
+def held(full: Any, sharding: Sharding, ranks: Sequence[int] | None = None) -> dict[int, Any]:
+    """What each device is to hold; by its rank, of a mesh of those."""
+    ranks = range(prod(sharding.mesh)) if ranks is None else ranks
     flat = full.reshape(-1)
     return {
         rank: flat[torch.tensor(list(sharding.flat_indices(device)), dtype=torch.long)].reshape(
             sharding.local_shape(device)
         )
-        for rank, device in enumerate(product(*map(range, sharding.mesh)))
+        for rank, device in zip(ranks, product(*map(range, sharding.mesh)))
     }
 
 
-def outcome(sharding: Sharding, view: Any, to: Any, *, ours: bool) -> str:
+def outcome(
+    sharding: Sharding, view: Any, to: Any, to_mesh: Mesh | None = None, *, ours: bool
+) -> str:
     """``free``, ``communicates``, ``raises`` or ``wrong``, and the placements of the result."""
     full = torch.arange(prod(sharding.shape), dtype=torch.float32).reshape(sharding.shape)
     parts = held(full, sharding)
     expected = full if view is None else full.reshape(view)
+    sizes, ranks = (sharding.mesh, None) if to_mesh is None else (to_mesh.sizes, to_mesh.ranks)
     with LocalTensorMode(prod(sharding.mesh)):
         mesh = DeviceMesh("cpu", torch.arange(prod(sharding.mesh)).reshape(sharding.mesh))
         x = DTensor.from_local(
@@ -67,27 +73,42 @@ def outcome(sharding: Sharding, view: Any, to: Any, *, ours: bool) -> str:
             stride=full.stride(),
         )
         communication = CommDebugMode()
+        cute_sharding.reset_stats()
         try:
             with (
                 cute_sharding.enabled(redistribution=True) if ours else nullcontext(),
                 communication,
             ):
-                target = None if to is None else Sharding(sharding.shape, sharding.mesh, to)
-                y = x.view(view) if target is None else x.redistribute(mesh, of_torch(target))
-                local = y.to_local()
+                y = changed(x, view, to, mesh if to_mesh is None else device_mesh_of(to_mesh), ours)
+                # Of ranks that hold nothing LocalTensor makes no view.
+                local = y.to_local() if to_mesh is None else y._local_tensor
         except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
             return f"raises {type(error).__name__}"
-        got = {rank: local._local_tensors[rank] for rank in parts}
-    result = Sharding(
-        tuple(expected.shape), sharding.mesh, placements_of(y.placements, expected.ndim)
-    )
-    right = held(expected, result)
+        got = dict(local._local_tensors)
+    result = Sharding(tuple(expected.shape), sizes, placements_of(y.placements, expected.ndim))
+    right = held(expected, result, ranks)
     placements = f"[{', '.join(map(str, result.placements))}]"
     if any(not torch.equal(got[rank], right[rank]) for rank in right):
         return f"wrong: {placements}, but devices hold something else"
-    if communication.get_total_counts():
+    # Messages from rank to rank are no collectives.
+    received = cute_sharding.stats().get("redistribute", {}).get("received_by_all", 0)
+    if communication.get_total_counts() or received:
         return f"communicates: {placements}"
     return f"free: {placements}"
+
+
+def device_mesh_of(mesh: Mesh) -> DeviceMesh:
+    return DeviceMesh("cpu", torch.tensor([*mesh.ranks]).reshape(mesh.sizes))
+
+
+def changed(x: DTensor, view: Any, to: Any, mesh: DeviceMesh, ours: bool) -> DTensor:
+    """The view of a tensor, or the tensor redistributed on that mesh."""
+    if to is None:
+        return x.view(view)
+    target = of_torch(Sharding(tuple(x.shape), tuple(mesh.shape), to))
+    if ours and mesh != x.device_mesh:
+        return cute_sharding.redistribute(x, mesh, target)
+    return x.redistribute(mesh, target)
 
 
 def measure(patterns: Any) -> dict[str, Any]:
@@ -99,7 +120,13 @@ def measure(patterns: Any) -> dict[str, Any]:
             "torch": torch.__version__.split("+")[0],
             "outcomes": {
                 pattern.name: {
-                    side: outcome(pattern.sharding, pattern.view, pattern.to, ours=side == "ours")
+                    side: outcome(
+                        pattern.sharding,
+                        pattern.view,
+                        pattern.to,
+                        pattern.to_mesh,
+                        ours=side == "ours",
+                    )
                     for side in ("torch", "ours")
                 }
                 for pattern in patterns

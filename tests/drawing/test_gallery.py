@@ -22,8 +22,8 @@ def gallery():
         yield module
 
 
-def test_twelve_patterns_with_a_small_picture_each(gallery):
-    assert len(gallery.PATTERNS) == 12
+def test_thirteen_patterns_with_a_small_picture_each(gallery):
+    assert len(gallery.PATTERNS) == 13
     page = (DOCS / "gallery.md").read_text()
     for p in gallery.PATTERNS:
         path = DOCS / "gallery" / f"{p.name}.svg"
