@@ -30,6 +30,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     is_by_elements,
     mesh_dim_text,
 )
+from cute_sharding.dtensor.run.across_meshes import across
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.foreign import cheapest
 from cute_sharding.dtensor.run.groups import Means, means
@@ -100,8 +101,9 @@ def redistribute_local_tensor(
     is_explicit: bool = False,
     counted: bool = True,
 ) -> torch.Tensor:
-    """Take this rank's local tensor from the placements of ``current`` to those of ``target``; what
-    is moved lies in the order of its strides (:mod:`.order`).
+    """Take this rank's local tensor from the placements of ``current`` to those of ``target``, also
+    on another mesh (:mod:`.across_meshes`); what is moved lies in the order of its strides
+    (:mod:`.order`).
 
     Pending reductions of torch's own Partial are part of the plan; those of other kinds (a masked
     embedding's, a norm's) are finished first, by the placement's own method. What the specs tell to
@@ -109,18 +111,15 @@ def redistribute_local_tensor(
     the shape its spec gives it, by the rank that has it.
 
     Raises:
-        NotImplementedError: the meshes differ, or a masked embedding's reduction is to stay pending
-            while elements move.
+        NotImplementedError: the meshes differ while a graph is traced, or a masked embedding's
+            reduction is to stay pending while elements move.
         RuntimeError: a change of one pending reduction into another.
         ValueError: mixed reductions that do not commute, or a pending reduction that a result
             cannot be turned back into.
     """
     mesh: Any = current.mesh
     if mesh != target.mesh:
-        raise NotImplementedError(
-            f"redistribution from mesh {mesh} to another, {target.mesh}: DTensor has no such "
-            "communication yet"
-        )
+        return across(local, current, target)
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
     before, after = tuple(current.placements), tuple(target.placements)
