@@ -2,6 +2,7 @@
 torch.
 """
 
+from cute_sharding.sharding.boxes import Box, intersection
 from cute_sharding.sharding.placement import (
     Partial,
     Placement,
@@ -13,11 +14,13 @@ from cute_sharding.sharding.placement import (
 from cute_sharding.sharding.sharding import Sharding
 
 __all__ = [
+    "Box",
     "Partial",
     "Placement",
     "Replicate",
     "Shard",
     "Sharding",
     "format_placements",
+    "intersection",
     "parse_placements",
 ]
