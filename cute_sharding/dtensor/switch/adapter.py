@@ -73,9 +73,9 @@ def enable(
             (``view`` and friends, hence also ``reshape``): others go on as under "replicate". The
             log says once of each place, at level INFO, what is redistributed.
         redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and
-            what ops do to their inputs) run by plan: each missing element moves once. Without it
-            these run so: the inputs of views and of ops that have a row, whoever answers, and
-            what torch is known to move wrongly. All else is moved by torch.
+            what ops do to their inputs) run by plan: each missing element moves once. Without it so
+            do the inputs of views and of ops that have a row, and what torch is known to move
+            wrongly; all else is moved by torch.
         views: False leaves the view ops to torch, for ``redistribution`` alone. (In place,
             ``squeeze_``, ``t_``, ``transpose_`` and ``unsqueeze_`` keep functions of ours, as
             torch has none that is right.)
@@ -86,21 +86,18 @@ def enable(
         movement: slices, splits, cat, roll, flip, pad and unfold of a sharded dim move what is
             missing, in one exchange, or nothing, where some placements of the result are free; what
             torch gathers the dim for. What is written to a slice reaches what it is a slice of.
-        network: by what plans are chosen and shown, as a Network or text (docs/flags.md): by
-            default, and for meshes that it does not fit, NVLink within hosts of eight devices and
-            InfiniBand between.
+        network: by what plans are chosen and shown, as a Network or text (docs/flags.md); by
+            default NVLink within hosts of eight devices and InfiniBand between.
 
     Raises:
         ValueError, TypeError: ``implicit_redistribution`` or ``network`` is none of those; or
             ``movement`` without ``views`` and ``ops``.
 
     A torch newer than those that were checked gives one RuntimeWarning in a process; one that is
-    older raises a RuntimeError.
-
-    Calling it again changes the setting. If it fails, everything is as it was. One thing a thread
-    cannot take from another, as torch keeps it by thread: after a change other threads may go on
-    answering (rightly) calls that they have cached as the setting before had it. So change it
-    where all ranks are, before their threads run programs.
+    older raises a RuntimeError. Calling it again changes the setting. If it fails, everything is as
+    it was. One thing a thread cannot take from another, as torch keeps it by thread: other threads
+    may go on answering (rightly) calls that they have cached as the setting before had it. So
+    change it where all ranks are, before their threads run programs.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
