@@ -90,8 +90,7 @@ def enable(
             default NVLink within hosts of eight devices and InfiniBand between.
 
     Raises:
-        ValueError, TypeError: ``implicit_redistribution`` or ``network`` is none of those; or
-            ``movement`` without ``views`` and ``ops``.
+        ValueError, TypeError: one is none of those; or ``movement`` without ``views`` and ``ops``.
 
     A torch newer than those that were checked gives one RuntimeWarning in a process; one that is
     older raises a RuntimeError. Calling it again changes the setting. If it fails, everything is as
