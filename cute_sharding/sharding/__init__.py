@@ -1,5 +1,6 @@
-"""A tensor's distribution as a layout: placements -> thread-value layout -> placements. Imports no
-torch.
+"""A tensor's distribution as a layout: placements -> thread-value layout -> placements; and
+the rows that a device holds, as strided runs (:mod:`.meeting`) and boxes of them (:mod:`.boxes`).
+Imports no torch.
 """
 
 from cute_sharding.sharding.boxes import Box, intersection
