@@ -141,9 +141,13 @@ def _place(mesh: Any, rank: int | None) -> Device | None:
             raise ValueError("local_boxes: all ranks run in this process; say which: rank=0")
         found = mesh.get_coordinate()
         return None if found is None else tuple(found)
-    here = process_groups.this_rank() if dist.is_initialized() else None
-    at = _positions(mesh, here).get(rank)
+    at = _positions(mesh, _here()).get(rank)
     return None if at is None else coordinate(at, tuple(mesh.shape))
+
+
+def _here() -> int | None:
+    """This process's rank; None without process groups."""
+    return process_groups.this_rank() if dist.is_initialized() else None
 
 
 @lru_cache(maxsize=1 << 6)
@@ -168,7 +172,7 @@ def _check_sizes(
     if dispatch_modes.local_tensor_mode() is not None:
         assert rank is not None
         local = local_tensors.local_of(collective_ops.waited(local), rank)
-    elif rank not in (None, process_groups.this_rank()):
+    elif rank not in (None, _here()):
         return
     mesh = tuple(spec.mesh.shape)
     sizes = tuple(
