@@ -16,7 +16,7 @@ with any release. Versions are semantic from 0.2.0 on (https://semver.org): publ
 their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
-``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
+``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``, ``local_boxes(tensor)``,
 ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
@@ -30,6 +30,7 @@ if typing.TYPE_CHECKING:
         enable,
         enabled,
         is_enabled,
+        local_boxes,
         plan_redistribution,
         prepare_groups,
         redistribute,
@@ -37,14 +38,18 @@ if typing.TYPE_CHECKING:
         settings,
         stats,
     )
+    from cute_sharding.sharding import Box, intersection
 
 __version__ = "0.2.0"
 __all__ = [
+    "Box",
     "disable",
     "draw",
     "enable",
     "enabled",
+    "intersection",
     "is_enabled",
+    "local_boxes",
     "plan_redistribution",
     "prepare_groups",
     "redistribute",
@@ -56,11 +61,15 @@ __all__ = [
 
 def __getattr__(name: str) -> typing.Any:
     # The adapter imports torch; the algebra must not. So the names of the adapter are looked up
-    # when they are first used. Pictures need no torch.
+    # when they are first used. Pictures and boxes need no torch.
     if name == "draw":
         from cute_sharding.drawing import draw
 
         return draw
+    if name in ("Box", "intersection"):
+        from cute_sharding import sharding
+
+        return getattr(sharding, name)
     if name in __all__:
         from cute_sharding import dtensor
 

@@ -9,8 +9,8 @@ from itertools import product
 from math import prod
 
 from cute_sharding.redistribution.chains import Chains, Device, chain_of, chains_of
-from cute_sharding.redistribution.meeting import Chain, count_rows, rows_held
 from cute_sharding.sharding import Partial, Sharding
+from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import cute_sharding
 
-
 CASES = [
     ((4,), [Shard(3)], (1, 3, 8, 16)),
     ((4,), [Shard(2)], (1, 3, 16, 8)),

@@ -42,7 +42,6 @@ from cute_sharding.exchange import Exchange, ExchangePlan, Part, Placed, plan_ex
 from cute_sharding.redistribution import Network
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.copies import fills
-from cute_sharding.redistribution.routes import Groups
 from cute_sharding.redistribution.totals import received_by_all
 
 
@@ -80,27 +79,19 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
         )
     meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
     local, current = _by_elements(local, current)
+    by, sizes = means(current.mesh), tuple(current.mesh.shape)
     plan = plan_exchange(
         Placed(tuple(current.shape), meshes.source, _chains(current)),
         _pending(current),
         Placed(tuple(current.shape), meshes.target, _chains(target)),
-        *_by(current.mesh),
+        Network.of_programs(sizes, by.network),
+        by.groups,
+        by.native,
     )
     if current.mesh._is_current_rank_part_of_mesh():
         local = run(plan.steps, local, current.mesh)
     count_moves(Crossing(plan))
     return laid_out(_exchanged(plan.exchange, local, current, target.mesh), target.tensor_meta)
-
-
-def _by(mesh: Any) -> tuple[Network, Groups, bool]:
-    """By what the plan is chosen, beside the two shardings: what every rank of both meshes knows.
-    Ranks that are not on ``mesh`` run none of the steps on it, and all groups do for them.
-    """
-    network = Network.of_programs(tuple(mesh.shape))
-    if not mesh._is_current_rank_part_of_mesh():
-        return network, None, False
-    found = means(mesh)
-    return network, found.groups, found.native
 
 
 def _chains(spec: DTensorSpec) -> Chains:

@@ -39,7 +39,7 @@ from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
 from cute_sharding.redistribution.chains import Chains
-from cute_sharding.redistribution.network import Network
+from cute_sharding.redistribution.network import Chosen, Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, received_by
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.routes import Groups, admits
@@ -257,7 +257,11 @@ def _planned(
     plan = prepared.plan
     if len(plan.steps) > 1:
         best = plan_steps(
-            plan.shape, plan.mesh, plan.source, plan.target.chains, Network.of_programs(plan.mesh)
+            plan.shape,
+            plan.mesh,
+            plan.source,
+            plan.target.chains,
+            Network.of_programs(plan.mesh, by.network),
         )
         missing = tuple(
             sorted(
@@ -281,15 +285,17 @@ def prepare(
     after: tuple[Placement, ...],
     source: Chains | None = None,
     target: Chains | None = None,
-    network: Network | None = None,
+    network: Chosen = None,
     memory_limit: int | None = None,
     groups: Groups = None,
     native: bool = False,
     names: tuple[str, ...] | None = None,
+    timed: Network | None = None,
 ) -> Prepared:
     """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
-    where that is not left to right; ``groups`` which sets of mesh dims have a process group;
-    ``names`` what refusals call the mesh dims.
+    where that is not left to right; ``network`` what it is chosen and shown by, as programs run it;
+    ``groups`` which sets of mesh dims have a process group; ``names`` what refusals call the mesh
+    dims; ``timed`` another network, whose latency counts in the choice as well.
     """
     source = left_to_right(shape, mesh, before) if source is None else source
     target = left_to_right(shape, mesh, after) if target is None else target
@@ -304,8 +310,8 @@ def prepare(
             m for m, p in enumerate(before) if isinstance(p, Partial) and m not in changes.pending
         ),
     )
-    by = (network or Network.of_programs(mesh)).checked(mesh)
-    shown = (network or Network.default(mesh)).checked(mesh)
+    by = Network.of_programs(mesh, network) if timed is None else timed.checked(mesh)
+    shown = Network.of(mesh, network) if timed is None else timed
 
     def plan(shape: tuple[int, ...], start: Held, goal: Chains) -> RedistributionPlan:
         steps = plan_steps(shape, mesh, start, goal, by, memory_limit, groups, native)
