@@ -5,17 +5,18 @@
 - :mod:`cute_sharding.views`: view ops as layouts, and placements carried through them.
 - :mod:`cute_sharding.movement`: slices, splits, rolls, pads and windows as maps of rows.
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
+- :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
 
-The public names are those in the ``__all__`` of this package and of the seven above, and of
+The public names are those in the ``__all__`` of this package and of the eight above, and of
 :mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing
 else is promised: modules inside these packages, and names that are in no ``__all__``, may change
 with any release. Versions are semantic from 0.2.0 on (https://semver.org): public names change
 their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
-``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
+``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``, ``local_boxes(tensor)``,
 ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
@@ -29,6 +30,7 @@ if typing.TYPE_CHECKING:
         enable,
         enabled,
         is_enabled,
+        local_boxes,
         plan_redistribution,
         prepare_groups,
         redistribute,
@@ -36,14 +38,18 @@ if typing.TYPE_CHECKING:
         settings,
         stats,
     )
+    from cute_sharding.sharding import Box, intersection
 
 __version__ = "0.2.0"
 __all__ = [
+    "Box",
     "disable",
     "draw",
     "enable",
     "enabled",
+    "intersection",
     "is_enabled",
+    "local_boxes",
     "plan_redistribution",
     "prepare_groups",
     "redistribute",
@@ -55,11 +61,15 @@ __all__ = [
 
 def __getattr__(name: str) -> typing.Any:
     # The adapter imports torch; the algebra must not. So the names of the adapter are looked up
-    # when they are first used. Pictures need no torch.
+    # when they are first used. Pictures and boxes need no torch.
     if name == "draw":
         from cute_sharding.drawing import draw
 
         return draw
+    if name in ("Box", "intersection"):
+        from cute_sharding import sharding
+
+        return getattr(sharding, name)
     if name in __all__:
         from cute_sharding import dtensor
 

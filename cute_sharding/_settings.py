@@ -1,10 +1,9 @@
 """The settings: one table, the fields of :class:`Settings`, from which all else about them is read.
 
 A new setting is a field here, an argument of ``cute_sharding.enable`` and ``enabled`` of the same
-name and default, and the place where it acts, which asks
-:func:`cute_sharding.dtensor.bookkeeping.settings.in_force`. The environment variables, ``status``,
-the key that keeps compiled graphs apart, the tests of imports and the check of docs/flags.md go by
-the table.
+name and default, and the place where it acts, which asks :func:`in_force`. The environment
+variables, ``status``, the key that keeps compiled graphs apart, the tests of imports and the check
+of docs/flags.md go by the table.
 
 A house of its own, below all others: `import torch` reads it, in a program that has a flag set, and
 that must cost next to nothing. So it imports neither torch nor anything of this package.
@@ -12,6 +11,8 @@ that must cost next to nothing. So it imports neither torch nor anything of this
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -37,6 +38,10 @@ class Setting(NamedTuple):
         shown: what ``status`` says where it is on; ``{}`` is its value.
         choices: what it may be, where that is not on and off alone; on is the first of them, off
             the last.
+        form: what it may be, where that is too much to list, as a pattern of text; off is None. (An
+            argument may be an object instead, which the switch checks.)
+        forms: the same, for people.
+        examples: some of it.
         in_everything: whether :data:`EVERYTHING` stands for its flag. Where none of those is on,
             nothing is.
         of_views: whether it does nothing without ``views``.
@@ -49,6 +54,9 @@ class Setting(NamedTuple):
     by_default: str
     shown: str
     choices: tuple[str, ...] = ()
+    form: str = ""
+    forms: str = ""
+    examples: tuple[str, ...] = ()
     in_everything: bool = False
     of_views: bool = False
     needs: tuple[str, ...] = ()
@@ -56,8 +64,8 @@ class Setting(NamedTuple):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """All that it may be."""
-        return self.choices or (False, True)
+        """All that it may be, or off and some of it."""
+        return (None, *self.examples) if self.form else self.choices or (False, True)
 
     @property
     def on(self) -> Any:
@@ -67,7 +75,7 @@ class Setting(NamedTuple):
     @property
     def off(self) -> Any:
         """What False and 0 stand for."""
-        return self.choices[-1] if self.choices else False
+        return None if self.form else self.choices[-1] if self.choices else False
 
     def read(self, text: str) -> Any:
         """What the environment variable says; None where it says nothing.
@@ -80,6 +88,8 @@ class Setting(NamedTuple):
             return None
         if word in _OFF:
             return self.off
+        if self.form:
+            return self._of_form(self.flag, text)
         if word in _ON:
             return self.on
         if word in self.choices:
@@ -95,8 +105,10 @@ class Setting(NamedTuple):
         """What the argument ``name`` of ``enable`` says.
 
         Raises:
-            ValueError: it is none of the ``choices``.
+            ValueError: it is none of the ``choices``, or text of no such ``form``.
         """
+        if self.form:
+            return self._of_form(name, value) if isinstance(value, str) else value
         if not self.choices:
             return bool(value)
         if isinstance(value, bool):
@@ -108,6 +120,12 @@ class Setting(NamedTuple):
             )
         return value
 
+    def _of_form(self, name: str, text: str) -> str:
+        word = re.sub(r"\s", "", text).lower()
+        if not re.fullmatch(self.form, word):
+            raise ValueError(f"{name}={text!r} is not understood: write {self.forms}")
+        return word
+
 
 def _meant(value: object, setting: Setting) -> str:
     """A question, where the value is like one of the choices."""
@@ -115,6 +133,10 @@ def _meant(value: object, setting: Setting) -> str:
 
     near = get_close_matches(str(value), setting.choices, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+_NUMBER = r"\d+(\.\d*)?(e[+-]?\d+)?"
+_LINK = "(nvlink|infiniband)"
 
 
 @dataclass(frozen=True)
@@ -171,6 +193,20 @@ class Settings:
         },
     )
 
+    network: Any = field(
+        default=None,
+        metadata={
+            "flag": "USE_CUTE_NETWORK",
+            "by_default": "NVLink within hosts of eight devices, InfiniBand between",
+            "shown": "network: {}",
+            "form": f"flat:{_NUMBER},{_NUMBER}|{_LINK}(,{_LINK})*",
+            "forms": "flat:ALPHA,BETA, the latency and the seconds for each element, such as "
+            "flat:1e-6,3.2e-10; or nvlink or infiniband, one for all mesh dims or one for each, "
+            "such as infiniband,nvlink",
+            "examples": ("infiniband,nvlink",),
+        },
+    )
+
     @classmethod
     def of(cls, **arguments: Any) -> Settings:
         """The settings that arguments of ``enable`` ask for.
@@ -189,8 +225,8 @@ class Settings:
 
     @property
     def key(self) -> str:
-        """Short, and another for other settings."""
-        return "-".join(str(getattr(self, name)) for name in TABLE)
+        """Short, without blanks, and another for other settings."""
+        return "-".join(str(getattr(self, name)) for name in TABLE).replace(" ", "")
 
 
 TABLE: dict[str, Setting] = {
@@ -260,3 +296,30 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any] | None:
             )
     switched_on = any(asked[name] for name, setting in TABLE.items() if setting.in_everything)
     return asked if switched_on else None
+
+
+_current: Settings | None = None
+
+
+def in_force() -> Settings | None:
+    """What is switched on in this process; None where nothing is."""
+    return _current
+
+
+def put_in_force(settings: Settings | None) -> None:
+    """For the switch alone, which installs what they say."""
+    global _current
+    _current = settings
+
+
+def network_in_force() -> Any:
+    """What plans are chosen and shown by: a network, or its text; None: the default. Where nothing
+    is switched on, what the environment says: it is what would be.
+
+    Raises:
+        ValueError: the environment says what is no network.
+    """
+    if _current is not None:
+        return _current.network
+    setting = TABLE["network"]
+    return setting.read(os.environ.get(setting.flag, ""))

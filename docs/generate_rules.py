@@ -14,7 +14,7 @@ from cute_sharding.movement import Diagonal, Fold, Move, Window
 from cute_sharding.movement import Row as MovementRow
 from cute_sharding.movement.forms import Form
 from cute_sharding.movement.moves import Link
-from cute_sharding.redistribution.meeting import Run
+from cute_sharding.sharding.meeting import Run
 from cute_sharding.views import TABLE, Row
 from cute_sharding.views.dim_map import DimSpec
 

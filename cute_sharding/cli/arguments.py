@@ -6,7 +6,7 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Sequence
-from math import isfinite, prod
+from math import prod
 
 from cute_sharding.exchange import Mesh
 from cute_sharding.layout import Layout
@@ -136,24 +136,9 @@ def read_sharding(
         raise UsageError(f"{option}: {error}") from None
 
 
-def read_network(text: str | None, mesh: tuple[int, ...], itemsize: int) -> Network:
-    if text is not None and text.startswith("flat:"):
-        try:
-            alpha, beta = map(float, text.removeprefix("flat:").split(","))
-        except ValueError:
-            alpha = beta = float("nan")
-        if not (isfinite(alpha) and isfinite(beta)):
-            raise UsageError(
-                f"--network {text!r}: write flat:ALPHA,BETA, the latency and the seconds for each "
-                "element, such as flat:1e-6,3.2e-10"
-            )
-        return Network.flat(alpha=alpha, beta=beta)
-    network = (
-        Network.default(mesh)
-        if text is None
-        else Network.named([name.strip() for name in text.split(",")]).checked(mesh)
-    )
-    return network.of_itemsize(itemsize)
+def read_network(text: str, mesh: tuple[int, ...], itemsize: int) -> Network:
+    network = Network.parse(text).checked(mesh)
+    return network if text.startswith("flat:") else network.of_itemsize(itemsize)
 
 
 def read_group(text: str, names: Sequence[str]) -> tuple[int, ...]:

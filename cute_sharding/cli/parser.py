@@ -87,7 +87,8 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--network",
         help=(
-            f"{links}; by default nvlink within hosts of eight devices and infiniband between. "
+            f"{links}; by default $USE_CUTE_NETWORK, and without it nvlink within hosts of eight "
+            "devices and infiniband between. "
             "Links have so many bytes a second"
         ),
     )

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from cute_sharding._settings import network_in_force
 from cute_sharding.cli.arguments import (
     read_group,
     read_itemsize,
@@ -33,7 +34,8 @@ def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     source = read_sharding(getattr(arguments, "from"), "--from", shape, mesh)
     target = read_sharding(arguments.to, "--to", shape, to_mesh)
     itemsize = read_itemsize(arguments.itemsize)
-    network = read_network(arguments.network, mesh, itemsize)
+    text = arguments.network
+    network = None if text is None else read_network(text, mesh, itemsize)
     groups = (
         None
         if arguments.groups is None
@@ -49,14 +51,14 @@ def plan(
     source: Sharding,
     target: Sharding,
     names: Sequence[str],
-    network: Network,
+    network: Network | None,
     *,
     memory_limit: int | None = None,
     groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
 ) -> dict[str, Any]:
     """The redistribution as data: our plan and what torch's own would do, in elements and seconds
-    on one network.
+    on one network; None: the one by which programs choose, and as they do.
     """
     from cute_sharding import plan_redistribution
     from cute_sharding.dtensor.reports.stock import stock_plan
@@ -77,6 +79,8 @@ def plan(
         .named(names)
         .to_dict()
     )
+    if network is None:
+        network = Network.of_elements(mesh, network_in_force(), itemsize)
     torchs = stock_plan(shape, mesh, before, after).to_dict(network, names)
     ours = {key: value for key, value in ours.items() if key not in ("shape", "mesh")}
     return {

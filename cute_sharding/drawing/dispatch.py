@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from cute_sharding._settings import network_in_force
 from cute_sharding.drawing.exchanges import exchange_picture, exchange_plan_picture
 from cute_sharding.drawing.grids import legend_of, panels_of
 from cute_sharding.drawing.holding import Holding, title_of
@@ -226,7 +227,8 @@ def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh
         Placed(x.shape, mesh, chains_of(x.cuts, ndim, x.mesh))
         for x, mesh in ((source, ranks), (target, other))
     )
-    return plan_exchange(before, tuple(pending), after)
+    network = Network.of_programs(source.mesh, network_in_force())
+    return plan_exchange(before, tuple(pending), after, network)
 
 
 def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
@@ -260,5 +262,7 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
         kept,
     )
     chains = chains_of(target.cuts, ndim, mesh)
-    steps = plan_steps(source.shape, mesh, held, chains, Network.of_programs(mesh))
-    return RedistributionPlan(source.shape, mesh, held, Held(chains), steps, Network.default(mesh))
+    by = network_in_force()
+    steps = plan_steps(source.shape, mesh, held, chains, Network.of_programs(mesh, by))
+    shown = Network.of(mesh, by)
+    return RedistributionPlan(source.shape, mesh, held, Held(chains), steps, shown)

@@ -20,6 +20,7 @@ list. The words are those of docs/glossary.md.
 # First: a torch that is too old is refused by name, and not by what it lacks.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
 from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
+from cute_sharding.dtensor.door.held import local_boxes
 from cute_sharding.dtensor.reports.plan import plan_redistribution
 from cute_sharding.dtensor.reports.stats import reset_stats, stats
 from cute_sharding.dtensor.run.any_mesh import redistribute
@@ -31,6 +32,7 @@ __all__ = [
     "enable",
     "enabled",
     "is_enabled",
+    "local_boxes",
     "plan_redistribution",
     "prepare_groups",
     "propagate_shape_and_sharding",

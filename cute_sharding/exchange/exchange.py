@@ -36,8 +36,8 @@ from cute_sharding.movement.rows import Rows, between, needed
 from cute_sharding.redistribution.chains import Device
 from cute_sharding.redistribution.copies import Copy, fills, folded, packed
 from cute_sharding.redistribution.cost import coordinates
-from cute_sharding.redistribution.meeting import Runs, count_rows
 from cute_sharding.redistribution.step import layout_of
+from cute_sharding.sharding.meeting import Runs, count_rows
 
 
 class Message(NamedTuple):

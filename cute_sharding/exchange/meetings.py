@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.movement.rows import Rows, between, held
 from cute_sharding.redistribution.chains import Device
-from cute_sharding.redistribution.meeting import Chain, Runs, rows_held
+from cute_sharding.sharding.meeting import Chain, Runs, rows_held
 
 # (mesh dim, split factor, devices of the mesh dim) of each cut of a dim.
 Cuts: TypeAlias = "tuple[tuple[int, int, int], ...]"

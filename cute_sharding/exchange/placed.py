@@ -15,8 +15,8 @@ from cute_sharding.redistribution.chains import (
     chains_of,
     placements_text,
 )
-from cute_sharding.redistribution.meeting import Chain, count_rows, rows_held
 from cute_sharding.sharding import Partial, Sharding
+from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
 # So many runs of ranks are written out; of more, as many and the last.
 RUNS_SHOWN = 8

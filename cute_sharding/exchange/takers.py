@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cute_sharding.exchange.meetings import Met
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.redistribution.chains import Device
-from cute_sharding.redistribution.meeting import Runs, count_rows, span
+from cute_sharding.sharding.meeting import Runs, count_rows, span
 
 
 class Takers(NamedTuple):

@@ -21,7 +21,7 @@ from cute_sharding.movement.rows import Rows, between, held, needed
 from cute_sharding.redistribution.chains import Chains, Device, chain_of, cutting, up_to
 from cute_sharding.redistribution.copies import Copy, Vector, folded, from_runs, packed
 from cute_sharding.redistribution.cost import coordinates
-from cute_sharding.redistribution.meeting import Chain, Run, Runs, count_rows, rows_held
+from cute_sharding.sharding.meeting import Chain, Run, Runs, count_rows, rows_held
 
 
 class Transfer(NamedTuple):

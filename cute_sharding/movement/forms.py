@@ -18,7 +18,7 @@ from itertools import combinations
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.redistribution.meeting import Run, Runs, join, meet_on_x
+from cute_sharding.sharding.meeting import Run, Runs, join, meet_on_x
 
 
 class Window(NamedTuple):

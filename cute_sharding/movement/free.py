@@ -26,7 +26,7 @@ from cute_sharding.movement.forms import Diagonal, Fold, Window
 from cute_sharding.movement.moves import Link, Move
 from cute_sharding.movement.rows import Rows, between, held, needed
 from cute_sharding.redistribution.chains import Chains, Device, chain_of, chains_of
-from cute_sharding.redistribution.meeting import Run, Runs, count_rows, meet_on_x, rows_held
+from cute_sharding.sharding.meeting import Run, Runs, count_rows, meet_on_x, rows_held
 from cute_sharding.views import Cut
 
 Cuts: TypeAlias = "tuple[Cut, ...]"

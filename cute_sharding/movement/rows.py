@@ -2,7 +2,7 @@
 
 A movement op maps the rows of a dim by pieces: output row j is input row a·j + b on an interval.
 Such a map is a *relation*, a list of :class:`Run`, as are the rows that a device holds
-(redistribution/meeting.py): so what a device has of the mapped rows is their meeting, in strided
+(sharding/meeting.py): so what a device has of the mapped rows is their meeting, in strided
 runs again, whatever the number of rows. A map that runs downward (flip) is one that runs upward on
 rows that are numbered from the end. Where several rows of a tensor stand for one of the exchange,
 or two of its dims are about the same rows, see :mod:`.forms`.
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cute_sharding.movement.forms import Form
-from cute_sharding.redistribution.meeting import (
+from cute_sharding.sharding.meeting import (
     Run,
     Runs,
     join,

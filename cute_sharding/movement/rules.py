@@ -12,7 +12,7 @@ from typing import Any
 from cute_sharding.movement.forms import Diagonal, Fold, Window
 from cute_sharding.movement.moves import Link, Move, Pairs, Shape
 from cute_sharding.movement.rows import Rows
-from cute_sharding.redistribution.meeting import Run, Runs
+from cute_sharding.sharding.meeting import Run, Runs
 
 Rule = Callable[..., "Move | None"]
 

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from cute_sharding.ops.operands import Operand, Part, cuts_of, received_for
 from cute_sharding.ops.signature import ONE, Signature
 from cute_sharding.redistribution.cost import local_elements
+from cute_sharding.redistribution.network import Chosen
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
 # Combinations weighed at most; with more, the mesh dims are decided one after the other.
@@ -106,6 +107,7 @@ def assign(
     spare: bool = False,
     shares: bool = False,
     empty: bool = False,
+    network: Chosen = None,
 ) -> Assignment:
     """The assignment under which the fewest elements are received; of several, one that leaves
     little pending, and then little on each device.
@@ -124,6 +126,7 @@ def assign(
         empty: whether what the op gives of no rows changes nothing of a reduction that is pending.
         shares: whether averages may be pending of blocks of any size, as what a device has of one
             counts by its share.
+        network: by which redistributions are planned, where it is not the default.
 
     Raises:
         ValueError: the operands do not fit the signature.
@@ -150,7 +153,7 @@ def assign(
     elif linear.operands is None:
         linear = replace(linear, operands=tuple(range(len(operands))))
     fitted = signature.fitted([operand.shape for operand in operands])
-    question = _Question(fitted, operands, mesh, reduce, linear, filled, shares, empty)
+    question = _Question(fitted, operands, mesh, reduce, linear, filled, shares, empty, network)
     return _assigned(question, spare)[1]
 
 
@@ -166,6 +169,7 @@ class _Question:
     filled: bool | frozenset[str]
     shares: bool
     empty: bool
+    network: Chosen
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -221,9 +225,10 @@ def _weighed(question: _Question, choices: Sequence[_Choice]) -> _Weighed | None
         return None
     if linear.alone and _changes_more(choices, operands, targets):
         return None
-    received = sum(received_for(operand, target, mesh) for operand, target in moved)
+    by = question.network
+    received = sum(received_for(operand, target, mesh, by) for operand, target in moved)
     # What comes of the op meets what is cut as an operand is of which it reads the sizes alone.
-    later = sum(received_for(operands[i], targets[i], mesh) for i in signature.sized)
+    later = sum(received_for(operands[i], targets[i], mesh, by) for i in signature.sized)
     results = tuple([_of_result(names, choices, reduce) for names in signature.results])
     pending = sum(isinstance(part, str) for parts in results for part in parts)
     held = sum(local_elements(operand.shape, cuts_of(target), mesh) for operand, target in moved)

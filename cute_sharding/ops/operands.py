@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from cute_sharding.redistribution.chains import chains_of
 from cute_sharding.redistribution.cost import received_elements
-from cute_sharding.redistribution.network import Network
+from cute_sharding.redistribution.network import Chosen, Network
 from cute_sharding.redistribution.plan import Held, received_by
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.views import Cut
@@ -42,11 +42,14 @@ def cuts_of(parts: Sequence[Part]) -> tuple[Cut, ...]:
 
 
 @lru_cache(maxsize=1 << 14)
-def received_for(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...]) -> int:
+def received_for(
+    operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ...], chosen: Chosen = None
+) -> int:
     """What bringing an operand to ``target`` costs: the elements that the plan receives which a
     program runs, where all mesh dims have process groups together. (An answer that depended on the
     groups would change with ``prepare_groups``, and DTensor keeps answers.) That all devices have
-    something makes a contribution of it for nothing.
+    something makes a contribution of it for nothing. ``chosen`` is the network, where it is not the
+    default.
 
     >>> received_for(Operand((8, 8), ((1, 1),)), (None,), (4,))
     48
@@ -58,7 +61,7 @@ def received_for(operand: Operand, target: tuple[Part, ...], mesh: tuple[int, ..
         for m, (part, wanted) in enumerate(zip(operand.parts, target))
         if isinstance(part, str) and part != wanted and mesh[m] > 1
     ]
-    network = Network.of_programs(mesh)
+    network = Network.of_programs(mesh, chosen)
     if not finished and network.is_flat:  # one exchange, of what is missing
         return received_elements(operand.shape, cuts_of(operand.parts), cuts_of(target), mesh)
     ndim = len(operand.shape)

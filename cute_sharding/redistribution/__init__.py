@@ -4,8 +4,8 @@ they cost. Imports no torch.
 Rows, in elements:
 
 - :mod:`.chains`: the cuts of each tensor dim, in order.
-- :mod:`.meeting`, :mod:`.digits`: which rows two devices have in common; of two, and of all at
-  once.
+- :mod:`.digits`: which rows devices have in common, of all at once; of two devices it is
+  :mod:`cute_sharding.sharding.meeting`.
 - :mod:`.cost`: the elements that devices hold and receive. No seconds.
 
 Steps:

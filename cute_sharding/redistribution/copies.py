@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding.redistribution.meeting import Run, turns_of_loops
+from cute_sharding.sharding.meeting import Run, turns_of_loops
 
 # A position in a tensor, or a step: rows of each dim. A flat buffer is a tensor of one dim.
 Vector: TypeAlias = "tuple[int, ...]"

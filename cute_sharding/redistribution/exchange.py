@@ -9,7 +9,7 @@ Each device keeps of its own what it needs. The rest it asks of those that have 
    share (:attr:`Exchange.spread`).
 
 The message from one device to another is, dim by dim, the
-rows that the one holds and the other needs (:mod:`meeting`): the pieces of the layout
+rows that the one holds and the other needs (sharding/meeting.py): the pieces of the layout
 ``composition(right_inverse(target), source)`` that belong to the two, sizes dividing or not.
 """
 
@@ -27,9 +27,9 @@ from cute_sharding.redistribution.chains import Device, cutting, up_to
 from cute_sharding.redistribution.copies import Copy, folded, from_runs, in_place, packed
 from cute_sharding.redistribution.cost import DEVICES, most_local, received
 from cute_sharding.redistribution.digits import Digits, digits
-from cute_sharding.redistribution.meeting import Runs, count_rows, meet, part
 from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
+from cute_sharding.sharding.meeting import Runs, count_rows, meet, part
 
 # Peers listed one by one to find the most that a device holds; in larger groups their messages are
 # taken to be alike.

@@ -13,14 +13,17 @@ the elements crosses each card, where w devices of the mesh dim share a host.
 What a collective takes stands in :meth:`Network.collective` alone, for our plans as for torch's.
 The plans that programs run are chosen without latency (:meth:`Network.of_programs`); and of
 messages there is one factor more, by which plans are chosen and not timed (MANY_MESSAGES of
-:mod:`.planner`).
+:mod:`.planner`). Which network it is, a setting says (network_in_force of
+:mod:`cute_sharding._settings`); who plans hands it on, as a part of what the plan is kept under.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from functools import lru_cache
+from math import isfinite, prod
+from typing import TypeAlias
 
 from cute_sharding.redistribution.cost import most_local
 from cute_sharding.redistribution.digits import Digits, common, digits
@@ -140,16 +143,68 @@ class Network:
             within.append(together if inside > DEVICES_PER_HOST and n % together == 0 else 1)
         return cls(cls.named(tuple(reversed(names))).links, tuple(reversed(within)))
 
+    @classmethod
+    def parse(cls, text: str) -> Network:
+        """The network of a text: ``flat:ALPHA,BETA``, the latency and the seconds for each element;
+        or the names of links, one for all mesh dims or one for each.
+
+        Raises:
+            ValueError: it is neither.
+
+        >>> Network.parse("infiniband, nvlink") == Network.named(["infiniband", "nvlink"])
+        True
+        >>> Network.parse("flat:1e-6,3.2e-10").link(0)
+        Link(alpha=1e-06, beta=3.2e-10)
+        """
+        if not text.startswith("flat:"):
+            return cls.named([name.strip() for name in text.split(",")])
+        try:
+            alpha, beta = map(float, text.removeprefix("flat:").split(","))
+        except ValueError:
+            alpha = beta = float("nan")
+        if not (isfinite(alpha) and isfinite(beta)):
+            raise ValueError(
+                f"network {text!r}: write flat:ALPHA,BETA, the latency and the seconds for each "
+                "element, such as flat:1e-6,3.2e-10"
+            )
+        return cls.flat(alpha=alpha, beta=beta)
+
+    @classmethod
+    def of(cls, mesh: Sequence[int], chosen: Chosen = None) -> Network:
+        """The network that was chosen, as itself or its text; :meth:`default` where none was, and
+        for a mesh that it does not fit, as one of other mesh dims.
+        """
+        return _of(tuple(mesh), chosen)
+
     def link(self, mesh_dim: int) -> Link:
         """The link of a mesh dim."""
         return self.links[mesh_dim if len(self.links) > 1 else 0]
 
     @classmethod
-    def of_programs(cls, mesh: Sequence[int]) -> Network:
-        """What the plans that programs run are judged by, eager and compiled: :meth:`default`
-        without latency, so that ranks that hold graphs for many sizes choose as the others do.
+    def of_programs(cls, mesh: Sequence[int], chosen: Chosen = None) -> Network:
+        """What the plans that programs run are judged by, eager and compiled: :meth:`of` without
+        latency, so that ranks that hold graphs for many sizes choose as the others do.
         """
-        return cls.default(mesh).without_latency
+        return _of_programs(tuple(mesh), chosen)
+
+    @classmethod
+    def of_elements(cls, mesh: Sequence[int], chosen: Chosen, itemsize: int) -> Network:
+        """:meth:`of`, by which plans are shown for elements of so many bytes: links that have a
+        name, which are timed for two, take as much longer; others are as their user says.
+        """
+        is_named = chosen is None or (isinstance(chosen, str) and not chosen.startswith("flat:"))
+        network = cls.of(mesh, chosen)
+        is_default = network == cls.default(mesh)
+        return network.of_itemsize(itemsize) if is_named or is_default else network
+
+    def fits(self, mesh: Sequence[int]) -> bool:
+        """Whether it has a link for each mesh dim, or one for all, and hosts that divide them."""
+        return len(self.links) in (1, len(mesh)) and self._hosts_divide(mesh)
+
+    def _hosts_divide(self, mesh: Sequence[int]) -> bool:
+        return self.within is None or (
+            len(self.within) == len(mesh) and not any(n % w for n, w in zip(mesh, self.within))
+        )
 
     def checked(self, mesh: Sequence[int]) -> Network:
         """Itself, if it fits the mesh.
@@ -162,9 +217,7 @@ class Network:
                 f"a network of {len(self.links)} links for a mesh of {len(mesh)} dims "
                 f"{tuple(mesh)}: give one for all, or one for each"
             )
-        if self.within is not None and (
-            len(self.within) != len(mesh) or any(n % w for n, w in zip(mesh, self.within))
-        ):
+        if not self._hosts_divide(mesh):
             raise ValueError(
                 f"{self.within} devices of each mesh dim in one host, for a mesh of {tuple(mesh)}: "
                 "give one number for each, which divides it"
@@ -268,6 +321,20 @@ class Network:
             )
             left = beyond
         return total
+
+
+Chosen: TypeAlias = "Network | str | None"
+
+
+@lru_cache(maxsize=1 << 8)
+def _of(mesh: tuple[int, ...], chosen: Chosen) -> Network:
+    network = Network.parse(chosen) if isinstance(chosen, str) else chosen
+    return Network.default(mesh) if network is None or not network.fits(mesh) else network
+
+
+@lru_cache(maxsize=1 << 8)
+def _of_programs(mesh: tuple[int, ...], chosen: Chosen) -> Network:
+    return _of(mesh, chosen).without_latency
 
 
 def messages(parts: int, *, together: bool) -> int:

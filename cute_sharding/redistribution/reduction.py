@@ -15,9 +15,9 @@ from cute_sharding.redistribution.chains import Device, cutting
 from cute_sharding.redistribution.copies import Copy, flat, folded, from_runs, in_place
 from cute_sharding.redistribution.cost import most_local
 from cute_sharding.redistribution.digits import digits
-from cute_sharding.redistribution.meeting import meet
 from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
+from cute_sharding.sharding.meeting import meet
 
 
 @dataclass(frozen=True)

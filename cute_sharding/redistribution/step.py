@@ -13,7 +13,7 @@ from cute_sharding.layout.layout import from_leaves, row_major
 from cute_sharding.redistribution.chains import Chains, Device, chain_of
 from cute_sharding.redistribution.copies import Copy
 from cute_sharding.redistribution.digits import digits
-from cute_sharding.redistribution.meeting import Chain, count_rows, rows_held
+from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
 
 @dataclass(frozen=True)

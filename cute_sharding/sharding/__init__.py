@@ -1,7 +1,9 @@
-"""A tensor's distribution as a layout: placements -> thread-value layout -> placements. Imports no
-torch.
+"""A tensor's distribution as a layout: placements -> thread-value layout -> placements; and
+the rows that a device holds, as strided runs (:mod:`.meeting`) and boxes of them (:mod:`.boxes`).
+Imports no torch.
 """
 
+from cute_sharding.sharding.boxes import Box, intersection
 from cute_sharding.sharding.placement import (
     Partial,
     Placement,
@@ -13,11 +15,13 @@ from cute_sharding.sharding.placement import (
 from cute_sharding.sharding.sharding import Sharding
 
 __all__ = [
+    "Box",
     "Partial",
     "Placement",
     "Replicate",
     "Shard",
     "Sharding",
     "format_placements",
+    "intersection",
     "parse_placements",
 ]

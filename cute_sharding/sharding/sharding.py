@@ -10,6 +10,7 @@ from math import prod
 
 from cute_sharding.layout import Layout, LayoutError, coalesce, composition, make_layout
 from cute_sharding.layout.layout import from_leaves, row_major
+from cute_sharding.sharding.boxes import Box, boxes
 from cute_sharding.sharding.deal import (
     dim_of,
     local_size,
@@ -196,6 +197,24 @@ class Sharding:
         where there are many intervals.
         """
         return row_at(self.shape[dim], self._chain(dim, device), position)
+
+    def boxes(self, device: Sequence[int]) -> tuple[Box, ...]:
+        """What the device at that mesh coordinate holds, as boxes of strided runs: each element in
+        one; none where it has no element. What is pending on mesh dims of more than one device is
+        said of each box.
+
+        >>> s = Sharding((10, 4), (2, 2), (Shard(0, split_factor=2), Partial()))
+        >>> for box in s.boxes((1, 0)):
+        ...     print(box.global_offset, box.size, box.local_offset, box.loops, box.pending)
+        (3, 0) (4, 4) (0, 0) (((2, 5, 2),), ()) ('sum',)
+        """
+        pending = [
+            p.reduce_op
+            for p, n in zip(self.placements, self.mesh, strict=True)
+            if isinstance(p, Partial) and n > 1
+        ]
+        chains = [tuple(self._chain(dim, device)) for dim in range(len(self.shape))]
+        return boxes(self.shape, chains, pending)
 
     def _chain(self, dim: int, device: Sequence[int]) -> list[tuple[int, int, int]]:
         return [

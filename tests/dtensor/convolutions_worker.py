@@ -8,25 +8,28 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import cute_sharding
 
+CASES = [
+    ((4,), [Shard(3)], (1, 3, 8, 16)),
+    ((4,), [Shard(2)], (1, 3, 16, 8)),
+    ((2, 2), [Shard(2), Shard(3)], (1, 3, 8, 8)),
+    ((2, 2), [Shard(0), Shard(3)], (2, 3, 8, 8)),
+    ((2, 2), [Shard(3), Shard(3)], (2, 3, 8, 24)),  # of uneven blocks
+]
 
-def several(rank, world, rendezvous):
-    start(rank, patches, world, rendezvous)
+
+def several(rank, world, rendezvous, cases):
+    start(rank, patches, world, rendezvous, cases)
 
 
-def patches():
-    line, grid = (init_device_mesh("cpu", sizes) for sizes in ((4,), (2, 2)))
-    cases = [
-        (line, [Shard(3)], (1, 3, 8, 16)),
-        (line, [Shard(2)], (1, 3, 16, 8)),
-        (grid, [Shard(2), Shard(3)], (1, 3, 8, 8)),
-        (grid, [Shard(0), Shard(3)], (2, 3, 8, 8)),
-        (grid, [Shard(3), Shard(3)], (2, 3, 8, 24)),  # of uneven blocks
-    ]
+def patches(numbers):
+    cases = [CASES[i] for i in numbers]
+    meshes = {sizes: init_device_mesh("cpu", sizes) for sizes, *_ in cases}
     apart = 4, {"stride": 4}
     overlapping = 3, {"padding": 1}  # of which torch has neighbours tell one another nothing
     for flags in ({}, {"movement": True, "redistribution": True}):
         with cute_sharding.enabled(**flags):
-            for mesh, placements, shape in cases:
+            for sizes, placements, shape in cases:
+                mesh = meshes[sizes]
                 for dynamic in (None, False, True):
                     embedded(mesh, placements, shape, apart, dynamic)
                 embedded(mesh, placements, shape, overlapping, None)

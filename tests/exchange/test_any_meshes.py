@@ -10,8 +10,8 @@ import pytest
 
 from cute_sharding.exchange import Exchange, Mesh, Placed, identity
 from cute_sharding.movement import BY_OP
-from cute_sharding.redistribution.meeting import rows_held
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
+from cute_sharding.sharding.meeting import rows_held
 
 
 def drawn_sharding(draw, shape, ranks):

@@ -3,7 +3,7 @@
 A decision never depends on what is kept: any cache may be emptied at any time, on one rank alone,
 and changes nothing but how long the next op takes. (``tests/dtensor/promises/test_no_history.py``
 empties all of them between any two ops.) Beside caches there is what a program has asked for, and
-what tells people of it.
+what tells people of it; and what is switched on (:mod:`cute_sharding._settings`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class Kept(NamedTuple):
 
 
 TABLE = (
-    Kept("bookkeeping.settings._current", "what is switched on"),
     Kept("switch.adapter._installed", "what of torch is replaced"),
     Kept("run.groups._groups", "process groups that the program has prepared"),
     Kept("run.dynamic._meshes", "the meshes that compiled graphs name"),

@@ -8,19 +8,12 @@ changes, as the switch makes what it installs. All ranks are to have the same se
 
 from __future__ import annotations
 
-from cute_sharding._settings import Implicit, Settings
+from cute_sharding._settings import (
+    Implicit,
+    Settings,
+    in_force,
+    network_in_force,
+    put_in_force,
+)
 
-__all__ = ["Implicit", "Settings", "in_force", "put_in_force"]
-
-_current: Settings | None = None
-
-
-def in_force() -> Settings | None:
-    """What is switched on; None where nothing is."""
-    return _current
-
-
-def put_in_force(settings: Settings | None) -> None:
-    """For the switch alone, which installs what they say."""
-    global _current
-    _current = settings
+__all__ = ["Implicit", "Settings", "in_force", "network_in_force", "put_in_force"]

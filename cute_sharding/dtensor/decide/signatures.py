@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.local_arguments import in_their_place
 from cute_sharding.dtensor.decide.picks import by_picks
@@ -117,6 +118,7 @@ def _assigned(
         filled=row.has_rows(*args, **kwargs),
         shares=row.shares is not None,
         empty=row.empty,
+        network=network_in_force(),
     )
 
     def leaving(reduce: str | None) -> Assignment:
@@ -153,6 +155,7 @@ def for_less(
             Operand(shape, parts_of(spec.placements, factors)),
             parts_of(other.placements, factors),
             mesh,
+            network_in_force(),
         )
         for shape, spec, other in zip(shapes, specs, wanted)
     )

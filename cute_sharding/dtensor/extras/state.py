@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.door.held import held_at
 from cute_sharding.dtensor.replaced import (
     patches,
     process_groups,
@@ -27,41 +28,32 @@ from cute_sharding.dtensor.replaced.patch import Patch
 from cute_sharding.dtensor.run.ranks import places
 from cute_sharding.dtensor.run.reading import of_source
 from cute_sharding.redistribution.chains import Chains
-from cute_sharding.sharding.blocks import Block, blocks
+from cute_sharding.sharding import Box
 
 
-def blocks_of(tensor: Any) -> list[Block]:
-    """What this rank holds of a DTensor. All ranks of its mesh ask together: where placements can
-    be read in two ways, their local shapes tell, once.
+def blocks_of(tensor: Any) -> list[Box]:
+    """What this rank holds of a DTensor, as contiguous boxes. All ranks of its mesh ask together:
+    where placements can be read in two ways, their local shapes tell, once.
 
-    Where the tensor has no elements at all, one block of none, that it may be known by.
+    Where the tensor has no elements at all, one box of none, that it may be known by.
     """
     spec = tensor._spec
     device = spec.mesh.get_coordinate()
     if device is None:
         return []
-    return _blocks(
-        tuple(spec.shape), tuple(spec.mesh.shape), of_source(spec, tensor._local_tensor), device
-    )
+    return _blocks(spec, of_source(spec, tensor._local_tensor), device)
 
 
-def _blocks(
-    shape: tuple[int, ...], mesh: tuple[int, ...], chains: Chains, device: Sequence[int]
-) -> list[Block]:
-    if prod(shape) == 0:
-        return [Block((0,) * len(shape), shape, (0,) * len(shape))]
-    return blocks(
-        shape, [[(factor, mesh[m], device[m]) for m, factor in chain] for chain in chains]
-    )
+def _blocks(spec: Any, chains: Chains, device: Sequence[int]) -> list[Box]:
+    if prod(spec.shape) == 0:
+        return [Box((0,) * len(spec.shape), tuple(spec.shape), (0,) * len(spec.shape))]
+    found = [part for box in held_at(spec, chains, device) for part in box.contiguous()]
+    return sorted(found, key=lambda block: block.global_offset)
 
 
-def _part(local: torch.Tensor, block: Block) -> torch.Tensor:
+def _part(local: torch.Tensor, block: Box) -> torch.Tensor:
     """The block in the local tensor, as a view."""
-    if 0 in block.sizes:
-        return local.new_empty(block.sizes)
-    for d, (place, size) in enumerate(zip(block.places, block.sizes)):
-        local = local.narrow(d, place, size)
-    return local
+    return local[block.local_slices] if block.elements else local.new_empty(block.size)
 
 
 def _is_torchs(tensor: Any) -> bool:
@@ -78,7 +70,7 @@ def write_items(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(self, fqn, object)
         self._raise_if_contains_partial_placements()
         return [
-            state_dicts.write_item(fqn, self, block.offsets, block.sizes)
+            state_dicts.write_item(fqn, self, block.global_offset, block.size)
             for block in blocks_of(self)
         ]
 
@@ -92,7 +84,7 @@ def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
         if _is_torchs(self):
             return stock(self)
         self._raise_if_contains_partial_placements()
-        return [state_dicts.chunk(block.offsets, block.sizes) for block in blocks_of(self)]
+        return [state_dicts.chunk(block.global_offset, block.size) for block in blocks_of(self)]
 
     return __create_chunk_list__
 
@@ -107,13 +99,13 @@ def tensor_shard(stock: Callable[..., Any]) -> Callable[..., Any]:
         found = [
             block
             for block in blocks_of(self)
-            if index.offset is None or block.offsets == tuple(index.offset)
+            if index.offset is None or block.global_offset == tuple(index.offset)
         ]
         if len(found) != 1:
             raise ValueError(
                 f"this rank has no one block at {index} of a DTensor of shape {tuple(self.shape)} "
                 f"with placements {self.placements}: it has them at "
-                f"{[block.offsets for block in blocks_of(self)]}"
+                f"{[block.global_offset for block in blocks_of(self)]}"
             )
         return _part(self.to_local(), found[0])
 
@@ -150,14 +142,7 @@ def _filled(tensor: Any, whole: torch.Tensor) -> Any:
         tensor = tensor_specs.like(tensor, local)
     with torch.no_grad():
         for block in held:
-            _part(tensor.to_local(), block).copy_(
-                whole[
-                    tuple(
-                        slice(start, start + size)
-                        for start, size in zip(block.offsets, block.sizes)
-                    )
-                ]
-            )
+            _part(tensor.to_local(), block).copy_(whole[block.global_slices])
     return tensor
 
 
@@ -215,10 +200,10 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
     any device's runs begin or end, so that these are the cells of one table.
     """
     spec = dtensor._spec
-    shape, mesh = tuple(spec.shape), tuple(spec.mesh.shape)
+    shape = tuple(spec.shape)
     chains = of_source(spec, dtensor._local_tensor)
     held = [
-        (rank, _blocks(shape, mesh, chains, device))
+        (rank, _blocks(spec, chains, device))
         for rank, device in places(spec.mesh, process_groups.this_rank()).items()
     ]
     edges = [
@@ -227,19 +212,19 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
                 edge
                 for _, some in held
                 for block in some
-                for edge in (block.offsets[d], block.offsets[d] + block.sizes[d])
+                for edge in (block.global_offset[d], block.global_offset[d] + block.size[d])
             }
         )
         for d in range(len(shape))
     ]
 
-    def cells(d: int, block: Block) -> list[tuple[int, int]]:
+    def cells(d: int, block: Box) -> list[tuple[int, int]]:
         if d == len(shape):
             return [(0, 0)]
         inside = [
             edge
             for edge in edges[d]
-            if block.offsets[d] <= edge <= block.offsets[d] + block.sizes[d]
+            if block.global_offset[d] <= edge <= block.global_offset[d] + block.size[d]
         ]
         return [(start, stop - 1) for start, stop in pairwise(inside)]
 

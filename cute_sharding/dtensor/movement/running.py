@@ -44,7 +44,7 @@ from cute_sharding.movement.forms import Diagonal
 from cute_sharding.movement.rows import Rows
 from cute_sharding.redistribution.chains import chain_of
 from cute_sharding.redistribution.copies import Copy, flat
-from cute_sharding.redistribution.meeting import rows_held
+from cute_sharding.sharding.meeting import rows_held
 
 
 @dataclass(frozen=True, eq=False)

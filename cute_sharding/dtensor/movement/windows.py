@@ -12,7 +12,7 @@ import torch
 from cute_sharding.movement.exchange import Side
 from cute_sharding.movement.forms import Diagonal, Fold, Window
 from cute_sharding.movement.rows import Rows, held
-from cute_sharding.redistribution.meeting import Runs, count_rows, rows_held
+from cute_sharding.sharding.meeting import Runs, count_rows, rows_held
 
 
 def collapsed(local: torch.Tensor, rows: Rows, side: Side) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
@@ -57,9 +58,11 @@ def plan_redistribution(
         groups: the sets of two or more mesh dims whose ranks have a process group together; each
             mesh dim by itself has one. By default all sets, as after ``prepare_groups(mesh)``; and
             of a DeviceMesh with process groups those that it has.
-        network: latency and time per element of each mesh dim; by default NVLink within hosts of
-            eight devices and InfiniBand between (:meth:`Network.default`), for elements of
-            ``itemsize`` bytes.
+        network: latency and time per element of each mesh dim. By default what programs choose
+            their plans by (without its latency): that of ``enable(network=...)`` or
+            ``USE_CUTE_NETWORK``, else NVLink within hosts of eight devices and InfiniBand between
+            (:meth:`Network.default`); links that have a name are timed for elements of ``itemsize``
+            bytes.
         itemsize: the bytes of an element, by which the plan is shown; all counts are of elements.
 
     Returns:
@@ -109,18 +112,20 @@ def plan_redistribution(
                 f"no plan from {before} to {after} on {mesh_dim_text(m, names)}: only torch's own "
                 "Partial can be reduced by plan, and nothing but itself made Partial"
             )
+    chosen = network_in_force()
     plan = prepare(
         shape,
         sizes,
         source,
         target,
-        network=network,
+        network=chosen,
+        timed=network,
         memory_limit=memory_limit,
         groups=at_hand,
         names=names,
     ).plan
     if network is None:
-        plan = replace(plan, network=plan.network.of_itemsize(itemsize))
+        plan = replace(plan, network=Network.of_elements(sizes, chosen, itemsize))
     return replace(plan.named(names), itemsize=itemsize)
 
 
@@ -149,15 +154,16 @@ def _between(
     pending = [
         (m, p.reduce_op) for m, p in enumerate(before) if isinstance(p, Partial) and sizes[m] > 1
     ]
-    network = (network or Network.default(sizes).of_itemsize(itemsize)).checked(sizes)
+    network = network or Network.of_elements(sizes, network_in_force(), itemsize)
     plan = plan_exchange(
         Placed(shape, one, left_to_right(shape, one.sizes, before)),
         tuple(pending),
         Placed(shape, two, left_to_right(shape, two.sizes, after)),
-        network,
+        network.checked(sizes),
         at_hand,
     )
-    return replace(plan, itemsize=itemsize)
+    names = (getattr(each, "mesh_dim_names", None) for each in (mesh, other))
+    return replace(plan.named(*names), itemsize=itemsize)
 
 
 def _ranks_of(mesh: DeviceMesh | Mesh | Sequence[int]) -> Mesh:

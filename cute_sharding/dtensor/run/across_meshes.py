@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
-from cute_sharding.dtensor.replaced import collective_ops, process_groups, tensor_specs
+from cute_sharding.dtensor.replaced import (
+    collective_ops,
+    dispatch_modes,
+    process_groups,
+    redistribution_hook,
+    tensor_specs,
+)
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
@@ -31,13 +37,11 @@ from cute_sharding.dtensor.run.packing import (
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import readings
-from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
 from cute_sharding.exchange import Exchange, ExchangePlan, Part, Placed, plan_exchange
 from cute_sharding.redistribution import Network
 from cute_sharding.redistribution.chains import Chains
 from cute_sharding.redistribution.copies import fills
-from cute_sharding.redistribution.routes import Groups
 from cute_sharding.redistribution.totals import received_by_all
 
 
@@ -63,33 +67,31 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
     a rank that is not on it one without elements. What is moved lies in the order of the strides.
 
     Raises:
+        NotImplementedError: a compiler traces.
         ValueError: the meshes are slices that do not belong together.
         RuntimeError: the placements can be read in two ways.
         OtherShape: the local tensor is not of the shape that they give; on the rank that has it.
     """
+    if dispatch_modes.is_tracing():
+        raise NotImplementedError(
+            f"redistribution from mesh {current.mesh} to another, {target.mesh}, in a graph: call "
+            "cute_sharding.redistribute(tensor, mesh, placements), which runs between graphs"
+        )
     meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
     local, current = _by_elements(local, current)
+    by, sizes = means(current.mesh), tuple(current.mesh.shape)
     plan = plan_exchange(
         Placed(tuple(current.shape), meshes.source, _chains(current)),
         _pending(current),
         Placed(tuple(current.shape), meshes.target, _chains(target)),
-        *_by(current.mesh),
+        Network.of_programs(sizes, by.network),
+        by.groups,
+        by.native,
     )
     if current.mesh._is_current_rank_part_of_mesh():
         local = run(plan.steps, local, current.mesh)
     count_moves(Crossing(plan))
     return laid_out(_exchanged(plan.exchange, local, current, target.mesh), target.tensor_meta)
-
-
-def _by(mesh: Any) -> tuple[Network, Groups, bool]:
-    """By what the plan is chosen, beside the two shardings: what every rank of both meshes knows.
-    Ranks that are not on ``mesh`` run none of the steps on it, and all groups do for them.
-    """
-    network = Network.of_programs(tuple(mesh.shape))
-    if not mesh._is_current_rank_part_of_mesh():
-        return network, None, False
-    found = means(mesh)
-    return network, found.groups, found.native
 
 
 def _chains(spec: DTensorSpec) -> Chains:
@@ -110,16 +112,13 @@ def _chains(spec: DTensorSpec) -> Chains:
 
 def _by_elements(local: torch.Tensor, spec: DTensorSpec) -> tuple[torch.Tensor, DTensorSpec]:
     """Without reductions that are placements' own (a norm's, a masked embedding's): finished."""
-    done = tuple(
-        [
-            Replicate() if isinstance(p, Partial) and type(p) is not Partial else p
-            for p in spec.placements
-        ]
-    )
-    if done == tuple(spec.placements):
-        return local, spec
-    target = DTensorSpec(spec.mesh, done, spec.tensor_meta)
-    return redistribute_local_tensor(local, spec, target), target
+    placements = list(spec.placements)
+    for m, placement in enumerate(placements):
+        if isinstance(placement, Partial) and type(placement) is not Partial:
+            placements[m] = Replicate()
+            if spec.mesh._is_current_rank_part_of_mesh():
+                local = redistribution_hook.reduce_value(placement, local, spec.mesh, m)
+    return local, DTensorSpec(spec.mesh, tuple(placements), spec.tensor_meta)
 
 
 def _pending(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:

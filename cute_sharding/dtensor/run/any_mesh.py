@@ -17,7 +17,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Replicate,
     mesh_dim_text,
 )
-from cute_sharding.dtensor.run.across_meshes import across
 from cute_sharding.dtensor.run.placements import checked_placements
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
@@ -70,19 +69,9 @@ def redistribute(
     torch.Size([4, 3])
     >>> torch.distributed.destroy_process_group()
     """
-    if not isinstance(tensor, DTensor):
-        raise TypeError(
-            f"redistribute takes a DTensor, not {type(tensor).__name__}: make one with "
-            "torch.distributed.tensor.distribute_tensor or DTensor.from_local"
-        )
-    if tensor.device_mesh.device_type != mesh.device_type:
-        raise ValueError(
-            f"redistribute from a mesh of {tensor.device_mesh.device_type} devices to one of "
-            f"{mesh.device_type} devices: both are to be of one kind, move the tensor first"
-        )
-    shape = tuple(tensor.shape)
+    _check(tensor, mesh)
     wanted: Any = (Replicate(),) * mesh.ndim if placements is None else placements
-    wanted = checked_placements(wanted, shape, tuple(mesh.shape), "placements")
+    wanted = checked_placements(wanted, tuple(tensor.shape), tuple(mesh.shape), "placements")
     for m, placement in enumerate(wanted):
         if isinstance(placement, Partial):
             raise ValueError(
@@ -93,9 +82,25 @@ def redistribute(
     return found
 
 
+def _check(tensor: Any, mesh: DeviceMesh) -> None:
+    if not isinstance(tensor, DTensor):
+        raise TypeError(
+            f"redistribute takes a DTensor, not {type(tensor).__name__}: make one with "
+            "torch.distributed.tensor.distribute_tensor or DTensor.from_local"
+        )
+    if tensor.device_mesh.device_type != mesh.device_type:
+        raise ValueError(
+            f"redistribute from a mesh of {tensor.device_mesh.device_type} devices to one of "
+            f"{mesh.device_type} devices: both are to be of one kind, move the tensor first"
+        )
+
+
 class _Redistribute(torch.autograd.Function):
     """Its own derivative: the gradient goes to where the tensor was; of something pending, to all
     that contributed.
+
+    Only the ranks of a mesh know how a gradient lies there: torch does not tell others what its ops
+    redistribute. So it is first brought to the placements that the result had.
     """
 
     @staticmethod
@@ -103,18 +108,14 @@ class _Redistribute(torch.autograd.Function):
         ctx: Any, tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]
     ) -> DTensor:
         spec = tensor._spec
-        ctx.before = (
-            spec.mesh,
-            tuple([Replicate() if isinstance(p, Partial) else p for p in spec.placements]),
-        )
+        before = [Replicate() if isinstance(p, Partial) else p for p in spec.placements]
+        ctx.before, ctx.after = (spec.mesh, tuple(before)), (mesh, placements)
         target = DTensorSpec(mesh, placements, tensor_meta=spec.tensor_meta)
-        local = tensor._local_tensor
-        if mesh == spec.mesh:
-            local = redistribute_local_tensor(local, spec, target, is_explicit=True)
-        else:
-            local = across(local, spec, target)
+        local = redistribute_local_tensor(tensor._local_tensor, spec, target, is_explicit=True)
         return tensor_specs.made(local, target, requires_grad=tensor.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, gradient: DTensor) -> Any:
+        if gradient.device_mesh != ctx.before[0]:
+            gradient = _Redistribute.apply(gradient, *ctx.after)
         return _Redistribute.apply(gradient, *ctx.before), None, None

@@ -107,14 +107,14 @@ def _redistribute(
     local: torch.Tensor, shape: list[int], onto: list[int], how: str, group: str
 ) -> torch.Tensor:
     mesh, source, target = _read(how)
-    sizes = tuple(mesh.shape)
+    sizes, by = tuple(mesh.shape), means(mesh)
     steps = plan_steps(
         tuple(shape),
         sizes,
         source,
         target,
-        Network.of_programs(sizes),
-        *means(mesh),
+        Network.of_programs(sizes, by.network),
+        *by[1:],
     )
     return in_own_memory(run(steps, local, mesh), [local])
 

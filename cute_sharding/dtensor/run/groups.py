@@ -19,8 +19,10 @@ from weakref import WeakKeyDictionary, ref
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.replaced import compiler, process_groups
 from cute_sharding.dtensor.run.ranks import coordinate, is_native, spans
+from cute_sharding.redistribution.network import Chosen
 
 
 def prepare_groups(
@@ -142,9 +144,9 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
 
 
 class Means(NamedTuple):
-    """By what the plans that programs run on a mesh are chosen, beside the network: the last
-    arguments of :func:`cute_sharding.redistribution.planner.plan_steps`, and part of every key
-    under which a plan is kept.
+    """By what the plans that programs run on a mesh are chosen: part of every key under which a
+    plan is kept. The network is as the setting has it (:meth:`Network.of_programs` reads it); the
+    others are the last arguments of :func:`cute_sharding.redistribution.planner.plan_steps`.
 
     A setting that plans depend on is read in :func:`means`, and nowhere else: so it reaches eager
     programs, compiled ones and the op in graphs of many sizes alike. (One by which the plan depends
@@ -152,19 +154,22 @@ class Means(NamedTuple):
     :mod:`.on_symbols`.)
     """
 
+    network: Chosen
     memory_limit: int | None
     groups: frozenset[tuple[int, ...]]
     native: bool
 
 
 def means(mesh: Any) -> Means:
-    """:func:`groups_at_hand`, and whether the backend gathers and reduce-scatters better than it
-    exchanges. None and no, on a mesh for slicing alone. No setting limits the memory.
+    """The network of the settings; :func:`groups_at_hand`, and whether the backend gathers and
+    reduce-scatters better than it exchanges. None and no, on a mesh for slicing alone, and on ranks
+    outside of the mesh, which run none of its plans. No setting limits the memory.
     """
-    if not process_groups.has_groups(mesh):
-        return Means(None, frozenset(), False)
+    network = network_in_force()
+    if not process_groups.has_groups(mesh) or not mesh._is_current_rank_part_of_mesh():
+        return Means(network, None, frozenset(), False)
     backend = _backend(mesh)
-    return Means(None, groups_at_hand(mesh, backend), is_native(backend))
+    return Means(network, None, groups_at_hand(mesh, backend), is_native(backend))
 
 
 def _backend(mesh: Any) -> str | None:

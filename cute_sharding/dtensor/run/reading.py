@@ -31,8 +31,8 @@ from cute_sharding.dtensor.run.placements import cut_of
 from cute_sharding.dtensor.run.ranks import on_each_rank, place, true_on_each_rank
 from cute_sharding.redistribution.chains import Chains, chains_of
 from cute_sharding.redistribution.cost import coordinates, within
-from cute_sharding.redistribution.meeting import count_rows as size
-from cute_sharding.redistribution.meeting import rows_held as held
+from cute_sharding.sharding.meeting import count_rows as size
+from cute_sharding.sharding.meeting import rows_held as held
 
 # Where a spec keeps the reading that was found for it: torch hands the spec of a tensor on, to its
 # gradient and to its next use.
@@ -78,6 +78,17 @@ def agree(shape: Sequence[int], spec: DTensorSpec, placements: Sequence[Placemen
     )
 
 
+def read_in_one_way(spec: DTensorSpec) -> Chains | None:
+    """The chains of a spec, where it can be read in one way or is known to be read so; else None:
+    then :func:`of_source` asks all ranks.
+    """
+    plain, ordered = readings(spec)
+    if ordered is None:
+        return plain
+    kept: Chains | None = getattr(spec, _KEPT, None)
+    return kept if kept in (plain, ordered) else None
+
+
 def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
     """How the tensor at hand is cut. Where that can be read in two ways, the ranks tell one another
     which one their local shapes fit, in tiny all-reduces, the first time that they see its spec.
@@ -89,11 +100,11 @@ def of_source(spec: DTensorSpec, local: torch.Tensor) -> Chains:
         RuntimeError: on every rank, where neither fits them all; or where local shapes cannot tell,
             as on a few meshes of three dims.
     """
+    known = read_in_one_way(spec)
+    if known is not None:
+        return known
     plain, ordered = readings(spec)
-    if ordered is None:
-        return plain
-    if getattr(spec, _KEPT, None) in (plain, ordered):
-        return getattr(spec, _KEPT)
+    assert ordered is not None
     shape, sizes = tuple(spec.shape), tuple(spec.mesh.shape)
     if not _shapes_tell(shape, sizes, plain, ordered):
         raise RuntimeError(

@@ -30,6 +30,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     is_by_elements,
     mesh_dim_text,
 )
+from cute_sharding.dtensor.run.across_meshes import across
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.foreign import cheapest
 from cute_sharding.dtensor.run.groups import Means, means
@@ -38,7 +39,7 @@ from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
 from cute_sharding.redistribution.chains import Chains
-from cute_sharding.redistribution.network import Network
+from cute_sharding.redistribution.network import Chosen, Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, received_by
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.routes import Groups, admits
@@ -100,8 +101,9 @@ def redistribute_local_tensor(
     is_explicit: bool = False,
     counted: bool = True,
 ) -> torch.Tensor:
-    """Take this rank's local tensor from the placements of ``current`` to those of ``target``; what
-    is moved lies in the order of its strides (:mod:`.order`).
+    """Take this rank's local tensor from the placements of ``current`` to those of ``target``, also
+    on another mesh (:mod:`.across_meshes`); what is moved lies in the order of its strides
+    (:mod:`.order`).
 
     Pending reductions of torch's own Partial are part of the plan; those of other kinds (a masked
     embedding's, a norm's) are finished first, by the placement's own method. What the specs tell to
@@ -109,18 +111,15 @@ def redistribute_local_tensor(
     the shape its spec gives it, by the rank that has it.
 
     Raises:
-        NotImplementedError: the meshes differ, or a masked embedding's reduction is to stay pending
-            while elements move.
+        NotImplementedError: the meshes differ while a graph is traced, or a masked embedding's
+            reduction is to stay pending while elements move.
         RuntimeError: a change of one pending reduction into another.
         ValueError: mixed reductions that do not commute, or a pending reduction that a result
             cannot be turned back into.
     """
     mesh: Any = current.mesh
     if mesh != target.mesh:
-        raise NotImplementedError(
-            f"redistribution from mesh {mesh} to another, {target.mesh}: DTensor has no such "
-            "communication yet"
-        )
+        return across(local, current, target)
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
     before, after = tuple(current.placements), tuple(target.placements)
@@ -258,7 +257,11 @@ def _planned(
     plan = prepared.plan
     if len(plan.steps) > 1:
         best = plan_steps(
-            plan.shape, plan.mesh, plan.source, plan.target.chains, Network.of_programs(plan.mesh)
+            plan.shape,
+            plan.mesh,
+            plan.source,
+            plan.target.chains,
+            Network.of_programs(plan.mesh, by.network),
         )
         missing = tuple(
             sorted(
@@ -282,15 +285,17 @@ def prepare(
     after: tuple[Placement, ...],
     source: Chains | None = None,
     target: Chains | None = None,
-    network: Network | None = None,
+    network: Chosen = None,
     memory_limit: int | None = None,
     groups: Groups = None,
     native: bool = False,
     names: tuple[str, ...] | None = None,
+    timed: Network | None = None,
 ) -> Prepared:
     """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
-    where that is not left to right; ``groups`` which sets of mesh dims have a process group;
-    ``names`` what refusals call the mesh dims.
+    where that is not left to right; ``network`` what it is chosen and shown by, as programs run it;
+    ``groups`` which sets of mesh dims have a process group; ``names`` what refusals call the mesh
+    dims; ``timed`` another network, whose latency counts in the choice as well.
     """
     source = left_to_right(shape, mesh, before) if source is None else source
     target = left_to_right(shape, mesh, after) if target is None else target
@@ -305,8 +310,8 @@ def prepare(
             m for m, p in enumerate(before) if isinstance(p, Partial) and m not in changes.pending
         ),
     )
-    by = (network or Network.of_programs(mesh)).checked(mesh)
-    shown = (network or Network.default(mesh)).checked(mesh)
+    by = Network.of_programs(mesh, network) if timed is None else timed.checked(mesh)
+    shown = Network.of(mesh, network) if timed is None else timed
 
     def plan(shape: tuple[int, ...], start: Held, goal: Chains) -> RedistributionPlan:
         steps = plan_steps(shape, mesh, start, goal, by, memory_limit, groups, native)

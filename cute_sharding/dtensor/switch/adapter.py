@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings, in_force, put_in_force
@@ -44,6 +46,7 @@ from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
 from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
 from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
+from cute_sharding.redistribution.network import Network
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
 _lock = fork_safe_lock()
@@ -57,6 +60,7 @@ def enable(
     views: bool = True,
     ops: bool = True,
     movement: bool = False,
+    network: Network | str | None = None,
 ) -> None:
     """Propagate DTensor's view ops by layout algebra, from the next op on, in every thread.
 
@@ -69,9 +73,9 @@ def enable(
             (``view`` and friends, hence also ``reshape``): others go on as under "replicate". The
             log says once of each place, at level INFO, what is redistributed.
         redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and
-            what ops do to their inputs) run by plan: each missing element moves once. Without it
-            these run so: the inputs of views and of ops that have a row, whoever answers, and
-            what torch is known to move wrongly. All else is moved by torch.
+            what ops do to their inputs) run by plan: each missing element moves once. Without it so
+            do the inputs of views and of ops that have a row, and what torch is known to move
+            wrongly; all else is moved by torch.
         views: False leaves the view ops to torch, for ``redistribution`` alone. (In place,
             ``squeeze_``, ``t_``, ``transpose_`` and ``unsqueeze_`` keep functions of ours, as
             torch has none that is right.)
@@ -82,18 +86,17 @@ def enable(
         movement: slices, splits, cat, roll, flip, pad and unfold of a sharded dim move what is
             missing, in one exchange, or nothing, where some placements of the result are free; what
             torch gathers the dim for. What is written to a slice reaches what it is a slice of.
+        network: by what plans are chosen and shown, as a Network or text (docs/flags.md); by
+            default NVLink within hosts of eight devices and InfiniBand between.
 
     Raises:
-        ValueError: ``implicit_redistribution`` is none of those; or ``movement`` without ``views``
-            and ``ops``.
+        ValueError, TypeError: one is none of those; or ``movement`` without ``views`` and ``ops``.
 
     A torch newer than those that were checked gives one RuntimeWarning in a process; one that is
-    older raises a RuntimeError.
-
-    Calling it again changes the setting. If it fails, everything is as it was. One thing a thread
-    cannot take from another, as torch keeps it by thread: after a change other threads may go on
-    answering (rightly) calls that they have cached as the setting before had it. So change it
-    where all ranks are, before their threads run programs.
+    older raises a RuntimeError. Calling it again changes the setting. If it fails, everything is as
+    it was. One thing a thread cannot take from another, as torch keeps it by thread: other threads
+    may go on answering (rightly) calls that they have cached as the setting before had it. So
+    change it where all ranks are, before their threads run programs.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -131,12 +134,13 @@ def enabled(
     views: bool = True,
     ops: bool = True,
     movement: bool = False,
+    network: Network | str | None = None,
 ) -> Iterator[None]:
     """:func:`enable` inside the ``with`` block, and what was before after it. The setting is the
     process's: blocks of two threads that overlap, neither within the other, undo one another's.
 
     Raises:
-        ValueError, RuntimeError: as :func:`enable`.
+        ValueError, TypeError, RuntimeError: as :func:`enable`.
 
     >>> with enabled(redistribution=True):
     ...     settings().redistribution
@@ -189,6 +193,7 @@ def switch_to(settings: Settings | None) -> None:
     with _lock:
         if settings is not None:
             versions.check()
+            _check_network(settings.network)
         before = in_force()
         if settings == before:
             return
@@ -206,6 +211,16 @@ def switch_to(settings: Settings | None) -> None:
                 _install(None)
             raise
     logger.debug("layout algebra: %s", "off" if settings is None else settings)
+
+
+def _check_network(chosen: Any) -> None:
+    if isinstance(chosen, str):
+        Network.parse(chosen)
+    elif not isinstance(chosen, Network | None):
+        raise TypeError(
+            f"network={chosen!r} is a {type(chosen).__name__}: give a Network of "
+            f"cute_sharding.redistribution, or text: {TABLE['network'].forms}"
+        )
 
 
 def _install(settings: Settings | None) -> None:

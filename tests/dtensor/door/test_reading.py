@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import cute_sharding
 from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.run import reading
-from cute_sharding.redistribution.meeting import count_rows, rows_held
+from cute_sharding.sharding.meeting import count_rows, rows_held
 
 
 def everywhere(tensor):

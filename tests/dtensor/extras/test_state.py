@@ -1,8 +1,5 @@
 """Checkpoints, state dicts, local tensors and pictures of tensors of any placements, over gloo."""
 
-import random
-from itertools import product
-
 import pytest
 import state_worker
 import torch
@@ -12,8 +9,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.sharding.blocks import blocks
-from cute_sharding.sharding.deal import rows
 
 pytestmark = pytest.mark.processes
 
@@ -57,40 +52,3 @@ def test_pictures_have_a_box_for_each_run(monkeypatch):
     column = 0, 0
     runs = [((0, 1), 0), ((4, 5), 0), ((2, 3), 1), ((6, 7), 1)]
     assert drawn == [[(rows, column, rank) for rows, rank in runs]]
-
-
-def test_blocks_are_what_a_device_holds():
-    """Against index arrays: the blocks of each device, put where they say, are its local tensor."""
-    rng = random.Random(3)
-    for _ in range(200):
-        shape = tuple(rng.randint(0, 7) for _ in range(rng.randint(0, 3)))
-        mesh = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 2)))
-        chains = [[] for _ in shape]
-        for m in range(len(mesh)):
-            if shape and rng.random() < 0.8:
-                chains[rng.randrange(len(shape))].append((m, rng.randint(1, 4)))
-        full = torch.arange(max(torch.Size(shape).numel(), 0)).reshape(shape)
-        for device in product(*map(range, mesh)):
-            found = [[(factor, mesh[m], device[m]) for m, factor in chain] for chain in chains]
-            local = full
-            for d, chain in enumerate(found):
-                local = local.index_select(
-                    d,
-                    torch.tensor(
-                        [
-                            row
-                            for start, stop in rows(shape[d], chain)
-                            for row in range(start, stop)
-                        ],
-                        dtype=torch.long,
-                    ),
-                )
-            put = torch.full_like(local, -1)
-            for block in blocks(shape, found):
-                here, there = (
-                    tuple(slice(start, start + size) for start, size in zip(starts, block.sizes))
-                    for starts in (block.places, block.offsets)
-                )
-                assert (put[here] == -1).all()
-                put[here] = full[there]
-            assert torch.equal(put, local)

@@ -11,7 +11,7 @@ PROGRAM = Path(__file__).parent.parent / "transformer_program.py"
 SECONDS = 300
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("how", ["eager", "compiled"])
 @pytest.mark.parametrize("by", ["heads", "sequence"])
 @pytest.mark.parametrize("flag", ["USE_CUTE_VIEW_PROPAGATION", "USE_CUTE_SHARDING"])

@@ -48,6 +48,7 @@ def run(site, *arguments, **flags):
                 "implicit_redistribution": "replicate",
                 "ops": True,
                 "movement": True,
+                "network": None,
             },
             0,
         ),
@@ -57,6 +58,7 @@ def run(site, *arguments, **flags):
                 "USE_CUTE_REDISTRIBUTION": "0",
                 "USE_CUTE_IMPLICIT_REDISTRIBUTION": "Replicate",
                 "USE_CUTE_OPS": "0",
+                "USE_CUTE_NETWORK": "Infiniband, NVLink",
             },
             {
                 "views": True,
@@ -64,6 +66,7 @@ def run(site, *arguments, **flags):
                 "implicit_redistribution": "replicate",
                 "ops": False,
                 "movement": False,
+                "network": "infiniband,nvlink",
             },
             0,
         ),
@@ -130,7 +133,9 @@ def test_a_check_that_fails_is_said():
 
 
 NOTHING = dict.fromkeys(FLAGS, "")
-VIEWS, IMPLICIT, REDISTRIBUTION, OPS, MOVEMENT = (setting.flag for setting in TABLE.values())
+VIEWS, IMPLICIT, REDISTRIBUTION, OPS, MOVEMENT, NETWORK = (
+    setting.flag for setting in TABLE.values()
+)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +158,9 @@ VIEWS, IMPLICIT, REDISTRIBUTION, OPS, MOVEMENT = (setting.flag for setting in TA
         ({VIEWS: "1", IMPLICIT: "1"}, {}),
         ({REDISTRIBUTION: "1", OPS: "1"}, {"views": False, "redistribution": True}),
         ({OPS: "1"}, None),
+        ({VIEWS: "1", NETWORK: " flat:1e-6, 3.2E-10"}, {"network": "flat:1e-6,3.2e-10"}),
+        ({VIEWS: "1", NETWORK: "off"}, {}),
+        ({NETWORK: "nvlink"}, None),
     ],
     ids=str,
 )
@@ -200,6 +208,11 @@ def test_a_flag_that_nobody_knows_is_shown(monkeypatch):
             "says what views may do, and none are switched on: set USE_CUTE_VIEW_PROPAGATION=1",
         ),
         (
+            {VIEWS: "1", NETWORK: "ethernet,nvlink"},
+            "USE_CUTE_NETWORK='ethernet,nvlink' is not understood: write flat:ALPHA,BETA",
+        ),
+        ({NETWORK: "flat:-1,1"}, "USE_CUTE_NETWORK='flat:-1,1' is not understood"),
+        (
             {MOVEMENT: "1", VIEWS: "0"},
             "USE_CUTE_MOVEMENT='1' needs views and ops as well",
         ),
@@ -217,7 +230,9 @@ def test_only_flags_that_switch_something_on_ask_for_it(flag):
     set to nonsense asks for something, whatever it is.
     """
     found = {"flags": {flag: "1"}, "on": None, "checks": []}
-    assert status.is_well(found) == (flag in (OPS, IMPLICIT))
+    assert status.is_well({**found, "flags": {flag: "nvlink" if flag == NETWORK else "1"}}) == (
+        flag in (OPS, IMPLICIT, NETWORK)
+    )
     assert status.is_well({**found, "flags": {flag: "0"}})
     assert not status.is_well({**found, "flags": {flag: "nonsense"}})
 

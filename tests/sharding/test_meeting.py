@@ -8,8 +8,8 @@ from itertools import pairwise, product
 import pytest
 from enumeration import rows_after
 
-from cute_sharding.redistribution import meeting
-from cute_sharding.redistribution.meeting import count_rows, meet, part, rows_held
+from cute_sharding.sharding import meeting
+from cute_sharding.sharding.meeting import count_rows, meet, part, rows_held
 
 SIZES = (0, 1, 2, 3, 5, 7, 8, 12, 24, 31, 36, 60, 64, 97, 120, 210)
 

@@ -102,6 +102,35 @@ def meet(n: int, one: Chain, other: Chain) -> Runs:
     return tuple(join(meet_on_x(rows_held(n, one), rows_held(n, other))))
 
 
+def same_rows(ones: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """The pairs (x, y) of the one and of the other wherever their x are equal, as runs that go side
+    by side: of the same x, with the same loops in it.
+
+    :func:`meet_on_x` forgets x. Along contiguous rows x - y stays as it is, so y and x - y are one
+    number, y + unit * (x - y), of which each step adds up as the two do.
+    """
+    unit = 1 + max([run.flipped().reach for run in ones], default=0)
+    both = [
+        Run(
+            run.x,
+            run.y + unit * (run.x - run.y),
+            tuple([(count, dx, dy + unit * (dx - dy)) for count, dx, dy in run.loops]),
+            run.length,
+        )
+        for run in ones
+    ]
+
+    def sides(run: Run) -> tuple[Run, Run]:
+        ahead, y = divmod(run.x, unit)
+        steps = [(count, *divmod(step, unit), dz) for count, step, dz in run.loops]
+        return (
+            Run(y + ahead, y, tuple([(c, dy + da, dy) for c, da, dy, _ in steps]), run.length),
+            Run(y + ahead, run.y, tuple([(c, dy + da, dz) for c, da, dy, dz in steps]), run.length),
+        )
+
+    return sorted(map(sides, join(meet_on_x(both, others))))
+
+
 def count_rows(found: Sequence[Run]) -> int:
     """How many rows they are."""
     return sum(run.size for run in found)

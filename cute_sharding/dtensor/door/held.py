@@ -1,0 +1,190 @@
+"""Which elements of a DTensor a rank holds: ``local_boxes``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.replaced import (
+    collective_ops,
+    dispatch_modes,
+    local_tensors,
+    process_groups,
+    symints,
+    tensor_specs,
+)
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from cute_sharding.dtensor.run.ranks import coordinate
+from cute_sharding.dtensor.run.reading import of_source, read_in_one_way
+from cute_sharding.redistribution.chains import Chains, Device, chain_of
+from cute_sharding.sharding import Box
+from cute_sharding.sharding.boxes import boxes
+from cute_sharding.sharding.meeting import count_rows, rows_held
+
+
+def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple[Box, ...]:
+    """The boxes that a rank holds of a DTensor, or of one of that spec, whatever its placements:
+    global offset, size and local offset of each dim, by strided runs. Each element of its local
+    tensor is in one.
+
+    A strided shard is one box, which says how it repeats (:class:`cute_sharding.Box`); where sizes
+    do not divide there are a few. None: the rank holds no element, or is not of the mesh. Of a
+    sub-mesh those of its slice that this process is in; the ranks of others have tensors of their
+    own. A tensor without dims is one box without. Where a reduction is pending it is the boxes to
+    which the rank contributes, and each says so.
+
+    Nothing is communicated; but where the placements of a DTensor can be read in two ways (strided
+    shards that a program made, of sizes that do not divide) its ranks tell one another which one
+    their local sizes fit, once: so all ranks of its mesh ask.
+
+    Args:
+        tensor: a DTensor, or its spec.
+        rank: a global rank; by default this process's.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: a placement of a kind that is not known; sizes that are symbols, while a program
+            is compiled; a local tensor of other sizes than its placements give; or no rank is said
+            where all run in this process.
+        RuntimeError: a spec that can be read in two ways, or a tensor that fits neither.
+
+    >>> import torch
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import DTensor, Shard
+    >>> from torch.testing._internal.distributed.fake_pg import FakeStore
+    >>> store = FakeStore()  # this process is rank 0 of two, of which the other is made up
+    >>> torch.distributed.init_process_group("fake", rank=0, world_size=2, store=store)
+    >>> mesh = init_device_mesh("cpu", (2,))
+    >>> x = DTensor.from_local(torch.ones(4, 3), mesh, [Shard(0)], shape=(7, 3), stride=(3, 1))
+    >>> for rank in range(2):
+    ...     for box in local_boxes(x, rank):
+    ...         print(rank, box.global_offset, box.size, box.local_offset)
+    0 (0, 0) (4, 3) (0, 0)
+    1 (4, 0) (3, 3) (0, 0)
+    >>> torch.distributed.destroy_process_group()
+    """
+    if not isinstance(tensor, (DTensor, DTensorSpec)):
+        raise TypeError(
+            f"local_boxes of {type(tensor).__name__}: give a DTensor or a DTensorSpec; what is "
+            "sharded without torch has Sharding.boxes"
+        )
+    spec = tensor._spec if isinstance(tensor, DTensor) else tensor
+    _check_understood(spec)
+    device = _place(spec.mesh, rank)
+    if device is None:
+        return ()
+    if isinstance(tensor, DTensor) and spec.mesh.get_coordinate() is not None:
+        local = tensor._local_tensor
+        chains = of_source(spec, local)
+        _check_sizes(spec, chains, local, rank, device)
+    else:
+        chains = _of_spec(spec)
+    return held_at(spec, chains, device)
+
+
+def held_at(spec: DTensorSpec, chains: Chains, device: Sequence[int]) -> tuple[Box, ...]:
+    """The boxes of the device at those coordinates of the mesh, where the tensor is cut by
+    ``chains``.
+    """
+    mesh = tuple(spec.mesh.shape)
+    pending = [
+        p.reduce_op if type(p) is Partial else str(p)
+        for p, n in zip(spec.placements, mesh)
+        if isinstance(p, Partial) and n > 1
+    ]
+    return boxes(tuple(spec.shape), [chain_of(chain, mesh, device) for chain in chains], pending)
+
+
+def _check_understood(spec: DTensorSpec) -> None:
+    if symints.is_symbolic(tuple(spec.shape)):
+        raise ValueError(
+            f"local_boxes of a tensor of shape {tuple(spec.shape)}: its sizes are symbols while a "
+            "program is compiled; ask outside of it"
+        )
+    for placement in spec.placements:
+        if type(placement) not in (Shard, StridedShard, Replicate) and not isinstance(
+            placement, Partial
+        ):
+            raise ValueError(
+                f"local_boxes: of the placement {placement!r}, a {type(placement).__name__}, it is "
+                "not known which rows it gives to whom; redistribute the tensor to Shard or "
+                "Replicate first"
+            )
+
+
+def _of_spec(spec: DTensorSpec) -> Chains:
+    chains = read_in_one_way(spec)
+    if chains is None:
+        raise RuntimeError(
+            f"a spec of shape {tuple(spec.shape)} on mesh {tuple(spec.mesh.shape)} with placements "
+            f"{spec.placements} can be read left to right or as a shard order, which are other "
+            "rows: give local_boxes the DTensor, on its ranks, whose local sizes tell which"
+        )
+    return chains
+
+
+def _place(mesh: Any, rank: int | None) -> Device | None:
+    """The rank's coordinates on the mesh; None where it is not of it."""
+    if rank is None:
+        if dispatch_modes.local_tensor_mode() is not None:
+            raise ValueError("local_boxes: all ranks run in this process; say which: rank=0")
+        found = mesh.get_coordinate()
+        return None if found is None else tuple(found)
+    at = _positions(mesh, _here()).get(rank)
+    return None if at is None else coordinate(at, tuple(mesh.shape))
+
+
+def _here() -> int | None:
+    """This process's rank; None without process groups."""
+    return process_groups.this_rank() if dist.is_initialized() else None
+
+
+@lru_cache(maxsize=1 << 6)
+def _positions(mesh: Any, here: int | None) -> dict[int, int]:
+    """Where the ranks of the mesh stand in it, row-major; of its slice that rank ``here`` is in."""
+    lists = process_groups.rank_lists(mesh)
+    return {
+        rank: at
+        for ranks in [ranks for ranks in lists if here in ranks] or lists
+        for at, rank in enumerate(ranks)
+    }
+
+
+def _check_sizes(
+    spec: DTensorSpec, chains: Chains, local: torch.Tensor, rank: int | None, device: Device
+) -> None:
+    """That the local tensor at hand, if it is of that rank, is of the sizes of its boxes: a program
+    may have made it of others.
+    """
+    if dispatch_modes.is_tracing():
+        return
+    if dispatch_modes.local_tensor_mode() is not None:
+        assert rank is not None
+        local = local_tensors.local_of(collective_ops.waited(local), rank)
+    elif rank not in (None, _here()):
+        return
+    mesh = tuple(spec.mesh.shape)
+    sizes = tuple(
+        [
+            count_rows(rows_held(n, chain_of(chain, mesh, device)))
+            for n, chain in zip(spec.shape, chains)
+        ]
+    )
+    if tuple(local.shape) != sizes:
+        raise ValueError(
+            f"local_boxes: the local tensor has the shape {tuple(local.shape)}, and "
+            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} with placements "
+            f"{spec.placements} gives {sizes} of {tuple(spec.shape)}: make it with "
+            "distribute_tensor, or with from_local of parts as torch cuts them"
+        )

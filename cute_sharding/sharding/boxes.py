@@ -1,0 +1,268 @@
+"""What a device holds of a tensor, as boxes of strided runs, and what two devices hold both.
+
+A dim's rows on a device are a few strided runs (:mod:`.meeting`), whatever their number; a box is
+one run of each dim. So a ``_StridedShard`` is one box and not thousands, and where sizes do not
+divide there are a few more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from cute_sharding.sharding.meeting import Chain, Loop, Run, rows_held, same_rows
+
+
+@dataclass(frozen=True)
+class Box:
+    """Elements of a tensor that one device holds: of each dim one strided run of rows, which lie in
+    the device's local tensor as another.
+
+    Rows of dim d: ``global_offset[d] + i * global_step + ... + j`` for each loop ``(count,
+    global_step, local_step)`` of ``loops[d]``, i < count, and j < ``length[d]``; in the local
+    tensor they are ``local_offset[d] + i * local_step + ... + j``. Without loops, a box is
+    contiguous rows of each dim: what others call a chunk or a shard, by offset and size.
+
+    Attributes:
+        global_offset: the first row of each dim in the global tensor.
+        size: how many rows there are of each dim, in all.
+        local_offset: the first row of each dim in the local tensor.
+        loops: of each dim, outermost first; none by default.
+        pending: the reductions of which the device's elements are terms, by name; () where they
+            are the values.
+
+    Raises:
+        ValueError: offsets, sizes or loops are not of one number of dims, or below 0; a size is
+            not a multiple of its loops; or a turn of a loop reaches into the next.
+
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> s = Sharding((12, 4), (2,), (Shard(0, split_factor=3),))
+    >>> (box,) = s.boxes((1,))
+    >>> box.global_offset, box.size, box.local_offset, box.loops
+    ((2, 0), (6, 4), (0, 0), (((3, 4, 2),), ()))
+    >>> [(each.global_offset, each.size, each.local_offset) for each in box.contiguous()]
+    [((2, 0), (2, 4), (0, 0)), ((6, 0), (2, 4), (2, 0)), ((10, 0), (2, 4), (4, 0))]
+    >>> Box((2, 0), (2, 4), (0, 0)).is_contiguous
+    True
+    """
+
+    global_offset: tuple[int, ...]
+    size: tuple[int, ...]
+    local_offset: tuple[int, ...]
+    loops: tuple[tuple[Loop, ...], ...] = ()
+    pending: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("global_offset", "size", "local_offset"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        loops = tuple(map(tuple, self.loops)) or ((),) * len(self.size)
+        object.__setattr__(self, "loops", loops)
+        object.__setattr__(self, "pending", tuple(self.pending))
+        columns = self.global_offset, self.size, self.local_offset, self.loops
+        if len({*map(len, columns)}) > 1 or min(sum(columns[:3], (0,))) < 0:
+            raise ValueError(
+                f"{self}: give an offset, a size, a local offset and loops of each dim, from 0 on"
+            )
+        for size, dim in zip(self.size, self.loops):
+            _check_loops(self, size, dim)
+
+    @property
+    def length(self) -> tuple[int, ...]:
+        """How many rows of each dim are contiguous: the size, over the turns of its loops."""
+        return tuple([run.length for run in runs_of(self)])
+
+    @property
+    def elements(self) -> int:
+        """How many elements there are."""
+        return prod(self.size)
+
+    @property
+    def count(self) -> int:
+        """How many contiguous boxes there are in it."""
+        return prod(count for dim in self.loops for count, _, _ in dim)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it is one: a slice of each dim, in the global tensor and in the local one."""
+        return self.count == 1
+
+    def contiguous(self) -> Iterator[Box]:
+        """The contiguous boxes in it, in the order of the global tensor, one after the other: as
+        many as :attr:`count`.
+        """
+        length = self.length
+        for starts in _starts(self.loops):
+            yield Box(
+                tuple([at + dx for at, (dx, _) in zip(self.global_offset, starts)]),
+                length,
+                tuple([at + dy for at, (_, dy) in zip(self.local_offset, starts)]),
+                (),
+                self.pending,
+            )
+
+    @property
+    def global_slices(self) -> tuple[slice, ...]:
+        """A contiguous box in the global tensor, to index it with.
+
+        Raises:
+            ValueError: it is not contiguous.
+        """
+        return _slices(self, self.global_offset)
+
+    @property
+    def local_slices(self) -> tuple[slice, ...]:
+        """A contiguous box in the local tensor, to index it with.
+
+        Raises:
+            ValueError: it is not contiguous.
+        """
+        return _slices(self, self.local_offset)
+
+    def global_view(self, strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Sizes, strides and offset, in elements, of the whole box as a view of a global tensor of
+        ``strides``: what ``as_strided`` takes. A dim for each loop and one for what is contiguous,
+        dim by dim; the same sizes as of :meth:`local_view`.
+        """
+        return _view(runs_of(self), strides)
+
+    def local_view(self, strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """The same of a local tensor of ``strides``.
+
+        >>> from cute_sharding.sharding import Shard, Sharding
+        >>> (box,) = Sharding((12, 4), (2,), (Shard(0, split_factor=3),)).boxes((1,))
+        >>> box.local_view((4, 1)), box.global_view((4, 1))
+        (((3, 2, 4), (8, 4, 1), 0), ((3, 2, 4), (16, 4, 1), 8))
+        """
+        return _view([run.flipped() for run in runs_of(self)], strides)
+
+
+def boxes(
+    shape: Sequence[int], chains: Sequence[Chain], pending: Iterable[str] = ()
+) -> tuple[Box, ...]:
+    """What one device holds of a tensor of ``shape``; none where it has no element.
+
+    Args:
+        chains: for each dim, (split factor, devices, the device's coordinate) of each mesh dim that
+            cuts it, in order.
+    """
+    held = [rows_held(n, tuple(chain)) for n, chain in zip(shape, chains, strict=True)]
+    pending = tuple(pending)
+    return tuple([_box(runs, pending) for runs in product(*held)])
+
+
+def intersection(a: Box | Iterable[Box], b: Box | Iterable[Box]) -> tuple[tuple[Box, Box], ...]:
+    """What two devices hold both of one global tensor, whatever its shardings and their meshes: the
+    boxes that each has it in.
+
+    Args:
+        a, b: the boxes of either, which do not overlap among themselves, as of
+            ``Sharding.boxes`` or ``local_boxes``; or one box.
+
+    Returns:
+        Pairs of a box of the one's and a box of the other's: of the same rows of the global tensor,
+            with the same loops in it, and the local offsets and steps of either. Their number grows
+            with the number of cuts, not with the rows.
+
+    Raises:
+        ValueError: boxes of tensors of different numbers of dims.
+
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> one = Sharding((12,), (2,), (Shard(0, split_factor=3),)).boxes((1,))  # 2 3, 6 7, 10 11
+    >>> other = Sharding((12,), (3,), (Shard(0),)).boxes((1,))  # 4 5 6 7
+    >>> for a, b in intersection(one, other):
+    ...     print(a.global_offset, a.size, "at", a.local_offset, "and at", b.local_offset)
+    (6,) (2,) at (2,) and at (2,)
+    """
+    ones, others = ([x] if isinstance(x, Box) else list(x) for x in (a, b))
+    found = []
+    for one, other in product(ones, others):
+        if len(one.size) != len(other.size):
+            raise ValueError(
+                f"intersection of {one} and {other}: they have {len(one.size)} and "
+                f"{len(other.size)} dims, and are to be of one global tensor"
+            )
+        for pairs in product(*map(_same_rows, runs_of(one), runs_of(other))):
+            mine, its = ([pair[side] for pair in pairs] for side in (0, 1))
+            found.append((_box(mine, one.pending), _box(its, other.pending)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 12)
+def _same_rows(one: Run, other: Run) -> tuple[tuple[Run, Run], ...]:
+    return tuple(same_rows([one], [other])) if one.size and other.size else ()
+
+
+def runs_of(box: Box) -> list[Run]:
+    """The rows of each dim: x in the global tensor, y in the local one."""
+    return [
+        Run(x, y, loops, size // prod(count for count, _, _ in loops))
+        for x, y, loops, size in zip(box.global_offset, box.local_offset, box.loops, box.size)
+    ]
+
+
+def _box(runs: Sequence[Run], pending: tuple[str, ...]) -> Box:
+    return Box(
+        tuple([run.x for run in runs]),
+        tuple([run.size for run in runs]),
+        tuple([run.y for run in runs]),
+        tuple([run.loops for run in runs]),
+        pending,
+    )
+
+
+def _check_loops(box: Box, size: int, loops: tuple[Loop, ...]) -> None:
+    turns = prod(count for count, _, _ in loops)
+    if turns < 1 or size % turns:
+        raise ValueError(f"{box}: {size} rows are not the same in each turn of the loops {loops}")
+    dx = dy = size // turns
+    for count, x_step, y_step in reversed(loops):
+        if count < 1 or x_step < dx or y_step < dy:
+            raise ValueError(f"{box}: a turn of the loops {loops} reaches into the next")
+        dx, dy = dx + (count - 1) * x_step, dy + (count - 1) * y_step
+
+
+def _starts(loops: Sequence[Sequence[Loop]]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Where the turns of all loops begin, (global, local) of each dim. None is kept: there may be
+    any number.
+    """
+    if not loops:
+        yield ()
+        return
+    for first in _turns(loops[0]):
+        for rest in _starts(loops[1:]):
+            yield first, *rest
+
+
+def _turns(loops: Sequence[Loop]) -> Iterator[tuple[int, int]]:
+    if not loops:
+        yield 0, 0
+        return
+    (count, dx, dy), *inner = loops
+    for i in range(count):
+        for x, y in _turns(inner):
+            yield i * dx + x, i * dy + y
+
+
+def _slices(box: Box, offset: tuple[int, ...]) -> tuple[slice, ...]:
+    if not box.is_contiguous:
+        raise ValueError(
+            f"{box} is {box.count} contiguous boxes and no slice: take them from contiguous(), or "
+            "all at once by as_strided from global_view and local_view"
+        )
+    return tuple([slice(start, start + size) for start, size in zip(offset, box.size)])
+
+
+def _view(
+    runs: Sequence[Run], strides: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """By the x of the runs."""
+    modes = [
+        (count, step * stride)
+        for run, stride in zip(runs, strides, strict=True)
+        for count, step in (*((count, dx) for count, dx, _ in run.loops), (run.length, 1))
+    ]
+    offset = sum(run.x * stride for run, stride in zip(runs, strides))
+    return tuple([count for count, _ in modes]), tuple([step for _, step in modes]), offset
