@@ -40,6 +40,9 @@ class Row:
             a second result, of the "rows" (dtensor/decide/shares.py).
         empty: what the op gives of no rows changes nothing of what is pending, as of sums: a device
             may have none.
+        of_numbers: the rule computes with the numbers among the arguments. In a compiled program
+            those that another call may have otherwise are given as
+            :class:`~cute_sharding.ops.rules.names.ThisCall`.
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()
@@ -53,6 +56,7 @@ class Row:
     filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
     shares: str | None = None
     empty: bool = False
+    of_numbers: bool = False
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
         """The op's signature for those arguments, as :func:`parse` reads it; None: none is known.
