@@ -45,7 +45,7 @@ def pattern_of_move(move: Move, reads: int | None = None) -> str:
     made: dict[tuple[int, int], str] = {}
     pairs = [(link, *pair) for link in move.links for pair in link.pairs]
     for link, one, other in pairs:
-        if one.dim in free[link.source] and other.dim is not None:
+        if one.dim is not None and one.dim in free[link.source] and other.dim is not None:
             name = made.get((link.target, other.dim), f"d{one.dim}")
             name = given.setdefault((link.source, one.dim), name)
             made[link.target, other.dim] = name

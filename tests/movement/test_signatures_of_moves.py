@@ -4,7 +4,7 @@ import random
 from sys import maxsize
 
 import pytest
-from movements import DRAWN, SIZES, TOGETHER, draw
+from movements import SIZES, TOGETHER, draw
 
 from cute_sharding.movement.signatures import DERIVED
 from cute_sharding.movement.table import BY_OVERLOAD as MOVES
