@@ -16,12 +16,8 @@ from typing import Any, NamedTuple
 
 from cute_sharding.movement import rules
 from cute_sharding.movement.moves import Move
-from cute_sharding.ops.assign import COPIED, Linear
-
-# Of ops that torch keeps pending what is pending of their operands, whose elements they copy: of
-# others, as triangles, programs there have what is finished, and their next op may need that.
-COPIES = Linear((0,), COPIED, alone=True)
-COPIES_ALL = Linear(None, COPIED, alone=True, together=True)
+from cute_sharding.ops.assign import Linear
+from cute_sharding.ops.table import COPIES, COPIES_ALL
 
 
 class Signed(NamedTuple):
