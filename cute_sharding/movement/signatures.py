@@ -99,7 +99,7 @@ def origins_of_steps(shape: Shape, steps: Sequence[Step]) -> Origins | None:
     >>> origins_of_steps((2, 8, 3), SEVERAL["rot90.default"].rule((2, 8, 3), 1, (0, 1)))
     (None, 0, 2)
     """
-    now: Origins = range(len(shape))
+    now: Origins = tuple(range(len(shape)))
     for step in steps:
         if step.op in VIEWS:
             dim_map = VIEWS[step.op].rule(shape, *step.args)
@@ -117,7 +117,7 @@ def origins_of_steps(shape: Shape, steps: Sequence[Step]) -> Origins | None:
             }
             shape = move.outputs[0]
             found = [came.get(d) for d in range(len(shape))]
-        now = [None if d is None else now[d] for d in found]
+        now = tuple([None if d is None else now[d] for d in found])
     return now
 
 
