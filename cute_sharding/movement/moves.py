@@ -65,15 +65,12 @@ class Move:
         """The dims of an operand that do not go into every result as they are, and those that the
         op names.
         """
-        plain = [
-            {one.dim for one, other in link.pairs if one.is_plain and other.is_plain}
-            for link in self.links
-            if link.source == source
-        ]
-        every = range(len(self.inputs[source]))
-        return frozenset(
-            d for d in every if d in self.named or not all(d in dims for dims in plain)
-        )
+        found, every = {*self.named}, range(len(self.inputs[source]))
+        for link in self.links:
+            if link.source == source:
+                plain = [one.dim for one, other in link.pairs if one.is_plain and other.is_plain]
+                found.update([d for d in every if d not in plain])
+        return frozenset(found.intersection(every))
 
     def bound(self, source: int) -> frozenset[int]:
         """The dims of an operand of which some row of a result may need any row, in this call of a

@@ -40,27 +40,25 @@ def pattern_of_move(move: Move, reads: int | None = None) -> str:
     'd0 [d1] -> d0'
     """
     read = range(len(move.inputs))[:reads]
-    free = {i: {*range(len(move.inputs[i]))} - move.bound(i) for i in read}
+    bound = [move.bound(i) for i in read]
     given: dict[tuple[int, int], str] = {}
     made: dict[tuple[int, int], str] = {}
-    pairs = [(link, *pair) for link in move.links for pair in link.pairs]
-    for link, one, other in pairs:
-        if one.dim is not None and one.dim in free[link.source] and other.dim is not None:
-            name = made.get((link.target, other.dim), f"d{one.dim}")
-            name = given.setdefault((link.source, one.dim), name)
-            made[link.target, other.dim] = name
-    # Of a result that is made of several operands, where another has other rows there.
-    whole = {
-        made.get((link.target, other.dim))
-        for link, one, other in pairs
-        if one.dim not in free[link.source] and other.dim is not None
-    }
+    moved: list[tuple[int, int | None]] = []
+    for source, k, pairs in move.links:
+        for (d, *_), (to, *_) in pairs:
+            if d is None or to is None or d in bound[source]:
+                moved.append((k, to))
+            else:
+                name = given.setdefault((source, d), made.get((k, to), f"d{d}"))
+                made[k, to] = name
+    # Of a result of several operands, where another has other rows in the dim.
+    whole = {made[dim] for dim in moved if dim in made} if len(read) > 1 else ()
 
     def names(tensor: int, shape: Shape, of: dict[tuple[int, int], str], other: str) -> str:
-        found = [of.get((tensor, d), f"{other}{d}") for d in range(len(shape))]
+        found = [of.get((tensor, d)) for d in range(len(shape))]
         return text(
             [
-                name if (tensor, d) in of and name not in whole else f"[{name}]"
+                f"[{name or f'{other}{d}'}]" if name is None or name in whole else name
                 for d, name in enumerate(found)
             ]
         )
