@@ -14,6 +14,7 @@ from cute_sharding.movement import Diagonal, Fold, Move, Window
 from cute_sharding.movement import Row as MovementRow
 from cute_sharding.movement.forms import Form
 from cute_sharding.movement.moves import Link
+from cute_sharding.movement.signatures import SIGNATURES
 from cute_sharding.sharding.meeting import Run
 from cute_sharding.views import TABLE, Row
 from cute_sharding.views.dim_map import DimSpec
@@ -33,6 +34,7 @@ EXAMPLES = {
     "torch.broadcast_to": ((1, 3), ((2, 3),)),
     "torch.permute": ((2, 3, 4), ((2, 0, 1),)),
     "torch.transpose": ((2, 3, 4), (0, 2)),
+    "torch.t": ((2, 3), ()),
     "torch.movedim": ((2, 3, 4), (0, 2)),
     "Tensor.repeat": ((2, 3), ((2, 1, 4),)),
     "torch.tile": ((2, 3), ((4,),)),
@@ -140,7 +142,17 @@ def line_of_movement(row: MovementRow) -> str:
     assert move is not None
     example = f"`{shape}`, `{', '.join(map(str, args))}`"
     overloads = ", ".join(f"`{name}`" for name in row.overloads)
-    return f"| `{row.op}` | {overloads} | {example} | {pieces(move)} |"
+    return f"| `{row.op}` | {overloads} | {example} | {pieces(move)} | {signature(row)} |"
+
+
+def signature(row: MovementRow) -> str:
+    """What follows from the map for the example, and the overloads that go by it alone."""
+    if row.signed is None:
+        return ""
+    shape, args = MOVED[row.op]
+    pattern = SIGNATURES[row.overloads[0]].pattern(shape, *args)
+    also = "".join(f", `{name}`" for name in row.signed.also)
+    return f"`{pattern}`{also}"
 
 
 def spec_text(spec: DimSpec) -> str:
@@ -167,7 +179,9 @@ def line(row: Row) -> str:
     dim_map = ", ".join(map(spec_text, row.rule(shape, *arguments)))
     overloads = (
         ", ".join(
-            [f"`{name}` (strict)" for name in row.strict] + [f"`{name}`" for name in row.lenient]
+            [f"`{name}` (strict)" for name in row.strict]
+            + [f"`{name}`" for name in row.lenient]
+            + [f"`{name}` (signature)" for name in row.signed]
         )
         or row.note
     )
@@ -193,7 +207,8 @@ def page() -> str:
             "input's: reshapes keep the input's strides, permutations permute them,",
             "broadcasts and repeats add modes of stride 0. In the DimMaps `in0` is input dim 0, "
             "`(in0 in1)` their flattening, `x/(3,4)[0]` dim 0 of x split into (3, 4),",
-            "`1` a fresh dim of size 1. *Strict* overloads never communicate unless told to. "
+            "`1` a fresh dim of size 1. *Strict* overloads never communicate unless told to; those "
+            "of a *signature* go by the one that the DimMap says ([Ops](ops.md)).",
             "(`view_as_complex` is read in units of real numbers.)",
             "",
             "| op | aten overloads | example | DimMap | layout, output index -> input index |",
@@ -206,9 +221,11 @@ def page() -> str:
             "",
             "Generated from `cute_sharding/movement/table.py`: which rows of the dim the results "
             "are made of ([Movement](movement.md)). Rows that are not named come from nowhere.",
+            "The signature ([Ops](ops.md)) follows from them; beside it stand overloads that go by "
+            "it alone.",
             "",
-            "| op | aten overloads | example | rows |",
-            "|---|---|---|---|",
+            "| op | aten overloads | example | rows | signature |",
+            "|---|---|---|---|---|",
             *map(line_of_movement, MOVEMENTS),
             "",
             *[f"- `{row.op}`: {row.note}." for row in MOVEMENTS if row.note],

@@ -42,6 +42,8 @@ class Move:
         triangle: of tril and triu: whether it is the lower one, and the number of the diagonal up
             to which, or from which on, the elements of the last two dims are kept.
         named: dims of the operands that the op is about, also where it does nothing to them.
+        unchanged: those of them to which such arguments do nothing however many rows there are: the
+            rows of ``x[:]``, and not those of ``x[:8]`` where there are eight.
 
     >>> from cute_sharding.movement import BY_OP
     >>> roll = BY_OP["torch.roll"].move((8, 4), 2, 0)
@@ -56,21 +58,32 @@ class Move:
     adds: bool = False
     is_view: bool = False
     named: frozenset[int] = frozenset()
+    unchanged: frozenset[int] = frozenset()
     triangle: tuple[bool, int] | None = None
 
     def touched(self, source: int) -> frozenset[int]:
         """The dims of an operand that do not go into every result as they are, and those that the
         op names.
         """
-        plain = [
-            {one.dim for one, other in link.pairs if one.is_plain and other.is_plain}
-            for link in self.links
-            if link.source == source
-        ]
-        every = range(len(self.inputs[source]))
-        return frozenset(
-            d for d in every if d in self.named or not all(d in dims for dims in plain)
-        )
+        found, every = {*self.named}, range(len(self.inputs[source]))
+        for link in self.links:
+            if link.source == source:
+                plain = [one.dim for one, other in link.pairs if one.is_plain and other.is_plain]
+                found.update([d for d in every if d not in plain])
+        return frozenset(found.intersection(every))
+
+    def bound(self, source: int) -> frozenset[int]:
+        """The dims of an operand of which some row of a result may need any row, in this call of a
+        program or in another: all but those that go into every result as they are.
+
+        >>> from cute_sharding.movement import BY_OP
+        >>> some = BY_OP["Tensor.__getitem__"]
+        >>> [some.move((8, 4), 0, 0, end).bound(0) for end in (None, 8)]
+        [frozenset(), frozenset({0})]
+        """
+        ndim = len(self.inputs[source])
+        corner = () if self.triangle is None else (ndim - 2, ndim - 1)
+        return (self.touched(source) - self.unchanged) | {*corner}
 
     def home(self, link: Link) -> dict[int, int]:
         """For dims of the link's operand, the dim of the result that goes on with their rows."""

@@ -57,7 +57,8 @@ class Rows(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether the exchange's rows are those of the dim, one for one and in order."""
-        return self.dim is not None and self[1:] == (None, False, None)
+        dim, runs, backward, form = self
+        return dim is not None and runs is None and form is None and not backward
 
 
 @lru_cache(maxsize=1 << 14)

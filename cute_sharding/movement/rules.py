@@ -12,6 +12,7 @@ from typing import Any
 from cute_sharding.movement.forms import Diagonal, Fold, Window
 from cute_sharding.movement.moves import Link, Move, Pairs, Shape
 from cute_sharding.movement.rows import Rows
+from cute_sharding.ops.rules.parts import is_whole
 from cute_sharding.sharding.meeting import Run, Runs
 
 Rule = Callable[..., "Move | None"]
@@ -69,7 +70,10 @@ def sliced(
     first, stop = _bounds(x[d], start, end)
     count = -(-(stop - first) // step)
     if count == x[d]:
-        return Move((x,), (x,), (Link(0, 0, alike(len(x))),), is_view=True, named=frozenset({d}))
+        named, every = frozenset({d}), is_whole(start, end, step)
+        unchanged = named if every else frozenset()
+        links = (Link(0, 0, alike(len(x))),)
+        return Move((x,), (x,), links, is_view=True, named=named, unchanged=unchanged)
     rows = Rows(d, line(0, first, count, 1, step)), Rows(d)
     return Move(
         (x,), (put(x, d, count),), (Link(0, 0, alike(len(x), **{f"d{d}": rows})),), is_view=True
@@ -81,6 +85,9 @@ def sliced_backward(
 ) -> Move:
     """Row j of the gradient becomes row ``start + j·step``, among zeros."""
     d = at(gradient, dim)
+    if is_whole(start, end, step):
+        links, named = (Link(0, 0, alike(len(sizes))),), frozenset({d})
+        return Move((gradient,), (tuple(sizes),), links, named=named, unchanged=named)
     first, _ = _bounds(sizes[d], start, end)
     rows = Rows(d), Rows(d, line(0, first, gradient[d], 1, step))
     return Move((gradient,), (tuple(sizes),), (Link(0, 0, alike(len(sizes), **{f"d{d}": rows})),))
@@ -139,9 +146,9 @@ def split_with_sizes(x: Shape, sizes: Sequence[int], dim: int = 0) -> Move | Non
 def split(x: Shape, size: int, dim: int = 0) -> Move | None:
     """Parts of ``size`` rows, of which the last may have fewer."""
     n = x[at(x, dim)]
-    if size < 1:
+    if size < 1 and (size or n):
         return None
-    parts = max(-(-n // size), 1)
+    parts = max(-(-n // max(size, 1)), 1)
     return split_with_sizes(x, [min(size, n - k * size) for k in range(parts)], dim)
 
 
@@ -208,11 +215,12 @@ def padded(x: Shape, pad: Sequence[int], value: Any = 0) -> Move | None:
     """Rows of ``value`` before and after; fewer rows where ``pad`` is negative."""
     if len(pad) % 2 or len(pad) > 2 * len(x):
         return None
-    shape, pairs, named = list(x), {}, set()
+    shape, pairs, named, unchanged = list(x), {}, set(), set()
     for k in range(len(pad) // 2):
         d, (low, high) = len(x) - 1 - k, pad[2 * k : 2 * k + 2]
         named.add(d)
         if not low and not high:
+            unchanged |= {d} if type(low) is type(high) is int else set()
             continue
         shape[d] = x[d] + low + high
         first, stop = max(low, 0), min(x[d] + low, shape[d])
@@ -220,7 +228,12 @@ def padded(x: Shape, pad: Sequence[int], value: Any = 0) -> Move | None:
     if min(shape, default=0) < 0:
         return None
     return Move(
-        (x,), (tuple(shape),), (Link(0, 0, alike(len(x), **pairs)),), value, named=frozenset(named)
+        (x,),
+        (tuple(shape),),
+        (Link(0, 0, alike(len(x), **pairs)),),
+        value,
+        named=frozenset(named),
+        unchanged=frozenset(unchanged),
     )
 
 

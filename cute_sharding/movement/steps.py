@@ -15,6 +15,7 @@ from cute_sharding.movement.exchange import Movement
 from cute_sharding.movement.free import Cuts
 from cute_sharding.movement.moves import Shape
 from cute_sharding.movement.table import BY_OP as MOVES
+from cute_sharding.movement.table import Signed
 from cute_sharding.views import BY_OP as VIEWS
 from cute_sharding.views import carry
 
@@ -43,6 +44,18 @@ class Placed(NamedTuple):
 
 Rule = Callable[..., "list[Step] | None"]
 VIEW, PERMUTE = "Tensor.view", "torch.permute"
+
+
+class Several(NamedTuple):
+    """An op that is several steps.
+
+    Attributes:
+        rule: from the operand's shape and the arguments to the steps; None: none are known.
+        signed: how it is by its signature, where that answers; None: it does not.
+    """
+
+    rule: Rule
+    signed: Signed | None = None
 
 
 def _shuffled(x: Shape, factor: int) -> list[Step] | None:
@@ -88,8 +101,10 @@ def _turned(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> list[Step
     if len(dims) != 2 or len(x) < 2:
         return None
     a, b = (d % len(x) for d in dims)
-    if a == b or not turns % 4:
+    if a == b:
         return None
+    if not turns % 4:
+        return []
     if turns % 4 == 2:
         return [Step("torch.flip", ((a, b),))]
     order = [*range(len(x))]
@@ -173,21 +188,21 @@ def _of_columns(
     ]
 
 
-SEVERAL: dict[str, Rule] = {
-    "pixel_shuffle.default": _shuffled,
-    "pixel_unshuffle.default": _unshuffled,
-    "channel_shuffle.default": _interleaved,
-    "im2col.default": _columns,
-    "col2im.default": _of_columns,
-    "rot90.default": _turned,
-    "narrow_copy.default": _narrowed,
-    "squeeze_copy.default": _squeezed,
-    "squeeze_copy.dim": _squeezed,
-    "squeeze_copy.dims": _squeezed,
+SEVERAL: dict[str, Several] = {
+    "pixel_shuffle.default": Several(_shuffled),
+    "pixel_unshuffle.default": Several(_unshuffled),
+    "channel_shuffle.default": Several(_interleaved),
+    "im2col.default": Several(_columns),
+    "col2im.default": Several(_of_columns),
+    "rot90.default": Several(_turned, Signed()),
+    "narrow_copy.default": Several(_narrowed, Signed()),
+    "squeeze_copy.default": Several(_squeezed),
+    "squeeze_copy.dim": Several(_squeezed),
+    "squeeze_copy.dims": Several(_squeezed),
 }
-"""By overload, from the operand's shape and the arguments to the steps; None: none are known.
+"""By overload the steps.
 
->>> [step.op for step in SEVERAL["pixel_shuffle.default"]((8, 4, 4), 2)]
+>>> [step.op for step in SEVERAL["pixel_shuffle.default"].rule((8, 4, 4), 2)]
 ['Tensor.view', 'torch.permute', 'Tensor.view']
 """
 

@@ -12,10 +12,35 @@ aten/src/ATen/native/native_functions.yaml.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cute_sharding.movement import rules
 from cute_sharding.movement.moves import Move
+from cute_sharding.ops.assign import Linear
+from cute_sharding.ops.table import COPIES, COPIES_ALL
+
+
+class Signed(NamedTuple):
+    """How an op is by its signature, which follows from its map of rows (signatures.py): what the
+    map does not say.
+
+    Attributes:
+        linear: the operands of which what is pending may stay so.
+        filled: no device may be left without rows.
+        also: overloads that go by the signature alone.
+        otherwise: the signature for arguments of which no map is known.
+
+    >>> Signed(COPIES).linear.operands
+    (0,)
+    """
+
+    linear: Linear | tuple[int, ...] = ()
+    filled: bool = False
+    also: tuple[str, ...] = ()
+    otherwise: str | None = None
+
+
+PAD = Signed(filled=True)
 
 
 @dataclass(frozen=True)
@@ -29,6 +54,7 @@ class Row:
         reads: how many of its operands the results are made of; None: all. The gradient of a pad is
             given what was padded, too.
         note: what a reader of the table should know.
+        signed: how it is by its signature, where that answers; None: it does not.
 
     >>> row = BY_OP["torch.flip"]
     >>> isinstance(row, Row), row.overloads
@@ -40,6 +66,7 @@ class Row:
     overloads: tuple[str, ...] = ()
     note: str = field(default="", compare=False)
     reads: int | None = None
+    signed: Signed | None = None
 
     def move(self, *args: Any, **kwargs: Any) -> Move | None:
         """The op on tensors of those shapes, which stand for them among the arguments; None: no map
@@ -56,46 +83,100 @@ def _of_dims(name: str) -> tuple[str, ...]:
 
 
 TABLE: tuple[Row, ...] = (
-    Row("Tensor.__getitem__", rules.sliced, ("slice.Tensor",), "slices; also narrow, tensor_split"),
-    Row("slice's gradient", rules.sliced_backward, ("slice_backward.default",)),
-    Row("torch.select", rules.selected, ("select.int",), "also an int as index"),
-    Row("select's gradient", rules.selected_backward, ("select_backward.default",)),
-    Row("torch.unbind", rules.unbound, ("unbind.int",)),
-    Row("torch.split", rules.split, ("split.Tensor",), "also chunk"),
+    Row(
+        "Tensor.__getitem__",
+        rules.sliced,
+        ("slice.Tensor",),
+        "slices; also narrow, tensor_split",
+        signed=Signed(COPIES),
+    ),
+    Row("slice's gradient", rules.sliced_backward, ("slice_backward.default",), signed=Signed()),
+    Row(
+        "torch.select",
+        rules.selected,
+        ("select.int",),
+        "also an int as index",
+        signed=Signed(COPIES),
+    ),
+    Row(
+        "select's gradient", rules.selected_backward, ("select_backward.default",), signed=Signed()
+    ),
+    Row(
+        "torch.unbind",
+        rules.unbound,
+        ("unbind.int",),
+        signed=Signed(COPIES, also=("unbind_copy.int",), otherwise="... ->"),
+    ),
+    Row(
+        "torch.split",
+        rules.split,
+        ("split.Tensor",),
+        "also chunk",
+        signed=Signed(COPIES, also=("unsafe_split.Tensor",)),
+    ),
     Row(
         "torch.split, by sizes",
         rules.split_with_sizes,
         ("split_with_sizes.default", "split_with_sizes_copy.default"),
+        signed=Signed(COPIES, also=("unsafe_split_with_sizes.default",)),
     ),
-    Row("torch.cat", rules.concatenated, ("cat.default",), "also hstack, vstack, dstack"),
-    Row("torch.roll", rules.rolled, ("roll.default",)),
-    Row("torch.flip", rules.flipped, ("flip.default",), "also fliplr, flipud"),
-    Row("torch.nn.functional.pad", rules.padded, ("constant_pad_nd.default",), "with a constant"),
-    Row("torch.tril", rules.triangle(True), ("tril.default",), "free on any cut"),
-    Row("torch.triu", rules.triangle(False), ("triu.default",), "free on any cut"),
+    Row(
+        "torch.cat",
+        rules.concatenated,
+        ("cat.default",),
+        "also hstack, vstack, dstack",
+        signed=Signed(COPIES_ALL),
+    ),
+    Row(
+        "torch.roll",
+        rules.rolled,
+        ("roll.default",),
+        signed=Signed(COPIES, otherwise="[...] -> [...]"),
+    ),
+    Row(
+        "torch.flip", rules.flipped, ("flip.default",), "also fliplr, flipud", signed=Signed(COPIES)
+    ),
+    Row(
+        "torch.nn.functional.pad",
+        rules.padded,
+        ("constant_pad_nd.default",),
+        "with a constant",
+        signed=Signed(),
+    ),
+    Row("torch.tril", rules.triangle(True), ("tril.default",), "free on any cut", signed=Signed()),
+    Row("torch.triu", rules.triangle(False), ("triu.default",), "free on any cut", signed=Signed()),
     Row(
         "torch.nn.functional.pad, reflect",
         rules.folded("reflect"),
         _of_dims("reflection_pad{}.default"),
+        signed=PAD,
     ),
     Row(
         "reflection_pad's gradient",
         rules.folded_backward("reflect"),
         _of_dims("reflection_pad{}_backward.default"),
         reads=1,
+        signed=PAD,
     ),
     Row(
         "torch.nn.functional.pad, replicate",
         rules.folded("replicate"),
         _of_dims("replication_pad{}.default"),
+        signed=PAD,
     ),
     Row(
         "replication_pad's gradient",
         rules.folded_backward("replicate"),
         _of_dims("replication_pad{}_backward.default"),
         reads=1,
+        signed=PAD,
     ),
-    Row("torch.diagonal", rules.diagonal, ("diagonal.default",)),
+    Row(
+        "torch.diagonal",
+        rules.diagonal,
+        ("diagonal.default",),
+        signed=Signed(also=("diagonal_copy.default",)),
+    ),
     Row("diagonal's gradient", rules.diagonal_backward, ("diagonal_backward.default",)),
     Row("Tensor.unfold", rules.unfolded, ("unfold.default",)),
     Row("unfold's gradient", rules.unfolded_backward, ("unfold_backward.default",)),

@@ -1,4 +1,5 @@
-"""The table of ops beside views: one row for each, op -> signature.
+"""The table of ops beside views and ops that move rows: one row for each, op -> signature. (Those
+of ops that move rows follow from their maps: movement/signatures.py.)
 
 A row is all that is known of an op: its aten overloads, how its arguments make a signature
 (signature.py), what a contracted dim leaves pending, and of which operands the result is a sum. A
@@ -40,6 +41,9 @@ class Row:
             a second result, of the "rows" (dtensor/decide/shares.py).
         empty: what the op gives of no rows changes nothing of what is pending, as of sums: a device
             may have none.
+        of_numbers: the rule computes with the numbers among the arguments. In a compiled program
+            those that another call may have otherwise are given as
+            :class:`~cute_sharding.ops.rules.names.ThisCall`.
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()
@@ -53,6 +57,7 @@ class Row:
     filled: bool | frozenset[str] | Callable[..., frozenset[str]] = False
     shares: str | None = None
     empty: bool = False
+    of_numbers: bool = False
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:
         """The op's signature for those arguments, as :func:`parse` reads it; None: none is known.
@@ -71,8 +76,8 @@ class Row:
 
 # Of ops that torch keeps pending what is pending of their operands, whose elements they copy: of
 # others, as triangles, programs there have what is finished, and their next op may need that.
-_COPIES = Linear((0,), COPIED, alone=True)
-_ALL = Linear(None, COPIED, alone=True, together=True)
+COPIES = Linear((0,), COPIED, alone=True)
+COPIES_ALL = Linear(None, COPIED, alone=True, together=True)
 
 TABLE: tuple[Row, ...] = (
     # products
@@ -131,15 +136,6 @@ TABLE: tuple[Row, ...] = (
     Row(("topk.default",), dims.topk),
     Row(("max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode.default"), dims.picked(1)),
     Row(("kthvalue.default",), dims.picked(2)),
-    Row(("tril.default", "triu.default"), dims.triangle),
-    Row(("t.default", "t_copy.default"), dims.turned, linear=_COPIES),
-    Row(("transpose_copy.int",), dims.exchanged, linear=_COPIES),
-    Row(("permute_copy.default",), dims.permuted, linear=_COPIES),
-    Row(("unsqueeze_copy.default",), dims.unsqueezed, linear=_COPIES),
-    Row(("flip.default",), dims.along(1), linear=_COPIES),
-    Row(("roll.default",), dims.rolled, linear=_COPIES),
-    Row(("rot90.default",), dims.quarter_turned),
-    Row(("diagonal.default", "diagonal_copy.default"), dims.diagonal),
     Row(("diag_embed.default",), dims.put_on_diagonals),
     Row(("linalg_cross.default",), dims.across),
     Row(("renorm.default",), dims.each_of(2)),
@@ -228,25 +224,10 @@ TABLE: tuple[Row, ...] = (
     Row(("embedding.default",), parts.embedding, "sum"),
     Row(("embedding_dense_backward.default",), parts.embedding_backward, "sum"),
     # together and apart
-    Row(("cat.default",), parts.cat, linear=_ALL),
-    Row(("stack.default",), parts.stack, linear=_ALL),
-    Row(
-        (
-            *("split.Tensor", "split_with_sizes.default", "split_with_sizes_copy.default"),
-            *("unsafe_split.Tensor", "unsafe_split_with_sizes.default"),
-        ),
-        parts.apart(2, "[part]"),
-        linear=_COPIES,
-    ),
-    Row(("unbind.int", "unbind_copy.int", "select.int"), parts.apart(1, ""), linear=_COPIES),
-    Row(("slice.Tensor",), parts.sliced, linear=_COPIES),
-    Row(("narrow_copy.default",), parts.narrowed),
-    Row(("constant_pad_nd.default",), parts.padded),
+    Row(("stack.default",), parts.stack, linear=COPIES_ALL),
     Row(("slice_scatter.default",), parts.slice_scatter),
     Row(("select_scatter.default",), parts.select_scatter),
     Row(("diagonal_scatter.default",), parts.diagonal_scatter),
-    Row(("select_backward.default",), parts.select_backward),
-    Row(("slice_backward.default",), parts.slice_backward),
     # losses
     Row(
         (
@@ -333,15 +314,6 @@ TABLE: tuple[Row, ...] = (
                 filled=True,
             ),
             Row((f"max_unpool{n}d.default",), windows.windowed(n, "yy", "x"), filled=True),
-        )
-    ),
-    *(
-        row
-        for n in (1, 2, 3)
-        for pad in ("reflection", "replication")
-        for row in (
-            Row((f"{pad}_pad{n}d.default",), windows.windowed(n), filled=True),
-            Row((f"{pad}_pad{n}d_backward.default",), windows.windowed(n, "y=x", "x"), filled=True),
         )
     ),
     *(

@@ -300,6 +300,11 @@ def transpose(shape: Sequence[int], dim0: int, dim1: int) -> DimMap:
     return tuple(dims)
 
 
+def turned(shape: Sequence[int]) -> DimMap:
+    """t: the dims of a matrix in each other's place; a vector stays."""
+    return identity(len(shape))[::-1]
+
+
 def view_as_complex(shape: Sequence[int]) -> DimMap:
     """torch's rule, in units of real numbers: the last two dims as one."""
     return flatten(shape, len(shape) - 2) if len(shape) > 1 else flatten(shape)

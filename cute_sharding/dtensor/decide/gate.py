@@ -31,7 +31,7 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, StridedShard
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
-from cute_sharding.ops.table import BY_OVERLOAD
+from cute_sharding.movement.signatures import SIGNATURES
 
 
 def gated(
@@ -151,11 +151,11 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
 
     def signed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = registry.name_of(op)
-        if not by_signatures or name not in BY_OVERLOAD or kwargs:
+        if not by_signatures or name not in SIGNATURES or kwargs:
             return replicated(op, args, kwargs)
         schema = dispatch.schema_of(op, args, kwargs)
         specs = op_schemas.specs_of(schema)
-        found = by_signature(BY_OVERLOAD[name], name, schema, specs)
+        found = by_signature(SIGNATURES[name], name, schema, specs)
         if found is None:
             return replicated(op, args, kwargs)
         return dispatch.run_as(op, args, found, redistribute_local_tensor)

@@ -18,7 +18,8 @@ from cute_sharding.dtensor.door.cuts import is_sharded, some_device_is_empty
 from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
-from cute_sharding.ops.table import BY_MASK, BY_OVERLOAD, LINEAR, POINTWISE, Row
+from cute_sharding.movement.signatures import SIGNATURES
+from cute_sharding.ops.table import BY_MASK, LINEAR, POINTWISE, Row
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
 
@@ -78,8 +79,8 @@ class Question:
             return None
         if self.name in BY_MASK and op_schemas.is_by_mask(self.schema):
             return BY_MASK[self.name]
-        if self.name in BY_OVERLOAD or not self.is_pointwise:
-            return BY_OVERLOAD.get(self.name)
+        if self.name in SIGNATURES or not self.is_pointwise:
+            return SIGNATURES.get(self.name)
         # x + 1 is not linear in x.
         is_linear = len(self.specs) == 2 and self.is_strided and self.is_pending
         return LINEAR.get(self.name, POINTWISE) if is_linear else POINTWISE
@@ -92,7 +93,7 @@ class Question:
         """
         return (
             self.settings.ops
-            and self.name in BY_OVERLOAD
+            and self.name in SIGNATURES
             and registry.is_derived(self.schema.op)
             and all(spec.mesh.size() > 1 for spec in self.specs)
         )
@@ -107,7 +108,7 @@ class Question:
         if not self.is_strided or all(spec.mesh.size() == 1 for spec in self.specs):
             return True
         op = self.schema.op
-        if self.settings.ops and self.name in BY_OVERLOAD:
+        if self.settings.ops and self.name in SIGNATURES:
             return False
         if self.is_pointwise:
             # Of others it would look for the ways from strided shards to all placements that it

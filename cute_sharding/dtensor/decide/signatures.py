@@ -58,6 +58,8 @@ def by_signature(
     if shapes is None or factors is None:
         return None
     args, kwargs = op_schemas.with_shapes(schema, shapes)
+    if row.of_numbers:
+        args, kwargs = symints.with_numbers(args, kwargs)
     pattern = row.pattern(*args, **kwargs)
     metas = None if pattern is None else registry.output_metas(schema)
     if pattern is None or metas is None:

@@ -227,7 +227,7 @@ def several_of(
     pending = _pending(specs) or {}
     cuts = tuple([cut_of(p) for p in spec.placements])
     metas = registry.output_metas(schema)
-    steps = SEVERAL[name](shape, *schema.args_schema[1:])
+    steps = SEVERAL[name].rule(shape, *schema.args_schema[1:])
     spare = () if schema.op._schema._is_view_op() else _spare(name, specs)
     way = steps and placed(steps, shape, cuts, sizes, spare=spare)
     if not way or metas is None:

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cute_sharding.dtensor.replaced.tensor_specs import split_factors
+from cute_sharding.ops.rules.names import ThisCall
 
 __all__ = [
     "ask_whether_contiguous",
@@ -36,6 +37,7 @@ __all__ = [
     "shape_with_symbols",
     "shapes_at_hand",
     "size_text",
+    "with_numbers",
     "with_symbols_in_shape",
 ]
 
@@ -168,6 +170,21 @@ def numbers_at_hand(value: Any) -> Any | None:
         elif not (leaf is None or isinstance(leaf, (int, float))):
             return None
     return tree_map_only(torch.SymInt, lambda n: int(n.node.hint), value)
+
+
+def with_numbers(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """An op's arguments with numbers for SymInts, of each of which it can be told that another call
+    may have another; 0 for those that have none yet. No guard is added.
+    """
+    if not is_symbolic(*args, *kwargs.values()):
+        return args, kwargs
+
+    def number(n: torch.SymInt) -> ThisCall:
+        has_one = hasattr(n.node, "shape_env") and n.node.has_hint()
+        return ThisCall(n.node.hint if has_one else 0)
+
+    found: tuple[Any, dict[str, Any]] = tree_map_only(torch.SymInt, number, (args, kwargs))
+    return found
 
 
 def shapes_at_hand(specs: Sequence[DTensorSpec]) -> list[tuple[int, ...]] | None:

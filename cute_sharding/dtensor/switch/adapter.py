@@ -45,7 +45,7 @@ from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
 from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
-from cute_sharding.ops.table import BY_OVERLOAD as SIGNATURES
+from cute_sharding.movement.signatures import SIGNATURES
 from cute_sharding.redistribution.network import Network
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 

@@ -72,69 +72,6 @@ def stable_sort(
     return f"{names} -> {names}, {names}"
 
 
-def turned(x: Shape) -> str:
-    """The dims in reverse order."""
-    names = named(x)
-    return f"{text(names)} -> {text(names[::-1])}"
-
-
-def exchanged(x: Shape, one: int, other: int) -> str:
-    """Two dims change places."""
-    names = named(x)
-    result = list(names)
-    if names:
-        result[one], result[other] = result[other], result[one]
-    return f"{text(names)} -> {text(result)}"
-
-
-def permuted(x: Shape, order: Sequence[int]) -> str:
-    """The dims in another order."""
-    names = named(x)
-    return f"{text(names)} -> {text([names[d] for d in order])}"
-
-
-def unsqueezed(x: Shape, dim: int) -> str:
-    """One dim more, of size 1."""
-    names = named(x)
-    result = list(names)
-    result.insert(dim if dim >= 0 else dim + len(x) + 1, "[one]")
-    return f"{text(names)} -> {text(result)}"
-
-
-def rolled(x: Shape, shifts: Any, dims: Any = ()) -> str:
-    """Along the dims given, or along all, as one."""
-    names = text(named(x, dims if dims else range(len(x))))
-    return f"{names} -> {names}"
-
-
-def quarter_turned(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> str | None:
-    """An odd number of turns flips one of the dims, which is whole, and they change places."""
-    if len(dims) != 2:
-        return None
-    a, b = (d % len(x) for d in dims)
-    names = named(x, {0: [], 1: [b], 2: [a, b], 3: [a]}[turns % 4])
-    after = list(names)
-    if turns % 2:
-        after[a], after[b] = names[b], names[a]
-    return f"{text(names)} -> {text(after)}"
-
-
-def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> str:
-    """Two dims become one, the last; all three are whole."""
-    gone = [dim1 % len(x), dim2 % len(x)]
-    names = named(x, gone)
-    return (
-        f"{text(names)} -> "
-        f"{text([*(name for d, name in enumerate(names) if d not in gone), '[diagonal]'])}"
-    )
-
-
-def triangle(x: Shape, *_: Any) -> str:
-    """By the numbers of row and column: the last two dims are whole."""
-    names = text(named(x, [-2, -1]))
-    return f"{names} -> {names}"
-
-
 def halved(x: Shape, dim: int = -1) -> str:
     """A gated unit: the halves of a dim, the last or argument 1, make one of half its size."""
     names = named(x, [dim])

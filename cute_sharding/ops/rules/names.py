@@ -27,3 +27,12 @@ def put(names: Sequence[str], d: int, name: str) -> str:
     if found:
         found[d % len(found)] = name
     return text([n for n in found if n])
+
+
+class ThisCall(int):
+    """A number among an op's arguments that another call of a compiled program may have otherwise.
+
+    >>> n = ThisCall(0)
+    >>> n + 2, type(n) is int
+    (2, False)
+    """

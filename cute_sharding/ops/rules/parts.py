@@ -203,17 +203,6 @@ def embedding_backward(
 # -- together and apart ----------------------------------------------------------------------------
 
 
-def cat(tensors: Sequence[Shape], dim: int = 0) -> str | None:
-    """One after the other along ``dim``, which is whole in all; the other dims are alike."""
-    if any(len(x) != len(tensors[0]) for x in tensors) or not tensors[0]:
-        return None
-    names = named(tensors[0], [dim])
-    return (
-        f"{', '.join(put(names, dim, f'[from{i}]') for i in range(len(tensors)))} -> "
-        f"{put(names, dim, '[to]')}"
-    )
-
-
 def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
     """One after the other along a new dim, which is whole."""
     names = named(tensors[0])
@@ -221,20 +210,6 @@ def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
     return (
         f"{', '.join([text(names)] * len(tensors))} -> {text([*names[:at], '[to]', *names[at:]])}"
     )
-
-
-def apart(where: int, name: str) -> Rule:
-    """A dim is taken apart: the results have it with other sizes, or, where ``name`` is empty, do
-    not have it.
-    """
-
-    def rule(x: Shape, *args: Any, **kwargs: Any) -> str:
-        given = (x, *args)
-        dim = given[where] if len(given) > where else kwargs.get("dim", 0)
-        names = named(x, [dim])
-        return f"{text(names)} -> {put(names, dim, name)}"
-
-    return rule
 
 
 def is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
@@ -247,25 +222,6 @@ def is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
         and type(step) is int
         and step == 1
     )
-
-
-def sliced(x: Shape, dim: int = 0, *which: Any) -> str:
-    """Some rows of ``dim``, which is whole, unless all there are."""
-    names = named(x, [] if is_whole(*which) else [dim])
-    return f"{text(names)} -> {text(names) if is_whole(*which) else put(names, dim, '[part]')}"
-
-
-def narrowed(x: Shape, dim: int, *_: Any) -> str:
-    """Some rows of ``dim``, which is whole."""
-    names = named(x, [dim])
-    return f"{text(names)} -> {put(names, dim, '[part]')}"
-
-
-def padded(x: Shape, pads: Sequence[int], *_: Any, **__: Any) -> str:
-    """Rows before and after those of some dims, the last first; these are whole."""
-    names = named(x, [-1 - k for k in range(len(pads) // 2) if any(pads[2 * k : 2 * k + 2])])
-    longer = [f"[to{d}]" if name.startswith("[") else name for d, name in enumerate(names)]
-    return f"{text(names)} -> {text(longer)}"
 
 
 def slice_scatter(x: Shape, source: Shape, dim: int = 0, *which: Any, **named_: Any) -> str | None:
@@ -295,17 +251,3 @@ def diagonal_scatter(
     names = named(x, [*both])
     there = [name for d, name in enumerate(names) if d not in both]
     return f"{text(names)}, {text([*there, '[diagonal]'])} -> {text(names)}"
-
-
-def select_backward(gradient: Shape, sizes: Sequence[int], dim: int, index: int) -> str:
-    """The gradient as one row of ``dim``, which is whole in the result."""
-    names = named(tuple(sizes), [dim])
-    return f"{put(names, dim, '')} -> {text(names)}"
-
-
-def slice_backward(gradient: Shape, sizes: Sequence[int], dim: int, *which: Any) -> str:
-    """The gradient as some rows of ``dim``, which is whole, unless it is all there are."""
-    if is_whole(*which):
-        return f"{text(named(gradient))} -> {text(named(gradient))}"
-    names = named(tuple(sizes), [dim])
-    return f"{put(names, dim, '[part]')} -> {text(names)}"

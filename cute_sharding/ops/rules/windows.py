@@ -1,4 +1,4 @@
-"""Rules of ops that look at windows of the last dims, pools and paddings, with their gradients: the
+"""Rules of ops that look at windows of the last dims, as pools, with their gradients: the
 dims before these, images and channels, are free.
 """
 
