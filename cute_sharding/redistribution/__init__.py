@@ -12,7 +12,8 @@ Steps:
 
 - :mod:`.step`: what a step is, and one device's part in it as strided copies (:mod:`.copies`).
 - :mod:`.exchange`, :mod:`.reduction`: the two kinds; :mod:`.native`: those of them that are a
-  collective of one whole tensor dim. :mod:`.totals`: what all devices receive in them.
+  collective of one whole tensor dim; :mod:`.messages`, :mod:`.all_peers`: what a
+  device sends and gets in an exchange. :mod:`.totals`: what all devices receive in them.
 
 Choices:
 

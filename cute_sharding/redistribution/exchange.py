@@ -18,40 +18,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from math import prod
-from typing import NamedTuple
 
 from cute_sharding.layout.layout import row_major
+from cute_sharding.redistribution.all_peers import buffer_of, dims_among
 from cute_sharding.redistribution.chains import Device, cutting, up_to
-from cute_sharding.redistribution.copies import Copy, folded, from_runs, in_place, packed
+from cute_sharding.redistribution.copies import Copy, folded, in_place
 from cute_sharding.redistribution.cost import DEVICES, most_local, received
 from cute_sharding.redistribution.digits import Digits, digits
+from cute_sharding.redistribution.messages import Buffer, Message, as_they_lie, one_by_one
 from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
-from cute_sharding.sharding.meeting import Runs, count_rows, meet, part
+from cute_sharding.sharding.meeting import Runs, count_rows, meet, near, part, rows_held
 
 # Peers listed one by one to find the most that a device holds; in larger groups their messages are
 # taken to be alike.
 PEERS = 256
-
-
-class Message(NamedTuple):
-    """What one device sends to another: the box of these rows, x on the sender and y on the
-    receiver.
-    """
-
-    runs: tuple[Runs, ...]
-
-    @property
-    def size(self) -> int:
-        """In elements."""
-        return prod(map(count_rows, self.runs))
-
-    @property
-    def boxes(self) -> list[Copy]:
-        """As copies, one for each choice of one run of each dim."""
-        return [from_runs(runs) for runs in product(*self.runs)]
+# In larger groups the messages to all peers are worked out at once, where a layout says them, and
+# else those to peers that may have rows in common.
+MANY = 64
 
 
 @dataclass(frozen=True)
@@ -333,21 +318,16 @@ class Exchange(Step):
         )
 
         own = self.own(device)
-
-        def between(sender: Device | None, receiver: Device | None) -> Message | None:
-            if sender is None or receiver is None:
-                return None
-            return own if sender == receiver else self.message(sender, receiver, turn)
-
-        out = [between(device, peer) for peer in peers]
-        into = [between(peer, device) for peer in peers]
-        pack_free, unpack_free = self._as_they_lie(out, into, own, source_shape, target_shape)
+        sides = [Side(self, device, peers, turn, into=into) for into in (False, True)]
+        whole = [side.buffer(own) for side in sides]
+        pack_free, unpack_free = as_they_lie(
+            whole, own, source_shape, target_shape, at_once=self.rounds == 1
+        )
         own_copies: list[Copy] = []
+        sending, receiving = whole
         if not (pack_free or unpack_free):
             own_copies = own.boxes if turn == 0 else []
-            me = list(peers).index(device)
-            out[me] = into[me] = None
-        sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
+            sending, receiving = [side.buffer(None) for side in sides]
         return Transfer(
             source_shape,
             target_shape,
@@ -358,26 +338,18 @@ class Exchange(Step):
             None if unpack_free else tuple([c.flipped for c in folded(receiving.copies)]),
         )
 
-    def _as_they_lie(
-        self,
-        out: Sequence[Message | None],
-        into: Sequence[Message | None],
-        own: Message,
-        source_shape: tuple[int, ...],
-        target_shape: tuple[int, ...],
-    ) -> tuple[bool, bool]:
-        """Whether the source is to be the send buffer and the receive buffer the target, as they
-        lie. That needs no copy, but its own part then travels along: worth it where less is its own
-        than would be copied, and within memory.
+    def near(self, device: Device, *, into: bool) -> dict[int, set[int]]:
+        """Of mesh dims that alone cut a dim, the coordinates on which there may be rows that the
+        device has, or ``into`` it, needs.
         """
-        sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)
-        sent, got, kept = sum(sending.sizes), sum(receiving.sizes), own.size
-        alone, whole = len(out) == 1, self.rounds == 1
-        pack_free = whole and (alone or 2 * kept < sent) and sending.lies_as(source_shape)
-        unpack_free = whole and (alone or 2 * kept < got) and receiving.lies_as(target_shape)
-        if unpack_free and not pack_free and sent > max(prod(source_shape), got):
-            unpack_free = alone
-        return pack_free, unpack_free
+        mine, theirs = (self.target, self.source) if into else (self.source, self.target)
+        found = {}
+        for d, n in enumerate(self.shape):
+            if len(theirs[d]) == 1 and mine[d]:
+                ((m, factor),) = theirs[d]
+                rows = rows_held(n, self.chain(mine, d, device))
+                found[m] = near(n, factor, self.mesh[m], rows)
+        return found
 
     def gathering(self, device: Device, peers: Sequence[Device]) -> Transfer:
         """The part of ``device`` in an all-gather among ``peers``."""
@@ -410,33 +382,60 @@ class Exchange(Step):
         )
 
 
-class _Buffer(NamedTuple):
-    """Messages one after the other in a flat buffer: their sizes, and the copies from a tensor (x)
-    to the buffer (y), or, flipped, the other way.
-    """
+class Side:
+    """What a device sends its peers, or what it gets ``into`` it from them."""
 
-    sizes: tuple[int, ...]
-    copies: list[Copy]
+    def __init__(
+        self,
+        step: Exchange,
+        device: Device,
+        peers: Sequence[Device | None],
+        turn: int,
+        *,
+        into: bool,
+    ) -> None:
+        self.step, self.device, self.peers = step, device, peers
+        self.turn, self.into = turn, into
 
-    @classmethod
-    def of_source(cls, messages: Sequence[Message | None]) -> _Buffer:
-        return cls._of([[] if m is None else m.boxes for m in messages])
+    def buffer(self, own: Message | None) -> Buffer:
+        """The messages one after the other, ``own`` for that to itself."""
+        found = self._at_once(own) if len(self.peers) > MANY else None
+        if found is not None:
+            return found
+        at = list(self.peers).index(self.device)
+        messages = [*self._messages[:at], own, *self._messages[at + 1 :]]
+        return one_by_one(messages, into=self.into)
 
-    @classmethod
-    def of_target(cls, messages: Sequence[Message | None]) -> _Buffer:
-        return cls._of([[] if m is None else [c.flipped for c in m.boxes] for m in messages])
+    @cached_property
+    def _messages(self) -> list[Message | None]:
+        messages: list[Message | None] = [None] * len(self.peers)
+        some = [(k, peer) for k, peer in enumerate(self.peers) if peer is not None]
+        if len(self.peers) > MANY:
+            for m, places in self.step.near(self.device, into=self.into).items():
+                some = [(k, peer) for k, peer in some if peer[m] in places]
+        for k, peer in some:
+            if peer != self.device:
+                pair = (peer, self.device) if self.into else (self.device, peer)
+                messages[k] = self.step.message(*pair, self.turn)
+        return messages
 
-    @classmethod
-    def _of(cls, boxes: Sequence[Sequence[Copy]]) -> _Buffer:
-        sizes, copies, at = [], [], 0
-        for message in boxes:
-            begin = at
-            for copy in message:
-                copies.append(packed(copy, at))
-                at += prod(copy.sizes)
-            sizes.append(at - begin)
-        return cls(tuple(sizes), copies)
+    def _at_once(self, own: Message | None) -> Buffer | None:
+        """The same as few copies; None where no layout says it."""
+        step, device = self.step, self.device
+        if step.spread or step.rounds > 1 or (own is None and len(step.dims) != 1):
+            return None
+        if list(self.peers) != step.group(device):
+            return None
+        mine, theirs = step.source, step.target
+        if self.into:
+            mine, theirs = theirs, mine
 
-    def lies_as(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of that shape, as it lies, is the buffer."""
-        return sum(self.sizes) == prod(shape) and in_place(self.copies, row_major(shape))
+        def alike(d: int) -> Runs:
+            chains = (step.chain(each, d, device) for each in (step.source, step.target))
+            runs = meet(step.shape[d], *chains)
+            return tuple([run.flipped() for run in runs]) if self.into else runs
+
+        dims = dims_among(step.shape, step.mesh, mine, theirs, step.dims, alike)
+        parts = [(m, step.mesh[m]) for m in step.dims]
+        without = device[step.dims[0]] if own is None else None
+        return None if dims is None else buffer_of(dims, parts, without)

@@ -131,6 +131,34 @@ def same_rows(ones: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run
     return sorted(map(sides, join(meet_on_x(both, others))))
 
 
+def near(n: int, split_factor: int, parts: int, rows: Runs) -> set[int]:
+    """Of ``parts`` devices that a cut of ``n`` rows deals them to, those that may hold some of
+    ``rows`` (x): no device that does is missing. All, where the rows are as long as a piece, or in
+    as many turns as there are devices.
+    """
+    every = set(range(parts))
+    piece = -(-n // split_factor) if n else 1
+    found: set[int] = set()
+    for run in rows:
+        if run.length >= piece or prod(count for count, _, _ in run.loops) >= parts:
+            return every
+        starts = [run.x]
+        for count, dx, _ in run.loops:
+            starts = [start + i * dx for start in starts for i in range(count)]
+        for start in starts:
+            for low, high in _in_pieces(start, start + run.length, piece):
+                whole = min(piece, n - low // piece * piece)
+                block = -(-whole // parts)
+                found |= {*range(low % piece // block, (high - 1) % piece // block + 1)}
+    return found
+
+
+def _in_pieces(start: int, stop: int, piece: int) -> list[tuple[int, int]]:
+    """The interval, apart at the end of a piece."""
+    edge = -(-stop // piece) * piece - piece
+    return [(start, stop)] if start >= edge else [(start, edge), (edge, stop)]
+
+
 def count_rows(found: Sequence[Run]) -> int:
     """How many rows they are."""
     return sum(run.size for run in found)

@@ -1,0 +1,112 @@
+"""The messages to all peers at once, beside those to one after the other."""
+
+import random
+from itertools import product
+from unittest.mock import patch
+
+import pytest
+
+from cute_sharding.redistribution import Exchange
+from cute_sharding.redistribution import exchange as exchanges
+from cute_sharding.redistribution.all_peers import segments
+from cute_sharding.redistribution.chains import chains_of
+from cute_sharding.redistribution.exchange import Side
+from cute_sharding.sharding.meeting import near, rows_held
+
+
+def rows_of(runs):
+    """From the position on the device to the row."""
+    found = {}
+    for run in runs:
+        for turns in product(*(range(count) for count, _, _ in run.loops)):
+            x = run.x + sum(i * dx for i, (_, dx, _) in zip(turns, run.loops))
+            y = run.y + sum(i * dy for i, (_, _, dy) in zip(turns, run.loops))
+            found.update({y + j: x + j for j in range(run.length)})
+    return found
+
+
+@pytest.mark.parametrize("n", range(41))
+@pytest.mark.parametrize("split_factor", [1, 2, 3, 5])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 16])
+def test_blocks_are_those_of_each_device(n, split_factor, parts):
+    found = segments(n, split_factor, parts)
+    if found is None:  # pieces, and a last one of another size
+        assert split_factor > 1 and n % split_factor
+        return
+    place = 0
+    for segment in found:
+        assert segment.first == place and segment.devices > 0
+        for i in range(segment.devices):
+            moved = [run._replace(x=run.x + i * segment.step) for run in segment.runs]
+            # The same runs, and not others of the same rows: messages lie in their order.
+            assert tuple(moved) == rows_held(n, ((split_factor, parts, place),))
+            place += 1
+    assert place == parts and len(found) <= 5
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_device_near_is_missing(seed):
+    draw = random.Random(seed)
+    n, factor, parts = draw.randint(0, 60), draw.choice([1, 1, 2, 3, 4]), draw.randint(1, 20)
+    chain = [(draw.choice([1, 2, 3]), draw.randint(1, 6)) for _ in range(draw.randint(1, 2))]
+    mine = rows_held(n, tuple([(f, p, draw.randrange(p)) for f, p in chain]))
+    wanted = {*rows_of(mine).values()}
+    holding = {
+        k for k in range(parts) if wanted & {*rows_of(rows_held(n, ((factor, parts, k),))).values()}
+    }
+    found = near(n, factor, parts, mine)
+    assert holding <= found <= set(range(parts))
+
+
+def elements(buffer):
+    """Every (vector in the tensor, place in the buffer), and the sizes of messages."""
+    found = {}
+    for copy in buffer.copies:
+        for i in product(*map(range, copy.sizes)):
+            x, y = (
+                tuple(a + sum(k * step[d] for k, step in zip(i, steps)) for d, a in enumerate(at))
+                for at, steps in ((copy.x, copy.dx), (copy.y, copy.dy))
+            )
+            assert y not in found
+            found[y] = x
+    return found, buffer.sizes
+
+
+def drawn(seed):
+    draw = random.Random(seed)
+    mesh = draw.choice([(70,), (9, 8), (3, 4, 6), (2, 36)])
+    shape = tuple(draw.choice([1, 5, 71, 140, 144]) for _ in range(2))
+
+    def cut():
+        return draw.choice([None, (0, 1), (1, 1), (draw.randrange(2), draw.choice([2, 3]))])
+
+    source, target = (chains_of([cut() for _ in mesh], 2, mesh) for _ in range(2))
+    device = tuple(draw.randrange(n) for n in mesh)
+    return Exchange(shape, mesh, source, target), device
+
+
+@pytest.mark.parametrize("first", range(0, 240, 20))
+def test_all_at_once_is_one_by_one(first):
+    at_once = 0
+    for seed in range(first, first + 20):
+        exchange, device = drawn(seed)
+        peers = exchange.group(device)
+        own = exchange.own(device)
+        for into in (False, True):
+            for kept in (own, None):
+                side = Side(exchange, device, peers, 0, into=into)
+                with patch.object(exchanges, "MANY", 1):
+                    found = side.buffer(kept)
+                    at_once += side._at_once(kept) is not None
+                slowly = Side(exchange, device, peers, 0, into=into)
+                with patch.object(exchanges, "MANY", 1 << 30):
+                    assert elements(found) == elements(slowly.buffer(kept)), (seed, into, kept)
+    assert at_once
+
+
+def test_few_copies_among_many_peers():
+    exchange = Exchange((8192, 16384), (8192,), source=(((0, 1),), ()), target=((), ((0, 1),)))
+    part = exchange.transfer((5,), exchange.group((5,)))
+    assert len(part.sends) == 8192 and set(part.sends) == {2}
+    assert part.packs is None or len(part.packs) <= 2
+    assert part.unpacks is None or len(part.unpacks) <= 2
