@@ -66,6 +66,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.views --answers
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.redistribution
+	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.strategies
 
