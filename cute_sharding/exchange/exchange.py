@@ -196,6 +196,10 @@ class Exchange:
         """The ranks of all the meshes, ascending."""
         return tuple(sorted({r for placed in self._all for r in placed.mesh.ranks}))
 
+    def __contains__(self, rank: int) -> bool:
+        """Whether a rank is on one of the meshes."""
+        return any(placed.mesh.coordinates(rank) is not None for placed in self._all)
+
     @property
     def _all(self) -> tuple[Placed, ...]:
         return (*self.sources, *self.targets)

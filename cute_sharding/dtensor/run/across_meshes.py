@@ -146,6 +146,8 @@ def _exchanged(
     def part(rank: int) -> Part:
         return _part_of(exchange, rank)
 
+    if dispatch_modes.local_tensor_mode() is None and process_groups.this_rank() not in exchange:
+        return local.new_empty(0)  # of a rank of neither mesh
     local = on_each_rank(
         lambda rank, x: _checked(x, exchange.sources[0].local_shape(rank), current),
         collective_ops.waited(local),
