@@ -83,7 +83,7 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
     plan = plan_exchange(
         Placed(tuple(current.shape), meshes.source, _chains(current)),
         _pending(current),
-        Placed(tuple(current.shape), meshes.target, _chains(target)),
+        Placed(tuple(current.shape), meshes.target, meshes.chains(_chains(target))),
         Network.of_programs(sizes, by.network),
         by.groups,
         by.native,

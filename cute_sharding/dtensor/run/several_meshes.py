@@ -13,6 +13,7 @@ from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.run.groups import group_of_ranks
 from cute_sharding.dtensor.run.ranks import is_native
 from cute_sharding.exchange import Exchange, Mesh
+from cute_sharding.redistribution.chains import Chains
 
 # Where the backend's all-to-all visits those that get nothing, too: among so many ranks, a rank of
 # so many times fewer peers sends to each by itself.
@@ -20,43 +21,65 @@ MANY, FEW = 16, 4
 
 
 class Meshes(NamedTuple):
-    """The ranks of the mesh that a tensor is on, and of the one that it goes to."""
+    """The ranks of the mesh that a tensor is on, and of the one that it goes to.
+
+    Attributes:
+        slices: the target has one mesh dim more, its first: the slices of a mesh, each of which
+            gets the tensor.
+    """
 
     source: Mesh
     target: Mesh
+    slices: bool = False
+
+    def chains(self, of_target: Chains) -> Chains:
+        """What cuts the dims of a tensor on the target, as its placements on the mesh say it."""
+        more = int(self.slices)
+        return tuple([tuple([(m + more, factor) for m, factor in chain]) for chain in of_target])
 
 
 @lru_cache(maxsize=1 << 10)
 def meshes_of(mesh: Any, other: Any, rank: int) -> Meshes:
     """The ranks of both meshes, where they are slices of larger ones: of the slices that belong
-    together for ``rank``.
+    together for ``rank``. Where ``other`` is a slice, and ranks of ``mesh`` are on several such,
+    each of these gets the tensor.
 
     Raises:
         ValueError: it is not known which slice goes to which, or a rank of the one sees another
             slice of the other.
     """
     lists = [process_groups.rank_lists(of) for of in (mesh, other)]
-    found = []
-    for of, some in zip((mesh, other), lists):
-        mine = [ranks for ranks in some if rank in ranks] or (some if len(some) == 1 else [])
-        if not mine:
-            raise ValueError(
-                f"rank {rank} is on none of the {len(some)} slices that the mesh {of} is one of, "
-                "so it is not known which of them takes part: give a mesh that is no slice, or "
-                "call this on the ranks of the slice alone"
-            )
-        found.append(mine[0])
-    for (ranks, _), (one, some) in zip(
-        (found, found[::-1]), ((found[1], lists[1]), (found[0], lists[0]))
-    ):
+    source = _of_rank(mesh, lists[0], rank)
+    meeting = [ranks for ranks in lists[1] if not {*ranks}.isdisjoint(source)]
+    if len(lists[0]) == 1 and len(meeting) > 1:
+        every = [r for ranks in lists[1] for r in ranks]
+        target = Mesh((len(lists[1]), *other.shape), tuple(every))
+        return Meshes(Mesh(tuple(mesh.shape), tuple(source)), target, slices=True)
+    found = source, _of_rank(other, lists[1], rank)
+    for ranks, theirs, some in ((found[0], found[1], lists[1]), (found[1], found[0], lists[0])):
         for seen in some:
-            if seen != one and not {*ranks}.isdisjoint(seen):
+            if seen != theirs and not {*ranks}.isdisjoint(seen):
                 raise ValueError(
                     f"{mesh} and {other} are slices of larger meshes, and the ranks {ranks} of the "
-                    f"one are on several slices of the other, {one} and {seen}: nothing says which "
+                    f"one are on several slices of the other, {theirs} and {seen}: nothing says which "
                     "is meant. Redistribute on the larger mesh"
                 )
-    return Meshes(*[Mesh(tuple(of.shape), tuple(r)) for of, r in zip((mesh, other), found)])
+    one, two = (Mesh(tuple(of.shape), tuple(r)) for of, r in zip((mesh, other), found))
+    return Meshes(one, two)
+
+
+def _of_rank(mesh: Any, lists: list[list[int]], rank: int) -> list[int]:
+    """The ranks of the slice that a rank is on; of a mesh that is no slice, all."""
+    if len(lists) == 1:
+        return lists[0]
+    for ranks in lists:
+        if rank in ranks:
+            return ranks
+    raise ValueError(
+        f"rank {rank} is on none of the {len(lists)} slices that the mesh {mesh} is one of, "
+        "so it is not known which of them takes part: give a mesh that is no slice, or "
+        "call this on the ranks of the slice alone"
+    )
 
 
 def on_which_group(exchange: Exchange, mesh: Any, other: Any) -> Any | None:

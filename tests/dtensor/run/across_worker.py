@@ -202,6 +202,13 @@ def slices_of_meshes():
     cute_sharding.prepare_groups(whole["rank"], other["rank"])
     moved = cute_sharding.redistribute(x, other["rank"], [Shard(0)])
     assert torch.equal(moved.to_local(), full.chunk(2)[1 - dist.get_rank() % 2])
+    full = torch.arange(12.0).reshape(6, 2)
+    y = distribute_tensor(full, whole, [Replicate(), Shard(0)])
+    for after in (Shard(0), Shard(1)):  # each half has the tensor; the former is a relabelling
+        with Sent() as sent:
+            half = cute_sharding.redistribute(y, whole["rank"], [after])
+        assert torch.equal(half.full_tensor(), full)
+        assert sum(sent.counts.values()) == (after == Shard(1))
     try:
         cute_sharding.redistribute(x, whole["half"], [Shard(0)])
     except ValueError as error:
