@@ -41,8 +41,8 @@ def redistribute(
 
     Args:
         tensor: on any mesh, in any placements.
-        mesh: of the same kind of device. Where it is a slice of a mesh (``mesh["tp"]``) and ranks of
-            several such slices have the tensor, each of these slices gets it.
+        mesh: of the same kind of device. Where it is a slice of a mesh (``mesh["tp"]``), and ranks
+            of several such slices have the tensor, each of these slices gets it.
         placements: one for each dim of ``mesh``, no Partial; as text, ``"S(0), R"``; by default
             replicas.
 
