@@ -17,9 +17,7 @@ REDISTRIBUTE = "torch/distributed/tensor/_redistribute.py"
 # The smallest core: one exchange, in which a device sends itself what it keeps, replicas of a row
 # do not share its sending, and every buffer is packed.
 FORM = Form(
-    leave=frozenset(
-        {"Transfer.peak_elements", "_Buffer.lies_as", "_Buffer.of_source", "_Buffer.of_target"}
-    ),
+    leave=frozenset({"Transfer.peak_elements"}),
     docs={
         "Transfer": """
 One device's part in a collective: strided copies into a send buffer, its splits, and copies out of
@@ -32,6 +30,7 @@ the receive buffer.
 The part of ``device`` in an all-to-all among ``peers``, in their order; to itself it sends what it
 keeps.
 """,
+        "one_by_one": "Messages one after the other in a flat buffer.",
         "checked": "The local tensor as it is packed, if it is of the shape that the spec says.",
         "unpack": "The target, from what was received.",
         "write": "Between contiguous tensors.",
@@ -50,10 +49,17 @@ keeps.
         ],
         "Exchange.transfer": [
             ("own = self.own(", ""),
-            ("def between(", ""),
-            ("out = ", ""),
-            ("into = ", ""),
+            ("sides = ", ""),
+            ("whole = ", ""),
+            ("pack_free, unpack_free = ", ""),
             ("own_copies: ", ""),
+            (
+                "sending, receiving = whole",
+                """sending = one_by_one([self.message(device, peer) for peer in peers])
+receiving = one_by_one(
+    [[copy.flipped for copy in self.message(peer, device)] for peer in peers]
+)""",
+            ),
             ("if not (pack_free or unpack_free):", ""),
         ],
         "transfer_of": [
@@ -120,24 +126,15 @@ found = next(ranks for ranks in lists if rank in ranks)""",
         ],
         "Exchange.transfer": [
             ("Sequence[Device | None], turn: int = 0)", "Sequence[Device])"),
-            (
-                "    pack_free, unpack_free = "
-                "self._as_they_lie(out, into, own, source_shape, target_shape)\n",
-                "",
-            ),
-            (
-                "    sending, receiving = _Buffer.of_source(out), _Buffer.of_target(into)\n",
-                """    sending = _Buffer.of([self.message(device, peer) for peer in peers])
-    receiving = _Buffer.of(
-        [[copy.flipped for copy in self.message(peer, device)] for peer in peers]
-    )
-""",
-            ),
             ("None if pack_free else ", ""),
             ("None if unpack_free else ", ""),
             ("        tuple(folded(own_copies)),\n", ""),
         ],
-        "_Buffer": [("def _of(", "def of(")],
+        "one_by_one": [
+            ("Sequence[Message | None], *, into: bool)", "Sequence[Sequence[Copy]])"),
+            ("message.boxes if message is not None else ()", "message"),
+            ("copy.flipped if into else copy", "copy"),
+        ],
         "transfer_of": [
             (
                 "mesh: Any, rank: int, gathers: bool = False, turn: int = 0)",
