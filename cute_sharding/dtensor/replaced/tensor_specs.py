@@ -266,6 +266,18 @@ def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
     return DTensor(local, tensor._spec, requires_grad=False)
 
 
+def with_placements(spec: DTensorSpec, placements: Sequence[Placement]) -> DTensorSpec:
+    """The spec with other placements where something is pending, and its order of shards."""
+    order: Any = None if spec.use_strided_shard_as_shard_order else spec.shard_order
+    return DTensorSpec(
+        spec.mesh,
+        tuple(placements),
+        tensor_meta=spec.tensor_meta,
+        shard_order=order,
+        use_strided_shard_as_shard_order=spec.use_strided_shard_as_shard_order,
+    )
+
+
 def made(local: torch.Tensor, spec: DTensorSpec, *, requires_grad: bool) -> DTensor:
     """The DTensor of that local tensor."""
     return DTensor(local, spec, requires_grad=requires_grad)

@@ -75,22 +75,26 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
     if dispatch_modes.is_tracing():
         raise NotImplementedError(
             f"redistribution from mesh {current.mesh} to another, {target.mesh}, in a graph: call "
-            "cute_sharding.redistribute(tensor, mesh, placements), which runs between graphs"
+            "cute_sharding.redistribute(tensor, mesh, placements), which runs between graphs, on "
+            "tensors that are not fake"
         )
     meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
+    tensor_specs.check_no_mixed_partials(tuple(current.placements))
+    before, after = _chains(current), meshes.chains(_chains(target))
     local, current = _by_elements(local, current)
     by, sizes = means(current.mesh), tuple(current.mesh.shape)
     plan = plan_exchange(
-        Placed(tuple(current.shape), meshes.source, _chains(current)),
+        Placed(tuple(current.shape), meshes.source, before),
         _pending(current),
-        Placed(tuple(current.shape), meshes.target, meshes.chains(_chains(target))),
+        Placed(tuple(current.shape), meshes.target, after),
         Network.of_programs(sizes, by.network),
         by.groups,
         by.native,
     )
     if current.mesh._is_current_rank_part_of_mesh():
         local = run(plan.steps, local, current.mesh)
-    count_moves(Crossing(plan))
+    if process_groups.this_rank() in plan.exchange:
+        count_moves(Crossing(plan))
     return laid_out(_exchanged(plan.exchange, local, current, target.mesh), target.tensor_meta)
 
 
@@ -118,11 +122,10 @@ def _by_elements(local: torch.Tensor, spec: DTensorSpec) -> tuple[torch.Tensor, 
             placements[m] = Replicate()
             if spec.mesh._is_current_rank_part_of_mesh():
                 local = redistribution_hook.reduce_value(placement, local, spec.mesh, m)
-    return local, DTensorSpec(spec.mesh, tuple(placements), spec.tensor_meta)
+    return local, tensor_specs.with_placements(spec, placements)
 
 
 def _pending(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
-    tensor_specs.check_no_mixed_partials(tuple(spec.placements))
     return tuple(
         [
             (m, p.reduce_op)

@@ -30,7 +30,8 @@ def redistribute(
 
     Every rank receives what it needs and does not hold, each element once; where several ranks hold
     the same they share the sending. What is pending is finished on the way. Gradients go back the
-    same way. Elements that lie as they did before are not copied.
+    same way. Where a rank keeps what it has, the result shares memory with ``tensor``, as torch's
+    own redistribute has it: clone it before you write into it.
 
     To be called by every rank of either mesh, backward as well; a rank of neither does nothing, and
     has a DTensor without data, as torch has it there. With a process group of all ranks of both
@@ -79,7 +80,8 @@ def redistribute(
                 f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: nothing "
                 "is made pending on another mesh, give Shard or Replicate"
             )
-    found: DTensor = _Redistribute.apply(tensor, mesh, wanted)
+    target = DTensorSpec(mesh, wanted, tensor_meta=tensor._spec.tensor_meta)
+    found: DTensor = _Redistribute.apply(tensor, target, True)
     return found
 
 
@@ -88,6 +90,11 @@ def _check(tensor: Any, mesh: DeviceMesh) -> None:
         raise TypeError(
             f"redistribute takes a DTensor, not {type(tensor).__name__}: make one with "
             "torch.distributed.tensor.distribute_tensor or DTensor.from_local"
+        )
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(
+            f"redistribute to mesh {mesh!r}, which is no DeviceMesh: make one with "
+            "torch.distributed.device_mesh.init_device_mesh or DeviceMesh"
         )
     if tensor.device_mesh.device_type != mesh.device_type:
         raise ValueError(
@@ -105,18 +112,17 @@ class _Redistribute(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]
-    ) -> DTensor:
+    def forward(ctx: Any, tensor: DTensor, target: DTensorSpec, is_explicit: bool) -> DTensor:
         spec = tensor._spec
-        before = [Replicate() if isinstance(p, Partial) else p for p in spec.placements]
-        ctx.before, ctx.after = (spec.mesh, tuple(before)), (mesh, placements)
-        target = DTensorSpec(mesh, placements, tensor_meta=spec.tensor_meta)
-        local = redistribute_local_tensor(tensor._local_tensor, spec, target, is_explicit=True)
+        finished = [Replicate() if isinstance(p, Partial) else p for p in spec.placements]
+        # With the strides of the tensor: a gradient is told to lie as it does, on every rank.
+        ctx.before, ctx.after = tensor_specs.with_placements(spec, finished), target
+        local = tensor._local_tensor
+        local = redistribute_local_tensor(local, spec, target, is_explicit=is_explicit)
         return tensor_specs.made(local, target, requires_grad=tensor.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, gradient: DTensor) -> Any:
-        if gradient.device_mesh != ctx.before[0]:
-            gradient = _Redistribute.apply(gradient, *ctx.after)
-        return _Redistribute.apply(gradient, *ctx.before), None, None
+        if ctx.before.mesh != ctx.after.mesh:  # on one mesh all of its ranks know how it lies
+            gradient = _Redistribute.apply(gradient, ctx.after, False)
+        return _Redistribute.apply(gradient, ctx.before, False), None, None

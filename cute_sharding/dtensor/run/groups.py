@@ -119,7 +119,9 @@ def _prepare_both(mesh: DeviceMesh, other: DeviceMesh, timeout: Any, pg_options:
     if wanted != [world] and any(_key_of_ranks(mesh, ranks) not in groups for ranks in wanted):
         name = "ranks_of_two_meshes"
         made = process_groups.new_groups([*map(list, wanted)], mesh, name, timeout, pg_options)
-        groups.update(dict.fromkeys([_key_of_ranks(mesh, ranks) for ranks in wanted], made))
+        rank = process_groups.this_rank()
+        for some in wanted:
+            groups[_key_of_ranks(mesh, some)] = made if rank in some else None
 
 
 def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from enumeration import devices, held
 from simulation import cuts_of, is_partial
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
@@ -244,7 +244,44 @@ def groups_are_made_once():
     assert sum(sent.counts.values()) == (dist.get_rank() < 3)
 
 
+def gradients_lie_as_their_tensors():
+    """Also where they come with other strides: of a sum, expanded, and of a transposed leaf."""
+    one, two = (DeviceMesh("cpu", torch.tensor(ranks)) for ranks in ([0, 1], [2, 3]))
+    x = distribute_tensor(torch.ones(6, 4), one, [Shard(0)]).requires_grad_()
+    cute_sharding.redistribute(x, two, [Shard(1)]).sum().backward()
+    turned = distribute_tensor(torch.arange(24.0).reshape(4, 6), one, [Shard(1)]).t().detach()
+    turned.requires_grad_()
+    moved = cute_sharding.redistribute(turned, two, [Shard(0)])
+    (moved.contiguous() * 3).sum().backward()
+    assert turned.grad.stride() == turned.stride() == (1, 6)
+    if dist.get_rank() < 2:
+        assert torch.equal(x.grad.to_local(), torch.ones(3, 4))
+        assert torch.equal(turned.grad.to_local(), torch.full((3, 4), 3.0))
+
+
+def an_order_of_shards_of_its_own():
+    """The second mesh dim cuts first: that is read, and the gradient lies so too."""
+    square, other = DeviceMesh("cpu", torch.arange(4).reshape(2, 2)), DeviceMesh("cpu", [2, 3])
+    full = torch.arange(32.0).reshape(8, 4)
+    meta = TensorMeta(full.shape, full.stride(), full.dtype)
+    order = (ShardOrderEntry(0, (1, 0)),)
+    spec = DTensorSpec(square, (Shard(0), Shard(0)), tensor_meta=meta, shard_order=order)
+    row, column = square.get_coordinate()
+    k = 2 * column + row
+    rows = full[2 * k : 2 * k + 2].clone()
+    assert torch.equal(DTensor(rows, spec, requires_grad=False).full_tensor(), full)
+    x = DTensor(rows.requires_grad_(), spec, requires_grad=True)
+    moved = cute_sharding.redistribute(x, other, [Shard(0)])
+    if dist.get_rank() > 1:
+        assert torch.equal(moved.to_local(), full.chunk(2)[dist.get_rank() - 2])
+    part = full.chunk(2)[dist.get_rank() - 2] if dist.get_rank() > 1 else torch.empty(0)
+    (back,) = torch.autograd.grad(moved, x, DTensor(part, moved._spec, requires_grad=False))
+    assert torch.equal(back.to_local(), full[2 * k : 2 * k + 2])
+
+
 PROGRAMS = (
+    gradients_lie_as_their_tensors,
+    an_order_of_shards_of_its_own,
     trainer_and_generator,
     by_the_tensors_own_method,
     between_graphs,
