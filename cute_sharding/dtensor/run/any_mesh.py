@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -81,8 +81,7 @@ def redistribute(
                 "is made pending on another mesh, give Shard or Replicate"
             )
     target = DTensorSpec(mesh, wanted, tensor_meta=tensor._spec.tensor_meta)
-    found: DTensor = _Redistribute.apply(tensor, target, True)
-    return found
+    return cast(DTensor, _Redistribute.apply(tensor, target, True))
 
 
 def _check(tensor: Any, mesh: DeviceMesh) -> None:
