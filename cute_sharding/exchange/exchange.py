@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -196,6 +197,12 @@ class Exchange:
         """The ranks of all the meshes, ascending."""
         return tuple(sorted({r for placed in self._all for r in placed.mesh.ranks}))
 
+    @cached_property
+    def seal(self) -> bytes:
+        """Eight bytes that are the same where all shardings are, in every process."""
+        said = [(p.shape, p.mesh.sizes, [*p.mesh.ranks], p.chains) for p in self._all]
+        return sha256(repr(said).encode()).digest()[:8]
+
     def __contains__(self, rank: int) -> bool:
         """Whether a rank is on one of the meshes."""
         return any(placed.mesh.coordinates(rank) is not None for placed in self._all)
@@ -365,8 +372,10 @@ class Exchange:
 
     # -- on one rank -------------------------------------------------------------------------------
 
-    def part(self, rank: int) -> Part:
-        """The part of a rank, of one of the meshes, both or neither."""
+    def part(self, rank: int, room: int = 0) -> Part:
+        """The part of a rank, of one of the meshes, both or neither. In front of each message there
+        is ``room`` for so many elements more.
+        """
         out, into = (
             sorted(messages, key=lambda message: message.peer)
             for messages in (self.sent(rank), self.taken(rank))
@@ -377,18 +386,20 @@ class Exchange:
         receives: dict[int, int] = defaultdict(int)
         at = 0
         for message in out:
+            at += room
             for copy in message.copies:
                 packs[message.link.source].append(packed(copy, at))
                 at += prod(copy.sizes)
-            sends[message.peer] += message.size
+            sends[message.peer] += message.size + room
         at = 0
         for message in into:
             some = []
+            at += room
             for copy in message.copies:
                 some.append(packed(copy.flipped, at).flipped)
                 at += prod(copy.sizes)
             unpacks[message.link.target].append(some)
-            receives[message.peer] += message.size
+            receives[message.peer] += message.size + room
         kept = [found for link in self.move.links if (found := self._kept(link, rank))]
         own = [(m.link.source, m.link.target, tuple(folded(m.copies))) for m in kept]
         peers = tuple(sorted({*sends, *receives}))

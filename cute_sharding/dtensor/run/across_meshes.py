@@ -17,6 +17,7 @@ from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
+    local_tensors,
     process_groups,
     redistribution_hook,
     tensor_specs,
@@ -24,9 +25,10 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.messages import exchange_buffers
+from cute_sharding.dtensor.run.messages import exchange_buffers, is_sealed, sealed
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import (
+    WIRE,
     OtherShape,
     from_wire,
     packed_of,
@@ -139,15 +141,23 @@ def _pending(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _part_of(exchange: Exchange, rank: int) -> Part:
-    return exchange.part(rank)
+def _part_of(exchange: Exchange, rank: int, room: int) -> Part:
+    return exchange.part(rank, room)
 
 
 def _exchanged(
     exchange: Exchange, local: torch.Tensor, current: DTensorSpec, other: Any
 ) -> torch.Tensor:
+    # Ranks outside of the tensor's mesh may take it to lie otherwise: torch tells them what its ops
+    # make, and not always as it is inside. So messages say which shardings they are of.
+    source, target = exchange.sources[0].mesh, exchange.targets[0].mesh
+    is_told = not {*target.ranks} <= {*source.ranks}
+    dtype = local.dtype if current.tensor_meta is None else current.tensor_meta.dtype
+    room = -(-len(exchange.seal) // dtype.itemsize) if is_told else 0
+    width = 1 if dtype in WIRE else dtype.itemsize
+
     def part(rank: int) -> Part:
-        return _part_of(exchange, rank)
+        return _part_of(exchange, rank, room)
 
     if dispatch_modes.local_tensor_mode() is None and process_groups.this_rank() not in exchange:
         return local.new_empty(0)  # of a rank of neither mesh
@@ -158,9 +168,31 @@ def _exchanged(
     received = local
     if not exchange.is_free:
         buffer = on_each_rank(lambda rank, x: to_wire(packed_of(part(rank), [x])), local)
+        if is_told:
+            buffer = on_each_rank(
+                lambda rank, x: sealed(part(rank), x, exchange.seal, width), buffer
+            )
         group = on_which_group(exchange, current.mesh, other)
         received = exchange_buffers(part, buffer, local, group, current.mesh)
+        if is_told and not local_tensors.is_imagined(received):
+            on_each_rank(
+                lambda rank, x: _told_alike(part(rank), x, exchange, current, width), received
+            )
     return on_each_rank(lambda rank, got, x: _result(part(rank), got, x), received, local)
+
+
+def _told_alike(
+    part: Part, received: torch.Tensor, exchange: Exchange, current: DTensorSpec, width: int
+) -> torch.Tensor:
+    """What was received, if it is of the shardings that this rank knows."""
+    if not is_sealed(part, received, exchange.seal, width):
+        raise RuntimeError(
+            f"a tensor of shape {tuple(current.shape)} came from mesh {current.mesh} and is not "
+            f"placed there as this rank, which is outside, was told: {text(current.placements)}. "
+            "Ops may come to other placements outside of their mesh: redistribute their result to "
+            "placements that you name on its own mesh, before it goes to another"
+        )
+    return received
 
 
 def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSpec) -> torch.Tensor:

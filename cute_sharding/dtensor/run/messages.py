@@ -4,7 +4,7 @@ point-to-point messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -51,6 +51,36 @@ def exchange_buffers(
     if dispatch_modes.local_tensor_mode() is not None:
         return on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)
     return _point_to_point(part(process_groups.this_rank()), buffer, width)
+
+
+def sealed(part: Part, buffer: torch.Tensor, seal: bytes, width: int) -> torch.Tensor:
+    """The send buffer with the seal in front of each message. ``width``: the buffer's elements for
+    one of the tensor.
+    """
+    if any(part.sends):
+        buffer = buffer.contiguous()
+        flat, mark = buffer.view(torch.uint8), _bytes(seal, buffer.device)
+        for start in _starts(part.sends, width * buffer.element_size()):
+            flat[start : start + len(seal)] = mark
+    return buffer
+
+
+def is_sealed(part: Part, received: torch.Tensor, seal: bytes, width: int) -> bool:
+    """Whether all that a rank was sent has that seal."""
+    if not any(part.receives):
+        return True
+    flat, mark = received.view(torch.uint8), _bytes(seal, received.device)
+    starts = _starts(part.receives, width * received.element_size())
+    return bool(torch.stack([flat[s : s + len(seal)] for s in starts]).eq(mark).all())
+
+
+def _bytes(seal: bytes, device: Any) -> torch.Tensor:
+    return torch.tensor(list(seal), dtype=torch.uint8, device=device)
+
+
+def _starts(sizes: Sequence[int], width: int) -> list[int]:
+    """Where in a buffer the messages begin, in bytes."""
+    return [s for s, n in zip(accumulate((n * width for n in sizes), initial=0), sizes) if n]
 
 
 def _point_to_point(part: Part, buffer: torch.Tensor, width: int) -> torch.Tensor:

@@ -279,7 +279,28 @@ def an_order_of_shards_of_its_own():
     assert torch.equal(back.to_local(), full[2 * k : 2 * k + 2])
 
 
+def what_ranks_outside_take_for_something_else():
+    """Of a square, of which messages have the same sizes either way."""
+    one, two = (DeviceMesh("cpu", torch.tensor(ranks)) for ranks in ([0, 1], [2, 3]))
+    for dtype in (torch.float32, torch.bool, torch.complex128, torch.int8):
+        full = (torch.arange(16) % 2).reshape(4, 4).to(dtype)
+        inside = dist.get_rank() < 2
+        rows = full.chunk(2)[dist.get_rank() % 2]
+        x = as_dtensor(rows if inside else None, (4, 4), one, [Shard(0)], dtype)
+        moved = cute_sharding.redistribute(x, two, [Replicate()])
+        assert inside or torch.equal(moved.to_local(), full), dtype
+        told = [Shard(0) if inside else Shard(1)]
+        x = as_dtensor(rows if inside else None, (4, 4), one, told, dtype)
+        try:
+            cute_sharding.redistribute(x, two, [Replicate()])
+        except RuntimeError as error:
+            assert not inside and "is not placed there as this rank" in str(error)
+        else:
+            assert inside, dtype
+
+
 PROGRAMS = (
+    what_ranks_outside_take_for_something_else,
     gradients_lie_as_their_tensors,
     an_order_of_shards_of_its_own,
     trainer_and_generator,
