@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from cute_sharding.exchange import Placed, plan_exchange
+from cute_sharding.exchange import Placed
 from cute_sharding.redistribution import Exchange
+from cute_sharding.redistribution.meshes import plan_exchange
 from cute_sharding.sharding import Replicate, Shard, Sharding
 
 T = TypeVar("T")

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from cute_sharding.movement import TABLE as MOVEMENTS
-from cute_sharding.movement import Diagonal, Fold, Move, Window
 from cute_sharding.movement import Row as MovementRow
-from cute_sharding.movement.forms import Form
-from cute_sharding.movement.moves import Link
 from cute_sharding.movement.signatures import SIGNATURES
+from cute_sharding.relations import Diagonal, Fold, Move, Window
+from cute_sharding.relations.forms import Form
+from cute_sharding.relations.moves import Link
 from cute_sharding.sharding.meeting import Run
 from cute_sharding.views import TABLE, Row
 from cute_sharding.views.dim_map import DimSpec

@@ -21,10 +21,11 @@ LAYERS = [
     "layout",
     "sharding",
     "views",
+    "relations",
+    "exchange",
     "redistribution",
     "ops",
     "movement",
-    "exchange",
     "dtensor",
     "drawing",
 ]

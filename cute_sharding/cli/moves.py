@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import islice, product
-from math import prod
+from itertools import islice
 from typing import Any, NamedTuple
 
 from cute_sharding.cli.arguments import UsageError
-from cute_sharding.movement import BY_OP, Movement, chosen
+from cute_sharding.exchange import Exchange
+from cute_sharding.movement import BY_OP, chosen
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
 
 Placements = tuple["Shard | Replicate | Partial", ...]
@@ -117,10 +118,10 @@ def explain_move(
         "op": f"{name}({text})",
         "mesh": dict(zip(names, mesh)),
         "input": described(before, names),
-        "free": not choice.movement.communicates,
-        "received_elements": choice.movement.received_elements,
-        "mesh_dims": [names[m] for m in choice.movement.mesh_dims],
-        "messages": _messages(choice.movement),
+        "free": not choice.exchange.communicates,
+        "received_elements": choice.exchange.received_elements,
+        "mesh_dims": [names[m] for m in choice.exchange.mesh_dims],
+        "messages": _messages(choice.exchange),
         "outputs": [
             described(Sharding(x, mesh, _placements(before.placements, cuts)), names)
             for x, cuts in zip(move.outputs, choice.cuts)
@@ -159,18 +160,16 @@ def _placements(given: Placements, cuts: Sequence[tuple[int, int] | None]) -> Pl
     )
 
 
-def _messages(movement: Movement) -> list[dict[str, Any]]:
+def _messages(exchange: Exchange) -> list[dict[str, Any]]:
     """Of the first devices, what each is sent by others."""
-    found = []
-    for receiver in islice(product(*map(range, movement.mesh)), DEVICES_SHOWN):
-        for sender in movement.slice_of(receiver, movement.mesh_dims):
-            size = sum(
-                prod(copy.sizes)
-                for link in movement.move.links
-                for copy in movement.copies(link, sender, receiver)
-            )
-            if sender != receiver and size:
-                found.append({"from": list(sender), "to": list(receiver), "elements": size})
+    mesh, found = exchange.sources[0].mesh, []
+    for receiver in islice(mesh.ranks, DEVICES_SHOWN):
+        sent: dict[int, int] = defaultdict(int)
+        for message in exchange.sent_to(receiver):
+            sent[message.peer] += message.size
+        for sender, size in sorted(sent.items()):
+            one, other = mesh.coordinates(sender), mesh.coordinates(receiver)
+            found.append({"from": [*(one or ())], "to": [*(other or ())], "elements": size})
     return found
 
 

@@ -16,9 +16,10 @@ from cute_sharding.cli.arguments import (
     read_sharding,
     read_sizes,
 )
-from cute_sharding.exchange import ExchangePlan, Mesh
+from cute_sharding.exchange import Mesh
 from cute_sharding.exchange.placed import ranks_text
 from cute_sharding.redistribution import Network
+from cute_sharding.redistribution.meshes import ExchangePlan
 from cute_sharding.sharding import Partial, Sharding
 
 

@@ -25,13 +25,14 @@ from cute_sharding.drawing.moves import plan_picture
 from cute_sharding.drawing.parts import Section
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.drawing.views import view_picture
-from cute_sharding.exchange import Exchange, ExchangePlan, Mesh, Placed, plan_exchange
+from cute_sharding.exchange import Exchange, Mesh, Placed
 from cute_sharding.layout import Layout
 from cute_sharding.redistribution import Network, RedistributionPlan
-from cute_sharding.redistribution.chains import chains_of
+from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
 from cute_sharding.redistribution.plan import Held
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.sharding import Partial, Sharding
+from cute_sharding.sharding.chains import chains_of
 
 
 def draw(

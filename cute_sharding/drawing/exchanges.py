@@ -20,7 +20,8 @@ from cute_sharding.drawing.moves import (
 )
 from cute_sharding.drawing.parts import Section
 from cute_sharding.drawing.picture import Picture
-from cute_sharding.exchange import Exchange, ExchangePlan, Placed
+from cute_sharding.exchange import Exchange, Placed
+from cute_sharding.redistribution.meshes import ExchangePlan
 
 
 def exchange_plan_picture(plan: ExchangePlan) -> Picture:
@@ -111,9 +112,9 @@ def _ranks_shown(exchange: Exchange) -> tuple[Shown, Shown]:
     receive from, and the last.
     """
     sending, receiving = _ranks(exchange.sources), _ranks(exchange.targets)
-    to = (message.peer for rank in sending[:1] for message in exchange.sent(rank))
+    to = (message.peer for rank in sending[:1] for message in exchange.sent_by(rank))
     receivers = _some(receiving, islice(to, DEVICES))
-    of = (message.peer for rank in receivers[0][:1] for message in exchange.taken(rank))
+    of = (message.peer for rank in receivers[0][:1] for message in exchange.sent_to(rank))
     return _some(sending, [*sending[:1], *islice(of, DEVICES)]), receivers
 
 

@@ -9,7 +9,7 @@ from math import prod
 from cute_sharding.drawing.holding import Holding
 from cute_sharding.drawing.owners import Run, runs_shown
 from cute_sharding.drawing.parts import GAP, Cell, Key, Panel
-from cute_sharding.redistribution.digits import digits
+from cute_sharding.sharding.digits import digits
 
 # The most that is shown: rows and columns of a grid, of one of several grids, and grids; runs of a
 # leading dim; lines of the legend.

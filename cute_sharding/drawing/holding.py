@@ -11,8 +11,8 @@ from cute_sharding.drawing.devices import devices_named, devices_text, first_of
 from cute_sharding.drawing.owners import run_at
 from cute_sharding.drawing.palette import COMMON
 from cute_sharding.exchange import Mesh, Placed
-from cute_sharding.redistribution.chains import Chains, chains_of, cutting
 from cute_sharding.sharding import Partial, Sharding, format_placements
+from cute_sharding.sharding.chains import Chains, chains_of, cutting
 from cute_sharding.sharding.deal import local_size
 
 # Devices with numbers up to here have each a colour of their own.

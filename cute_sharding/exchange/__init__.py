@@ -6,8 +6,8 @@
 - :mod:`.plan`: what is finished before, and what all of it takes.
 """
 
-from cute_sharding.exchange.exchange import Exchange, Part, identity
+from cute_sharding.exchange.exchange import Exchange, identity
+from cute_sharding.exchange.part import Part
 from cute_sharding.exchange.placed import Mesh, Placed
-from cute_sharding.exchange.plan import ExchangePlan, plan_exchange
 
-__all__ = ["Exchange", "ExchangePlan", "Mesh", "Part", "Placed", "identity", "plan_exchange"]
+__all__ = ["Exchange", "Mesh", "Part", "Placed", "identity"]

@@ -1,98 +1,55 @@
 """One exchange through a relation, between any ranks: every element that a rank needs and does not
 hold reaches it once.
 
-Operands lie on the ranks of one mesh and results on those of another, which may be the same ranks
-under other coordinates, or share some or none with it. Ranks that differ on mesh dims which cut an
-operand hold different rows of it, so these coordinates number the *classes* of ranks that hold the
-same. What a rank needs of a class is a box: dim by dim the meeting of the rows that the class
-holds, taken through the relation, with those that the rank is to hold.
+Operands lie on the ranks of one mesh and results on those of another, which may be the same, or the
+same ranks under other coordinates, or share some or none with it. Ranks that differ on mesh dims
+which cut an operand hold different rows of it, so these coordinates number the *classes* of ranks
+that hold the same. What a rank needs of a class is a box: dim by dim the meeting of the rows that
+the class holds, taken through the relation, with those that the rank is to hold.
 
 1. A rank keeps what its own class has of what it needs.
 2. The other classes each send it their box. Of a class with several ranks, all send alike: the
    receivers share the interval [0, 1) evenly, in the order of their coordinates, and so do the
    ranks of the class. Each sends to the receivers that its interval overlaps, and of a box as large
    a share as overlaps.
+3. On one mesh a rank takes from those with its own coordinates on the mesh dims that replicate an
+   operand (but on those in ``spread``): these ask each of them for as much, and only ranks that
+   differ on ``mesh_dims`` exchange anything.
 
 Both sides work out the same, from the two shardings alone.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
-from itertools import product
+from itertools import chain, product
 from math import prod
-from typing import NamedTuple
 
-from cute_sharding.exchange.meetings import Met, met, of_every, of_one
-from cute_sharding.exchange.placed import Placed
-from cute_sharding.exchange.takers import Takers, device_at, overlap
+from cute_sharding.exchange.cost import coordinates
+from cute_sharding.exchange.flow import Flow, Message
+from cute_sharding.exchange.meetings import side_of
+from cute_sharding.exchange.part import Part, part_of
+from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.layout import coalesce
-from cute_sharding.movement.exchange import copy_of
-from cute_sharding.movement.moves import Link, Move
-from cute_sharding.movement.rows import Rows, between, needed
-from cute_sharding.redistribution.chains import Device
-from cute_sharding.redistribution.copies import Copy, fills, folded, packed
-from cute_sharding.redistribution.cost import coordinates
-from cute_sharding.redistribution.step import layout_of
-from cute_sharding.sharding.meeting import Runs, count_rows
+from cute_sharding.relations.moves import Link, Move
+from cute_sharding.relations.rows import Rows, held
+from cute_sharding.sharding.chains import Chains, Device, up_to
+from cute_sharding.sharding.digits import layout_of
+from cute_sharding.sharding.meeting import count_rows
 
 
-class Message(NamedTuple):
-    """What one rank sends another through one link: for each dim of the link, rows x of the sender
-    and y of the receiver.
-    """
-
-    peer: int
-    link: Link
-    runs: tuple[Runs, ...]
-
-    @property
-    def size(self) -> int:
-        """In elements."""
-        return prod(map(count_rows, self.runs))
-
-    @property
-    def copies(self) -> list[Copy]:
-        """One for each choice of one run of each dim."""
-        return [copy_of(self.link, runs) for runs in product(*self.runs)]
-
-
-class Part(NamedTuple):
-    """One rank's part in an exchange.
-
-    Attributes:
-        peers: the ranks that it sends to or receives from, ascending.
-        sends, receives: elements to and from each of them.
-        packs: for each operand, copies into the send buffer, in which messages lie in the order of
-            the peers.
-        own: for each operand and result, copies from the one to the other.
-        unpacks: for each result, copies out of the receive buffer.
-        target_shapes: of each result what the rank is to hold; None where it is not on its mesh.
-        filled: whether each result has rows that nothing is copied to.
-    """
-
-    peers: tuple[int, ...]
-    sends: tuple[int, ...]
-    receives: tuple[int, ...]
-    packs: tuple[tuple[Copy, ...], ...]
-    own: tuple[tuple[int, int, tuple[Copy, ...]], ...]
-    unpacks: tuple[tuple[Copy, ...], ...]
-    target_shapes: tuple[tuple[int, ...] | None, ...]
-    filled: tuple[bool, ...]
-
-
-def identity(shape: Sequence[int]) -> Move:
+@lru_cache(maxsize=1 << 10)
+def identity(shape: tuple[int, ...]) -> Move:
     """The relation of a redistribution: every row is made of itself.
 
     >>> identity((4, 6)).outputs
     ((4, 6),)
     """
     pairs = tuple([(Rows(d), Rows(d)) for d in range(len(shape))])
-    return Move((tuple(shape),), (tuple(shape),), (Link(0, 0, pairs),))
+    return Move((shape,), (shape,), (Link(0, 0, pairs),))
 
 
 @dataclass(frozen=True)
@@ -102,6 +59,8 @@ class Exchange:
     Attributes:
         move: the relation, on the global shapes; :func:`identity` redistributes.
         sources, targets: each operand, and each result, on its mesh.
+        spread: mesh dims that replicate the operands and on which, though all is on one mesh, those
+            that hold the same share the sending.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))  # ranks 0 and 1
@@ -114,12 +73,37 @@ class Exchange:
     move: Move
     sources: tuple[Placed, ...]
     targets: tuple[Placed, ...]
+    spread: tuple[int, ...] = ()
+
+    @classmethod
+    def on_mesh(
+        cls,
+        move: Move,
+        sizes: tuple[int, ...],
+        sources: Sequence[Chains],
+        targets: Sequence[Chains],
+    ) -> Exchange:
+        """On one mesh, whose ranks are numbered, of cuts of each dim of operands and results.
+
+        >>> from cute_sharding.movement import BY_OP
+        >>> cut = (((0, 1),),)  # dim 0, by mesh dim 0
+        >>> halo = Exchange.on_mesh(BY_OP["torch.roll"].move((8,), 1, 0), (4,), (cut,), (cut,))
+        >>> halo.received_elements, halo.mesh_dims
+        (1, (0,))
+        """
+        mesh = Mesh.numbered(sizes)
+        return cls(
+            move,
+            tuple([Placed(x, mesh, c) for x, c in zip(move.inputs, sources, strict=True)]),
+            tuple([Placed(x, mesh, c) for x, c in zip(move.outputs, targets, strict=True)]),
+        )
 
     # -- how much ----------------------------------------------------------------------------------
 
     @cached_property
     def received_elements(self) -> int:
-        """What the busiest rank receives: what it needs and does not hold.
+        """What the busiest rank receives: what it needs and does not hold, each element once; of a
+        sum, one contribution of each other rank that has some.
 
         On meshes of more than 64 ranks the first, a middle and the last coordinates of each mesh
         dim stand for the others.
@@ -131,13 +115,17 @@ class Exchange:
         """What all ranks receive together; on large meshes as if each received what the busiest
         does.
         """
+        ranks = {rank for target in self.targets for rank in target.mesh.ranks}
         if not self._looks_at_all:
-            return self.received_elements * len({*self._wanting})
-        return sum(map(self.received_by, self._looked_at))
+            return self.received_elements * len(ranks)
+        total = sum(map(self.received_by, self._looked_at))
+        # On one mesh, ranks that differ on mesh dims that cut nothing are looked at once.
+        return total if self.mesh is None else total * len(ranks) // len(self._looked_at)
 
     @property
-    def _wanting(self) -> list[int]:
-        return [rank for target in self.targets for rank in target.mesh.ranks]
+    def looks_free(self) -> bool:
+        """Whether no rank receives anything, of those looked at: as soon as one does is enough."""
+        return not any(map(self.received_by, self._looked_at))
 
     @cached_property
     def is_free(self) -> bool:
@@ -164,9 +152,7 @@ class Exchange:
         """Whether each rank's results lie as its operands do, of those looked at."""
         parts = map(self.part, self._looked_at)
         return self.is_free and all(
-            shape is None or 0 in shape or _is_whole(part, k, shape)
-            for part in parts
-            for k, shape in enumerate(part.target_shapes)
+            part.is_whole(k) for part in parts for k in range(len(self.targets))
         )
 
     @cached_property
@@ -177,8 +163,8 @@ class Exchange:
         most = 0
         for rank in self._looked_at:
             shapes = [placed.local_shape(rank) for placed in self._all]
-            held = sum(prod(shape) for shape in shapes if shape is not None)
-            most = max(most, held + sum(message.size for message in self._messages(rank)))
+            kept = sum(prod(shape) for shape in shapes if shape is not None)
+            most = max(most, kept + sum(message.size for message in self._messages(rank)))
         return most
 
     @cached_property
@@ -189,8 +175,55 @@ class Exchange:
 
     def _messages(self, rank: int) -> Iterator[Message]:
         """What a rank sends, and what it receives."""
-        yield from self.sent(rank)
-        yield from self.taken(rank)
+        return chain(self.sent_by(rank), self.sent_to(rank))
+
+    def received_by(self, rank: int) -> int:
+        """What one rank receives, in elements."""
+        if self.move.adds:
+            return sum(message.size for message in self.sent_to(rank))
+        return sum([flow.missed_by(rank) for flow in self.flows])
+
+    # -- among which ranks -------------------------------------------------------------------------
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """The one mesh that all is on; None: there are several."""
+        first = self._all[0].mesh
+        return first if all(placed.mesh == first for placed in self._all[1:]) else None
+
+    @cached_property
+    def mesh_dims(self) -> tuple[int, ...]:
+        """The mesh dims, of the one mesh, over which messages go; none where all ranks have what
+        they need.
+        """
+        if not self.received_elements and self._looks_at_all:
+            return ()
+        moving = {
+            m
+            for link in self.move.links
+            for m in self.sources[link.source].cut
+            if not self._is_stationary(link, m)
+        }
+        return tuple(sorted({*moving, *self.spread})) if moving else ()
+
+    @property
+    def communicates(self) -> bool:
+        """Whether ranks, all on one mesh, send anything to one another."""
+        return bool(self.mesh_dims)
+
+    def _is_stationary(self, link: Link, m: int) -> bool:
+        """Whether no element changes its coordinate on that mesh dim."""
+        source, target = self.sources[link.source].chains, self.targets[link.target].chains
+        for one, other in link.pairs:
+            if one.dim is None or (before := up_to(source[one.dim], m)) is None:
+                continue
+            return (
+                one.is_plain
+                and other.is_plain
+                and other.dim is not None
+                and up_to(target[other.dim], m) == before
+            )
+        return False
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -213,130 +246,49 @@ class Exchange:
 
     @cached_property
     def _looked_at(self) -> list[int]:
-        meshes = dict.fromkeys(placed.mesh for placed in self._all)
+        """Of one mesh, those that differ on mesh dims that cut nothing once."""
+        cut = {m for placed in self._all for m in placed.cut}
         return sorted(
             {
                 mesh.rank(device)
-                for mesh in meshes
-                for device in product(*(coordinates(n, len(mesh.ranks)) for n in mesh.sizes))
+                for mesh in dict.fromkeys(placed.mesh for placed in self._all)
+                for device in product(
+                    *(
+                        coordinates(n, len(mesh.ranks)) if m in cut or not self.mesh else (0,)
+                        for m, n in enumerate(mesh.sizes)
+                    )
+                )
             }
         )
 
-    @property
+    @cached_property
     def _looks_at_all(self) -> bool:
-        return len(self._looked_at) == len(self.ranks)
-
-    def received_by(self, rank: int) -> int:
-        """What one rank receives, in elements."""
-        if self.move.adds:
-            return sum(message.size for message in self.taken(rank))
-        total = 0
-        for link in self.move.links:
-            wanted = self.targets[link.target].mesh.coordinates(rank)
-            if wanted is None:
-                continue
-            source, target = self.sources[link.source], self.targets[link.target]
-            need = prod(
-                count_rows(
-                    needed(one, of_every(source, one)[0], other, *of_one(target, other, wanted))
-                )
-                for one, other in link.pairs
-            )
-            own = self._kept(link, rank)
-            total += need - (0 if own is None else own.size)
-        return total
+        return all(
+            len(coordinates(n, len(placed.mesh.ranks))) == n
+            for placed in self._all
+            for n in placed.mesh.sizes
+        )
 
     # -- who sends what ----------------------------------------------------------------------------
 
-    def _kept(self, link: Link, rank: int) -> Message | None:
-        """What a rank has itself of what it needs."""
-        had = self.sources[link.source].mesh.coordinates(rank)
-        wanted = self.targets[link.target].mesh.coordinates(rank)
-        if had is None or wanted is None:
-            return None
-        runs = self._box(link, had, wanted)
-        return Message(rank, link, runs) if all(runs) else None
+    @cached_property
+    def flows(self) -> tuple[Flow, ...]:
+        """From each operand to each result that something of it goes to."""
+        found = []
+        for link in self.move.links:
+            source = self.sources[link.source]
+            alike = () if self.mesh is None else source.replicated
+            aligned = tuple([m for m in alike if m not in self.spread])
+            found.append(Flow(link, source, self.targets[link.target], aligned))
+        return tuple(found)
 
-    def sent(self, rank: int) -> Iterator[Message]:
+    def sent_by(self, rank: int) -> Iterator[Message]:
         """What a rank sends, receiver by receiver."""
-        for link in self.move.links:
-            source, target = self.sources[link.source], self.targets[link.target]
-            device = source.mesh.coordinates(rank)
-            takers = None if device is None else self._takers(link, device)
-            if device is None or takers is None:
-                continue
-            k, owners = source.number_of_replica(device), source.replicas
-            for i in range(k * takers.many // owners, -(-(k + 1) * takers.many // owners)):
-                receiver, runs = takers.at(i)
-                peer = target.mesh.rank(receiver)
-                if not self._holds_it(source, peer, device):
-                    some = overlap(runs, i, takers.many, k, owners)
-                    if some is not None:
-                        yield Message(peer, link, some)
+        return chain.from_iterable(flow.sent_by(rank) for flow in self.flows)
 
-    def taken(self, rank: int) -> Iterator[Message]:
+    def sent_to(self, rank: int) -> Iterator[Message]:
         """What a rank receives, sender by sender."""
-        for link in self.move.links:
-            source, target = self.sources[link.source], self.targets[link.target]
-            device = target.mesh.coordinates(rank)
-            if device is None:
-                continue
-            every = [zip(found.places, found.runs) for found in self._givers(link, device)]
-            for some in product(*every):
-                runs = tuple([found for _, found in some])
-                holder = device_at(source, [at for place, _ in some for at in place], 0)
-                if self._holds_it(source, rank, holder):
-                    continue
-                if source.replicas == 1:
-                    yield Message(source.mesh.rank(holder), link, runs)
-                    continue
-                yield from self._shares(link, holder, device, runs)
-
-    def _shares(
-        self, link: Link, holder: Device, receiver: Device, runs: tuple[Runs, ...]
-    ) -> Iterator[Message]:
-        """What each of those that hold the same sends of a box."""
-        source = self.sources[link.source]
-        takers = self._takers(link, holder)
-        assert takers is not None, "the receiver is one"
-        i, owners = takers.number(receiver), source.replicas
-        place = [(m, holder[m]) for m in source.cut]
-        for k in range(i * owners // takers.many, -(-(i + 1) * owners // takers.many)):
-            part = overlap(runs, i, takers.many, k, owners)
-            if part is not None:
-                yield Message(source.mesh.rank(device_at(source, place, k)), link, part)
-
-    def _holds_it(self, source: Placed, rank: int, holder: Device) -> bool:
-        """Whether a rank holds the same as ``holder``."""
-        device = source.mesh.coordinates(rank)
-        return device is not None and all(device[m] == holder[m] for m in source.cut)
-
-    def _takers(self, link: Link, holder: Device) -> Takers | None:
-        """Those that need something of what a device holds; None: nobody."""
-        source, target = self.sources[link.source], self.targets[link.target]
-        mets = [
-            met(one, *of_one(source, one, holder), other, *of_every(target, other), False)
-            for one, other in link.pairs
-        ]
-        return Takers(target, tuple(mets)) if all(found.places for found in mets) else None
-
-    def _givers(self, link: Link, wanted: Device) -> list[Met]:
-        """Dim by dim, who has something of what a device needs."""
-        source, target = self.sources[link.source], self.targets[link.target]
-        return [
-            met(other, *of_one(target, other, wanted), one, *of_every(source, one), True)
-            for one, other in link.pairs
-        ]
-
-    def _box(self, link: Link, had: Device, wanted: Device) -> tuple[Runs, ...]:
-        """What one device holds and another needs."""
-        source, target = self.sources[link.source], self.targets[link.target]
-        return tuple(
-            [
-                between(one, *of_one(source, one, had), other, *of_one(target, other, wanted))
-                for one, other in link.pairs
-            ]
-        )
+        return chain.from_iterable(flow.sent_to(rank) for flow in self.flows)
 
     def amount(self, sender: int, receiver: int) -> int:
         """How many elements a rank sends another, found out for these two alone; of one rank, how
@@ -349,93 +301,46 @@ class Exchange:
         >>> exchange.amount(1, 1), exchange.amount(1, 2), exchange.amount(2, 1)
         (24, 24, 0)
         """
-        return sum(self._amount(link, sender, receiver) for link in self.move.links)
-
-    def _amount(self, link: Link, sender: int, receiver: int) -> int:
-        source = self.sources[link.source]
-        had = source.mesh.coordinates(sender)
-        wanted = self.targets[link.target].mesh.coordinates(receiver)
-        if had is None or wanted is None:
-            return 0
-        is_sent = sender != receiver
-        if is_sent and self._holds_it(source, receiver, had):
-            return 0
-        runs: tuple[Runs, ...] | None = self._box(link, had, wanted)
-        if runs and not all(runs):
-            return 0
-        if is_sent and runs is not None and source.replicas > 1:
-            takers = self._takers(link, had)
-            assert takers is not None, "the receiver is one"
-            i, k = takers.number(wanted), source.number_of_replica(had)
-            runs = overlap(runs, i, takers.many, k, source.replicas)
-        return 0 if runs is None else prod(map(count_rows, runs))
+        return sum(flow.amount(sender, receiver) for flow in self.flows)
 
     # -- on one rank -------------------------------------------------------------------------------
 
-    def part(self, rank: int, room: int = 0) -> Part:
-        """The part of a rank, of one of the meshes, both or neither. In front of each message there
-        is ``room`` for so many elements more.
+    def part(self, rank: int, peers: Sequence[int] | None = None, room: int = 0) -> Part:
+        """The part of a rank, of one of the meshes, both or neither.
+
+        Args:
+            peers: in whose order the messages lie: all with whom it exchanges any, and maybe more.
+                By default those with whom it does, ascending.
+            room: in front of each message, for so many elements more.
         """
-        out, into = (
-            sorted(messages, key=lambda message: message.peer)
-            for messages in (self.sent(rank), self.taken(rank))
-        )
-        packs: list[list[Copy]] = [[] for _ in self.sources]
-        unpacks: list[list[list[Copy]]] = [[] for _ in self.targets]
-        sends: dict[int, int] = defaultdict(int)
-        receives: dict[int, int] = defaultdict(int)
-        at = 0
-        for message in out:
-            at += room
-            for copy in message.copies:
-                packs[message.link.source].append(packed(copy, at))
-                at += prod(copy.sizes)
-            sends[message.peer] += message.size + room
-        at = 0
-        for message in into:
-            some = []
-            at += room
-            for copy in message.copies:
-                some.append(packed(copy.flipped, at).flipped)
-                at += prod(copy.sizes)
-            unpacks[message.link.target].append(some)
-            receives[message.peer] += message.size + room
-        kept = [found for link in self.move.links if (found := self._kept(link, rank))]
-        own = [(m.link.source, m.link.target, tuple(folded(m.copies))) for m in kept]
-        peers = tuple(sorted({*sends, *receives}))
-        shapes = tuple([target.local_shape(rank) for target in self.targets])
-        return Part(
+        places = [target.mesh.coordinates(rank) for target in self.targets]
+        return part_of(
+            self.move,
+            [own for flow in self.flows if (own := flow.kept_by(rank)) is not None],
+            list(self.sent_by(rank)),
+            list(self.sent_to(rank)),
+            tuple([None if at is None else self.shape_on(k, at) for k, at in enumerate(places)]),
             peers,
-            tuple([sends[peer] for peer in peers]),
-            tuple([receives[peer] for peer in peers]),
-            tuple([tuple(folded(some)) for some in packs]),
-            tuple(own),
-            tuple([tuple(self._unpacked(some)) for some in unpacks]),
-            shapes,
-            tuple([self._is_filled(k, shape, unpacks[k], own) for k, shape in enumerate(shapes)]),
+            room,
         )
 
-    def _unpacked(self, by_message: Sequence[Sequence[Copy]]) -> list[Copy]:
-        """Of a sum, those of each message by themselves: they reach the same rows."""
-        if self.move.adds:
-            return [copy for some in by_message for copy in folded(some)]
-        return folded([copy for some in by_message for copy in some])
-
-    def _is_filled(
-        self,
-        k: int,
-        shape: tuple[int, ...] | None,
-        unpacks: Sequence[Sequence[Copy]],
-        own: Sequence[tuple[int, int, tuple[Copy, ...]]],
-    ) -> bool:
-        if shape is None:
-            return False
-        copies = [copy for some in unpacks for copy in some]
-        copies += [copy for _, result, some in own if result == k for copy in some]
-        return self.move.adds or sum(prod(copy.sizes) for copy in copies) < prod(shape)
-
-
-def _is_whole(part: Part, k: int, shape: tuple[int, ...]) -> bool:
-    """Whether a result is one operand as it lies."""
-    own = [copy for _, onto, copies in part.own if onto == k for copy in copies]
-    return fills(tuple(own), shape) and fills((own[0].flipped,), shape)
+    def shape_on(self, k: int, device: Device) -> tuple[int, ...]:
+        """What a device is to hold of a result, as the exchange numbers its rows: of windows the
+        rows that they are made of, in the place of two dims.
+        """
+        target = self.targets[k]
+        formed = {
+            other.dim: other
+            for link in self.move.links
+            for _, other in link.pairs
+            if link.target == k and other.form is not None
+        }
+        gone = {d for rows in formed.values() for d in rows.dims[1:]}
+        every = [formed.get(d, Rows(d)) for d in range(len(target.shape))]
+        return tuple(
+            [
+                count_rows(held(rows, *side_of(target, rows, device)))
+                for d, rows in enumerate(every)
+                if d not in gone
+            ]
+        )

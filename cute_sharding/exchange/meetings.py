@@ -10,12 +10,13 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.movement.rows import Rows, between, held
-from cute_sharding.redistribution.chains import Device
+from cute_sharding.relations.rows import Rows, between, held
+from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Chain, Runs, rows_held
 
-# (mesh dim, split factor, devices of the mesh dim) of each cut of a dim.
-Cuts: TypeAlias = "tuple[tuple[int, int, int], ...]"
+# (mesh dim, split factor, devices of the mesh dim, the coordinate on it; None: any) of each cut of
+# a dim.
+Cuts: TypeAlias = "tuple[tuple[int, int, int, int | None], ...]"
 # (mesh dim, coordinate) of the mesh dims that cut a dim.
 Place: TypeAlias = "tuple[tuple[int, int], ...]"
 
@@ -34,19 +35,39 @@ class Met(NamedTuple):
     numbers: dict[Place, int]
 
 
-def of_one(placed: Placed, rows: Rows, device: Device) -> tuple[tuple[int, ...], tuple[Chain, ...]]:
-    """The dims that rows are of: their sizes, and how a device holds them."""
-    chains = [placed.chain(d, device) for d in rows.dims]
-    return tuple([placed.shape[d] for d in rows.dims]), tuple(chains)
+class Side(NamedTuple):
+    """Of the dims of a tensor that the rows of an exchange are made of: their sizes, and how a
+    device holds each.
+    """
+
+    sizes: tuple[int, ...]
+    chains: tuple[Chain, ...]
 
 
-def of_every(placed: Placed, rows: Rows) -> tuple[tuple[int, ...], tuple[Cuts, ...]]:
-    """The dims that rows are of: their sizes, and what cuts them, for all devices."""
+def sizes_of(placed: Placed, rows: Rows) -> tuple[int, ...]:
+    """Those of the dims that rows are of."""
+    return tuple([placed.shape[d] for d in rows.dims])
+
+
+def side_of(placed: Placed, rows: Rows, device: Device) -> Side:
+    """The dims that rows are of, as a device holds them."""
+    dims = rows.dims
+    chains = [placed.chain(d, device) for d in dims]
+    return Side(tuple([placed.shape[d] for d in dims]), tuple(chains))
+
+
+def of_every(
+    placed: Placed, rows: Rows, fixed: tuple[tuple[int, int], ...] = ()
+) -> tuple[tuple[int, ...], tuple[Cuts, ...]]:
+    """The dims that rows are of: their sizes, and what cuts them, for all devices of the
+    coordinates ``fixed`` on some mesh dims.
+    """
+    sizes, at = placed.mesh.sizes, dict(fixed)
     cuts = [
-        tuple([(m, factor, placed.mesh.sizes[m]) for m, factor in placed.chains[d]])
+        tuple([(m, factor, sizes[m], at.get(m)) for m, factor in placed.chains[d]])
         for d in rows.dims
     ]
-    return tuple([placed.shape[d] for d in rows.dims]), tuple(cuts)
+    return sizes_of(placed, rows), tuple(cuts)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -67,7 +88,7 @@ def met(
     has = held(one, of, chain)
     for place in _near(other, n, cuts, has) if has else ():
         at = dict(place)
-        there = tuple([tuple([(factor, parts, at[m]) for m, factor, parts in c]) for c in cuts])
+        there = tuple([tuple([(factor, parts, at[m]) for m, factor, parts, _ in c]) for c in cuts])
         found = (
             between(other, n, there, one, of, chain)
             if is_target
@@ -84,11 +105,15 @@ def _near(rows: Rows, n: tuple[int, ...], cuts: tuple[Cuts, ...], has: Runs) -> 
     range is.
     """
     if not rows.is_plain:
-        every = {m: parts for some in cuts for m, _, parts in some}
-        yield from product(*([(m, k) for k in range(parts)] for m, parts in every.items()))
+        every = {m: _coordinates(parts, at) for some in cuts for m, _, parts, at in some}
+        yield from product(*([(m, k) for k in ks] for m, ks in every.items()))
         return
     first, stop = min(run.x for run in has), max(run.reach for run in has)
     yield from _in_range(n[0], cuts[0], (), first, stop)
+
+
+def _coordinates(parts: int, at: int | None) -> range:
+    return range(parts) if at is None else range(at, at + 1)
 
 
 def _in_range(
@@ -98,13 +123,13 @@ def _in_range(
     if len(done) == len(cuts):
         yield done
         return
-    m, factor, parts = cuts[len(done)]
-    candidates = range(parts)
-    if not done and factor == 1:  # one block each, in order
+    m, factor, parts, at = cuts[len(done)]
+    candidates = _coordinates(parts, at)
+    if not done and factor == 1 and at is None:  # one block each, in order
         block = -(-n // parts)
         candidates = range(first // block, min(parts, -(-stop // block)))
     for k in candidates:
         place = (*done, (m, k))
-        chain = tuple([(f, parts, at) for (_, f, parts), (_, at) in zip(cuts, place)])
+        chain = tuple([(f, parts, at) for (_, f, parts, _), (_, at) in zip(cuts, place)])
         if any(run.x < stop and first < run.reach for run in rows_held(n, chain)):
             yield from _in_range(n, cuts, place, first, stop)

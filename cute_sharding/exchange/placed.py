@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
-from cute_sharding.redistribution.chains import (
+from cute_sharding.sharding import Partial, Sharding
+from cute_sharding.sharding.chains import (
     Chains,
     Device,
     chain_of,
     chains_of,
     placements_text,
 )
-from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
 # So many runs of ranks are written out; of more, as many and the last.
@@ -87,6 +87,16 @@ class Mesh:
         alike = all(rank == other for rank, other in zip(self.ranks, following))
         object.__setattr__(self, "ranks", following if alike else tuple(self.ranks))
 
+    @staticmethod
+    @lru_cache(maxsize=1 << 8)
+    def numbered(sizes: tuple[int, ...]) -> Mesh:
+        """Of ranks that are numbered by their places.
+
+        >>> Mesh.numbered((2, 2)).ranks
+        range(0, 4)
+        """
+        return Mesh(sizes, range(prod(sizes)))
+
     @cached_property
     def _places(self) -> dict[int, int]:
         return {rank: at for at, rank in enumerate(self.ranks)}
@@ -99,11 +109,7 @@ class Mesh:
             at = self._places.get(rank)
         if at is None:
             return None
-        found = []
-        for n in reversed(self.sizes):
-            at, k = divmod(at, n)
-            found.append(k)
-        return tuple(reversed(found))
+        return _place(at, self.sizes)
 
     def rank(self, device: Device) -> int:
         """The rank at those coordinates."""
@@ -111,6 +117,15 @@ class Mesh:
         for n, k in zip(self.sizes, device):
             at = at * n + k
         return self.ranks[at]
+
+    def slice_of(self, device: Device, dims: Sequence[int]) -> list[int]:
+        """The ranks that differ from a device on those mesh dims alone, row-major.
+
+        >>> Mesh((2, 2), (4, 6, 5, 7)).slice_of((1, 0), (0,))
+        [4, 5]
+        """
+        some = (range(n) if m in dims else (device[m],) for m, n in enumerate(self.sizes))
+        return [self.rank(at) for at in product(*some)]
 
     def __str__(self) -> str:
         return self.text()
@@ -125,6 +140,16 @@ class Mesh:
         inside = ", ".join(map(str, sizes)) + "," * (names is None and len(sizes) == 1)
         word = "rank" if len(self.ranks) == 1 else "ranks"
         return f"mesh ({inside}) of {word} {ranks_text(self.ranks)}"
+
+
+@lru_cache(maxsize=1 << 12)
+def _place(at: int, sizes: tuple[int, ...]) -> Device:
+    """The coordinates of the place of that number."""
+    found = []
+    for n in reversed(sizes):
+        at, k = divmod(at, n)
+        found.append(k)
+    return tuple(reversed(found))
 
 
 @dataclass(frozen=True)
@@ -164,14 +189,10 @@ class Placed:
         """The others: ranks that differ on those alone hold the same."""
         return tuple(m for m in range(len(self.mesh.sizes)) if m not in self.cut)
 
-    @cached_property
-    def replicas(self) -> int:
-        """How many ranks hold each element."""
-        return prod(self.mesh.sizes[m] for m in self.replicated)
-
     def chain(self, dim: int, device: Device) -> Chain:
         """What cuts a dim, with the coordinates of a device."""
-        return chain_of(self.chains[dim], self.mesh.sizes, device)
+        chain = self.chains[dim]
+        return chain_of(chain, self.mesh.sizes, device) if chain else ()
 
     def local_shape(self, rank: int) -> tuple[int, ...] | None:
         """The shape of what a rank holds; None where it is not on the mesh."""
@@ -190,13 +211,3 @@ class Placed:
         '[S(0), R, _S(1,2)]'
         """
         return placements_text(self.chains, len(self.mesh.sizes), names)
-
-    def number_of_replica(self, device: Device) -> int:
-        """The number of a device among those that hold the same."""
-        number = 0
-        for m in self.replicated:
-            number = number * self.mesh.sizes[m] + device[m]
-        return number
-
-    def devices(self) -> list[Device]:
-        return list(product(*map(range, self.mesh.sizes)))

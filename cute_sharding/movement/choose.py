@@ -23,11 +23,11 @@ from itertools import islice, product
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding.movement.exchange import Movement
+from cute_sharding.exchange import Exchange
+from cute_sharding.exchange.cost import most_local
 from cute_sharding.movement.free import Cuts, free_cuts
-from cute_sharding.movement.moves import Link, Move
-from cute_sharding.redistribution.chains import chains_of
-from cute_sharding.redistribution.cost import most_local
+from cute_sharding.relations.moves import Link, Move
+from cute_sharding.sharding.chains import chains_of
 from cute_sharding.views import Cut
 
 # Combinations of placements that are weighed, at the most.
@@ -35,14 +35,14 @@ MOST = 512
 
 
 class Choice(NamedTuple):
-    """The cuts of each result, one for each mesh dim, and the movement that leads there.
+    """The cuts of each result, one for each mesh dim, and the exchange that leads there.
 
     >>> isinstance(chosen(Move((), (), ()), (), ()), Choice)
     False
     """
 
     cuts: tuple[Cuts, ...]
-    movement: Movement
+    exchange: Exchange
 
 
 @lru_cache(maxsize=1 << 12)
@@ -65,7 +65,7 @@ def chosen(
     >>> from cute_sharding.movement import BY_OP
     >>> chunk = BY_OP["torch.split"].move((4, 12), 6, 1)
     >>> fused = chosen(chunk, (((1, 2),),), (2,))  # queries and keys in one
-    >>> fused.cuts, fused.movement.received_elements
+    >>> fused.cuts, fused.exchange.received_elements
     ((((1, 1),), ((1, 1),)), 0)
     >>> column = BY_OP["Tensor.__getitem__"].move((64, 32), 1, 0, 1)
     >>> chosen(column, (((1, 1),),), (4,)).cuts  # one column for four devices
@@ -76,7 +76,7 @@ def chosen(
         return None
     question.replicate_few_rows()
     own = question.of_all(question.own)
-    if own.movement.received_elements == 0:
+    if own.exchange.received_elements == 0:
         return own
     return question.free() or question.cheapest(spare)
 
@@ -99,7 +99,7 @@ def moved_to(
 
     >>> from cute_sharding.movement import BY_OP
     >>> flip = BY_OP["torch.flip"].move((12,), [0])
-    >>> moved_to(flip, (((0, 1),),), (4,), [(None,)]).movement.received_elements
+    >>> moved_to(flip, (((0, 1),),), (4,), [(None,)]).exchange.received_elements
     9
     """
     return _Question(move, cuts, mesh).of_all(results)
@@ -189,7 +189,7 @@ class _Question:
         targets = tuple(
             [chains_of(c, len(x), self.mesh) for c, x in zip(cuts, self.move.outputs, strict=True)]
         )
-        return Choice(tuple(cuts), Movement(self.move, self.mesh, self.sources, targets))
+        return Choice(tuple(cuts), Exchange.on_mesh(self.move, self.mesh, self.sources, targets))
 
     # -- free --------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class _Question:
         plain = self._plain()
         gathered = [[None] if m in self.open else some for m, some in enumerate(options)]
         instead = self._best([[None, *plain] if m in spare else c for m, c in enumerate(gathered)])
-        if instead.movement.received_elements >= best.movement.received_elements:
+        if instead.exchange.received_elements >= best.exchange.received_elements:
             return best
         every = self._best([[None, *plain] if m in spare else c for m, c in enumerate(options)])
         return min(instead, every, key=self._cost)
@@ -258,10 +258,10 @@ class _Question:
     def _cost(self, choice: Choice) -> tuple[int, ...]:
         """What the busiest device receives, and holds, and how many mesh dims change."""
         return (
-            choice.movement.received_elements,
+            choice.exchange.received_elements,
             sum(
-                most_local(shape, chains, self.mesh)
-                for shape, chains in zip(self.move.outputs, choice.movement.targets)
+                most_local(target.shape, target.chains, self.mesh)
+                for target in choice.exchange.targets
             ),
             sum(a != b for a, b in zip(choice.cuts[0], self.own[0])),
         )

@@ -21,11 +21,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.movement.exchange import Movement
-from cute_sharding.movement.forms import Diagonal, Fold, Window
-from cute_sharding.movement.moves import Link, Move
-from cute_sharding.movement.rows import Rows, between, held, needed
-from cute_sharding.redistribution.chains import Chains, Device, chain_of, chains_of
+from cute_sharding.exchange import Exchange
+from cute_sharding.relations.forms import Diagonal, Fold, Window
+from cute_sharding.relations.moves import Link, Move
+from cute_sharding.relations.rows import Rows, between, held, needed
+from cute_sharding.sharding.chains import Chains, Device, chain_of, chains_of
 from cute_sharding.sharding.meeting import Run, Runs, count_rows, meet_on_x, rows_held
 from cute_sharding.views import Cut
 
@@ -81,7 +81,8 @@ class _Search(NamedTuple):
 
     def _is_free(self, decided: Cuts) -> bool:
         sources = tuple([self._until(chains, len(decided) - 1) for chains in self.sources])
-        return Movement(self.move, self.mesh, sources, (self._target(decided),)).is_free
+        targets = (self._target(decided),)
+        return Exchange.on_mesh(self.move, self.mesh, sources, targets).looks_free
 
     def _target(self, decided: Cuts) -> Chains:
         return chains_of(decided, len(self.move.outputs[0]), self.mesh)

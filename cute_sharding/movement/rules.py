@@ -9,10 +9,10 @@ from itertools import pairwise
 from sys import maxsize
 from typing import Any
 
-from cute_sharding.movement.forms import Diagonal, Fold, Window
-from cute_sharding.movement.moves import Link, Move, Pairs, Shape
-from cute_sharding.movement.rows import Rows
 from cute_sharding.ops.rules.parts import is_whole
+from cute_sharding.relations.forms import Diagonal, Fold, Window
+from cute_sharding.relations.moves import Link, Move, Pairs, Shape
+from cute_sharding.relations.rows import Rows
 from cute_sharding.sharding.meeting import Run, Runs
 
 Rule = Callable[..., "Move | None"]

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cute_sharding.movement.moves import Move, Shape
 from cute_sharding.movement.steps import SEVERAL, Several, Step
 from cute_sharding.movement.table import BY_OP as MOVES
 from cute_sharding.movement.table import TABLE, Signed
 from cute_sharding.movement.table import Row as MoveRow
 from cute_sharding.ops.rules.names import Rule, text
 from cute_sharding.ops.table import BY_OVERLOAD, COPIES, Row
+from cute_sharding.relations.moves import Move, Shape
 from cute_sharding.views import BY_OP as VIEWS
 from cute_sharding.views import TABLE as TABLE_OF_VIEWS
 from cute_sharding.views import Row as ViewRow

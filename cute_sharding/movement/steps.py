@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from cute_sharding.exchange import Exchange
 from cute_sharding.movement.choose import chosen
-from cute_sharding.movement.exchange import Movement
 from cute_sharding.movement.free import Cuts
-from cute_sharding.movement.moves import Shape
 from cute_sharding.movement.table import BY_OP as MOVES
 from cute_sharding.movement.table import Signed
+from cute_sharding.relations.moves import Shape
 from cute_sharding.views import BY_OP as VIEWS
 from cute_sharding.views import carry
 
@@ -33,13 +33,13 @@ class Placed(NamedTuple):
     Attributes:
         step: the step.
         shape, cuts: of what comes of it.
-        movement: None: a view.
+        exchange: None: a view.
     """
 
     step: Step
     shape: Shape
     cuts: Cuts
-    movement: Movement | None
+    exchange: Exchange | None
 
 
 Rule = Callable[..., "list[Step] | None"]
@@ -233,7 +233,7 @@ def placed(
             choice = move and chosen(move, (now,), mesh, anyway=True, spare=spare)
             if not move or not choice:
                 return None
-            found.append(Placed(step, move.outputs[0], choice.cuts[0], choice.movement))
+            found.append(Placed(step, move.outputs[0], choice.cuts[0], choice.exchange))
         x, now = found[-1].shape, found[-1].cuts
     return cuts, found
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cute_sharding.movement import rules
-from cute_sharding.movement.moves import Move
 from cute_sharding.ops.assign import Linear
 from cute_sharding.ops.table import COPIES, COPIES_ALL
+from cute_sharding.relations.moves import Move
 
 
 class Signed(NamedTuple):

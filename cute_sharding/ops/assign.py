@@ -17,9 +17,9 @@ from math import prod
 from operator import itemgetter
 from typing import TypeAlias
 
+from cute_sharding.exchange.cost import local_elements
 from cute_sharding.ops.operands import Operand, Part, cuts_of, received_for
 from cute_sharding.ops.signature import ONE, Signature
-from cute_sharding.redistribution.cost import local_elements
 from cute_sharding.redistribution.network import Chosen
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 

@@ -25,7 +25,7 @@ Choices:
   that an error suggests, and why the view is not free.
 """
 
-from cute_sharding.redistribution.cost import local_elements, received_elements
+from cute_sharding.exchange.cost import local_elements, received_elements
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.network import Link, Network
 from cute_sharding.redistribution.plan import RedistributionPlan

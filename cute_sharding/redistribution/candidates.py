@@ -10,14 +10,14 @@ from itertools import combinations, pairwise, product
 from math import prod
 from typing import TypeAlias
 
-from cute_sharding.redistribution.chains import Chains, appended, cutting
-from cute_sharding.redistribution.cost import within
+from cute_sharding.exchange.cost import within
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held
 from cute_sharding.redistribution.reduction import Reduction
 from cute_sharding.redistribution.routes import Groups, admits, route, sliced
 from cute_sharding.redistribution.step import Step
+from cute_sharding.sharding.chains import Chains, appended, cutting
 
 # The ways to move on from chains; and the reduction from chains to others among mesh dims.
 Moved: TypeAlias = "Callable[[Chains], Iterator[tuple[Step, ...]]]"

@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from cute_sharding.exchange.all_peers import buffer_of, dims_among
+from cute_sharding.exchange.copies import Copy, folded, in_place
+from cute_sharding.exchange.cost import DEVICES, most_local, received
+from cute_sharding.exchange.messages import Buffer, Message, as_they_lie, one_by_one
+from cute_sharding.exchange.native import Along, along, padded_elements, room_for
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.all_peers import buffer_of, dims_among
-from cute_sharding.redistribution.chains import Device, cutting, up_to
-from cute_sharding.redistribution.copies import Copy, folded, in_place
-from cute_sharding.redistribution.cost import DEVICES, most_local, received
-from cute_sharding.redistribution.digits import Digits, digits
-from cute_sharding.redistribution.messages import Buffer, Message, as_they_lie, one_by_one
-from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
+from cute_sharding.sharding.chains import Device, cutting, up_to
+from cute_sharding.sharding.digits import Digits, digits
 from cute_sharding.sharding.meeting import Runs, count_rows, meet, near, part, rows_held
 
 # Peers listed one by one to find the most that a device holds; in larger groups their messages are

@@ -25,11 +25,11 @@ from functools import lru_cache
 from math import isfinite, prod
 from typing import TypeAlias
 
-from cute_sharding.redistribution.cost import most_local
-from cute_sharding.redistribution.digits import Digits, common, digits
+from cute_sharding.exchange.cost import most_local
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.reduction import Reduction
 from cute_sharding.redistribution.step import Step
+from cute_sharding.sharding.digits import Digits, common, digits
 
 
 @dataclass(frozen=True)

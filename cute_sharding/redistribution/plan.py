@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cute_sharding.redistribution.chains import Chains
-from cute_sharding.redistribution.cost import most_local, received
+from cute_sharding.exchange.cost import most_local, received
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.step import Step
+from cute_sharding.sharding.chains import Chains
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
+from cute_sharding.exchange.copies import Copy, flat, folded, from_runs, in_place
+from cute_sharding.exchange.cost import most_local
+from cute_sharding.exchange.native import Along, along, padded_elements, room_for
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.chains import Device, cutting
-from cute_sharding.redistribution.copies import Copy, flat, folded, from_runs, in_place
-from cute_sharding.redistribution.cost import most_local
-from cute_sharding.redistribution.digits import digits
-from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
 from cute_sharding.redistribution.step import Step, Transfer
+from cute_sharding.sharding.chains import Device, cutting
+from cute_sharding.sharding.digits import digits
 from cute_sharding.sharding.meeting import meet
 
 

@@ -19,9 +19,9 @@ from itertools import count
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding.redistribution.chains import Chains, appended, cuts_up_to, cutting
-from cute_sharding.redistribution.cost import most_local, received_by_digits
-from cute_sharding.redistribution.digits import digits
+from cute_sharding.exchange.cost import most_local, received_by_digits
+from cute_sharding.sharding.chains import Chains, appended, cuts_up_to, cutting
+from cute_sharding.sharding.digits import digits
 
 # Sets of two or more mesh dims that have a process group together; those of one always have. None:
 # all have.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import isqrt, prod
 
-from cute_sharding.redistribution.cost import DEVICES, local_elements, received_elements
+from cute_sharding.exchange.cost import DEVICES, local_elements, received_elements
 from cute_sharding.views import Cut, View, carry
 from cute_sharding.views.carry import Kinds, carry_one, kinds_of
 

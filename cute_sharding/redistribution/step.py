@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from cute_sharding.layout import Layout, make_layout
-from cute_sharding.layout.layout import from_leaves, row_major
-from cute_sharding.redistribution.chains import Chains, Device, chain_of
-from cute_sharding.redistribution.copies import Copy
-from cute_sharding.redistribution.digits import digits
+from cute_sharding.exchange.copies import Copy
+from cute_sharding.layout import Layout
+from cute_sharding.sharding.chains import Chains, Device, chain_of
+from cute_sharding.sharding.digits import layout_of
 from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
 
@@ -143,19 +142,3 @@ class Step(ABC):
     def target_layout(self) -> Layout | None:
         """The layout after the step."""
         return layout_of(self.shape, self.target, self.mesh)
-
-
-def layout_of(shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...]) -> Layout | None:
-    """The thread-value layout of chains: a mode for each mesh dim, and one for each tensor dim;
-    None where sizes do not divide.
-    """
-    devices: list[Layout] = [Layout(n, 0) for n in mesh]
-    local = []
-    for n, chain, stride in zip(shape, chains, row_major(shape)):
-        found = digits(n, chain, mesh)
-        if found is None:
-            return None
-        for m, modes in found.devices.items():
-            devices[m] = from_leaves([(s, d * stride) for s, d in modes])
-        local.append(from_leaves([(s, d * stride) for s, d in found.local]))
-    return make_layout(make_layout(*devices), make_layout(*local))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 
-from cute_sharding.redistribution.cost import DEVICES, devices_of
+from cute_sharding.exchange.cost import DEVICES, devices_of
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.reduction import Reduction
 from cute_sharding.redistribution.step import Step

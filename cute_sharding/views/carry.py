@@ -24,17 +24,9 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.layout.size import is_at_most, is_multiple, is_same
+from cute_sharding.sharding.chains import Cut
 from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor_of
 from cute_sharding.views.view import View
-
-Cut: TypeAlias = "tuple[int, int] | None"
-"""What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole
-(Replicate, Partial).
-
->>> cuts: list[Cut] = [(1, 1), None]  # Shard(1) on one mesh dim, Replicate on the other
->>> carry(BY_OP["torch.transpose"].view((4, 6), 0, 1), cuts, (2, 2)).cuts
-((0, 1), None)
-"""
 
 # The local (source shape, target shape) of the devices of each kind.
 Kinds: TypeAlias = list[tuple[Sequence[int], Sequence[int]]]

@@ -11,8 +11,9 @@ from reading_pictures import devices_of, holders
 from cute_sharding import draw
 from cute_sharding.drawing.dispatch import planned_between
 from cute_sharding.drawing.parts import GAP
-from cute_sharding.exchange import Exchange, Mesh, Placed, identity, plan_exchange
+from cute_sharding.exchange import Exchange, Mesh, Placed, identity
 from cute_sharding.movement import BY_OP
+from cute_sharding.redistribution.meshes import plan_exchange
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
 
 

@@ -11,9 +11,10 @@ import torch
 from enumeration import cuts_on, devices, rows_after, rows_of
 from torch.nn import functional as F
 
+from cute_sharding.exchange.meetings import side_of
 from cute_sharding.movement import BY_OP, chosen
-from cute_sharding.movement.forms import Diagonal, Fold, Window
-from cute_sharding.movement.rows import held
+from cute_sharding.relations.forms import Diagonal, Fold, Window
+from cute_sharding.relations.rows import held
 
 MESHES = [(2,), (4,), (2, 2), (2, 3), (2, 2, 2), (8,), (1, 3)]
 SIZES = [0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 24]
@@ -234,11 +235,12 @@ def places(sizes, start, steps):
     return tuple(index)
 
 
-def run(movement, operands, add=False):
-    """Every device's part in the movement, on the local arrays of all; and what each received."""
-    everywhere = devices(movement.mesh)
-    groups = {d: movement.slice_of(d, movement.mesh_dims) for d in everywhere}
-    parts = {d: movement.transfer(d, groups[d]) for d in everywhere}
+def run(exchange, operands, add=False):
+    """Every device's part in the exchange, on the local arrays of all; and what each received."""
+    mesh = exchange.mesh
+    everywhere = devices(mesh.sizes)
+    groups = {d: mesh.slice_of(d, exchange.mesh_dims) for d in everywhere}
+    parts = {d: exchange.part(mesh.rank(d), groups[d]) for d in everywhere}
     sent = {}
     for d in everywhere:
         buffer = np.full(sum(parts[d].sends), -7)
@@ -248,11 +250,11 @@ def run(movement, operands, add=False):
                 assert (buffer[into] == -7).all()
                 buffer[into] = operands[i][d][places(copy.sizes, copy.x, copy.dx)]
         at = np.cumsum([0, *parts[d].sends])
-        sent[d] = {q: buffer[at[j] : at[j + 1]] for j, q in enumerate(groups[d])}
+        sent[d] = {mesh.coordinates(q): buffer[at[j] : at[j + 1]] for j, q in enumerate(groups[d])}
         assert len(sent[d][d]) == 0
     result, received = {}, {}
     for d in everywhere:
-        messages = [sent[p][d] for p in groups[d]]
+        messages = [sent[mesh.coordinates(p)][d] for p in groups[d]]
         assert tuple(map(len, messages)) == parts[d].receives
         buffer = np.concatenate(messages) if messages else np.zeros(0, int)
         received[d] = len(buffer)
@@ -265,7 +267,7 @@ def run(movement, operands, add=False):
                 write(outs[k], copy, buffer, add)
         for k, out in enumerate(outs):
             assert add or parts[d].filled[k] == bool((out == NOWHERE).any())
-        result[d] = [finished(movement, k, d, out) for k, out in enumerate(outs)]
+        result[d] = [finished(exchange, k, d, out) for k, out in enumerate(outs)]
     return result, received
 
 
@@ -279,23 +281,24 @@ def write(out, copy, x, add):
         out[into] = taken
 
 
-def finished(movement, k, device, out):
+def finished(exchange, k, device, out):
     """What the device does by itself: rows that lie backward are turned, those that stand for
     others are made of them.
     """
-    for link in movement.move.links:
+    for link in exchange.move.links:
         for _, target in link.pairs:
             if link.target == k and target.backward:
                 out = np.flip(out, target.dim)
             if link.target == k and target.form is not None:
-                where, numbers = by_number(movement, k, device, target, of_result=True)
+                where, numbers = by_number(exchange, k, device, target, of_result=True)
                 out = EXPANDED[type(target.form)](out, target, where, *numbers)
     return out
 
 
-def by_number(movement, k, device, rows, of_result):
+def by_number(exchange, k, device, rows, of_result):
     """Where the rows of an exchange lie on a device; and the rows of the dims that it holds."""
-    sizes, chains = movement.side(rows, k, device, of_result=of_result)
+    placed = (exchange.targets if of_result else exchange.sources)[k]
+    sizes, chains = side_of(placed, rows, device)
     where = {}
     for r in held(rows, sizes, chains):
         steps = [(a, b) for _, a, b in r.loops] + [(1, 1)]
@@ -334,12 +337,12 @@ def with_diagonal(out, rows, where, down, right):
 EXPANDED = {Window: windows_of, Fold: fold_of, Diagonal: with_diagonal}
 
 
-def collapsed(case, movement, locals_):
+def collapsed(case, exchange, locals_):
     """Operands as the exchange numbers their rows: what stands for a row is added up."""
     result = dict(locals_)
-    for source, _ in movement.move.links[0].pairs:
+    for source, _ in exchange.move.links[0].pairs:
         for device in devices(case.mesh) if source.form is not None else ():
-            where, numbers = by_number(movement, 0, device, source, of_result=False)
+            where, numbers = by_number(exchange, 0, device, source, of_result=False)
             x = result[device]
             d, form = source.dim, source.form
             if isinstance(form, Diagonal):

@@ -20,7 +20,8 @@ from movements import (
     run,
 )
 
-from cute_sharding.movement import BY_OP, TABLE, Movement, chosen
+from cute_sharding.exchange import Exchange
+from cute_sharding.movement import BY_OP, TABLE, chosen
 
 # A row among zeros: what it is made of has no such dim. A triangle: rows stay where they are.
 UNTOUCHED = ("select's gradient", "torch.tril", "torch.triu")
@@ -44,15 +45,15 @@ def test_everyone_ends_with_its_rows_and_receives_what_it_lacks(op):
         operands, _, wanted = prepared(case, choice)
         given = operands
         if case.op == "torch.diagonal":
-            given = [collapsed(case, choice.movement, operands[0])]
-        after, received = run(choice.movement, given)
+            given = [collapsed(case, choice.exchange, operands[0])]
+        after, received = run(choice.exchange, given)
         for device in devices(case.mesh):
             for got, want in zip(after[device], [of[device] for of in wanted], strict=True):
                 assert got.shape == want.shape and (got == want).all(), (case, choice.cuts, device)
         assert received == lacking(operands, wanted), (case, choice.cuts)
-        assert choice.movement.received_elements == max(received.values())
-        assert choice.movement.communicates == (max(received.values()) > 0)
-        communicated += choice.movement.communicates
+        assert choice.exchange.received_elements == max(received.values())
+        assert choice.exchange.communicates == (max(received.values()) > 0)
+        communicated += choice.exchange.communicates
     assert communicated > 5
 
 
@@ -66,12 +67,12 @@ def test_sums_are_added_where_they_belong(op):
         whole = np.zeros(int(np.prod(sizes)), int)
         np.add.at(whole, index.numpy().reshape(-1), gradient.reshape(-1))
         whole = whole.reshape(sizes)
-        operands = collapsed(case, choice.movement, locals_of(gradient, case.mesh, case.cuts[0]))
-        after, received = run(choice.movement, [operands], add=True)
+        operands = collapsed(case, choice.exchange, locals_of(gradient, case.mesh, case.cuts[0]))
+        after, received = run(choice.exchange, [operands], add=True)
         want = locals_of(whole, case.mesh, choice.cuts[0])
         for device in devices(case.mesh):
             assert (after[device][0] == want[device]).all(), (case, choice.cuts, device)
-        assert choice.movement.received_elements == max(received.values())
+        assert choice.exchange.received_elements == max(received.values())
 
 
 def is_replicated_for_few_rows(case, choice, arrays):
@@ -111,11 +112,11 @@ def test_free_placements_are_found():
     sizes = {"meshes": [(2,), (4,), (2, 2), (2, 3), (8,)], "sizes": [0, 1, 2, 3, 4, 6, 8, 12]}
     for case, choice in cases(7, 700, ops=OPS, most=60, **sizes):
         operands, arrays, _ = prepared(case, choice)
-        if choice.movement.received_elements and is_replicated_for_few_rows(case, choice, arrays):
+        if choice.exchange.received_elements and is_replicated_for_few_rows(case, choice, arrays):
             continue
         if is_ever_free(case.mesh, arrays, operands):
             free += 1
-            found += choice.movement.received_elements == 0
+            found += choice.exchange.received_elements == 0
     assert free > 300 and found >= 0.995 * free, (found, free)
 
 
@@ -135,7 +136,7 @@ def test_free_placements_are_found():
 )
 def test_what_a_device_receives_of_1024_rows_on_8_devices(op, args, cuts, received):
     found = chosen(BY_OP[op].move((1024, 64), *args), ((cuts,),), (8,))
-    assert found.movement.received_elements == received
+    assert found.exchange.received_elements == received
 
 
 def test_planning_does_not_depend_on_the_number_of_rows():
@@ -144,16 +145,16 @@ def test_planning_does_not_depend_on_the_number_of_rows():
         counts = []
         for n in (1 << 10, 1 << 20):
             args = (n // 8 + 3, 0) if op == "torch.roll" else ((0,),)
-            movement = chosen(BY_OP[op].move((n + 1, 4), *args), (((0, 2),),), (8,)).movement
-            part = movement.transfer((3,), movement.slice_of((3,), (0,)))
+            exchange = chosen(BY_OP[op].move((n + 1, 4), *args), (((0, 2),),), (8,)).exchange
+            part = exchange.part(3)
             counts.append(sum(len(c) for c in (*part.packs, *part.unpacks)))
         assert counts[0] == counts[1], op
 
 
 def test_a_copy_is_sent_once_though_many_windows_need_it():
     move = BY_OP["Tensor.unfold"].move((32,), 0, 5, 1)
-    movement = Movement(move, (4,), ((((0, 1),),),), ((((0, 1),), ()),))
-    assert [movement.received_by((k,)) for k in range(4)] == [3, 3, 3, 3]
+    exchange = Exchange.on_mesh(move, (4,), ((((0, 1),),),), ((((0, 1),), ()),))
+    assert [exchange.received_by(k) for k in range(4)] == [3, 3, 3, 3]
 
 
 def test_ops_that_touch_no_cut_dim_are_not_for_us():
@@ -182,14 +183,14 @@ def test_spare_mesh_dims_cut_the_results_where_less_is_received_then():
     shard = ((0, 1), None, None)
     roll = BY_OP["torch.roll"]
     halo = chosen(roll.move((32, 48), 1, 0), (shard,), (2, 2, 2), spare=(1, 2))
-    assert halo.cuts == (shard,) and halo.movement.received_elements == 48
+    assert halo.cuts == (shard,) and halo.exchange.received_elements == 48
     for move in (BY_OP["torch.flip"].move((32, 48), [0]), roll.move((32, 48), 16, 0)):
         kept = chosen(move, (shard,), (2, 2, 2))
-        assert kept.cuts == (shard,) and kept.movement.received_elements == 16 * 48
+        assert kept.cuts == (shard,) and kept.exchange.received_elements == 16 * 48
         one = chosen(move, (shard,), (2, 2, 2), spare=(1,))
         assert one.cuts[0][0] == (0, 1) and one.cuts[0][1] and one.cuts[0][2] is None
-        assert one.movement.received_elements == 16 * 48 // 2
+        assert one.exchange.received_elements == 16 * 48 // 2
         both = chosen(move, (shard,), (2, 2, 2), spare=(1, 2))
-        assert all(both.cuts[0]) and both.movement.received_elements == 16 * 48 // 4
+        assert all(both.cuts[0]) and both.exchange.received_elements == 16 * 48 // 4
     assert chosen(move, (((0, 1), (1, 1)),), (2, 2), spare=()).cuts == (((0, 1), (1, 1)),)
     assert chosen(move, (((0, 1), None),), (2, 1), spare=(1,)).cuts == (((0, 1), None),)

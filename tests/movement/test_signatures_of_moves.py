@@ -10,12 +10,12 @@ import pytest
 import torch
 from movements import SIZES, TOGETHER, draw
 
-from cute_sharding.movement import Link, Move, Rows
 from cute_sharding.movement.signatures import DERIVED, SIGNATURES, pattern_of_move
 from cute_sharding.movement.table import BY_OVERLOAD as MOVES
 from cute_sharding.ops import TABLE, parse
 from cute_sharding.ops.rules.names import ThisCall
 from cute_sharding.ops.table import COPIES_ALL
+from cute_sharding.relations import Link, Move, Rows
 from cute_sharding.sharding.meeting import Run
 
 ROWS = {name: row for row in DERIVED for name in row.overloads}

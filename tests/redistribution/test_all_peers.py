@@ -6,11 +6,11 @@ from unittest.mock import patch
 
 import pytest
 
+from cute_sharding.exchange.all_peers import segments
 from cute_sharding.redistribution import Exchange
 from cute_sharding.redistribution import exchange as exchanges
-from cute_sharding.redistribution.all_peers import segments
-from cute_sharding.redistribution.chains import chains_of
 from cute_sharding.redistribution.exchange import Side
+from cute_sharding.sharding.chains import chains_of
 from cute_sharding.sharding.meeting import near, rows_held
 
 

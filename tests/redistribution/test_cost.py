@@ -8,13 +8,13 @@ import pytest
 from enumeration import devices, held
 from on_numpy import MESHES, drawn, lacking
 
-from cute_sharding.redistribution.cost import (
+from cute_sharding.exchange.cost import (
     local_elements,
     most_local,
     received,
     received_elements,
 )
-from cute_sharding.redistribution.digits import common, digits
+from cute_sharding.sharding.digits import common, digits
 
 
 def cases(seed, count, **options):

@@ -8,7 +8,7 @@ from itertools import permutations, product
 
 from enumeration import chunk, rows_after
 
-from cute_sharding.redistribution.digits import common, digits
+from cute_sharding.sharding.digits import common, digits
 
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (4, 2), (2, 4), (2, 2, 2), (4, 2, 3)]
 

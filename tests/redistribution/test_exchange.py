@@ -12,8 +12,8 @@ import pytest
 from enumeration import devices
 from on_numpy import Sharding, drawn, lacking, run_exchange, run_gather, strangers
 
-from cute_sharding.redistribution.digits import digits
 from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.sharding.digits import digits
 
 
 def between(source, target):

@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 
 from cute_sharding.redistribution import Link, Network
-from cute_sharding.redistribution.chains import chains_of
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.plan import Held, received_by
 from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.sharding.chains import chains_of
 
 OUT, IN = Link(0.0, 1.0), Link(0.0, 0.001)
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from on_numpy import MESHES, Sharding, drawn, lacking, run_exchange, run_reduction, strangers
 
-from cute_sharding.redistribution.chains import cutting
-from cute_sharding.redistribution.cost import within
+from cute_sharding.exchange.cost import within
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.network import Link, Network
 from cute_sharding.redistribution.plan import Held, collectives, received_by
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.reduction import Reduction
+from cute_sharding.sharding.chains import cutting
 
 FLAT = Network.flat(alpha=0, beta=1)
 REDUCE = {"sum": np.sum, "avg": np.mean, "max": np.max}

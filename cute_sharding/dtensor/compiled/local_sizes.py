@@ -18,7 +18,7 @@ import torch
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
 from cute_sharding.dtensor.replaced.symints import is_truly, is_zero_by_guards, may_be_number
 from cute_sharding.layout import Undecided
-from cute_sharding.redistribution.chains import Chains
+from cute_sharding.sharding.chains import Chains
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
 Cut: TypeAlias = tuple[Any, int, int]  # split factor, devices, this device's coordinate

@@ -27,9 +27,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.dtensor.run.reading import of_source, read_in_one_way
-from cute_sharding.redistribution.chains import Chains, Device, chain_of
 from cute_sharding.sharding import Box
 from cute_sharding.sharding.boxes import boxes
+from cute_sharding.sharding.chains import Chains, Device, chain_of
 from cute_sharding.sharding.meeting import count_rows, rows_held
 
 

@@ -27,8 +27,8 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.patch import Patch
 from cute_sharding.dtensor.run.ranks import places
 from cute_sharding.dtensor.run.reading import of_source
-from cute_sharding.redistribution.chains import Chains
 from cute_sharding.sharding import Box
+from cute_sharding.sharding.chains import Chains
 
 
 def blocks_of(tensor: Any) -> list[Box]:

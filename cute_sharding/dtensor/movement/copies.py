@@ -16,8 +16,8 @@ from cute_sharding.dtensor.extras.copies import Copy, is_another, link
 from cute_sharding.dtensor.replaced import collective_ops
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.movement import Movement
-from cute_sharding.movement.forms import Fold, Window
+from cute_sharding.exchange import Exchange
+from cute_sharding.relations.forms import Fold, Window
 
 
 class Moves(Protocol):
@@ -32,7 +32,7 @@ class Moves(Protocol):
     name: str
 
     @property
-    def movement(self) -> Movement: ...
+    def exchange(self) -> Exchange: ...
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results, of what the operand's local tensor now has."""
@@ -76,7 +76,7 @@ class MovedCopy(Copy):
         super().check(writer, tensor)
         windows = any(
             isinstance(rows.form, (Window, Fold))
-            for part in self.runner.movement.move.links
+            for part in self.runner.exchange.move.links
             for pair in part.pairs
             for rows in pair
         )

@@ -39,11 +39,14 @@ from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.placements import cut_of, placement_of
 from cute_sharding.dtensor.run.reading import agree
+from cute_sharding.exchange import Exchange
 from cute_sharding.layout import Undecided
-from cute_sharding.movement import BY_OVERLOAD, Move, Movement
+from cute_sharding.movement import BY_OVERLOAD
 from cute_sharding.movement.choose import Choice, chosen, kept, open_dims
 from cute_sharding.movement.free import Cuts
+from cute_sharding.movement.slices import is_view
 from cute_sharding.ops.rules.parts import is_whole
+from cute_sharding.relations import Move
 
 # Where the dim of a slice stands among its arguments; after it come start, end and step.
 _SLICES = {"slice.Tensor": 1, "slice_backward.default": 2}
@@ -86,16 +89,16 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
             for shape, some in zip(move.outputs, choice.cuts)
         ):
             return None  # read in two ways by torch
-        if choice.movement.is_view and schema.op._schema._is_view_op():
+        if is_view(choice.exchange) and schema.op._schema._is_view_op():
             placements = tuple([tuple(spec.placements) for spec in specs])
-            given_as = choice.movement, mesh, (), tuple(specs), placements, ()
+            given_as = choice.exchange, mesh, (), tuple(specs), placements, ()
             return Found(Runner(*given_as, name, _as_it_is, answers.listed(metas)), choice, metas)
     elif all(cut is None or cut[1] == 1 for some in cuts for cut in some):
         choice = kept(move, cuts, sizes)
     else:
         return None
     onto = [shape for shape in answers.shapes_of_results(metas) if shape is not None]
-    if not (_have_groups(move, cuts, mesh) and _are_known(onto, choice.movement, mesh)):
+    if not (_have_groups(move, cuts, mesh) and _are_known(onto, choice.exchange, mesh)):
         return None
     runner = _Runner(
         name,
@@ -103,7 +106,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
         given,
         onto,
         [meta for meta in answers.listed(metas) if meta is not None],
-        choice.movement,
+        choice.exchange,
         note_movement if schema.op._schema._is_view_op() else None,
     )
     return Found(runner, choice, metas)
@@ -159,11 +162,11 @@ def _have_groups(move: Move, cuts: tuple[Cuts, ...], mesh: Any) -> bool:
     )
 
 
-def _are_known(onto: Sequence[tuple[Any, ...]], movement: Movement, mesh: Any) -> bool:
+def _are_known(onto: Sequence[tuple[Any, ...]], exchange: Exchange, mesh: Any) -> bool:
     """Whether the sizes of this rank's results can be said."""
     try:
-        for shape, chains in zip(onto, movement.targets):
-            local_shape_of(shape, chains, mesh)
+        for shape, placed in zip(onto, exchange.targets):
+            local_shape_of(shape, placed.chains, mesh)
     except Undecided:
         return False
     return True
@@ -179,11 +182,11 @@ class _Runner:
         given: tuple[Any, ...],
         onto: Sequence[tuple[Any, ...]],
         metas: Sequence[Any],
-        movement: Movement,
+        exchange: Exchange,
         note: Callable[[Any, torch.Tensor, list[torch.Tensor]], None] | None,
     ) -> None:
         args, kwargs = given
-        self.name, self.specs, self.movement, self._note = name, specs, movement, note
+        self.name, self.specs, self.exchange, self._note = name, specs, exchange, note
         self._reads = BY_OVERLOAD[name].reads
         self._numbers: list[Any] = []
         arguments = _written((args, tuple(kwargs.values())), self._numbers)
@@ -192,8 +195,8 @@ class _Runner:
             (
                 name_of(specs[0].mesh),
                 name,
-                movement.sources,
-                movement.targets,
+                tuple([placed.chains for placed in exchange.sources]),
+                tuple([placed.chains for placed in exchange.targets]),
                 tuple(map(len, onto)),
                 arguments,
                 tuple(kwargs),
@@ -218,8 +221,8 @@ class _Runner:
         mesh = self.specs[0].mesh
         sizes = [
             n
-            for shape, chains in zip(self._onto, self.movement.targets)
-            for n in local_shape_of(shape, chains, mesh)
+            for shape, placed in zip(self._onto, self.exchange.targets)
+            for n in local_shape_of(shape, placed.chains, mesh)
         ]
         with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
             moved = torch.ops.cute_sharding.move(
@@ -274,7 +277,7 @@ def _read(literal: Any, numbers: Iterator[int]) -> Any:
 
 
 @lru_cache(maxsize=1 << 10)
-def _movement(numbers: tuple[int, ...], how: str, mesh: tuple[int, ...]) -> Movement:
+def _exchange(numbers: tuple[int, ...], how: str, mesh: tuple[int, ...]) -> Exchange:
     """
     Raises:
         RuntimeError: the op cannot be run on such sizes.
@@ -286,7 +289,7 @@ def _movement(numbers: tuple[int, ...], how: str, mesh: tuple[int, ...]) -> Move
         raise RuntimeError(
             f"{name} was compiled for any sizes, and these it is not defined for: {args}"
         )
-    return Movement(move, mesh, sources, targets)
+    return Exchange.on_mesh(move, mesh, sources, targets)
 
 
 def _move(
@@ -294,10 +297,10 @@ def _move(
 ) -> list[torch.Tensor]:
     key, name, *_ = parsed(how)
     mesh = mesh_named(key, how)
-    movement = _movement(tuple(numbers), how, tuple(mesh.shape))
-    dims = dims_of_group(mesh, movement.mesh_dims)
+    exchange = _exchange(tuple(numbers), how, tuple(mesh.shape))
+    dims = dims_of_group(mesh, exchange.mesh_dims)
     assert dims is not None  # _have_groups
-    runner = Runner(movement, mesh, dims, (), (), (), name)
+    runner = Runner(exchange, mesh, dims, (), (), (), name)
     return [in_own_memory(x, operands) for x in runner.copies(operands)]
 
 
@@ -312,11 +315,11 @@ def _move_back(
     """What the operand's local tensor becomes, where one of the results is written to."""
     key, name, *_ = parsed(how)
     mesh = mesh_named(key, how)
-    movement = _movement(tuple(numbers), how, tuple(mesh.shape))
-    dims = dims_of_group(mesh, movement.mesh_dims)
+    exchange = _exchange(tuple(numbers), how, tuple(mesh.shape))
+    dims = dims_of_group(mesh, exchange.mesh_dims)
     assert dims is not None  # _have_groups
     written = source.clone(memory_format=torch.contiguous_format)
-    Runner(movement, mesh, dims, (), (), (), name).back(output, moved, written)
+    Runner(exchange, mesh, dims, (), (), (), name).back(output, moved, written)
     return written
 
 

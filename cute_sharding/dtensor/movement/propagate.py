@@ -41,11 +41,13 @@ from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.dtensor.run.placements import cut_of, placement_of, text
 from cute_sharding.dtensor.run.places import OpPlace, move_of, questions_of_rule
 from cute_sharding.dtensor.run.reading import agree
-from cute_sharding.movement import BY_OVERLOAD, Move, Movement, chosen
+from cute_sharding.exchange import Exchange
+from cute_sharding.movement import BY_OVERLOAD, chosen
 from cute_sharding.movement.choose import Choice, moved_to
 from cute_sharding.movement.free import Cuts
-from cute_sharding.movement.moves import Shape
 from cute_sharding.movement.steps import SEVERAL, placed
+from cute_sharding.relations import Move
+from cute_sharding.relations.moves import Shape
 
 # Pending reductions that rows of results which are made of no row can be given a part in: what the
 # first device of the mesh dim has there, and what the others have; True: all the fill.
@@ -125,7 +127,7 @@ def movement_of(
         if anew is None:
             return None
         outputs = [_placements(some, specs[0], {}) for some in anew.choice.cuts]
-        _note(name, [anew.choice.movement], specs, outputs)
+        _note(name, [anew.choice.exchange], specs, outputs)
         return answers.by_function(schema, anew.runner, specs[0].mesh, outputs, anew.metas)
     pending = _pending(specs[: row.reads])
     if pending is None:
@@ -143,16 +145,16 @@ def movement_of(
     choice = _choice(name, schema.op, move, specs)
     if choice is None:
         return None
-    dims = dims_of_group(mesh, choice.movement.mesh_dims)
+    dims = dims_of_group(mesh, choice.exchange.mesh_dims)
     metas = registry.output_metas(schema)
     if dims is None or metas is None:
         count(name, "stock")
         return None
     outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
-    _note(name, [choice.movement], specs, outputs)
-    _note_place(name, schema, [choice.movement], [], stock)
+    _note(name, [choice.exchange], specs, outputs)
+    _note_place(name, schema, [choice.exchange], [], stock)
     runner = Runner(
-        choice.movement,
+        choice.exchange,
         mesh,
         dims,
         tuple(specs),
@@ -193,7 +195,7 @@ def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Cho
     choice = choose(spare)
     if spare and choice is not None and op._schema._is_view_op():
         # What is written to a part of a replica has to reach the others.
-        return choice if comes_back(choice.movement, specs[0].mesh) else choose(())
+        return choice if comes_back(choice.exchange, specs[0].mesh) else choose(())
     return choice
 
 
@@ -239,21 +241,21 @@ def several_of(
     if views_alone and (
         (first != cuts and not is_wrong_otherwise)
         or not any(cuts)
-        or any(step.movement for step in found)
+        or any(step.exchange for step in found)
     ):
         return None
     runners: list[Runner | None] = []
     for step in found:
-        if step.movement is None:
+        if step.exchange is None:
             runners.append(None)
             continue
-        dims = dims_of_group(mesh, step.movement.mesh_dims)
-        if dims is None or _is_wrong_for(pending, step.movement.move):
+        dims = dims_of_group(mesh, step.exchange.mesh_dims)
+        if dims is None or _is_wrong_for(pending, step.exchange.move):
             return None
-        of_step = step.movement, mesh, dims, (spec,), ((),), tuple(pending.items()), name
+        of_step = step.exchange, mesh, dims, (spec,), ((),), tuple(pending.items()), name
         runners.append(Runner(*of_step))
     outputs = [_placements(found[-1].cuts, spec, pending)]
-    movements = [step.movement for step in found if step.movement]
+    movements = [step.exchange for step in found if step.exchange]
     _note(name, movements, specs, outputs, brought=first != cuts)
     brought = _placements(first, spec, pending)
     moves = [move_of(spec, brought)] if first != cuts else []
@@ -323,7 +325,7 @@ def _placements(cuts: Cuts, given: DTensorSpec, pending: dict[int, str]) -> tupl
 
 def _note(
     name: str,
-    movements: Sequence[Movement],
+    movements: Sequence[Exchange],
     specs: Sequence[DTensorSpec],
     outputs: Sequence[tuple[Placement, ...]],
     *,
@@ -350,7 +352,7 @@ def _note(
 def _note_place(
     name: str,
     schema: OpSchema,
-    movements: Sequence[Movement],
+    movements: Sequence[Exchange],
     moves: Sequence[Callable[[], Received]],
     stock: Rule,
 ) -> None:

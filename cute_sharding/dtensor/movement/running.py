@@ -37,13 +37,13 @@ from cute_sharding.dtensor.run.packing import (
 )
 from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
+from cute_sharding.exchange import Exchange, Part
+from cute_sharding.exchange.copies import Copy, flat
+from cute_sharding.exchange.meetings import side_of
 from cute_sharding.layout.layout import row_major
-from cute_sharding.movement import Movement
-from cute_sharding.movement.exchange import Transfer
-from cute_sharding.movement.forms import Diagonal
-from cute_sharding.movement.rows import Rows
-from cute_sharding.redistribution.chains import chain_of
-from cute_sharding.redistribution.copies import Copy, flat
+from cute_sharding.movement.slices import is_view, keeps, slices
+from cute_sharding.relations.forms import Diagonal
+from cute_sharding.relations.rows import Rows
 from cute_sharding.sharding.meeting import rows_held
 
 
@@ -53,7 +53,7 @@ class Runner:
     local tensors stand for DTensors.
 
     Attributes:
-        movement: from the operands' placements to the results'.
+        exchange: from the operands' placements to the results'.
         mesh: the DeviceMesh.
         dims: the mesh dims whose ranks exchange.
         specs: of the operands.
@@ -65,7 +65,7 @@ class Runner:
         metas: of the results, which lie in the order of their strides; none: row by row.
     """
 
-    movement: Movement
+    exchange: Exchange
     mesh: Any
     dims: tuple[int, ...]
     specs: tuple[DTensorSpec, ...]
@@ -82,7 +82,7 @@ class Runner:
         operands = [self._brought(x, i) for i, x in enumerate(given)]
         results = self._views(operands) if self._is_viewed else None
         if results is None:
-            part = result_of(self.movement, given[0], operands)
+            part = result_of(self.exchange, given[0], operands)
             results = self.copies(operands) if part is None else [part]
             if self.note is not None:
                 self.note(self, given[0], results)
@@ -94,7 +94,7 @@ class Runner:
         """Of each operand of which something is sent, its spec, and to what torch would have
         redistributed it.
         """
-        dims = self.movement.mesh_dims
+        dims = self.exchange.mesh_dims
         found = []
         for spec in self.specs:
             whole = [Replicate() if m in dims else p for m, p in enumerate(spec.placements)]
@@ -117,28 +117,28 @@ class Runner:
         """Whether the results are views on each device, and what is written to them reaches all
         that have it: not where they are parts of replicas.
         """
-        if self.note is None or self.dims or not self.movement.is_view:
+        if self.note is None or self.dims or not is_view(self.exchange):
             return False
-        outputs = range(len(self.movement.move.outputs))
-        return not any(turned(_alone(self.movement, k)).communicates for k in outputs)
+        outputs = range(len(self.exchange.move.outputs))
+        return not any(turned(_alone(self.exchange, k)).communicates for k in outputs)
 
     def _views(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of each result the local tensor as a view of the operand's."""
 
         def view(rank: int, x: torch.Tensor, k: int) -> torch.Tensor:
             device = place(self.mesh, rank)
-            return self._finished(_sliced(x, self.movement, k, device), k, device)
+            return self._finished(_sliced(x, self.exchange, k, device), k, device)
 
         return [
             on_each_rank(lambda rank, x, k=k: view(rank, x, k), operands[0])
-            for k in range(len(self.movement.move.outputs))
+            for k in range(len(self.exchange.move.outputs))
         ]
 
     # -- with copies -------------------------------------------------------------------------------
 
     @cached_property
-    def _part(self) -> Callable[[int], Transfer]:
-        return cache(partial(_transfer_of, self.movement, self.mesh, self.dims))
+    def _part(self) -> Callable[[int], Part]:
+        return cache(partial(_part_of, self.exchange, self.mesh, self.dims))
 
     def copies(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of each result the local tensor, in memory of its own."""
@@ -151,7 +151,7 @@ class Runner:
         ]
         received = self._received(operands)
         results = []
-        for k in range(len(self.movement.move.outputs)):
+        for k in range(len(self.exchange.move.outputs)):
             result = on_each_rank(
                 lambda rank, got, *locals, k=k: self._result(rank, k, got, locals),
                 received,
@@ -176,17 +176,17 @@ class Runner:
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results, in memory of its own."""
         metas = self.metas[output : output + 1]
-        alone = replace(self, movement=_alone(self.movement, output), metas=metas)
+        alone = replace(self, exchange=_alone(self.exchange, output), metas=metas)
         return alone.copies([source])[0]
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write to the operand, a local tensor, what one of the results, ``moved``, has of it. Its
         other rows stay. All ranks together.
         """
-        movement = turned(_alone(self.movement, output))
-        dims = dims_of_group(self.mesh, movement.mesh_dims)
+        exchange = turned(_alone(self.exchange, output))
+        dims = dims_of_group(self.mesh, exchange.mesh_dims)
         assert dims is not None, "asked when the results' placements were chosen"
-        replace(self, movement=movement, dims=dims).write(moved, source)
+        replace(self, exchange=exchange, dims=dims).write(moved, source)
 
     def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The receive buffer; where nothing is received, any tensor."""
@@ -215,9 +215,7 @@ class Runner:
             elif dispatch_modes.is_tracing():
                 whole = into.clone()  # to a view of a view no graph can write by strides
             lies, diagonal = whole, self._diagonal
-            side = diagonal and self.movement.side(
-                diagonal, 0, place(self.mesh, rank), of_result=True
-            )
+            side = diagonal and side_of(self.exchange.targets[0], diagonal, place(self.mesh, rank))
             if diagonal and side:
                 lies = collapsed(whole, diagonal, side)
             for _, _, copies in part.own:
@@ -236,7 +234,7 @@ class Runner:
     @property
     def _diagonal(self) -> Rows | None:
         """The rows of the one result where these are a diagonal of it."""
-        pairs = (pair for link in self.movement.move.links for pair in link.pairs)
+        pairs = (pair for link in self.exchange.move.links for pair in link.pairs)
         return next((rows for _, rows in pairs if isinstance(rows.form, Diagonal)), None)
 
     def _prepared(self, local: torch.Tensor, i: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -244,18 +242,18 @@ class Runner:
         if local.is_conj() or local.is_neg():
             local = local.resolve_conj().resolve_neg()
         local = local if local.dtype == dtype else local.to(dtype)
-        links = [link for link in self.movement.move.links if link.source == i]
+        links = [link for link in self.exchange.move.links if link.source == i]
         for source, _ in links[0].pairs if links else ():
             if source.form is not None:
-                side = self.movement.side(source, i, place(self.mesh, rank))
+                side = side_of(self.exchange.sources[i], source, place(self.mesh, rank))
                 local = collapsed(local, source, side)
         return local
 
     def _result(
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        part, move, like = self._part(rank), self.movement.move, operands[0]
-        shape, device = part.target_shapes[k], place(self.mesh, rank)
+        part, move, like = self._part(rank), self.exchange.move, operands[0]
+        shape, device = part.shape_of(k), place(self.mesh, rank)
         own = [(i, copy) for i, onto, copies in part.own if onto == k for copy in copies]
         if (
             len(own) == 1
@@ -283,7 +281,7 @@ class Runner:
         """What rows that are made of no row have on a device: where something is pending, so that
         it comes to the fill.
         """
-        fill = 0 if self.movement.move.adds else self.movement.move.fill
+        fill = 0 if self.exchange.move.adds else self.exchange.move.fill
         for m, op in self.pending:
             if device[m] and op in ("sum", "product"):
                 fill = 0 if op == "sum" else 1
@@ -291,17 +289,18 @@ class Runner:
 
     def _finished(self, target: torch.Tensor, k: int, device: tuple[int, ...]) -> torch.Tensor:
         """Rows that lie backward are turned; windows are taken; triangles are cut out."""
-        if self.movement.move.triangle is not None:
+        if self.exchange.move.triangle is not None:
+            onto = self.exchange.targets[k]
             held, across = (
-                rows_held(n, chain_of(chain, self.movement.mesh, device))
-                for n, chain in [*zip(self.movement.move.outputs[k], self.movement.targets[k])][-2:]
+                rows_held(onto.shape[d], onto.chain(d, device))
+                for d in range(len(onto.shape) - 2, len(onto.shape))
             )
-            return triangle_of(target, *self.movement.move.triangle, held, across)
+            return triangle_of(target, *self.exchange.move.triangle, held, across)
         backward = []
-        for link in self.movement.move.links:
+        for link in self.exchange.move.links:
             for _, rows in link.pairs if link.target == k else ():
                 if rows.form is not None:
-                    side = self.movement.side(rows, k, device, of_result=True)
+                    side = side_of(self.exchange.targets[k], rows, device)
                     target = expanded(target, rows, side)
                 if rows.backward and rows.dim is not None:
                     backward.append(rows.dim)
@@ -329,8 +328,9 @@ LISTS = frozenset(
 
 
 @lru_cache(maxsize=1 << 12)
-def _transfer_of(movement: Movement, mesh: Any, dims: tuple[int, ...], rank: int) -> Transfer:
-    return movement.transfer(place(mesh, rank), peers(mesh, dims, rank))
+def _part_of(exchange: Exchange, mesh: Any, dims: tuple[int, ...], rank: int) -> Part:
+    number = exchange.sources[0].mesh.rank
+    return exchange.part(number(place(mesh, rank)), [*map(number, peers(mesh, dims, rank))])
 
 
 def _is_in_order(copy: Copy, shape: tuple[int, ...]) -> bool:
@@ -346,18 +346,18 @@ def _is_in_order(copy: Copy, shape: tuple[int, ...]) -> bool:
     return True
 
 
-def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]) -> torch.Tensor:
+def _sliced(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]) -> torch.Tensor:
     """What a device needs of its own, by slices of its dims."""
     gone = 0
-    steps = movement.slices(k, device)
+    steps = slices(exchange, k, device)
     assert steps is not None
-    (link,) = [link for link in movement.move.links if link.target == k]
+    (link,) = [link for link in exchange.move.links if link.target == k]
     for rows, _ in link.pairs:
         if rows.form is not None:
-            x = collapsed(x, rows, movement.side(rows, link.source, device))
+            x = collapsed(x, rows, side_of(exchange.sources[link.source], rows, device))
     for d, (first, count, step, is_kept) in enumerate(steps):
         at = d - gone
-        if movement.keeps(link, d):
+        if keeps(exchange, link, d):
             continue
         if not is_kept:
             x, gone = x.select(at, first), gone + 1
@@ -373,26 +373,26 @@ def _sliced(x: torch.Tensor, movement: Movement, k: int, device: tuple[int, ...]
 
 
 @lru_cache(maxsize=1 << 10)
-def comes_back(movement: Movement, mesh: Any) -> bool:
+def comes_back(exchange: Exchange, mesh: Any) -> bool:
     """Whether what is written to the results can be moved to the operand: its ranks have a process
-    group together. They are more than those of ``movement`` where its results cut replicas.
+    group together. They are more than those of ``exchange`` where its results cut replicas.
     """
-    back = [turned(_alone(movement, k)) for k in range(len(movement.move.outputs))]
+    back = [turned(_alone(exchange, k)) for k in range(len(exchange.move.outputs))]
     return all(dims_of_group(mesh, each.mesh_dims) is not None for each in back)
 
 
-def _alone(movement: Movement, output: int) -> Movement:
-    """The movement to one of the results."""
-    move = movement.move
+def _alone(exchange: Exchange, output: int) -> Exchange:
+    """The exchange for one of the results."""
+    move = exchange.move
     links = [link._replace(target=0) for link in move.links if link.target == output]
     alone = replace(move, outputs=(move.outputs[output],), links=tuple(links))
-    return replace(movement, move=alone, targets=(movement.targets[output],))
+    return replace(exchange, move=alone, targets=(exchange.targets[output],))
 
 
 @lru_cache(maxsize=1 << 10)
-def turned(movement: Movement) -> Movement:
-    """Of a movement from one operand to one result, that from the result to the operand."""
-    move = movement.move
+def turned(exchange: Exchange) -> Exchange:
+    """Of an exchange from one operand to one result, that from the result to the operand."""
+    move = exchange.move
     links = [
         link._replace(pairs=tuple([(target, source) for source, target in link.pairs]))
         for link in move.links
@@ -400,4 +400,4 @@ def turned(movement: Movement) -> Movement:
     turned = replace(
         move, inputs=move.outputs, outputs=move.inputs, links=tuple(links), is_view=False
     )
-    return replace(movement, move=turned, sources=movement.targets, targets=movement.sources)
+    return replace(exchange, move=turned, sources=exchange.targets, targets=exchange.sources)

@@ -17,7 +17,7 @@ from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.movement.steps import PERMUTE, Placed
-from cute_sharding.redistribution.chains import chain_of, chains_of
+from cute_sharding.sharding.chains import chain_of, chains_of
 from cute_sharding.sharding.meeting import count_rows, rows_held
 
 

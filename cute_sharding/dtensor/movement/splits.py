@@ -18,7 +18,7 @@ from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.movement.together import Parts, one_exchange
 from cute_sharding.dtensor.replaced import dispatch, registry, symints, tensor_specs
 from cute_sharding.dtensor.run.groups import dims_of_group
-from cute_sharding.movement import Movement
+from cute_sharding.exchange import Exchange
 from cute_sharding.movement.rules import at, tensor_split_bounds
 
 # Ops that torch takes apart into slices.
@@ -49,24 +49,24 @@ def _parts(x: Any, parts: int | Sequence[int], dim: int = 0) -> Parts | None:
     joined = _joined(runners) if len(runners) > 1 else None
     if joined is None:
         return None
-    return Parts([runner.movement for runner in runners], joined.copies)
+    return Parts([runner.exchange for runner in runners], joined.copies)
 
 
 def _joined(runners: Sequence[Runner]) -> Runner | None:
     """One that gives the results of all; None where no process group is for its mesh dims."""
     first = runners[0]
-    movement = _joined_movement(tuple([runner.movement for runner in runners]))
-    dims = dims_of_group(first.mesh, movement.mesh_dims)
+    exchange = _joined_exchange(tuple([runner.exchange for runner in runners]))
+    dims = dims_of_group(first.mesh, exchange.mesh_dims)
     metas = [meta for runner in runners for meta in runner.metas]
-    return None if dims is None else replace(first, movement=movement, dims=dims, metas=metas)
+    return None if dims is None else replace(first, exchange=exchange, dims=dims, metas=metas)
 
 
 @lru_cache(maxsize=1 << 10)
-def _joined_movement(movements: tuple[Movement, ...]) -> Movement:
-    """Of movements of one operand to one result each, that to all results."""
-    moves = [movement.move for movement in movements]
+def _joined_exchange(exchanges: tuple[Exchange, ...]) -> Exchange:
+    """Of exchanges from one operand to one result each, that to all results."""
+    moves = [exchange.move for exchange in exchanges]
     links = [link._replace(target=k) for k, move in enumerate(moves) for link in move.links]
     outputs = tuple([move.outputs[0] for move in moves])
-    targets = tuple([movement.targets[0] for movement in movements])
+    targets = tuple([exchange.targets[0] for exchange in exchanges])
     move = replace(moves[0], outputs=outputs, links=tuple(links))
-    return replace(movements[0], move=move, targets=targets)
+    return replace(exchanges[0], move=move, targets=targets)

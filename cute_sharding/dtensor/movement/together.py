@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from cute_sharding.movement import Movement
+from cute_sharding.exchange import Exchange
 
 # .parts: of the op that this thread runs
 _thread = threading.local()
@@ -20,31 +20,31 @@ class Parts:
     """The results of movements of one operand, till each has been asked for.
 
     Attributes:
-        run: gives them all from the operand, in the order of ``movements``. Called when the first
+        run: gives them all from the operand, in the order of ``exchanges``. Called when the first
             of them is asked for.
     """
 
     def __init__(
         self,
-        movements: Sequence[Movement],
+        exchanges: Sequence[Exchange],
         run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
     ) -> None:
-        self._movements = list(movements)
+        self._exchanges = list(exchanges)
         self._run = run
         self._source: torch.Tensor | None = None
         self._results: list[torch.Tensor] = []
 
     def take(
-        self, movement: Movement, source: torch.Tensor, operands: Sequence[torch.Tensor]
+        self, exchange: Exchange, source: torch.Tensor, operands: Sequence[torch.Tensor]
     ) -> torch.Tensor | None:
-        if movement not in self._movements:
+        if exchange not in self._exchanges:
             return None
         if self._source is None:
             self._source, self._results = source, self._run(operands)
         if self._source is not source:
             return None
-        k = self._movements.index(movement)
-        del self._movements[k]
+        k = self._exchanges.index(exchange)
+        del self._exchanges[k]
         return self._results.pop(k)
 
 
@@ -60,10 +60,10 @@ def one_exchange(parts: Parts | None) -> Iterator[None]:
 
 
 def result_of(
-    movement: Movement, source: torch.Tensor, operands: Sequence[torch.Tensor]
+    exchange: Exchange, source: torch.Tensor, operands: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
     """The result of a movement of the local tensor ``source`` that is done together with others;
     None where it is not. ``operands``: that tensor, brought to where the movement starts.
     """
     parts: Parts | None = getattr(_thread, "parts", None)
-    return None if parts is None else parts.take(movement, source, operands)
+    return None if parts is None else parts.take(exchange, source, operands)

@@ -1,5 +1,5 @@
 """What devices do by themselves where rows of a tensor are not those of the exchange, one for one
-(movement/forms.py): windows, folds and diagonals of the rows that theirs are made of, and back to
+(relations/forms.py): windows, folds and diagonals of the rows that theirs are made of, and back to
 their sum; triangles of matrices of which they have some rows and columns.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import torch
 
-from cute_sharding.movement.exchange import Side
-from cute_sharding.movement.forms import Diagonal, Fold, Window
-from cute_sharding.movement.rows import Rows, held
+from cute_sharding.exchange.meetings import Side
+from cute_sharding.relations.forms import Diagonal, Fold, Window
+from cute_sharding.relations.rows import Rows, held
 from cute_sharding.sharding.meeting import Runs, count_rows, rows_held
 
 

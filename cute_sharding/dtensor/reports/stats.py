@@ -22,7 +22,7 @@ from cute_sharding.dtensor.bookkeeping.stats import (
 from cute_sharding.dtensor.reports.stock import stock_plan
 from cute_sharding.dtensor.reports.table import Counts, Stats
 from cute_sharding.dtensor.run.placements import cut_of
-from cute_sharding.redistribution.cost import DEVICES
+from cute_sharding.exchange.cost import DEVICES
 
 
 def stats(*, reset: bool = False) -> Stats:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import (
@@ -40,11 +41,12 @@ from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import readings
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
-from cute_sharding.exchange import Exchange, ExchangePlan, Part, Placed, plan_exchange
+from cute_sharding.exchange import Exchange, Part, Placed
+from cute_sharding.exchange.copies import fills
 from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.chains import Chains
-from cute_sharding.redistribution.copies import fills
+from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
 from cute_sharding.redistribution.totals import received_by_all
+from cute_sharding.sharding.chains import Chains
 
 
 class Crossing(NamedTuple):
@@ -141,8 +143,8 @@ def _pending(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _part_of(exchange: Exchange, rank: int, room: int) -> Part:
-    return exchange.part(rank, room)
+def _part_of(exchange: Exchange, rank: int, peers: tuple[int, ...] | None, room: int) -> Part:
+    return exchange.part(rank, peers, room)
 
 
 def _exchanged(
@@ -155,12 +157,14 @@ def _exchanged(
     dtype = local.dtype if current.tensor_meta is None else current.tensor_meta.dtype
     room = -(-len(exchange.seal) // dtype.itemsize) if is_told else 0
     width = 1 if dtype in WIRE else dtype.itemsize
-
-    def part(rank: int) -> Part:
-        return _part_of(exchange, rank, room)
-
     if dispatch_modes.local_tensor_mode() is None and process_groups.this_rank() not in exchange:
         return local.new_empty(0)  # of a rank of neither mesh
+    group = None if exchange.is_free else on_which_group(exchange, current.mesh, other)
+    peers = None if group is None else tuple(dist.get_process_group_ranks(group))
+
+    def part(rank: int) -> Part:
+        return _part_of(exchange, rank, peers, room)
+
     local = on_each_rank(
         lambda rank, x: _checked(x, exchange.sources[0].local_shape(rank), current),
         collective_ops.waited(local),
@@ -172,7 +176,6 @@ def _exchanged(
             buffer = on_each_rank(
                 lambda rank, x: sealed(part(rank), x, exchange.seal, width), buffer
             )
-        group = on_which_group(exchange, current.mesh, other)
         received = exchange_buffers(part, buffer, local, group, current.mesh)
         if is_told and not local_tensors.is_imagined(received):
             on_each_rank(

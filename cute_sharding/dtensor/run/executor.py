@@ -40,8 +40,8 @@ from cute_sharding.dtensor.run.ranks import (
     on_each_rank,
     true_on_each_rank,
 )
+from cute_sharding.exchange.native import Along
 from cute_sharding.redistribution.exchange import Exchange
-from cute_sharding.redistribution.native import Along
 from cute_sharding.redistribution.reduction import Reduction
 from cute_sharding.redistribution.step import Step, Transfer
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 from math import lcm, prod
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.redistribution.chains import Chains, cutting
-from cute_sharding.redistribution.cost import most_local
+from cute_sharding.exchange.cost import most_local
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, received_by
 from cute_sharding.redistribution.step import Step
+from cute_sharding.sharding.chains import Chains, cutting
 
 Plan: TypeAlias = Callable[[tuple[int, ...], Held, Chains], RedistributionPlan]
 

@@ -15,7 +15,7 @@ from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import dispatch_modes, symints
 from cute_sharding.dtensor.run.order import memory_order
 from cute_sharding.dtensor.run.ranks import peers, place
-from cute_sharding.redistribution.copies import Copy, fills, flat
+from cute_sharding.exchange.copies import Copy, fills, flat
 from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.step import Step, Transfer
 

@@ -19,7 +19,7 @@ from cute_sharding.dtensor.replaced import (
     local_tensors,
     process_groups,
 )
-from cute_sharding.redistribution.chains import Device
+from cute_sharding.sharding.chains import Device
 
 
 def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:

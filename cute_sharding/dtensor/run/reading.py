@@ -29,8 +29,8 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.placements import cut_of
 from cute_sharding.dtensor.run.ranks import on_each_rank, place, true_on_each_rank
-from cute_sharding.redistribution.chains import Chains, chains_of
-from cute_sharding.redistribution.cost import coordinates, within
+from cute_sharding.exchange.cost import coordinates, within
+from cute_sharding.sharding.chains import Chains, chains_of
 from cute_sharding.sharding.meeting import count_rows as size
 from cute_sharding.sharding.meeting import rows_held as held
 

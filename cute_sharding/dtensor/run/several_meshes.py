@@ -13,7 +13,7 @@ from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.run.groups import group_of_ranks
 from cute_sharding.dtensor.run.ranks import is_native
 from cute_sharding.exchange import Exchange, Mesh
-from cute_sharding.redistribution.chains import Chains
+from cute_sharding.sharding.chains import Chains
 
 # Where the backend's all-to-all visits those that get nothing, too: among so many ranks, a rank of
 # so many times fewer peers sends to each by itself.

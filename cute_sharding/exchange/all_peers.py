@@ -15,9 +15,9 @@ from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding.redistribution.chains import Chains
-from cute_sharding.redistribution.copies import Copy, Vector
-from cute_sharding.redistribution.messages import Buffer
+from cute_sharding.exchange.copies import Copy, Vector
+from cute_sharding.exchange.messages import Buffer
+from cute_sharding.sharding.chains import Chains
 from cute_sharding.sharding.meeting import Run, Runs, count_rows, rows_held
 
 

@@ -10,11 +10,10 @@ from itertools import chain as chained
 from itertools import product
 from math import prod
 
-from cute_sharding.redistribution.chains import Chains, chain_of, chains_of
-from cute_sharding.redistribution.digits import common, digits
+from cute_sharding.sharding.chains import Chains, Cut, chain_of, chains_of
 from cute_sharding.sharding.deal import kinds_of_device, local_size
+from cute_sharding.sharding.digits import common, digits
 from cute_sharding.sharding.meeting import Chain, count_rows, meet, rows_held
-from cute_sharding.views import Cut
 
 # Devices looked at one by one; of larger meshes a few coordinates of each mesh dim stand for all,
 # where sizes do not divide.

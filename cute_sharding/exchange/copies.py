@@ -9,6 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
+from cute_sharding.relations.moves import Link
 from cute_sharding.sharding.meeting import Run, turns_of_loops
 
 # A position in a tensor, or a step: rows of each dim. A flat buffer is a tensor of one dim.
@@ -52,6 +53,28 @@ def from_runs(runs: Sequence[Run]) -> Copy:
     return Copy(
         tuple(sizes), tuple([r.x for r in runs]), tuple(dx), tuple([r.y for r in runs]), tuple(dy)
     )
+
+
+def copy_of(link: Link, runs: Sequence[Run]) -> Copy:
+    """The copy of a run of each dim of the exchange, in the dims that the tensors have."""
+    copy = from_runs(runs)
+    source, target = (_by_dim([pair[side].dim for pair in link.pairs]) for side in (0, 1))
+
+    def of(vector: Vector, dims: Sequence[int]) -> Vector:
+        return tuple([vector[i] for i in dims])
+
+    return Copy(
+        copy.sizes,
+        of(copy.x, source),
+        tuple([of(step, source) for step in copy.dx]),
+        of(copy.y, target),
+        tuple([of(step, target) for step in copy.dy]),
+    )
+
+
+def _by_dim(dims: Sequence[int | None]) -> list[int]:
+    """The places of the dims, in the order of the dims."""
+    return [i for _, i in sorted([(d, i) for i, d in enumerate(dims) if d is not None])]
 
 
 def packed(copy: Copy, at: int) -> Copy:

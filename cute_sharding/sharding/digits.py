@@ -15,7 +15,10 @@ from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
+from cute_sharding.layout import Layout, make_layout
 from cute_sharding.layout.algebra.modes import merge_neighbours
+from cute_sharding.layout.layout import from_leaves, row_major
+from cute_sharding.sharding.chains import Chains
 from cute_sharding.sharding.deal import pieces_of
 
 Mode: TypeAlias = "tuple[int, int]"  # (size, stride), strides in rows
@@ -120,3 +123,19 @@ def _take(modes: Sequence[Mode], count: int) -> tuple[list[Mode], list[Mode]] | 
         else:
             return None
     return rest, taken
+
+
+def layout_of(shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...]) -> Layout | None:
+    """The thread-value layout of chains: a mode for each mesh dim, and one for each tensor dim;
+    None where sizes do not divide.
+    """
+    devices: list[Layout] = [Layout(n, 0) for n in mesh]
+    local = []
+    for n, chain, stride in zip(shape, chains, row_major(shape)):
+        found = digits(n, chain, mesh)
+        if found is None:
+            return None
+        for m, modes in found.devices.items():
+            devices[m] = from_leaves([(s, d * stride) for s, d in modes])
+        local.append(from_leaves([(s, d * stride) for s, d in found.local]))
+    return make_layout(make_layout(*devices), make_layout(*local))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding.movement.rows import Rows
+from cute_sharding.relations.rows import Rows
 
 Shape: TypeAlias = "tuple[int, ...]"
 # Of each dim of an exchange: how its rows are those of the source, and those of the target.

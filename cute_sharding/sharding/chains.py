@@ -1,11 +1,19 @@
-"""A sharding as its cuts, tensor dim by tensor dim: the form in which redistribution reasons."""
+"""A sharding as its cuts, tensor dim by tensor dim: the form in which exchanges reason."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from cute_sharding.views import Cut
+Cut: TypeAlias = "tuple[int, int] | None"
+"""What a mesh dim does to a tensor: (dim, split factor), or None where it leaves the tensor whole
+(Replicate, Partial).
+
+>>> cuts: list[Cut] = [(1, 1), None]  # Shard(1) on one mesh dim, Replicate on the other
+>>> from cute_sharding.sharding.chains import chains_of
+>>> chains_of(cuts, 2, (2, 2))
+((), ((0, 1),))
+"""
 
 # For each tensor dim the (mesh dim, split factor) that cut it, in the order of the cuts. Mesh dims
 # of one device cut nothing and are left out.

@@ -7,8 +7,8 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
+from cute_sharding.exchange.copies import Copy, from_runs, in_place, packed
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.copies import Copy, from_runs, in_place, packed
 from cute_sharding.sharding.meeting import Runs, count_rows
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cute_sharding.movement.forms import Form
+from cute_sharding.relations.forms import Form
 from cute_sharding.sharding.meeting import (
     Run,
     Runs,
@@ -50,8 +50,8 @@ class Rows(NamedTuple):
     @property
     def dims(self) -> tuple[int, ...]:
         """The tensor's dims that the exchange's rows are made of."""
-        across = getattr(self.form, "across", None)
         own = () if self.dim is None else (self.dim,)
+        across = None if self.form is None else getattr(self.form, "across", None)
         return own if across is None else (*own, across)
 
     @property

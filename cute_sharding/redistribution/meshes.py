@@ -10,16 +10,17 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
+from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.layout import Layout
-from cute_sharding.redistribution.chains import Chains, appended
-from cute_sharding.redistribution.cost import most_local
 from cute_sharding.redistribution.network import Link, Network, messages
 from cute_sharding.redistribution.plan import Held, collectives, peak_of, received_by
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.routes import Groups
-from cute_sharding.redistribution.step import Step, layout_of
+from cute_sharding.redistribution.step import Step
+from cute_sharding.sharding.chains import Chains, appended
+from cute_sharding.sharding.digits import layout_of
 
 # A mesh dim, and the op of the reduction that is pending on it.
 Pending = tuple[tuple[int, str], ...]

@@ -7,9 +7,9 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding.redistribution.chains import Chains
-from cute_sharding.redistribution.cost import most_local
-from cute_sharding.redistribution.digits import digits
+from cute_sharding.exchange.cost import most_local
+from cute_sharding.sharding.chains import Chains
+from cute_sharding.sharding.digits import digits
 
 
 class Along(NamedTuple):

@@ -1,0 +1,216 @@
+"""What flows from one operand to one result of an exchange: which rank sends what to whom.
+
+Both sides work it out from the shardings alone, and come to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from cute_sharding.exchange.copies import Copy, copy_of
+from cute_sharding.exchange.meetings import Met, met, of_every, side_of, sizes_of
+from cute_sharding.exchange.placed import Placed
+from cute_sharding.exchange.takers import Takers, count_on, device_at, number_on, overlap
+from cute_sharding.relations.moves import Link
+from cute_sharding.relations.rows import between, needed
+from cute_sharding.sharding.chains import Device
+from cute_sharding.sharding.meeting import Runs, count_rows
+
+
+class Message(NamedTuple):
+    """What one rank sends another through one link: for each dim of the link, rows x of the sender
+    and y of the receiver.
+    """
+
+    peer: int
+    link: Link
+    runs: tuple[Runs, ...]
+
+    @property
+    def size(self) -> int:
+        """In elements."""
+        return prod(map(count_rows, self.runs))
+
+    @property
+    def copies(self) -> list[Copy]:
+        """One for each choice of one run of each dim."""
+        return [copy_of(self.link, runs) for runs in product(*self.runs)]
+
+
+class Flow(NamedTuple):
+    """From an operand that lies as ``source`` says to a result that is to lie as ``target`` says.
+
+    Attributes:
+        link: which rows of the result are which of the operand.
+        aligned: mesh dims, of the one mesh that both are on, that replicate the operand, and on
+            which a rank takes from those with its own coordinates.
+    """
+
+    link: Link
+    source: Placed
+    target: Placed
+    aligned: tuple[int, ...]
+
+    def missed_by(self, rank: int) -> int:
+        """How many elements a rank is to have and has not."""
+        wanted = self.target.mesh.coordinates(rank)
+        if wanted is None:
+            return 0
+        source, target = self.source, self.target
+        had = wanted if source.mesh is target.mesh else source.mesh.coordinates(rank)
+        need, has = 1, int(had is not None)
+        for one, other in self.link.pairs:
+            mine = side_of(target, other, wanted)
+            if had is None:
+                need *= count_rows(needed(one, sizes_of(source, one), other, *mine))
+                continue
+            own = side_of(source, one, had)
+            need *= count_rows(needed(one, own.sizes, other, *mine))
+            has *= count_rows(between(one, *own, other, *mine))
+        return need - has
+
+    def kept_by(self, rank: int) -> Message | None:
+        """What a rank has itself of what it needs; None: nothing."""
+        had = self.source.mesh.coordinates(rank)
+        wanted = self.target.mesh.coordinates(rank)
+        if had is None or wanted is None:
+            return None
+        runs = self._box(had, wanted)
+        return Message(rank, self.link, runs) if all(runs) else None
+
+    def sent_by(self, rank: int) -> Iterator[Message]:
+        """What a rank sends, receiver by receiver."""
+        device = self.source.mesh.coordinates(rank)
+        takers = None if device is None else self._takers(device)
+        if device is None or takers is None:
+            return
+        k, owners = number_on(self.source, self._sharing, device), self._owners
+        for i in range(k * takers.many // owners, -(-(k + 1) * takers.many // owners)):
+            receiver, runs = takers.at(i)
+            peer = self.target.mesh.rank(receiver)
+            if not self._holds_it(peer, device):
+                some = overlap(runs, i, takers.many, k, owners)
+                if some is not None:
+                    yield Message(peer, self.link, some)
+
+    def sent_to(self, rank: int) -> Iterator[Message]:
+        """What a rank receives, sender by sender."""
+        device = self.target.mesh.coordinates(rank)
+        if device is None:
+            return
+        every = [zip(found.places, found.runs) for found in self._givers(device)]
+        fixed = self._fixed(device)
+        for some in product(*every):
+            runs = tuple([found for _, found in some])
+            places = [*fixed, *(at for place, _ in some for at in place)]
+            holder = device_at(self.source, places, self._sharing, 0)
+            if self._holds_it(rank, holder):
+                continue
+            if self._owners == 1:
+                yield Message(self.source.mesh.rank(holder), self.link, runs)
+            else:
+                yield from self._shares(holder, device, runs)
+
+    def _shares(
+        self, holder: Device, receiver: Device, runs: tuple[Runs, ...]
+    ) -> Iterator[Message]:
+        """What each of those that hold the same sends of a box."""
+        takers, sharing, owners = self._takers(holder), self._sharing, self._owners
+        assert takers is not None, "the receiver is one"
+        i = takers.number(receiver)
+        places = [(m, k) for m, k in enumerate(holder) if m not in sharing]
+        for k in range(i * owners // takers.many, -(-(i + 1) * owners // takers.many)):
+            some = overlap(runs, i, takers.many, k, owners)
+            if some is not None:
+                sender = device_at(self.source, places, sharing, k)
+                yield Message(self.source.mesh.rank(sender), self.link, some)
+
+    def amount(self, sender: int, receiver: int) -> int:
+        """How many elements a rank sends another, found out for these two alone; of one rank, how
+        many it keeps.
+        """
+        had = self.source.mesh.coordinates(sender)
+        wanted = self.target.mesh.coordinates(receiver)
+        if had is None or wanted is None:
+            return 0
+        is_sent = sender != receiver
+        if is_sent and (self._holds_it(receiver, had) or self._fixed(had) != self._fixed(wanted)):
+            return 0
+        runs: tuple[Runs, ...] | None = self._box(had, wanted)
+        if runs and not all(runs):
+            return 0
+        if is_sent and runs is not None and self._owners > 1:
+            takers = self._takers(had)
+            assert takers is not None, "the receiver is one"
+            i, k = takers.number(wanted), number_on(self.source, self._sharing, had)
+            runs = overlap(runs, i, takers.many, k, self._owners)
+        return 0 if runs is None else prod(map(count_rows, runs))
+
+    # -- those that hold the same ------------------------------------------------------------------
+
+    @property
+    def _sharing(self) -> tuple[int, ...]:
+        """The mesh dims on which those that hold the same share the sending."""
+        return tuple([m for m in self.source.replicated if m not in self.aligned])
+
+    @property
+    def _owners(self) -> int:
+        return count_on(self.source, self._sharing)
+
+    def _fixed(self, device: Device) -> tuple[tuple[int, int], ...]:
+        """The coordinates that senders and receivers have alike."""
+        return tuple([(m, device[m]) for m in self.aligned])
+
+    def _holds_it(self, rank: int, holder: Device) -> bool:
+        """Whether a rank holds the same as ``holder``."""
+        device = self.source.mesh.coordinates(rank)
+        return device is not None and all(device[m] == holder[m] for m in self.source.cut)
+
+    # -- where rows meet ---------------------------------------------------------------------------
+
+    def _takers(self, holder: Device) -> Takers | None:
+        """Those that need something of what a device holds; None: nobody."""
+        fixed = self._fixed(holder)
+        mets = [
+            met(
+                one,
+                *side_of(self.source, one, holder),
+                other,
+                *of_every(self.target, other, fixed),
+                False,
+            )
+            for one, other in self.link.pairs
+        ]
+        if not all(found.places for found in mets):
+            return None
+        return Takers(self.target, fixed, tuple(mets))
+
+    def _givers(self, wanted: Device) -> list[Met]:
+        """Dim by dim, who has something of what a device needs."""
+        return [
+            met(
+                other,
+                *side_of(self.target, other, wanted),
+                one,
+                *of_every(self.source, one),
+                True,
+            )
+            for one, other in self.link.pairs
+        ]
+
+    def _box(self, had: Device, wanted: Device) -> tuple[Runs, ...]:
+        """What one device holds and another needs."""
+        return tuple(
+            [
+                between(
+                    one,
+                    *side_of(self.source, one, had),
+                    other,
+                    *side_of(self.target, other, wanted),
+                )
+                for one, other in self.link.pairs
+            ]
+        )

@@ -1,0 +1,96 @@
+"""Results of a movement op that are slices of what each device has of the operand, so that local
+tensors are views as the whole ones are.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import NamedTuple
+
+from cute_sharding.exchange import Exchange
+from cute_sharding.exchange.cost import coordinates
+from cute_sharding.exchange.meetings import side_of
+from cute_sharding.relations.moves import Link
+from cute_sharding.relations.rows import Rows, between, held
+from cute_sharding.sharding.chains import Device
+from cute_sharding.sharding.meeting import Run, count_rows, rows_held
+
+
+class Slice(NamedTuple):
+    """Local rows of a dim of an operand; of one that is not kept, the one row."""
+
+    first: int
+    rows: int
+    step: int
+    is_kept: bool = True
+
+
+def is_view(exchange: Exchange) -> bool:
+    """Whether what each device needs of each result is a slice of its own of the one operand, one
+    step in each dim; windows of it, at one step; a diagonal of rows that lie together.
+    """
+    mesh = exchange.mesh
+    if mesh is None or exchange.communicates or exchange.move.adds or len(exchange.sources) != 1:
+        return False
+    devices = len(mesh.ranks)
+    some = list(product(*(coordinates(n, devices) for n in mesh.sizes)))
+    return all(
+        slices(exchange, link.target, device) is not None and _are_views(exchange, link, device)
+        for link in exchange.move.links
+        for device in some
+    )
+
+
+def _are_views(exchange: Exchange, link: Link, device: Device) -> bool:
+    sides = exchange.sources[link.source], exchange.targets[link.target]
+    return all(
+        rows.form is None or rows.form.is_view(*map(rows_held, *side_of(placed, rows, device)))
+        for pair in link.pairs
+        for rows, placed in zip(pair, sides)
+    )
+
+
+def slices(exchange: Exchange, output: int, device: Device) -> list[Slice] | None:
+    """Of each dim of the operand, which local rows the result has; None where they are not evenly
+    spaced, or some come from elsewhere.
+    """
+    links = [link for link in exchange.move.links if link.target == output]
+    if len(links) != 1 or any(source.dim is None for source, _ in links[0].pairs):
+        return None
+    (link,), result = links, []
+    operand, onto = exchange.sources[link.source], exchange.targets[output]
+    lacks = 0 in (exchange.shape_on(output, device))
+    for source, target in link.pairs:
+        had, wanted = side_of(operand, source, device), side_of(onto, target, device)
+        found = between(source, *had, target, *wanted)
+        there = count_rows(held(Rows(source.dim), *had))
+        if len(found) > 1 or (not found and target.dim is None and not (lacks and there)):
+            return None
+        first, count, step, _ = _evenly(found[0]) if found else Slice(0, 0, 1)
+        if count < 0 or (target.dim is not None and count != count_rows(held(target, *wanted))):
+            return None
+        result.append(Slice(first, count, step, target.dim is not None))
+    return result
+
+
+def keeps(exchange: Exchange, link: Link, d: int) -> bool:
+    """Whether a dim of a link stays as it is, on each device, whatever its size is."""
+    one, other = link.pairs[d]
+    return (
+        one.is_plain
+        and other.is_plain
+        and one.dim is not None
+        and other.dim is not None
+        and exchange.sources[link.source].chains[one.dim]
+        == exchange.targets[link.target].chains[other.dim]
+    )
+
+
+def _evenly(run: Run) -> Slice:
+    """The rows x of a run; of those that are not evenly spaced, a count of -1."""
+    if not run.loops:
+        return Slice(run.x, run.length, 1)
+    if len(run.loops) == 1 and run.length == 1:
+        (count, step, at), *_ = run.loops
+        return Slice(run.x, count if at == 1 else -1, step)
+    return Slice(0, -1, 1)
