@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cute_sharding.exchange import Placed
-from cute_sharding.redistribution import Exchange
+from cute_sharding.redistribution import AllToAll
 from cute_sharding.redistribution.meshes import plan_exchange
 from cute_sharding.sharding import Replicate, Shard, Sharding
 
@@ -20,7 +20,7 @@ WIDTH = 2
 
 
 def part(n: int, source: tuple, target: tuple) -> Callable[[], object]:
-    exchange = Exchange((4 * n, WIDTH * n), (n,), source, target)
+    exchange = AllToAll((4 * n, WIDTH * n), (n,), source, target)
     return lambda: exchange.transfer((5,), exchange.group((5,)))
 
 

@@ -5,7 +5,6 @@ whom.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice, product
 from math import prod
@@ -16,7 +15,7 @@ from cute_sharding.drawing.grids import legend_of, panels_of
 from cute_sharding.drawing.holding import Holding
 from cute_sharding.drawing.parts import GAP, Cell, Panel, Section
 from cute_sharding.drawing.picture import Picture
-from cute_sharding.redistribution import Exchange, RedistributionPlan, Reduction, Step
+from cute_sharding.redistribution import AllToAll, RedistributionPlan, Reduction, Step
 from cute_sharding.redistribution.meshes import ExchangePlan
 from cute_sharding.sharding.chains import Device, placements_text
 
@@ -151,12 +150,8 @@ def _amount(step: Step, sender: Device, receiver: Device) -> int:
     """How many elements ``sender`` sends to ``receiver``, or keeps for itself."""
     if isinstance(step, Reduction):
         return _reduced(step, sender, receiver)
-    if isinstance(step, Exchange):
-        whole = replace(step, rounds=1) if step.rounds > 1 else step
-        if sender == receiver:
-            return whole.own(sender).size
-        message = whole.message(sender, receiver) if step.communicates else None
-        return 0 if message is None else message.size
+    if isinstance(step, AllToAll):
+        return step.exchange.amount(step.number(sender), step.number(receiver))
     raise TypeError(f"a step of another kind: {step!r}")
 
 

@@ -16,7 +16,6 @@ from math import prod
 from typing import NamedTuple
 
 from cute_sharding.exchange.copies import Copy, Vector
-from cute_sharding.exchange.messages import Buffer
 from cute_sharding.sharding.chains import Chains
 from cute_sharding.sharding.meeting import Run, Runs, count_rows, rows_held
 
@@ -103,8 +102,9 @@ def dims_among(
 
 def buffer_of(
     dims: Sequence[Runs | Cut], peers: Sequence[tuple[int, int]], without: int | None = None
-) -> Buffer:
-    """The messages between a tensor of one device and all peers.
+) -> tuple[tuple[int, ...], list[Copy]]:
+    """The messages between a tensor of one device and all peers: their sizes, and the copies from
+    the tensor to a buffer in which they lie one after the other.
 
     Args:
         dims: of each tensor dim, rows of the device (x) that are of the message to each peer, or
@@ -124,7 +124,7 @@ def buffer_of(
     sizes = [size]
     for line in lines:
         sizes = [n * rows for n in sizes for rows in line.rows]
-    return Buffer(tuple(sizes), copies)
+    return tuple(sizes), copies
 
 
 class _Line(NamedTuple):

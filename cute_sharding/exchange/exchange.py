@@ -13,8 +13,9 @@ the class holds, taken through the relation, with those that the rank is to hold
    ranks of the class. Each sends to the receivers that its interval overlaps, and of a box as large
    a share as overlaps.
 3. On one mesh a rank takes from those with its own coordinates on the mesh dims that replicate an
-   operand (but on those in ``spread``): these ask each of them for as much, and only ranks that
-   differ on ``mesh_dims`` exchange anything.
+   operand: these ask each of them for as much, and only ranks that differ on other mesh dims
+   exchange anything. Where they would not be asked alike (:attr:`Exchange.spread`), all of them
+   send each receiver an even share.
 
 Both sides work out the same, from the two shardings alone.
 """
@@ -28,16 +29,16 @@ from hashlib import sha256
 from itertools import chain, product
 from math import prod
 
-from cute_sharding.exchange.cost import coordinates
+from cute_sharding.exchange.cost import coordinates, received
 from cute_sharding.exchange.flow import Flow, Message
 from cute_sharding.exchange.meetings import side_of
-from cute_sharding.exchange.part import Part, part_of
+from cute_sharding.exchange.part import Part, Shape, one_by_one, part_of
 from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.layout import coalesce
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.relations.rows import Rows, held
 from cute_sharding.sharding.chains import Chains, Device, up_to
-from cute_sharding.sharding.digits import layout_of
+from cute_sharding.sharding.digits import digits, layout_of
 from cute_sharding.sharding.meeting import count_rows
 
 
@@ -59,8 +60,6 @@ class Exchange:
     Attributes:
         move: the relation, on the global shapes; :func:`identity` redistributes.
         sources, targets: each operand, and each result, on its mesh.
-        spread: mesh dims that replicate the operands and on which, though all is on one mesh, those
-            that hold the same share the sending.
 
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))  # ranks 0 and 1
@@ -73,7 +72,6 @@ class Exchange:
     move: Move
     sources: tuple[Placed, ...]
     targets: tuple[Placed, ...]
-    spread: tuple[int, ...] = ()
 
     @classmethod
     def on_mesh(
@@ -106,8 +104,11 @@ class Exchange:
         sum, one contribution of each other rank that has some.
 
         On meshes of more than 64 ranks the first, a middle and the last coordinates of each mesh
-        dim stand for the others.
+        dim stand for the others; not where sizes divide, of a redistribution on one mesh.
         """
+        if self._redistributes and self.mesh is not None:
+            source, target = self._all
+            return received(source.shape, source.chains, target.chains, self.mesh.sizes)
         return max([self.received_by(rank) for rank in self._looked_at], default=0)
 
     @cached_property
@@ -137,12 +138,11 @@ class Exchange:
     @cached_property
     def _is_one_layout(self) -> bool:
         """Whether it redistributes, and the layouts ((ranks), (local)) -> flat index agree."""
-        plain = [one.is_plain and other.is_plain for one, other in self.move.links[0].pairs]
-        if len(self._all) != 2 or not all(plain):
+        if not self._redistributes:
             return False
         source, target = self._all
         layouts = [layout_of(each.shape, each.chains, each.mesh.sizes) for each in self._all]
-        if source.shape != target.shape or None in layouts:
+        if None in layouts:
             return False
         one, other = ((coalesce(each[0]), coalesce(each[1])) for each in layouts if each)
         return one == other and [*source.mesh.ranks] == [*target.mesh.ranks]
@@ -198,13 +198,43 @@ class Exchange:
         """
         if not self.received_elements and self._looks_at_all:
             return ()
-        moving = {
+        return tuple(sorted({*self._moving, *self.spread}))
+
+    @cached_property
+    def spread(self) -> tuple[int, ...]:
+        """Of a redistribution on one mesh, mesh dims on which the source is replicated, and the
+        target takes from a tensor dim that the source cuts: there the target's choice of rows is a
+        choice of senders as well.
+        """
+        if not self._redistributes or self.mesh is None:
+            return ()
+        source, target = self._all
+        wanted = [
             m
-            for link in self.move.links
-            for m in self.sources[link.source].cut
-            if not self._is_stationary(link, m)
-        }
-        return tuple(sorted({*moving, *self.spread})) if moving else ()
+            for before, after in zip(source.chains, target.chains)
+            if before
+            for m, _ in after
+            if m in source.replicated
+        ]
+        return tuple(sorted(wanted)) if wanted and self._moving else ()
+
+    @cached_property
+    def _redistributes(self) -> bool:
+        return self.move == identity(self.move.inputs[0]) if len(self.sources) == 1 else False
+
+    @cached_property
+    def _moving(self) -> frozenset[int]:
+        """Mesh dims that cut an operand, and on which some element may have to change its
+        coordinate.
+        """
+        return frozenset(
+            [
+                m
+                for link in self.move.links
+                for m in self.sources[link.source].cut
+                if not self._is_stationary(link, m)
+            ]
+        )
 
     @property
     def communicates(self) -> bool:
@@ -213,16 +243,20 @@ class Exchange:
 
     def _is_stationary(self, link: Link, m: int) -> bool:
         """Whether no element changes its coordinate on that mesh dim."""
-        source, target = self.sources[link.source].chains, self.targets[link.target].chains
+        source, target = self.sources[link.source], self.targets[link.target]
         for one, other in link.pairs:
-            if one.dim is None or (before := up_to(source[one.dim], m)) is None:
+            if one.dim is None or (first := up_to(source.chains[one.dim], m)) is None:
                 continue
-            return (
-                one.is_plain
-                and other.is_plain
-                and other.dim is not None
-                and up_to(target[other.dim], m) == before
-            )
+            if not (one.is_plain and other.is_plain) or other.dim is None:
+                return False
+            if up_to(target.chains[other.dim], m) == first:
+                return True
+            n = source.shape[one.dim]
+            before = digits(n, source.chains[one.dim], source.mesh.sizes)
+            after = digits(n, target.chains[other.dim], target.mesh.sizes)
+            if before is None or after is None:
+                return False
+            return before.devices[m] == after.devices.get(m)
         return False
 
     @cached_property
@@ -279,8 +313,13 @@ class Exchange:
             source = self.sources[link.source]
             alike = () if self.mesh is None else source.replicated
             aligned = tuple([m for m in alike if m not in self.spread])
-            found.append(Flow(link, source, self.targets[link.target], aligned))
+            is_even = self.mesh is not None
+            found.append(Flow(link, source, self.targets[link.target], aligned, is_even))
         return tuple(found)
+
+    def kept_by(self, rank: int) -> list[Message]:
+        """What a rank has itself of what it needs."""
+        return [own for flow in self.flows if (own := flow.kept_by(rank)) is not None]
 
     def sent_by(self, rank: int) -> Iterator[Message]:
         """What a rank sends, receiver by receiver."""
@@ -313,33 +352,43 @@ class Exchange:
                 By default those with whom it does, ascending.
             room: in front of each message, for so many elements more.
         """
-        places = [target.mesh.coordinates(rank) for target in self.targets]
-        return part_of(
-            self.move,
-            [own for flow in self.flows if (own := flow.kept_by(rank)) is not None],
-            list(self.sent_by(rank)),
-            list(self.sent_to(rank)),
-            tuple([None if at is None else self.shape_on(k, at) for k, at in enumerate(places)]),
-            peers,
-            room,
+        sent, received = list(self.sent_by(rank)), list(self.sent_to(rank))
+        if peers is None:
+            peers = sorted({message.peer for message in (*sent, *received)})
+        buffers = (
+            one_by_one(sent, peers, len(self.sources), into=False, room=room),
+            one_by_one(received, peers, len(self.targets), into=True, room=room),
+        )
+        return part_of(self.move, self.kept_by(rank), buffers, self.shapes_on(rank), peers)
+
+    def shapes_on(self, rank: int) -> tuple[list[Shape | None], list[Shape | None]]:
+        """What a rank holds of each operand and is to hold of each result, as the exchange numbers
+        their rows: of windows the rows that they are made of, in the place of two dims. None: it is
+        not on the mesh.
+        """
+        before, after = (
+            [placed.mesh.coordinates(rank) for placed in side]
+            for side in (self.sources, self.targets)
+        )
+        return (
+            [None if at is None else self.shape_on(i, at, False) for i, at in enumerate(before)],
+            [None if at is None else self.shape_on(k, at) for k, at in enumerate(after)],
         )
 
-    def shape_on(self, k: int, device: Device) -> tuple[int, ...]:
-        """What a device is to hold of a result, as the exchange numbers its rows: of windows the
-        rows that they are made of, in the place of two dims.
-        """
-        target = self.targets[k]
+    def shape_on(self, k: int, device: Device, of_result: bool = True) -> Shape:
+        """What a device is to hold of a result, or holds of an operand."""
+        placed = (self.targets if of_result else self.sources)[k]
         formed = {
-            other.dim: other
+            rows.dim: rows
             for link in self.move.links
-            for _, other in link.pairs
-            if link.target == k and other.form is not None
+            for pair in link.pairs
+            if (rows := pair[of_result]).form is not None and link[of_result] == k
         }
         gone = {d for rows in formed.values() for d in rows.dims[1:]}
-        every = [formed.get(d, Rows(d)) for d in range(len(target.shape))]
+        every = [formed.get(d, Rows(d)) for d in range(len(placed.shape))]
         return tuple(
             [
-                count_rows(held(rows, *side_of(target, rows, device)))
+                count_rows(held(rows, *side_of(placed, rows, device)))
                 for d, rows in enumerate(every)
                 if d not in gone
             ]

@@ -47,12 +47,15 @@ class Flow(NamedTuple):
         link: which rows of the result are which of the operand.
         aligned: mesh dims, of the one mesh that both are on, that replicate the operand, and on
             which a rank takes from those with its own coordinates.
+        is_even: those that hold the same send each receiver an even share; else they share the
+            receivers.
     """
 
     link: Link
     source: Placed
     target: Placed
     aligned: tuple[int, ...]
+    is_even: bool
 
     def missed_by(self, rank: int) -> int:
         """How many elements a rank is to have and has not."""
@@ -88,11 +91,11 @@ class Flow(NamedTuple):
         if device is None or takers is None:
             return
         k, owners = number_on(self.source, self._sharing, device), self._owners
-        for i in range(k * takers.many // owners, -(-(k + 1) * takers.many // owners)):
+        for i in self._of_those(takers.many, k, owners):
             receiver, runs = takers.at(i)
             peer = self.target.mesh.rank(receiver)
             if not self._holds_it(peer, device):
-                some = overlap(runs, i, takers.many, k, owners)
+                some = self._share(runs, i, takers.many, k, owners)
                 if some is not None:
                     yield Message(peer, self.link, some)
 
@@ -122,8 +125,8 @@ class Flow(NamedTuple):
         assert takers is not None, "the receiver is one"
         i = takers.number(receiver)
         places = [(m, k) for m, k in enumerate(holder) if m not in sharing]
-        for k in range(i * owners // takers.many, -(-(i + 1) * owners // takers.many)):
-            some = overlap(runs, i, takers.many, k, owners)
+        for k in self._of_those(owners, i, takers.many):
+            some = self._share(runs, i, takers.many, k, owners)
             if some is not None:
                 sender = device_at(self.source, places, sharing, k)
                 yield Message(self.source.mesh.rank(sender), self.link, some)
@@ -146,7 +149,7 @@ class Flow(NamedTuple):
             takers = self._takers(had)
             assert takers is not None, "the receiver is one"
             i, k = takers.number(wanted), number_on(self.source, self._sharing, had)
-            runs = overlap(runs, i, takers.many, k, self._owners)
+            runs = self._share(runs, i, takers.many, k, self._owners)
         return 0 if runs is None else prod(map(count_rows, runs))
 
     # -- those that hold the same ------------------------------------------------------------------
@@ -159,6 +162,18 @@ class Flow(NamedTuple):
     @property
     def _owners(self) -> int:
         return count_on(self.source, self._sharing)
+
+    def _of_those(self, many: int, k: int, parts: int) -> range:
+        """Those of ``many`` with which the k-th of so many on the other side has to do."""
+        if self.is_even:
+            return range(many)
+        return range(k * many // parts, -(-(k + 1) * many // parts))
+
+    def _share(
+        self, runs: tuple[Runs, ...], i: int, takers: int, k: int, owners: int
+    ) -> tuple[Runs, ...] | None:
+        """Of the box of the i-th receiver what the k-th of those that hold it sends."""
+        return overlap(runs, *((0, 1) if self.is_even else (i, takers)), k, owners)
 
     def _fixed(self, device: Device) -> tuple[tuple[int, int], ...]:
         """The coordinates that senders and receivers have alike."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.relations.rows import Rows, between, held
 from cute_sharding.sharding.chains import Device
-from cute_sharding.sharding.meeting import Chain, Runs, rows_held
+from cute_sharding.sharding.meeting import Chain, Runs, near, rows_held
 
 # (mesh dim, split factor, devices of the mesh dim, the coordinate on it; None: any) of each cut of
 # a dim.
@@ -101,34 +101,33 @@ def met(
 
 
 def _near(rows: Rows, n: tuple[int, ...], cuts: tuple[Cuts, ...], has: Runs) -> Iterator[Place]:
-    """Coordinates on which there may be some of the rows; of plain rows no others than where their
-    range is.
+    """Coordinates on which there may be some of the rows. Of plain rows those near them by the
+    first cut, and with some in their range after each of the others.
     """
     if not rows.is_plain:
         every = {m: _coordinates(parts, at) for some in cuts for m, _, parts, at in some}
         yield from product(*([(m, k) for k in ks] for m, ks in every.items()))
-        return
-    first, stop = min(run.x for run in has), max(run.reach for run in has)
-    yield from _in_range(n[0], cuts[0], (), first, stop)
+    elif not cuts[0]:
+        yield ()
+    else:
+        m, factor, parts, at = cuts[0][0]
+        some = sorted(near(n[0], factor, parts, has)) if at is None else (at,)
+        first, stop = min(run.x for run in has), max(run.reach for run in has)
+        for k in some:
+            yield from _in_range(n[0], cuts[0], ((m, k),), first, stop)
 
 
 def _coordinates(parts: int, at: int | None) -> range:
     return range(parts) if at is None else range(at, at + 1)
 
 
-def _in_range(
-    n: int, cuts: Cuts, done: tuple[tuple[int, int], ...], first: int, stop: int
-) -> Iterator[Place]:
+def _in_range(n: int, cuts: Cuts, done: Place, first: int, stop: int) -> Iterator[Place]:
     """Coordinates on which rows of ``n`` lie in ``[first, stop)``, or around it, cut by cut."""
     if len(done) == len(cuts):
         yield done
         return
-    m, factor, parts, at = cuts[len(done)]
-    candidates = _coordinates(parts, at)
-    if not done and factor == 1 and at is None:  # one block each, in order
-        block = -(-n // parts)
-        candidates = range(first // block, min(parts, -(-stop // block)))
-    for k in candidates:
+    m, _, parts, at = cuts[len(done)]
+    for k in _coordinates(parts, at):
         place = (*done, (m, k))
         chain = tuple([(f, parts, at) for (_, f, parts, _), (_, at) in zip(cuts, place)])
         if any(run.x < stop and first < run.reach for run in rows_held(n, chain)):

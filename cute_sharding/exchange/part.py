@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding.exchange.copies import Copy, fills, folded, packed
+from cute_sharding.exchange.copies import Copy, fills, folded, in_place, packed
 from cute_sharding.exchange.flow import Message
+from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.moves import Move
 
 Shape = tuple[int, ...]
@@ -21,94 +22,162 @@ class Part(NamedTuple):
     Attributes:
         peers: the ranks in whose order messages lie.
         sends, receives: elements to and from each of them.
-        packs: for each operand, copies into the send buffer, message by message.
+        packs: for each operand, copies into the send buffer; None: the operand is the buffer, as it
+            lies (if it is contiguous).
         own: for each operand and result, copies from the one to the other.
         unpacks: for each result, copies out of the receive buffer; of sums those of each message
-            by themselves, since they are added.
-        target_shapes: of each result what the rank is to hold; of windows, the rows that they are
-            made of, each once; None where it is not on the mesh.
+            by themselves, since they are added. None: the receive buffer is the result.
+        source_shapes, target_shapes: of each operand and result what the rank holds and is to hold,
+            as the exchange numbers its rows; None where it is not on the mesh.
         filled: whether each result has rows that nothing is copied to.
     """
 
     peers: tuple[int, ...]
     sends: tuple[int, ...]
     receives: tuple[int, ...]
-    packs: tuple[tuple[Copy, ...], ...]
+    packs: tuple[tuple[Copy, ...] | None, ...]
     own: tuple[tuple[int, int, tuple[Copy, ...]], ...]
-    unpacks: tuple[tuple[Copy, ...], ...]
+    unpacks: tuple[tuple[Copy, ...] | None, ...]
+    source_shapes: tuple[Shape | None, ...]
     target_shapes: tuple[Shape | None, ...]
     filled: tuple[bool, ...]
 
-    def shape_of(self, k: int) -> Shape:
+    def source_shape(self, i: int = 0) -> Shape:
+        """Of an operand on a rank of its mesh."""
+        shape = self.source_shapes[i]
+        assert shape is not None
+        return shape
+
+    def target_shape(self, k: int = 0) -> Shape:
         """Of a result on a rank of its mesh."""
         shape = self.target_shapes[k]
         assert shape is not None
         return shape
 
+    def kept(self, k: int = 0) -> list[tuple[int, Copy]]:
+        """Of a result the operands and copies from them that no message has to do with."""
+        return [(i, copy) for i, onto, copies in self.own if onto == k for copy in copies]
+
     def is_whole(self, k: int) -> bool:
         """Whether a result is one operand as it lies."""
         shape = self.target_shapes[k]
-        own = [copy for _, onto, copies in self.own if onto == k for copy in copies]
+        own = [copy for _, copy in self.kept(k)]
         return (
             shape is None
             or 0 in shape
             or (fills(tuple(own), shape) and fills((own[0].flipped,), shape))
         )
 
+    @property
+    def peak_elements(self) -> int:
+        """The most elements alive at once: the operands, and two of send buffer, receive buffer and
+        results.
+        """
+        source, target = (
+            sum(prod(shape) for shape in shapes if shape is not None)
+            for shapes in (self.source_shapes, self.target_shapes)
+        )
+        sending = 0 if None in self.packs else sum(self.sends)
+        taking = 0 if None in self.unpacks else target
+        return source + sum(self.receives) + max(sending, taking)
+
+
+class Buffer(NamedTuple):
+    """Messages one after the other in a flat buffer.
+
+    Attributes:
+        sizes: of the message of each peer.
+        copies: of each tensor, message by message, the copies into the buffer, or out of it.
+    """
+
+    sizes: tuple[int, ...]
+    copies: list[list[list[Copy]]]
+
+    def all_of(self, tensor: int) -> list[Copy]:
+        """The copies of a tensor."""
+        return [copy for some in self.copies[tensor] for copy in some]
+
+
+def one_by_one(
+    messages: Sequence[Message], peers: Sequence[int], tensors: int, *, into: bool, room: int = 0
+) -> Buffer:
+    """Messages in the order of ``peers``; ``into``: those that the tensors are made of. In front of
+    each there is ``room`` for so many elements more.
+    """
+    order = {peer: at for at, peer in enumerate(peers)}
+    copies: list[list[list[Copy]]] = [[] for _ in range(tensors)]
+    sizes, at = [0] * len(order), 0
+    for message in sorted(messages, key=lambda message: order[message.peer]):
+        some, start = [], at
+        at += room
+        for copy in message.copies:
+            lies = packed(copy.flipped if into else copy, at)
+            some.append(lies.flipped if into else lies)
+            at += prod(copy.sizes)
+        copies[message.link.target if into else message.link.source].append(some)
+        sizes[order[message.peer]] += at - start
+    return Buffer(tuple(sizes), copies)
+
 
 def part_of(
     move: Move,
     kept: Sequence[Message],
-    sent: Sequence[Message],
-    received: Sequence[Message],
-    shapes: tuple[Shape | None, ...],
-    peers: Sequence[int] | None,
-    room: int,
+    buffers: tuple[Buffer, Buffer],
+    shapes: tuple[Sequence[Shape | None], Sequence[Shape | None]],
+    peers: Sequence[int],
 ) -> Part:
-    """The part of a rank that keeps, sends and receives those messages, and is to hold results of
-    those shapes. ``peers`` and ``room`` as in :meth:`.Exchange.part`.
+    """The part of a rank that keeps those messages, and has those buffers, to send and to receive,
+    and operands and results of those shapes.
     """
-    if peers is None:
-        peers = sorted({message.peer for message in (*sent, *received)})
-    order = {peer: at for at, peer in enumerate(peers)}
-    packs: list[list[Copy]] = [[] for _ in move.inputs]
-    unpacks: list[list[list[Copy]]] = [[] for _ in move.outputs]
-    sizes = [[0] * len(order), [0] * len(order)]
-    for into, messages in enumerate((sent, received)):
-        at = 0
-        for message in sorted(messages, key=lambda message: order[message.peer]):
-            some, start = [], at
-            at += room
-            for copy in message.copies:
-                placed = packed(copy.flipped if into else copy, at)
-                some.append(placed.flipped if into else placed)
-                at += prod(copy.sizes)
-            if into:
-                unpacks[message.link.target].append(some)
-            else:
-                packs[message.link.source] += some
-            sizes[into][order[message.peer]] += at - start
+    sending, receiving = buffers
     own = [(m.link.source, m.link.target, tuple(folded(m.copies))) for m in kept]
     filled = []
-    for k, shape in enumerate(shapes):
-        copies = [copy for some in unpacks[k] for copy in some]
+    for k, shape in enumerate(shapes[1]):
+        copies = receiving.all_of(k)
         copies += [copy for _, result, some in own if result == k for copy in some]
         copied = sum(prod(copy.sizes) for copy in copies)
         filled.append(shape is not None and (move.adds or copied < prod(shape)))
     return Part(
         tuple(peers),
-        tuple(sizes[0]),
-        tuple(sizes[1]),
-        tuple([tuple(folded(some)) for some in packs]),
+        sending.sizes,
+        receiving.sizes,
+        tuple([tuple(folded(sending.all_of(i))) for i in range(len(move.inputs))]),
         tuple(own),
-        tuple([tuple(_unpacked(some, move.adds)) for some in unpacks]),
-        shapes,
+        tuple([_unpacked(receiving, k, move.adds) for k in range(len(move.outputs))]),
+        tuple(shapes[0]),
+        tuple(shapes[1]),
         tuple(filled),
     )
 
 
-def _unpacked(by_message: Sequence[Sequence[Copy]], adds: bool) -> list[Copy]:
+def _unpacked(received: Buffer, k: int, adds: bool) -> tuple[Copy, ...]:
     """Of a sum, those of each message by themselves: they reach the same rows."""
     if adds:
-        return [copy for some in by_message for copy in folded(some)]
-    return folded([copy for some in by_message for copy in some])
+        return tuple([copy for some in received.copies[k] for copy in folded(some)])
+    return tuple(folded(received.all_of(k)))
+
+
+def as_they_lie(
+    whole: tuple[Buffer, Buffer], kept: int, shapes: tuple[Shape, Shape]
+) -> tuple[bool, bool]:
+    """Whether the one operand is to be the send buffer and the receive buffer the one result, as
+    they lie. That needs no copy, but what the rank keeps, so many elements, then travels along, as
+    the buffers ``whole`` have it: worth it where less is its own than would be copied, and within
+    memory.
+    """
+    sending, receiving = whole
+    sent, got = sum(sending.sizes), sum(receiving.sizes)
+    alone = len(sending.sizes) == 1
+    pack_free = (alone or 2 * kept < sent) and _lies_as(sending, shapes[0], into=False)
+    unpack_free = (alone or 2 * kept < got) and _lies_as(receiving, shapes[1], into=True)
+    if unpack_free and not pack_free and sent > max(prod(shapes[0]), got):
+        unpack_free = alone
+    return pack_free, unpack_free
+
+
+def _lies_as(buffer: Buffer, shape: Shape, *, into: bool) -> bool:
+    """Whether a tensor of that shape, as it lies, is the buffer."""
+    copies = buffer.all_of(0)
+    return sum(buffer.sizes) == prod(shape) and in_place(
+        [copy.flipped for copy in copies] if into else copies, row_major(shape)
+    )

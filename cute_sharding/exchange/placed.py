@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
 from math import prod
 
 from cute_sharding.sharding import Partial, Sharding
@@ -124,8 +123,11 @@ class Mesh:
         >>> Mesh((2, 2), (4, 6, 5, 7)).slice_of((1, 0), (0,))
         [4, 5]
         """
-        some = (range(n) if m in dims else (device[m],) for m, n in enumerate(self.sizes))
-        return [self.rank(at) for at in product(*some)]
+        places = [0]
+        for m, n in enumerate(self.sizes):
+            some = range(n) if m in dims else (device[m],)
+            places = [at * n + k for at in places for k in some]
+        return [self.ranks[at] for at in places]
 
     def __str__(self) -> str:
         return self.text()

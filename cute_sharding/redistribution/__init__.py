@@ -26,7 +26,7 @@ Choices:
 """
 
 from cute_sharding.exchange.cost import local_elements, received_elements
-from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.network import Link, Network
 from cute_sharding.redistribution.plan import RedistributionPlan
 from cute_sharding.redistribution.reduction import Reduction
@@ -34,7 +34,7 @@ from cute_sharding.redistribution.search import Target, free_targets
 from cute_sharding.redistribution.step import Step
 
 __all__ = [
-    "Exchange",
+    "AllToAll",
     "Link",
     "Network",
     "RedistributionPlan",

@@ -11,7 +11,7 @@ from math import prod
 from typing import TypeAlias
 
 from cute_sharding.exchange.cost import within
-from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held
 from cute_sharding.redistribution.reduction import Reduction
@@ -61,7 +61,7 @@ def _moves(
     if source == target:
         yield ()
         return
-    direct = Exchange(shape, mesh, source, target)
+    direct = AllToAll(shape, mesh, source, target)
     yield (direct,)
     flat = network.is_flat
     if not admits(groups, direct.mesh_dims) or (not flat and len(direct.mesh_dims) > 1):
@@ -75,7 +75,7 @@ def _moves(
             way = () if start == target else route(shape, mesh, start, target, kept, sets, weights)
             if way is not None:
                 stations = pairwise(dict.fromkeys((source, start, *way)))
-                yield tuple([Exchange(shape, mesh, before, after) for before, after in stations])
+                yield tuple([AllToAll(shape, mesh, before, after) for before, after in stations])
     if flat:
         return
     slow = max(network.link(m).beta for m in range(len(mesh)))
@@ -100,7 +100,7 @@ def _moves(
         )
     for middle in dict.fromkeys(middles):
         if middle not in (source, target):
-            yield Exchange(shape, mesh, source, middle), Exchange(shape, mesh, middle, target)
+            yield AllToAll(shape, mesh, source, middle), AllToAll(shape, mesh, middle, target)
 
 
 def _reductions(
@@ -281,7 +281,7 @@ def one_by_one(
             d for d, (before, after) in enumerate(zip(at, target)) if before != after[: len(before)]
         )
         fewer = tuple([chain[:-1] if i == d else chain for i, chain in enumerate(at)])
-        steps.append(Exchange(shape, mesh, at, fewer))
+        steps.append(AllToAll(shape, mesh, at, fewer))
         at = fewer
     return (*steps, *_moved(shape, mesh, at, target))
 
@@ -289,4 +289,4 @@ def one_by_one(
 def _moved(
     shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains
 ) -> tuple[Step, ...]:
-    return () if source == target else (Exchange(shape, mesh, source, target),)
+    return () if source == target else (AllToAll(shape, mesh, source, target),)

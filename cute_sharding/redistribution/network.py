@@ -26,7 +26,7 @@ from math import isfinite, prod
 from typing import TypeAlias
 
 from cute_sharding.exchange.cost import most_local
-from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.reduction import Reduction
 from cute_sharding.redistribution.step import Step
 from cute_sharding.sharding.digits import Digits, common, digits
@@ -286,7 +286,7 @@ class Network:
 
     def seconds(self, step: Step) -> float:
         """What the step takes."""
-        if isinstance(step, Exchange):
+        if isinstance(step, AllToAll):
             return self._of_exchange(step)
         assert isinstance(step, Reduction)
         total, before = 0.0, 1
@@ -301,7 +301,7 @@ class Network:
             before *= step.mesh[m]
         return total if step.scatters else 2 * total  # scattered, and then gathered
 
-    def _of_exchange(self, step: Exchange) -> float:
+    def _of_exchange(self, step: AllToAll) -> float:
         if not step.communicates:
             return 0.0
         dims = sorted(step.dims, key=lambda m: self.link(m).beta)
@@ -345,7 +345,7 @@ def messages(parts: int, *, together: bool) -> int:
     return (parts - 1).bit_length()
 
 
-def _received_beyond(step: Exchange, near: frozenset[int]) -> int:
+def _received_beyond(step: AllToAll, near: frozenset[int]) -> int:
     """What the busiest device receives from devices that differ from it on other mesh dims than
     ``near``; where sizes do not divide, as if they did.
     """

@@ -11,8 +11,8 @@ from math import lcm, prod
 from typing import Any
 
 from cute_sharding.exchange.cost import most_local, within
+from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.candidates import candidates, one_by_one
-from cute_sharding.redistribution.exchange import Exchange
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, collectives, peak_of, received_by
 from cute_sharding.redistribution.reduction import Reduction
@@ -95,7 +95,7 @@ def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     for step in steps:
         alone = []
         if (
-            isinstance(step, Exchange)
+            isinstance(step, AllToAll)
             and prod(step.mesh[m] for m in step.dims) > MANY_PEERS
             and len(step.dims) > 1
             and not step.gathers
@@ -111,7 +111,7 @@ def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
                     if chain != after
                 )
                 bare = tuple([chain[:-1] if e == d else chain for e, chain in enumerate(at)])
-                alone.append(Exchange(step.shape, step.mesh, at, bare).natively())
+                alone.append(AllToAll(step.shape, step.mesh, at, bare).natively())
                 at = bare
         if alone and 2 * received_by(alone) <= 3 * step.received_elements:
             found += alone
@@ -203,7 +203,7 @@ def _cost(
             network.seconds(step)
             * (
                 MANY_MESSAGES
-                if native and isinstance(step, Exchange) and len(step.dims) > 1 and not step.gathers
+                if native and isinstance(step, AllToAll) and len(step.dims) > 1 and not step.gathers
                 else 1
             )
             for step in steps
@@ -251,7 +251,7 @@ def _fitted(steps: tuple[Step, ...], source: int, limit: int) -> tuple[Step, ...
     fitted: list[Step] = []
     for i, step in enumerate(steps):
         room = limit - (source if i else 0)
-        if step.peak_elements > room and isinstance(step, Exchange) and step.communicates:
+        if step.peak_elements > room and isinstance(step, AllToAll) and step.communicates:
             rounds, most = 2, _most_rounds(step)
             while rounds < most.rounds and replace(step, rounds=rounds).peak_elements > room:
                 rounds *= 2
@@ -266,6 +266,6 @@ def _most_rounds(step: Step) -> Any:
     """The step in its smallest buffers: a row of the longest dim at a time."""
     return (
         replace(step, rounds=max(step.shape))
-        if isinstance(step, Exchange) and step.communicates
+        if isinstance(step, AllToAll) and step.communicates
         else step
     )

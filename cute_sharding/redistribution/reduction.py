@@ -10,11 +10,12 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
+from cute_sharding.exchange import Part
 from cute_sharding.exchange.copies import Copy, flat, folded, from_runs, in_place
 from cute_sharding.exchange.cost import most_local
-from cute_sharding.exchange.native import Along, along, padded_elements, room_for
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.step import Step, Transfer
+from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
+from cute_sharding.redistribution.step import Step
 from cute_sharding.sharding.chains import Device, cutting
 from cute_sharding.sharding.digits import digits
 from cute_sharding.sharding.meeting import meet
@@ -133,19 +134,13 @@ class Reduction(Step):
     def kept_by(self, device: Device) -> tuple[Copy, ...]:
         return tuple(folded(self.slices(device, device)))
 
-    def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
+    def transfer(self, device: Device, peers: Sequence[Device]) -> Part:
         """The part of ``device``: one block for each of ``peers``, as the peer's target lies; as
-        many blocks of its own target come back.
+        many blocks of its own target come back, and are the receive buffer.
         """
-        source_shape, target_shape = (
-            self.local_shape(self.source, device),
-            self.local_shape(self.target, device),
-        )
+        shapes = self.local_shape(self.source, device), self.local_shape(self.target, device)
         packs, sends, at = [], [], 0
         for peer in peers:
-            if peer is None:
-                sends.append(0)
-                continue
             shape = self.local_shape(self.target, peer)
             strides = row_major(shape)
             for copy in self.slices(device, peer):
@@ -160,14 +155,15 @@ class Reduction(Step):
                 )
             sends.append(prod(shape))
             at += prod(shape)
-        free = at == prod(source_shape) and in_place(packs, row_major(source_shape))
-        receives = tuple([0 if peer is None else prod(target_shape) for peer in peers])
-        return Transfer(
-            source_shape,
-            target_shape,
+        free = at == prod(shapes[0]) and in_place(packs, row_major(shapes[0]))
+        return Part(
+            tuple(map(self.number, peers)),
             tuple(sends),
-            receives,
-            None if free else tuple(folded(packs)),
+            (prod(shapes[1]),) * len(peers),
+            (None if free else tuple(folded(packs)),),
             (),
-            None,
+            (None,),
+            shapes[:1],
+            shapes[1:],
+            (False,),
         )

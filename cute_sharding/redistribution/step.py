@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 
+from cute_sharding.exchange import Mesh, Part
 from cute_sharding.exchange.copies import Copy
 from cute_sharding.layout import Layout
 from cute_sharding.sharding.chains import Chains, Device, chain_of
@@ -16,44 +16,16 @@ from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """One device's part in a collective: strided copies into a send buffer, its splits, and copies
-    out of the receive buffer.
-
-    ``packs`` is None where the source is the send buffer as it lies (if contiguous), ``unpacks``
-    where the receive buffer is the target.
-    """
-
-    source_shape: tuple[int, ...]
-    target_shape: tuple[int, ...]
-    sends: tuple[int, ...]
-    receives: tuple[int, ...]
-    packs: tuple[Copy, ...] | None
-    own: tuple[Copy, ...]
-    unpacks: tuple[Copy, ...] | None
-
-    @property
-    def peak_elements(self) -> int:
-        """The most elements alive at once: the source and two of send buffer, receive buffer and
-        target.
-        """
-        source, target = prod(self.source_shape), prod(self.target_shape)
-        sending = 0 if self.packs is None else sum(self.sends)
-        taking = 0 if self.unpacks is None else target
-        return source + sum(self.receives) + max(sending, taking)
-
-
-@dataclass(frozen=True)
 class Step(ABC):
     """From the chains ``source`` to the chains ``target`` of a tensor of ``shape`` on ``mesh``: an
-    :class:`Exchange` or a :class:`Reduction`.
+    :class:`AllToAll` or a :class:`Reduction`.
 
     Attributes:
         shape: the global shape, in elements.
         mesh: the number of devices of each mesh dim.
         source, target: for each tensor dim the (mesh dim, split factor) that cut it, in order.
 
-    >>> step: Step = Exchange((8, 8), (4,), source=(((0, 1),), ()), target=((), ((0, 1),)))
+    >>> step: Step = AllToAll((8, 8), (4,), source=(((0, 1),), ()), target=((), ((0, 1),)))
     >>> step.kind, step.mesh_dims, step.received_elements, step.target_layout
     ('all-to-all', (0,), 12, ((4,),(8,2)):((2,),(8,1)))
     """
@@ -86,9 +58,9 @@ class Step(ABC):
         """
 
     @abstractmethod
-    def transfer(self, device: Device, peers: Sequence[Device | None]) -> Transfer:
-        """The part of ``device`` among ``peers``, in their order; None stands for a peer of another
-        group.
+    def transfer(self, device: Device, peers: Sequence[Device]) -> Part:
+        """The part of ``device`` among ``peers``, in their order. Of a step on one mesh they are
+        numbered by their places on it.
         """
 
     @abstractmethod
@@ -121,6 +93,10 @@ class Step(ABC):
                 for d, n in enumerate(self.shape)
             ]
         )
+
+    def number(self, device: Device) -> int:
+        """By its place on the mesh."""
+        return Mesh.numbered(self.mesh).rank(device)
 
     def slice_of(self, device: Device, dims: Sequence[int]) -> list[Device]:
         """The devices that differ from ``device`` on those mesh dims alone, row-major."""

@@ -9,7 +9,7 @@ from itertools import product
 from math import prod
 
 from cute_sharding.exchange.cost import DEVICES, devices_of
-from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.reduction import Reduction
 from cute_sharding.redistribution.step import Step
 
@@ -19,7 +19,7 @@ def received_by_all(steps: Sequence[Step]) -> int:
 
     On meshes of more than 64 devices each is taken to receive as much as the busiest.
 
-    >>> gather = Exchange((5,), (4,), source=(((0, 1),),), target=((),))  # 2, 2, 1 and 0 rows
+    >>> gather = AllToAll((5,), (4,), source=(((0, 1),),), target=((),))  # 2, 2, 1 and 0 rows
     >>> gather.received_elements, received_by_all([gather])
     (5, 15)
     """
@@ -30,7 +30,7 @@ def _of_step(step: Step) -> int:
     devices = list(product(*map(range, step.mesh)))
     if len(devices) > DEVICES:
         return len(devices) * step.received_elements
-    assert isinstance(step, (Exchange, Reduction))
+    assert isinstance(step, (AllToAll, Reduction))
     if step.padded and step.along is not None:
         # Blocks are those of the target of a reduce-scatter, and those of the source of a gather.
         chains = step.target if isinstance(step, Reduction) else step.source

@@ -115,23 +115,23 @@ def write(copies, x, y):
 
 
 def packed(part, local):
-    assert local.shape == part.source_shape
+    assert local.shape == part.source_shape()
     buffer = local.reshape(-1)
-    if part.packs is not None:
+    if part.packs[0] is not None:
         buffer = np.full(sum(part.sends), UNSET, dtype=float)
-        write(part.packs, local, buffer)
+        write(part.packs[0], local, buffer)
     assert len(buffer) == sum(part.sends) and (buffer != UNSET).all()
     return buffer
 
 
 def unpacked(part, received, local, target=None):
     """The target, or what is new of it in ``target``, where it is filled in rounds."""
-    if part.unpacks is None:
-        assert not part.own and target is None  # it travelled along
-        return received.reshape(part.target_shape)
-    target = np.full(part.target_shape, UNSET, dtype=float) if target is None else target
-    write(part.unpacks, received, target)
-    write(part.own, local, target)
+    if part.unpacks[0] is None:
+        assert not part.kept() and target is None  # it travelled along
+        return received.reshape(part.target_shape())
+    target = np.full(part.target_shape(), UNSET, dtype=float) if target is None else target
+    write(part.unpacks[0], received, target)
+    write([copy for _, copy in part.kept()], local, target)
     return target
 
 
@@ -139,20 +139,14 @@ def unpacked(part, received, local, target=None):
 
 
 def all_to_all(parts, peers, local):
-    """What each device gets, in the order of its peers; None is a peer to which, and from which,
-    nothing goes.
-    """
+    """What each device gets, in the order of its peers."""
     sent = {}
     for device, part in parts.items():
         pieces = np.split(packed(part, local[device]), np.cumsum(part.sends)[:-1])
         sent |= {(device, peer): piece for peer, piece in zip(peers[device], pieces, strict=True)}
-        assert all(
-            peer or not sends + receives
-            for peer, sends, receives in zip(peers[device], part.sends, part.receives, strict=True)
-        )
     received = {}
     for device, part in parts.items():
-        pieces = [sent[peer, device] if peer is not None else np.empty(0) for peer in peers[device]]
+        pieces = [sent[peer, device] for peer in peers[device]]
         assert tuple(map(len, pieces)) == part.receives
         received[device] = np.concatenate(pieces)
     return received
@@ -193,7 +187,7 @@ def run_gather(step, local):
         peers = step.group(device)
         part = step.gathering(device, peers)
         assert (
-            part.packs is None
+            part.packs[0] is None
             and part.sends == part.receives == tuple(local[peer].size for peer in peers)
             and len(set(part.sends)) == 1
         )
@@ -227,13 +221,10 @@ def run_reduction(step, local, peers=None):
         peers = peers or {device: step.group(device) for device in local}
         parts = {device: step.transfer(device, peers[device]) for device in local}
         if step.even:  # a native reduce-scatter has no splits
-            assert all(
-                len({n for peer, n in zip(peers[device], part.sends) if peer is not None}) == 1
-                for device, part in parts.items()
-            )
+            assert all(len({*part.sends}) == 1 for part in parts.values())
         received, moved = all_to_all(parts, peers, local), from_others(parts, peers)
         stacked = {
-            device: received[device].reshape(step.parts, *part.target_shape)
+            device: received[device].reshape(step.parts, *part.target_shape())
             for device, part in parts.items()
         }
     return {
@@ -241,13 +232,10 @@ def run_reduction(step, local, peers=None):
     }, moved
 
 
-def strangers(step, rng):
-    """Peers of each device in a group of the whole mesh, shuffled: those of other groups
-    are None.
-    """
+def shuffled(step, rng):
+    """The peers of each device, in an order of the group's own."""
     everyone = devices(step.mesh)
     rng.shuffle(everyone)
     return {
-        device: [peer if peer in step.group(device) else None for peer in everyone]
-        for device in everyone
+        device: [peer for peer in everyone if peer in step.group(device)] for device in everyone
     }

@@ -7,9 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from cute_sharding.exchange.all_peers import segments
-from cute_sharding.redistribution import Exchange
-from cute_sharding.redistribution import exchange as exchanges
-from cute_sharding.redistribution.exchange import Side
+from cute_sharding.redistribution import AllToAll, all_to_all
 from cute_sharding.sharding.chains import chains_of
 from cute_sharding.sharding.meeting import near, rows_held
 
@@ -58,10 +56,11 @@ def test_no_device_near_is_missing(seed):
     assert holding <= found <= set(range(parts))
 
 
-def elements(buffer):
+def elements(buffer, into):
     """Every (vector in the tensor, place in the buffer), and the sizes of messages."""
     found = {}
-    for copy in buffer.copies:
+    for copy in buffer.all_of(0):
+        copy = copy.flipped if into else copy
         for i in product(*map(range, copy.sizes)):
             x, y = (
                 tuple(a + sum(k * step[d] for k, step in zip(i, steps)) for d, a in enumerate(at))
@@ -82,31 +81,31 @@ def drawn(seed):
 
     source, target = (chains_of([cut() for _ in mesh], 2, mesh) for _ in range(2))
     device = tuple(draw.randrange(n) for n in mesh)
-    return Exchange(shape, mesh, source, target), device
+    return AllToAll(shape, mesh, source, target), device
 
 
 @pytest.mark.parametrize("first", range(0, 240, 20))
 def test_all_at_once_is_one_by_one(first):
     at_once = 0
     for seed in range(first, first + 20):
-        exchange, device = drawn(seed)
-        peers = exchange.group(device)
-        own = exchange.own(device)
-        for into in (False, True):
-            for kept in (own, None):
-                side = Side(exchange, device, peers, 0, into=into)
-                with patch.object(exchanges, "MANY", 1):
-                    found = side.buffer(kept)
-                    at_once += side._at_once(kept) is not None
-                slowly = Side(exchange, device, peers, 0, into=into)
-                with patch.object(exchanges, "MANY", 1 << 30):
-                    assert elements(found) == elements(slowly.buffer(kept)), (seed, into, kept)
+        step, device = drawn(seed)
+        peers = [*map(step.number, step.group(device))]
+        own = step._own(device)
+        for kept in (own, None):
+            with patch.object(all_to_all, "MANY", 1):
+                found = step._buffers(device, peers, kept, 0)
+                at_once += step._at_once(device, peers, kept, into=False) is not None
+            with patch.object(all_to_all, "MANY", 1 << 30):
+                slowly = step._buffers(device, peers, kept, 0)
+            for into in (False, True):
+                one, other = elements(found[into], into), elements(slowly[into], into)
+                assert one == other, (seed, into, kept)
     assert at_once
 
 
 def test_few_copies_among_many_peers():
-    exchange = Exchange((8192, 16384), (8192,), source=(((0, 1),), ()), target=((), ((0, 1),)))
+    exchange = AllToAll((8192, 16384), (8192,), source=(((0, 1),), ()), target=((), ((0, 1),)))
     part = exchange.transfer((5,), exchange.group((5,)))
     assert len(part.sends) == 8192 and set(part.sends) == {2}
-    assert part.packs is None or len(part.packs) <= 2
-    assert part.unpacks is None or len(part.unpacks) <= 2
+    assert part.packs[0] is None or len(part.packs[0]) <= 2
+    assert part.unpacks[0] is None or len(part.unpacks[0]) <= 2

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from cute_sharding.redistribution import Link, Network
-from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.plan import Held, received_by
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.sharding.chains import chains_of
@@ -17,7 +17,7 @@ OUT, IN = Link(0.0, 1.0), Link(0.0, 0.001)
 
 
 def exchange(shape, mesh, source, target):
-    return Exchange(
+    return AllToAll(
         shape, mesh, chains_of(source, len(shape), mesh), chains_of(target, len(shape), mesh)
     )
 

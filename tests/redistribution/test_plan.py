@@ -7,10 +7,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from on_numpy import MESHES, Sharding, drawn, lacking, run_exchange, run_reduction, strangers
+from on_numpy import MESHES, Sharding, drawn, lacking, run_exchange, run_reduction, shuffled
 
 from cute_sharding.exchange.cost import within
-from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.network import Link, Network
 from cute_sharding.redistribution.plan import Held, collectives, received_by
 from cute_sharding.redistribution.planner import plan_steps
@@ -67,8 +67,8 @@ def read(tensors, device, indices):
 def run(steps, local, rng):
     """The local tensors after the steps; each step is found to receive what it says."""
     for step in steps:
-        peers = strangers(step, rng) if rng.random() < 0.2 else None
-        if isinstance(step, Exchange):
+        peers = shuffled(step, rng) if rng.random() < 0.2 else None
+        if isinstance(step, AllToAll):
             local, received = run_exchange(step, local, peers)
             assert step.received_elements == max(map(sum, received.values())), step
             continue
@@ -119,10 +119,10 @@ def test_values_are_right_everywhere(seed, flat):
             len(steps) == 2 and getattr(steps[0], "scatters", False) and bool(steps[1].dims)
         )
         kinds["moved twice"] += (
-            sum(isinstance(step, Exchange) and bool(step.dims) for step in steps) == 2
+            sum(isinstance(step, AllToAll) and bool(step.dims) for step in steps) == 2
         )
     expected = [
-        "Exchange",
+        "AllToAll",
         "Reduction",
         "Reduction scatter",
         "scattered, then moved",
@@ -179,7 +179,7 @@ def test_nothing_pending_is_one_exchange_or_nothing():
         assert steps == (
             ()
             if source.chains == target.chains
-            else (Exchange(source.shape, source.mesh, source.chains, target.chains),)
+            else (AllToAll(source.shape, source.mesh, source.chains, target.chains),)
         )
 
 
@@ -237,7 +237,7 @@ def test_known_plans_of_several_collectives():
     # Half the tensor is scattered; then the rows, now half as many, go where they belong.
     steps = planned((16, 24), (2, 2), [R, S0], [S1, R], (0, "sum"))
     assert (
-        [type(step) for step in steps] == [Reduction, Exchange]
+        [type(step) for step in steps] == [Reduction, AllToAll]
         and steps[0].scatters
         and received_by(steps) == 16 * 24 // 4 + 16 * 24 // 4
     )

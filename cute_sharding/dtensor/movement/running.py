@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
-from math import prod
 from typing import Any
 
 import torch
@@ -30,17 +29,15 @@ from cute_sharding.dtensor.run.groups import dims_of_group, group_of
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import (
     from_wire,
-    packed_of,
-    read,
+    own_view,
+    packed,
     to_wire,
-    write,
+    unpacked,
 )
 from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.exchange import Exchange, Part
-from cute_sharding.exchange.copies import Copy, flat
 from cute_sharding.exchange.meetings import side_of
-from cute_sharding.layout.layout import row_major
 from cute_sharding.movement.slices import is_view, keeps, slices
 from cute_sharding.relations.forms import Diagonal
 from cute_sharding.relations.rows import Rows
@@ -193,7 +190,7 @@ class Runner:
         if not self.dims:
             return operands[0]
         buffer = on_each_rank(
-            lambda rank, *locals: to_wire(packed_of(self._part(rank), locals)), *operands
+            lambda rank, *locals: to_wire(packed(self._part(rank), locals)), *operands
         )
         if dispatch_modes.is_tracing():
             packs = self._part(process_groups.this_rank()).packs
@@ -218,11 +215,7 @@ class Runner:
             side = diagonal and side_of(self.exchange.targets[0], diagonal, place(self.mesh, rank))
             if diagonal and side:
                 lies = collapsed(whole, diagonal, side)
-            for _, _, copies in part.own:
-                for copy in copies:
-                    write(copy, x, lies)
-            for copy in part.unpacks[0]:
-                write(copy, from_wire(received, lies.dtype), lies)
+            unpacked(part, 0, from_wire(received, lies.dtype), [x], into=lies)
             if diagonal and side:
                 put_diagonal(whole, lies, diagonal, side)
             if dispatch_modes.is_tracing():
@@ -252,30 +245,15 @@ class Runner:
     def _result(
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        part, move, like = self._part(rank), self.exchange.move, operands[0]
-        shape, device = part.shape_of(k), place(self.mesh, rank)
-        own = [(i, copy) for i, onto, copies in part.own if onto == k for copy in copies]
-        if (
-            len(own) == 1
-            and not part.filled[k]
-            and not part.unpacks[k]
-            and _is_in_order(own[0][1], tuple(shape))
-        ):
-            # All of it is its own.
-            found = read(operands[own[0][0]], own[0][1]).reshape(shape)
-            result = self._finished(found.clone() if move.is_view else found, k, device)
-            return result.clone() if result is found else result
-        if part.filled[k]:
-            target = like.new_full(shape, self._fill(device))
-        else:
-            target = like.new_empty(shape)
-        for i, copy in own:
-            write(copy, operands[i], target, add=move.adds)
-        if part.unpacks[k]:
-            buffer = from_wire(received, like.dtype)
-            for copy in part.unpacks[k]:
-                write(copy, buffer, target, add=move.adds)
-        return self._finished(target, k, device)
+        part, move, device = self._part(rank), self.exchange.move, place(self.mesh, rank)
+        own = None if move.adds else own_view(part, k, operands)
+        if own is None:
+            received = from_wire(received, operands[0].dtype)
+            fill, adds = self._fill(device), move.adds
+            found = unpacked(part, k, received, operands, fill=fill, adds=adds)
+            return self._finished(found, k, device)
+        result = self._finished(own.clone() if move.is_view else own, k, device)
+        return result.clone() if result is own else result
 
     def _fill(self, device: tuple[int, ...]) -> Any:
         """What rows that are made of no row have on a device: where something is pending, so that
@@ -331,19 +309,6 @@ LISTS = frozenset(
 def _part_of(exchange: Exchange, mesh: Any, dims: tuple[int, ...], rank: int) -> Part:
     number = exchange.sources[0].mesh.rank
     return exchange.part(number(place(mesh, rank)), [*map(number, peers(mesh, dims, rank))])
-
-
-def _is_in_order(copy: Copy, shape: tuple[int, ...]) -> bool:
-    """Whether a copy fills a tensor of that shape from its first element to its last: then what is
-    read only has to be given the shape.
-    """
-    strides: Any = row_major(shape)
-    step = prod(shape[len(copy.y) :])
-    for n, dy in reversed([*zip(copy.sizes, copy.dy)]):
-        if n != 1 and flat(dy, strides) != step:
-            return False
-        step *= n
-    return True
 
 
 def _sliced(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]) -> torch.Tensor:

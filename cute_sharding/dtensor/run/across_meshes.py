@@ -32,17 +32,16 @@ from cute_sharding.dtensor.run.packing import (
     WIRE,
     OtherShape,
     from_wire,
-    packed_of,
-    read,
+    own_view,
+    packed,
     to_wire,
-    write,
+    unpacked,
 )
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import readings
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
 from cute_sharding.exchange import Exchange, Part, Placed
-from cute_sharding.exchange.copies import fills
 from cute_sharding.redistribution import Network
 from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
 from cute_sharding.redistribution.totals import received_by_all
@@ -171,7 +170,7 @@ def _exchanged(
     )
     received = local
     if not exchange.is_free:
-        buffer = on_each_rank(lambda rank, x: to_wire(packed_of(part(rank), [x])), local)
+        buffer = on_each_rank(lambda rank, x: to_wire(packed(part(rank), [x])), local)
         if is_told:
             buffer = on_each_rank(
                 lambda rank, x: sealed(part(rank), x, exchange.seal, width), buffer
@@ -214,15 +213,7 @@ def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSp
 
 def _result(part: Part, received: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """What a rank is to have, from what it has and what it was sent."""
-    (shape,) = part.target_shapes
-    if shape is None:
+    if part.target_shapes[0] is None:
         return local.new_empty(0)
-    own = [copy for _, _, copies in part.own for copy in copies]
-    if not part.unpacks[0] and fills(tuple(own), shape):
-        return read(local, own[0]).reshape(shape)
-    result = local.new_empty(shape)
-    for copy in own:
-        write(copy, local, result)
-    for copy in part.unpacks[0]:
-        write(copy, from_wire(received, local.dtype), result)
-    return result
+    found = own_view(part, 0, [local])
+    return unpacked(part, 0, from_wire(received, local.dtype), [local]) if found is None else found

@@ -27,11 +27,11 @@ from cute_sharding.dtensor.run.packing import (
     in_blocks,
     joined,
     keep,
-    pack,
+    packed,
     padded,
     to_wire,
     transfer_of,
-    unpack,
+    unpacked,
 )
 from cute_sharding.dtensor.run.ranks import (
     copies_natively,
@@ -40,10 +40,11 @@ from cute_sharding.dtensor.run.ranks import (
     on_each_rank,
     true_on_each_rank,
 )
-from cute_sharding.exchange.native import Along
-from cute_sharding.redistribution.exchange import Exchange
+from cute_sharding.exchange import Part
+from cute_sharding.redistribution.all_to_all import AllToAll
+from cute_sharding.redistribution.native import Along
 from cute_sharding.redistribution.reduction import Reduction
-from cute_sharding.redistribution.step import Step, Transfer
+from cute_sharding.redistribution.step import Step
 
 
 def run(
@@ -61,20 +62,20 @@ def run(
         if isinstance(step, Reduction):
             local = _reduce(step, local, mesh)
         else:
-            assert isinstance(step, Exchange)
+            assert isinstance(step, AllToAll)
             local = _exchange(step, local, mesh)
     return local if async_op else waited(local)
 
 
 def whole_dim(step: Step, dtype: torch.dtype, mesh: Any) -> Along | None:
     """The step as a backend's own collective of a whole tensor dim, if it runs as one."""
-    assert isinstance(step, (Exchange, Reduction))
+    assert isinstance(step, (AllToAll, Reduction))
     how = step.along
     if how is None or not (how.even or step.padded) or not in_order(mesh, how.mesh_dims):
         return None
     return (
         None
-        if isinstance(step, Exchange) and (how.scattered is not None or dtype not in WIRE)
+        if isinstance(step, AllToAll) and (how.scattered is not None or dtype not in WIRE)
         else how
     )
 
@@ -89,7 +90,7 @@ def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
     return how is None or not how.even
 
 
-def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     if not step.dims:
         return on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=False), local)
     group = group_of(mesh, step.dims)
@@ -107,7 +108,7 @@ def _exchange(step: Exchange, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 
 
 def _gather_padded(
-    step: Exchange, how: Along, local: torch.Tensor, mesh: Any, group: Any
+    step: AllToAll, how: Along, local: torch.Tensor, mesh: Any, group: Any
 ) -> torch.Tensor:
     """An all-gather of blocks made equal. They lie in the order of their rows, and only the last
     ones are short: so what was added lies behind all rows.
@@ -115,7 +116,7 @@ def _gather_padded(
     dim, parts = how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
 
     def shape(rank: int) -> tuple[int, ...]:
-        return alone(step, mesh, rank)[0].target_shape
+        return alone(step, mesh, rank)[0].target_shape()
 
     equal = on_each_rank(
         lambda rank, x: padded(
@@ -129,7 +130,7 @@ def _gather_padded(
 
 
 def _exchange_once(
-    step: Exchange,
+    step: AllToAll,
     turn: int,
     local: torch.Tensor,
     mesh: Any,
@@ -139,7 +140,7 @@ def _exchange_once(
     """One round, into ``target`` where an earlier one has made it."""
     gathers = step.gathers and step.rounds == 1
 
-    def parts(gathers: bool) -> Callable[[int], Transfer]:
+    def parts(gathers: bool) -> Callable[[int], Part]:
         return cache(lambda rank: transfer_of(step, mesh, rank, gathers, turn))
 
     part = parts(gathers)
@@ -147,7 +148,7 @@ def _exchange_once(
     if (
         gathers
         and not copies_natively(group, mesh)
-        and not true_on_each_rank(lambda rank: part(rank).unpacks is None)
+        and not true_on_each_rank(lambda rank: None in part(rank).unpacks)
     ):
         gathers, part = False, parts(False)
 
@@ -159,11 +160,11 @@ def _exchange_once(
             else all_to_all(part, buffer, local, group, mesh)
         )
     del buffer
-    if not true_on_each_rank(lambda rank: part(rank).unpacks is None):
+    if not true_on_each_rank(lambda rank: None in part(rank).unpacks):
         received = waited(received)
     into = () if target is None else (target,)
     result = on_each_rank(
-        lambda rank, got, x, *out: unpack(part(rank), from_wire(got, x.dtype), x, *out),
+        lambda rank, got, x, *out: _unpacked(part(rank), got, x, *out),
         received,
         local,
         *into,
@@ -173,12 +174,21 @@ def _exchange_once(
     return result
 
 
-def _packed(part: Callable[[int], Transfer], local: torch.Tensor) -> torch.Tensor:
+def _packed(part: Callable[[int], Part], local: torch.Tensor) -> torch.Tensor:
     """The send buffer."""
-    buffer = on_each_rank(lambda rank, x: to_wire(pack(part(rank), x)), local)
+    buffer = on_each_rank(
+        lambda rank, x: to_wire(packed(part(rank), [checked(part(rank), x)])), local
+    )
     if dispatch_modes.is_tracing() and not any(part(process_groups.this_rank()).sends):
         return after(buffer, local)  # a rank that only receives
     return buffer
+
+
+def _unpacked(
+    part: Part, received: torch.Tensor, local: torch.Tensor, into: torch.Tensor | None = None
+) -> torch.Tensor:
+    operand = checked(part, local) if part.kept() else local
+    return unpacked(part, 0, from_wire(received, local.dtype), [operand], into=into)
 
 
 def all_to_all(
@@ -247,11 +257,11 @@ def _all_reduce(
 
 
 def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
-    def part(rank: int) -> Transfer:
+    def part(rank: int) -> Part:
         return transfer_of(step, mesh, rank)
 
     def shape(rank: int) -> tuple[int, ...]:
-        return alone(step, mesh, rank)[0].target_shape
+        return alone(step, mesh, rank)[0].target_shape()
 
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
@@ -266,7 +276,9 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
         )
     if step.even and copies_natively(group, mesh):
         scattered = collective_ops.reduce_scatter(
-            on_each_rank(lambda rank, x: pack(part(rank), x), local), op, group
+            on_each_rank(lambda rank, x: packed(part(rank), [checked(part(rank), x)]), local),
+            op,
+            group,
         )
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.

@@ -15,9 +15,10 @@ from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import dispatch_modes, symints
 from cute_sharding.dtensor.run.order import memory_order
 from cute_sharding.dtensor.run.ranks import peers, place
+from cute_sharding.exchange import Part
 from cute_sharding.exchange.copies import Copy, fills, flat
-from cute_sharding.redistribution.exchange import Exchange
-from cute_sharding.redistribution.step import Step, Transfer
+from cute_sharding.redistribution.all_to_all import AllToAll
+from cute_sharding.redistribution.step import Step
 
 # What every backend can move. Moving needs no arithmetic, so other dtypes travel as bytes.
 WIRE = frozenset(
@@ -35,15 +36,15 @@ WIRE = frozenset(
 
 
 @lru_cache(maxsize=1 << 12)
-def transfer_of(step: Step, mesh: Any, rank: int, gathers: bool = False, turn: int = 0) -> Transfer:
+def transfer_of(step: Step, mesh: Any, rank: int, gathers: bool = False, turn: int = 0) -> Part:
     device, among = place(mesh, rank), peers(mesh, step.mesh_dims, rank)
-    if isinstance(step, Exchange):
+    if isinstance(step, AllToAll):
         return step.gathering(device, among) if gathers else step.transfer(device, among, turn)
     return step.transfer(device, among)
 
 
 @lru_cache(maxsize=1 << 12)
-def alone(step: Step, mesh: Any, rank: int) -> tuple[Transfer, tuple[Copy, ...]]:
+def alone(step: Step, mesh: Any, rank: int) -> tuple[Part, tuple[Copy, ...]]:
     """A device's transfer with itself alone, and the copies from its source to its target."""
     device = place(mesh, rank)
     return step.transfer(device, (device,)), step.kept_by(device)
@@ -53,24 +54,21 @@ class OtherShape(RuntimeError):
     """A local tensor is not of the shape that its spec gives it. Nothing has been sent."""
 
 
-def checked(part: Transfer, local: torch.Tensor) -> torch.Tensor:
+def checked(part: Part, local: torch.Tensor) -> torch.Tensor:
     """The local tensor in the shape that the plan expects, its values as they lie in memory. Sizes
     that are symbols are not looked at.
     """
+    expected = part.source_shape()
     if local.is_conj() or local.is_neg():
         local = local.resolve_conj().resolve_neg()
-    if (
-        symints.is_symbolic(tuple(local.shape))
-        or tuple(local.shape[: len(part.source_shape)]) == part.source_shape
-    ):
+    if symints.is_symbolic(tuple(local.shape)) or tuple(local.shape[: len(expected)]) == expected:
         return local
-    if local.numel() == 0 == prod(part.source_shape) or _without_ones(local.shape) == _without_ones(
-        part.source_shape
-    ):
-        return local.reshape(part.source_shape)  # torch's in-place squeeze leaves such tensors
+    is_empty = local.numel() == 0 == prod(expected)
+    if is_empty or _without_ones(local.shape) == _without_ones(expected):
+        return local.reshape(expected)  # torch's in-place squeeze leaves such tensors
     raise OtherShape(
         f"this rank's local tensor has shape {tuple(local.shape)}, and by the DTensor's global "
-        f"shape and placements it is {part.source_shape}. "
+        f"shape and placements it is {expected}. "
         "Give DTensor.from_local the global shape and stride where sizes do not divide"
     )
 
@@ -79,83 +77,81 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
     return [n for n in shape if n != 1]
 
 
-def pack(part: Transfer, local: torch.Tensor) -> torch.Tensor:
+def packed(part: Part, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     """The send buffer."""
-    local = checked(part, local)
-    if part.packs is None:
-        return local.contiguous().view(-1)
-    if fills(part.packs, (sum(part.sends),)):
-        return read(local, part.packs[0]).reshape(-1)
-    buffer = local.new_empty(sum(part.sends))
-    for copy in part.packs:
-        write(copy, local, buffer)
-    return buffer
-
-
-def packed_of(part: Any, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The send buffer of several operands, by the ``packs`` and ``sends`` of ``part``."""
+    if None in part.packs:
+        return operands[0].contiguous().view(-1)
     total = sum(part.sends)
-    whole = [(x, some) for x, some in zip(operands, part.packs) if some]
-    if len(whole) == 1 and len(whole[0][1]) == 1 and prod(whole[0][1][0].sizes) == total:
-        return read(whole[0][0], *whole[0][1]).reshape(-1)
+    some = [(x, copies) for x, copies in zip(operands, part.packs) if copies]
+    if len(some) == 1 and fills(some[0][1], (total,)):
+        return read(some[0][0], some[0][1][0]).reshape(-1)
     buffer = operands[0].new_empty(total)
-    for x, some in whole:
-        for copy in some:
+    for x, copies in some:
+        for copy in copies:
             write(copy, x, buffer)
     return buffer
 
 
-def unpack(
-    part: Transfer, received: torch.Tensor, local: torch.Tensor, target: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The target, from what was received and what this rank keeps; or more of it into
-    ``target``.
+def own_view(part: Part, k: int, operands: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """A result that is all of one's own, in one copy, as a view of the operand where it can be one;
+    None: it is not.
     """
-    if part.unpacks is None:
-        return received.view(part.target_shape)
-    if target is None and not part.own and fills(part.unpacks, part.target_shape):
-        return (
-            read(received, part.unpacks[0])
-            .clone(memory_format=torch.contiguous_format)
-            .view(part.target_shape)
-        )
-    if target is None:
-        target = local.new_empty(part.target_shape)
-    for copy in part.unpacks:
-        write(copy, received, target)
-    if part.own:
-        local = checked(part, local)
-    for copy in part.own:
-        write(copy, local, target)
-    return target
+    shape, own = part.target_shape(k), part.kept(k)
+    if len(own) != 1 or part.unpacks[k] or part.filled[k] or not fills((own[0][1],), shape):
+        return None
+    return read(operands[own[0][0]], own[0][1]).reshape(shape)
+
+
+def unpacked(
+    part: Part,
+    k: int,
+    received: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    *,
+    into: torch.Tensor | None = None,
+    fill: Any = 0,
+    adds: bool = False,
+) -> torch.Tensor:
+    """A result, from the receive buffer and what this rank keeps of the operands; or more of it
+    ``into`` what is there of it.
+    """
+    shape, copies, own = part.target_shape(k), part.unpacks[k], part.kept(k)
+    if copies is None:
+        return received.view(shape)
+    if into is None and not part.filled[k]:
+        whole = [(received, copy) for copy in copies] + [(operands[i], copy) for i, copy in own]
+        if len(whole) == 1 and fills((whole[0][1],), shape):
+            return read(*whole[0]).clone(memory_format=torch.contiguous_format).view(shape)
+    if into is None:
+        like = operands[0]
+        into = like.new_full(shape, fill) if part.filled[k] else like.new_empty(shape)
+    for i, copy in own:
+        write(copy, operands[i], into, add=adds)
+    for copy in copies:
+        write(copy, received, into, add=adds)
+    return into
 
 
 def keep(
-    copies: tuple[Transfer, tuple[Copy, ...]], local: torch.Tensor, *, alias: bool
+    copies: tuple[Part, tuple[Copy, ...]], local: torch.Tensor, *, alias: bool
 ) -> torch.Tensor:
     """What this rank keeps of its own, in the memory order of its own. All of it, where that is
     what it keeps, as it is if ``alias``.
     """
     part, own = copies
-    local = checked(part, local)
-    if part.packs is None and part.unpacks is None and part.source_shape == part.target_shape:
+    local, shape = checked(part, local), part.target_shape()
+    if None in part.packs and None in part.unpacks and part.source_shape() == shape:
         return local if alias else local.clone()
-    if (
-        local.ndim == len(part.target_shape)
-        and fills(own, part.target_shape)
-        and local.is_contiguous()
-    ):
-        return (
-            read(local, own[0]).clone(memory_format=torch.contiguous_format).view(part.target_shape)
-        )
-    if local.ndim > len(part.target_shape):
-        target = local.new_empty((*part.target_shape, *local.shape[len(part.target_shape) :]))
+    if local.ndim == len(shape) and fills(own, shape) and local.is_contiguous():
+        return read(local, own[0]).clone(memory_format=torch.contiguous_format).view(shape)
+    if local.ndim > len(shape):
+        target = local.new_empty((*shape, *local.shape[len(shape) :]))
     else:
         strides, below = [0] * local.ndim, 1
-        for dim in reversed(memory_order(part.target_shape, local.stride())):
+        for dim in reversed(memory_order(shape, local.stride())):
             strides[dim] = below
-            below *= max(part.target_shape[dim], 1)
-        target = local.new_empty_strided(part.target_shape, strides)
+            below *= max(shape[dim], 1)
+        target = local.new_empty_strided(shape, strides)
     for copy in own:
         write(copy, local, target)
     return after(target, local) if dispatch_modes.is_tracing() and not own else target
