@@ -1,5 +1,5 @@
-"""Ops of our own, for graphs: ``after``, and the library that run/dynamic.py defines
-``redistribute`` in, and movement/dynamic.py ``move``.
+"""Ops of our own, for graphs: ``after``, and the library that run/dynamic.py defines ``exchange``
+in.
 """
 
 from __future__ import annotations

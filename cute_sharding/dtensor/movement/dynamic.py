@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.running import LISTS, Runner
@@ -26,7 +25,6 @@ from cute_sharding.dtensor.replaced import (
     answers,
     collective_ops,
     dispatch,
-    dispatch_modes,
     local_tensors,
     op_schemas,
     registry,
@@ -34,7 +32,7 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
-from cute_sharding.dtensor.run.dynamic import group_name, mesh_named, name_of, parsed
+from cute_sharding.dtensor.run.dynamic import KINDS, exchanged
 from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.placements import cut_of, placement_of
@@ -47,6 +45,7 @@ from cute_sharding.movement.free import Cuts
 from cute_sharding.movement.slices import is_view
 from cute_sharding.ops.rules.parts import is_whole
 from cute_sharding.relations import Move
+from cute_sharding.sharding.chains import Chains
 
 # Where the dim of a slice stands among its arguments; after it come start, end and step.
 _SLICES = {"slice.Tensor": 1, "slice_backward.default": 2}
@@ -191,16 +190,12 @@ class _Runner:
         self._numbers: list[Any] = []
         arguments = _written((args, tuple(kwargs.values())), self._numbers)
         self._onto, self._metas = onto, metas
-        self._how = repr(
-            (
-                name_of(specs[0].mesh),
-                name,
-                tuple([placed.chains for placed in exchange.sources]),
-                tuple([placed.chains for placed in exchange.targets]),
-                tuple(map(len, onto)),
-                arguments,
-                tuple(kwargs),
-            )
+        self._how = (
+            name,
+            tuple([placed.chains for placed in exchange.sources]),
+            tuple([placed.chains for placed in exchange.targets]),
+            arguments,
+            tuple(kwargs),
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -219,19 +214,13 @@ class _Runner:
 
     def _moved(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         mesh = self.specs[0].mesh
-        sizes = [
-            n
+        shapes = [
+            local_shape_of(shape, placed.chains, mesh)
             for shape, placed in zip(self._onto, self.exchange.targets)
-            for n in local_shape_of(shape, placed.chains, mesh)
         ]
-        with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
-            moved = torch.ops.cute_sharding.move(
-                operands[: self._reads], sizes, self._numbers, self._how, group_name(mesh)
-            )
-        # Other ranks wait, also where this one gets nothing.
-        return [
-            laid_out(collective_ops.waited_in_graph(x), meta) for x, meta in zip(moved, self._metas)
-        ]
+        operands = operands[: self._reads]
+        moved = exchanged("move", operands, shapes, self._numbers, mesh, *self._how)
+        return [laid_out(x, meta) for x, meta in zip(moved, self._metas)]
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results."""
@@ -239,11 +228,10 @@ class _Runner:
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write to the operand's local tensor what one of the results, ``moved``, has of it."""
-        with dispatch_modes.of_this_rank():
-            written = torch.ops.cute_sharding.move_back(
-                moved, source, output, self._numbers, self._how, group_name(self.specs[0].mesh)
-            )
-        source.copy_(collective_ops.waited_in_graph(written))
+        operands, mesh = [moved, source], self.specs[0].mesh
+        how = output, *self._how
+        (written,) = exchanged("move back", operands, [source.shape], self._numbers, mesh, *how)
+        source.copy_(written)
 
 
 # -- the op's arguments, as numbers and a literal --------------------------------------------------
@@ -270,91 +258,49 @@ def _read(literal: Any, numbers: Iterator[int]) -> Any:
     return float(literal) if isinstance(literal, str) else next(numbers)
 
 
-# -- the op ----------------------------------------------------------------------------------------
-
-# The sizes of its results are arguments: a backward graph is handed the symbols that its nodes
-# have as arguments, and no others.
+# -- in each call ----------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1 << 10)
-def _exchange(numbers: tuple[int, ...], how: str, mesh: tuple[int, ...]) -> Exchange:
+def _runner(
+    mesh: Any,
+    numbers: tuple[int, ...],
+    name: str,
+    sources: tuple[Chains, ...],
+    targets: tuple[Chains, ...],
+    arguments: Any,
+    names: tuple[str, ...],
+) -> Runner:
     """
     Raises:
         RuntimeError: the op cannot be run on such sizes.
     """
-    _, name, sources, targets, _, arguments, names = parsed(how)
     args, values = _read(arguments, iter(numbers))
     move = _move_of(name, args, dict(zip(names, values)))
     if move is None:
         raise RuntimeError(
             f"{name} was compiled for any sizes, and these it is not defined for: {args}"
         )
-    return Exchange.on_mesh(move, mesh, sources, targets)
+    exchange = Exchange.on_mesh(move, tuple(mesh.shape), sources, targets)
+    dims = dims_of_group(mesh, exchange.mesh_dims)
+    assert dims is not None  # _have_groups
+    return Runner(exchange, mesh, dims, (), (), (), name)
 
 
 def _move(
-    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str
+    mesh: Any, operands: list[torch.Tensor], numbers: tuple[int, ...], *how: Any
 ) -> list[torch.Tensor]:
-    key, name, *_ = parsed(how)
-    mesh = mesh_named(key, how)
-    exchange = _exchange(tuple(numbers), how, tuple(mesh.shape))
-    dims = dims_of_group(mesh, exchange.mesh_dims)
-    assert dims is not None  # _have_groups
-    runner = Runner(exchange, mesh, dims, (), (), (), name)
-    return [in_own_memory(x, operands) for x in runner.copies(operands)]
+    return _runner(mesh, numbers, *how).copies(operands)
 
 
 def _move_back(
-    moved: torch.Tensor,
-    source: torch.Tensor,
-    output: int,
-    numbers: list[int],
-    how: str,
-    group: str,
-) -> torch.Tensor:
-    """What the operand's local tensor becomes, where one of the results is written to."""
-    key, name, *_ = parsed(how)
-    mesh = mesh_named(key, how)
-    exchange = _exchange(tuple(numbers), how, tuple(mesh.shape))
-    dims = dims_of_group(mesh, exchange.mesh_dims)
-    assert dims is not None  # _have_groups
-    written = source.clone(memory_format=torch.contiguous_format)
-    Runner(exchange, mesh, dims, (), (), (), name).back(output, moved, written)
-    return written
-
-
-def _shape_of(
-    moved: torch.Tensor,
-    source: torch.Tensor,
-    output: int,
-    numbers: list[Any],
-    how: str,
-    group: str,
-) -> torch.Tensor:
-    return source.new_empty(source.shape)
-
-
-def _shapes_of(
-    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str
+    mesh: Any, operands: list[torch.Tensor], numbers: tuple[int, ...], output: int, *how: Any
 ) -> list[torch.Tensor]:
-    ndims = parsed(how)[4]
-    dtype = operands[0].dtype
-    for x in operands[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    remaining = iter(sizes)
-    return [operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype) for ndim in ndims]
+    """What the operand's local tensor becomes, where one of the results is written to."""
+    moved, source = operands
+    written = source.clone(memory_format=torch.contiguous_format)
+    _runner(mesh, numbers, *how).back(output, moved, written)
+    return [written]
 
 
-library.define(
-    "move(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how, str group) -> Tensor[]",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
-library.impl("move", _move, "CompositeExplicitAutograd")
-torch.library.register_fake("cute_sharding::move", _shapes_of, lib=library)
-library.define(
-    "move_back(Tensor moved, Tensor source, int output, SymInt[] numbers, str how, str group)"
-    " -> Tensor",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
-library.impl("move_back", _move_back, "CompositeExplicitAutograd")
-torch.library.register_fake("cute_sharding::move_back", _shape_of, lib=library)
+KINDS["move"], KINDS["move back"] = _move, _move_back

@@ -90,9 +90,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-# Ops of ours that communicate (run/dynamic.py, movement/dynamic.py); and those of
+# Ours that communicate (run/dynamic.py); and those of
 # the libraries of collectives that do not.
-OURS = ("redistribute", "move", "move_back")
+OURS = ("exchange",)
 _NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd")
 
 

@@ -1,15 +1,19 @@
-"""A redistribution in a compiled program whose sizes are symbolic: one op that the compiler does
-not look into, and that runs what an eager program runs, on the sizes of each call.
+"""What compiled programs of symbolic sizes exchange: one op that the compiler does not look into,
+and that runs what an eager program runs, on the sizes of each call.
 
 So there is one graph for all sizes, and ranks that compile meet those that do not in the same
-collectives. What the op is to do is written in a string, for graphs are kept on disk.
+collectives. What the op is to do is written in a string, for graphs are kept on disk: a kind
+(:data:`KINDS`), the mesh, and what the kind needs. Redistribution is one; movement ops are others
+(movement/dynamic.py).
 """
 
 from __future__ import annotations
 
 from ast import literal_eval
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import sha1
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,44 +26,60 @@ from cute_sharding.dtensor.run.groups import means
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan
 from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.sharding.chains import Chains
 
 # The meshes that graphs name. Tracing comes by here, also before a graph from the disk is run.
 _meshes: dict[str, Any] = {}
 
 
-def run_opaque(
-    plan: RedistributionPlan, local: torch.Tensor, mesh: Any, shape: tuple[Any, ...]
-) -> torch.Tensor:
-    """What ``plan`` does for the sizes at hand, for any sizes: the op, on this rank's tensor of a
-    DTensor of symbolic ``shape``.
+# By name: called with the op's tensors, its numbers, and what else the string says.
+KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {}
+
+
+def exchanged(
+    kind: str,
+    operands: Sequence[torch.Tensor],
+    shapes: Sequence[Sequence[Any]],
+    numbers: Sequence[Any],
+    mesh: Any,
+    *how: Any,
+) -> list[torch.Tensor]:
+    """What the op gives for the sizes at hand, for any sizes: results of those local shapes.
+
+    Args:
+        numbers: ints or symbols that the kind needs.
+        how: what else it needs, as literals.
     """
-    onto = local_shape_of(shape, plan.target.chains, mesh)
-    how = repr(
-        (
-            name_of(mesh),
-            plan.source.chains,
-            plan.source.pending,
-            plan.source.kept,
-            plan.target.chains,
-        )
-    )
+    text = repr((kind, _name_of(mesh), tuple(map(len, shapes)), *how))
+    sizes = [n for shape in shapes for n in shape]
     # Compilers keep what is waited for, also where a rank's result has no elements: other ranks
     # wait in the collectives behind it.
     with dispatch_modes.of_this_rank():  # another's may be for sizes that are numbers
-        moved = torch.ops.cute_sharding.redistribute(
-            local, list(shape), onto, how, group_name(mesh)
+        results = torch.ops.cute_sharding.exchange(
+            operands, sizes, numbers, text, _group_name(mesh)
         )
-    return collective_ops.waited_in_graph(moved)
+    return [collective_ops.waited_in_graph(result) for result in results]
 
 
-def name_of(mesh: Any) -> str:
-    """By what a graph names the mesh; :func:`mesh_named` knows it from then on."""
+def run_opaque(
+    plan: RedistributionPlan, local: torch.Tensor, mesh: Any, shape: tuple[Any, ...]
+) -> torch.Tensor:
+    """What ``plan`` does, on this rank's tensor of a DTensor of symbolic ``shape``."""
+    source, target = plan.source, plan.target.chains
+    how = source.chains, source.pending, source.kept, target
+    onto = local_shape_of(shape, target, mesh)
+    (result,) = exchanged("redistribute", [local], [onto], shape, mesh, *how)
+    return result
+
+
+def _name_of(mesh: Any) -> str:
+    """By what a graph names the mesh; :func:`_mesh_named` knows it from then on."""
     key = _name(mesh)
     _meshes[key] = mesh
     return key
 
 
-def group_name(mesh: Any) -> str:
+def _group_name(mesh: Any) -> str:
     """A process group of the mesh, by name: see ``as_collectives`` of
     replaced/collective_order.py.
     """
@@ -82,10 +102,10 @@ def _name(mesh: Any) -> str:
     ).hexdigest()[:16]
 
 
-parsed = lru_cache(maxsize=1 << 10)(literal_eval)
+_parsed = lru_cache(maxsize=1 << 10)(literal_eval)
 
 
-def mesh_named(key: str, how: str) -> Any:
+def _mesh_named(key: str, how: str) -> Any:
     """
     Raises:
         RuntimeError: no graph was made for such a mesh in this process.
@@ -98,38 +118,58 @@ def mesh_named(key: str, how: str) -> Any:
     return _meshes[key]
 
 
-def _read(how: str) -> tuple[Any, Held, Any]:
-    key, chains, pending, kept, target = parsed(how)
-    return mesh_named(key, how), Held(chains, pending, kept), target
+# -- the op ----------------------------------------------------------------------------------------
+
+
+def _exchange(
+    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str
+) -> list[torch.Tensor]:
+    kind, key, _, *rest = _parsed(how)
+    results = KINDS[kind](_mesh_named(key, how), operands, tuple(numbers), *rest)
+    return [in_own_memory(result, operands) for result in results]
+
+
+def _shapes_of(
+    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str
+) -> list[torch.Tensor]:
+    dtype = operands[0].dtype
+    for x in operands[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    remaining = iter(sizes)
+    return [
+        operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype) for ndim in _parsed(how)[2]
+    ]
+
+
+# The results' sizes are an argument: a backward graph is handed the symbols that its nodes have as
+# arguments, and no others.
+library.define(
+    "exchange(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how, str group) -> Tensor[]",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+library.impl("exchange", _exchange, "CompositeExplicitAutograd")
+torch.library.register_fake("cute_sharding::exchange", _shapes_of, lib=library)
 
 
 def _redistribute(
-    local: torch.Tensor, shape: list[int], onto: list[int], how: str, group: str
-) -> torch.Tensor:
-    mesh, source, target = _read(how)
+    mesh: Any,
+    operands: list[torch.Tensor],
+    shape: tuple[int, ...],
+    chains: Chains,
+    pending: tuple[tuple[int, str], ...],
+    kept: tuple[int, ...],
+    target: Chains,
+) -> list[torch.Tensor]:
     sizes, by = tuple(mesh.shape), means(mesh)
     steps = plan_steps(
-        tuple(shape),
+        shape,
         sizes,
-        source,
+        Held(chains, pending, kept),
         target,
         Network.of_programs(sizes, by.network),
         *by[1:],
     )
-    return in_own_memory(run(steps, local, mesh), [local])
+    return [run(steps, operands[0], mesh)]
 
 
-def _shape_of(
-    local: torch.Tensor, shape: list[Any], onto: list[Any], how: str, group: str
-) -> torch.Tensor:
-    return local.new_empty(onto)
-
-
-# The result's sizes are an argument: a backward graph is handed the symbols that its nodes have as
-# arguments, and no others.
-library.define(
-    "redistribute(Tensor local, SymInt[] shape, SymInt[] onto, str how, str group) -> Tensor",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
-library.impl("redistribute", _redistribute, "CompositeExplicitAutograd")
-torch.library.register_fake("cute_sharding::redistribute", _shape_of, lib=library)
+KINDS["redistribute"] = _redistribute

@@ -166,5 +166,5 @@ def test_compiled(dynamic):
     assert [part.placements for part in found] == [part.placements for part in expected]
     assert [part.to_local().shape for part in found] == [part.to_local().shape for part in expected]
     exchanges = ["all_to_all" in str(node.target) for node in graphs[0].graph.nodes]
-    moves = ["cute_sharding.move" in str(node.target) for node in graphs[0].graph.nodes]
+    moves = ["cute_sharding.exchange" in str(node.target) for node in graphs[0].graph.nodes]
     assert (sum(exchanges), sum(moves)) == ((0, 3) if dynamic else (1, 0))

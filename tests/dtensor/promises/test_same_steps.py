@@ -51,9 +51,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        if func is torch.ops.cute_sharding.redistribute.default:
+        if func is torch.ops.cute_sharding.exchange.default:
             with self:  # one op for the compiler, and collectives behind it
-                return dynamic._redistribute(*args)
+                return dynamic._exchange(*args)
         if func.namespace == "_c10d_functional" and func._opname in COLLECTIVES:
             group = args[-1]  # of one release the name, of another the group
             ranks = dist.get_process_group_ranks(
@@ -290,7 +290,7 @@ def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
         "        tensor = tensor_of(mesh, (n, 8), [Shard(0)]).detach()\n"
         "        _, (code,) = run_and_get_code(graph, tensor)\n"
         "        calls = code.count('= torch.ops._c10d_functional.all_to_all_single.default(')\n"
-        "        calls += code.count('= torch.ops.cute_sharding.redistribute.default(')\n"
+        "        calls += code.count('= torch.ops.cute_sharding.exchange.default(')\n"
         "        assert calls == 2, (n, code)\n"
     )
     here = Path(__file__).parents[1]
