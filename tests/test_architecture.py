@@ -23,6 +23,7 @@ LAYERS = [
     "views",
     "relations",
     "exchange",
+    "propagation",
     "redistribution",
     "ops",
     "movement",

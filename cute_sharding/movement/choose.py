@@ -19,19 +19,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice, product
 from math import prod
 from typing import NamedTuple
 
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.movement.free import Cuts, free_cuts
+from cute_sharding.propagation import least
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.sharding.chains import chains_of
 from cute_sharding.views import Cut
-
-# Combinations of placements that are weighed, at the most.
-MOST = 512
 
 
 class Choice(NamedTuple):
@@ -247,12 +244,11 @@ class _Question:
 
     def _best(self, options: Sequence[Sequence[Cut]]) -> Choice:
         """The choice of least cost, of one option for each mesh dim."""
-        return min(
-            (
-                self.of_all([cuts] * len(self.move.outputs))
-                for cuts in islice(product(*options), MOST)
-            ),
-            key=self._cost,
+        return least(
+            options,
+            lambda cuts: self.of_all([cuts] * len(self.move.outputs)),
+            self._cost,
+            [some[-1] for some in options],
         )
 
     def _cost(self, choice: Choice) -> tuple[int, ...]:

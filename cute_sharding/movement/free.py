@@ -22,6 +22,7 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange import Exchange
+from cute_sharding.propagation import Budget, carried
 from cute_sharding.relations.forms import Diagonal, Fold, Window
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.relations.rows import Rows, between, held, needed
@@ -49,7 +50,7 @@ def free_cuts(
         open_dims: the mesh dims that may cut the result otherwise.
     """
     search = _Search(move, mesh, sources, own, frozenset(open_dims))
-    return next(search.found(()), None)
+    return next(search.found(), None)
 
 
 class _Search(NamedTuple):
@@ -59,21 +60,17 @@ class _Search(NamedTuple):
     own: Cuts
     open: frozenset[int]
 
-    def found(self, decided: Cuts, tried: list[int] | None = None) -> Iterator[Cuts]:
-        tried = [0] if tried is None else tried
-        m = len(decided)
-        if m == len(self.mesh):
-            yield decided
-            return
-        options = self._options(decided) if m in self.open else [self.own[m]]
-        seen = set()
-        for cut in options:
-            if cut in seen or tried[0] >= MOST:
-                continue
-            seen.add(cut)
-            tried[0] += 1
-            if self.mesh[m] == 1 or self._is_free((*decided, cut)):
-                yield from self.found((*decided, cut), tried)
+    def found(self) -> Iterator[Cuts]:
+        def options(decided: Cuts, _: bool) -> Iterable[Cut]:
+            m = len(decided)
+            return self._options(decided) if m in self.open else [self.own[m]]
+
+        def carry(decided: Cuts, _: bool, cut: Cut) -> bool | None:
+            is_alone = self.mesh[len(decided)] == 1
+            return True if is_alone or self._is_free((*decided, cut)) else None
+
+        for cuts, _ in carried(len(self.mesh), options, carry, True, Budget(MOST)):
+            yield cuts
 
     def _until(self, chains: Chains, m: int) -> Chains:
         """The cuts of the mesh dims up to ``m``."""

@@ -9,22 +9,18 @@ remains is cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import product, starmap
-from math import prod
-from operator import itemgetter
+from itertools import starmap
 from typing import TypeAlias
 
 from cute_sharding.exchange.cost import local_elements
 from cute_sharding.ops.operands import Operand, Part, cuts_of, received_for
 from cute_sharding.ops.signature import ONE, Signature
+from cute_sharding.propagation import least
 from cute_sharding.redistribution.network import Chosen
 from cute_sharding.sharding.deal import kinds_of_device, local_size
-
-# Combinations weighed at most; with more, the mesh dims are decided one after the other.
-COMBINATIONS = 512
 
 # Reductions that stay pending in the result of what is linear; and in that of what does nothing but
 # copy elements, or fill with zeros, which all of them leave as they are.
@@ -189,8 +185,9 @@ def _assigned(question: _Question, spare: bool) -> _Weighed:
         ]
         for m, n in enumerate(mesh)
     ]
+    whole = [_Choice()] * len(mesh)  # always allowed
     if not spare:
-        return _least(options, partial(_weighed, question))
+        return least(options, partial(_weighed, question), _rank, whole)
     found = _assigned(question, False)
     if found[1].received:
         # Where each device has rows: of none, some kernels have no result, and others a wrong one.
@@ -200,7 +197,7 @@ def _assigned(question: _Question, spare: bool) -> _Weighed:
             for some, n in zip(options, mesh)
         ]
         filled = partial(_weighed, replace(question, filled=True))
-        found = min(found, _least(wider, filled), key=_rank)
+        found = min(found, least(wider, filled, _rank, whole), key=_rank)
     return found
 
 
@@ -248,24 +245,6 @@ def _rank(weighed: _Weighed) -> tuple[int, int, int, int]:
     held.
     """
     return weighed[0]
-
-
-def _least(
-    options: Sequence[Sequence[_Choice]],
-    weighed: Callable[[Sequence[_Choice]], _Weighed | None],
-) -> _Weighed:
-    """The combination of least rank; of many, the mesh dims are decided one after the other."""
-    if prod(map(len, options)) <= COMBINATIONS:
-        return min(filter(None, map(weighed, product(*options))), key=_rank)
-    chosen = [_Choice()] * len(options)
-    for m, some in enumerate(options):
-        found = [(choice, weighed([*chosen[:m], choice, *chosen[m + 1 :]])) for choice in some]
-        ranked = [(choice, _rank(of)) for choice, of in found if of is not None]
-        if ranked:
-            chosen[m] = min(ranked, key=itemgetter(1))[0]
-    best = weighed(chosen)
-    assert best is not None  # to cut nothing is always allowed
-    return best
 
 
 def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:

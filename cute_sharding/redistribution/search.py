@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import isqrt, prod
+from typing import TypeAlias
 
 from cute_sharding.exchange.cost import DEVICES, local_elements, received_elements
+from cute_sharding.propagation import Budget, carried
 from cute_sharding.views import Cut, View, carry
 from cute_sharding.views.carry import Kinds, carry_one, kinds_of
 
@@ -87,10 +89,14 @@ def free_targets(
         free = [m for m in range(len(cuts)) if m not in fixed and mesh[m] > 1]
         for changes in range(len(free) + 1):
             for changing in combinations(free, changes):
-                search.descend(kinds_of(view), (), (), changing)
+                search.try_all(changing)
     if everything not in search.found:
         search.add(everything, carry(view, everything, search.mesh).cuts)
     return sorted(search.found.values())[:most]
+
+
+# The local shapes of each kind of device, and the cuts of the output so far.
+_Carried: TypeAlias = "tuple[Kinds, tuple[Cut, ...]]"
 
 
 @dataclass
@@ -104,34 +110,26 @@ class _Search:
     mesh: tuple[int, ...]
     unsharded: tuple[int, ...]
     allowed: Callable[[tuple[Cut, ...]], bool]
-    budget: int = BUDGET
+    budget: Budget = field(default_factory=lambda: Budget(BUDGET))
     found: dict[tuple[Cut, ...], Target] = field(default_factory=dict)
 
-    def descend(
-        self,
-        kinds: Kinds,
-        source: tuple[Cut, ...],
-        output: tuple[Cut, ...],
-        changing: tuple[int, ...],
-    ) -> None:
-        """Try all cuts of the mesh dims ``changing``, the others keeping theirs; what cannot be
-        carried is given up at once. ``source`` and ``output`` are the cuts of the mesh dims so far.
-        """
-        m = len(source)
-        if m == len(self.cuts):
-            self.budget -= min(prod(self.mesh), DEVICES)
+    def try_all(self, changing: tuple[int, ...]) -> None:
+        """Try all cuts of the mesh dims ``changing``, the others keeping theirs."""
+
+        def options(decided: tuple[Cut, ...], so_far: _Carried) -> Sequence[Cut]:
+            m = len(decided)
+            cut = self.cuts[m]
+            return _options(self.view, so_far[0], cut, self.unsharded) if m in changing else [cut]
+
+        def carry(decided: tuple[Cut, ...], so_far: _Carried, cut: Cut) -> _Carried | None:
+            step = carry_one(self.view, so_far[0], cut, self.mesh[len(decided)])
+            return None if step is None else (step[1], (*so_far[1], step[0]))
+
+        start: _Carried = kinds_of(self.view), ()
+        for source, (_, output) in carried(len(self.cuts), options, carry, start, self.budget):
+            self.budget.take(min(prod(self.mesh), DEVICES))
             if self.allowed(source) and not self._shards_what_it_must_not(source):
                 self.add(source, output)
-            return
-        cut = self.cuts[m]
-        options = _options(self.view, kinds, cut, self.unsharded) if m in changing else [cut]
-        for option in options:
-            if self.budget <= 0:
-                return
-            self.budget -= 1
-            step = carry_one(self.view, kinds, option, self.mesh[m])
-            if step is not None:
-                self.descend(step[1], (*source, option), (*output, step[0]), changing)
 
     def _shards_what_it_must_not(self, source: tuple[Cut, ...]) -> bool:
         return any(

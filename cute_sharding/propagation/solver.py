@@ -1,0 +1,104 @@
+"""One option for each mesh dim: of all those that can be carried, or the one of least cost.
+
+What an option is, its user says: the cut of a result or of an operand, or the name of a signature
+that is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, TypeVar
+
+Option = TypeVar("Option", bound=Hashable)
+State = TypeVar("State")
+Found = TypeVar("Found")
+
+# Combinations weighed at most; with more, the mesh dims are decided one after the other.
+COMBINATIONS = 512
+
+
+@dataclass
+class Budget:
+    """How many steps a search may still take.
+
+    >>> budget = Budget(1)
+    >>> budget.take(), budget.take()
+    (True, False)
+    """
+
+    left: int
+
+    def take(self, steps: int = 1) -> bool:
+        """Whether there is some left; that many less then."""
+        if self.left <= 0:
+            return False
+        self.left -= steps
+        return True
+
+
+def carried(
+    count: int,
+    options: Callable[[tuple[Option, ...], State], Iterable[Option]],
+    carry: Callable[[tuple[Option, ...], State, Option], State | None],
+    start: State,
+    budget: Budget,
+    decided: tuple[Option, ...] = (),
+) -> Iterator[tuple[tuple[Option, ...], State]]:
+    """Every choice of one option for each of ``count`` mesh dims, decided from left to right, and
+    what it leads to. What cannot be carried is given up at once, with all that begins so.
+
+    Args:
+        options: of the next mesh dim, after those that are decided, and what they lead to.
+        carry: what one more leads to; None: it cannot be carried.
+        start: what nothing leads to.
+        budget: a step is an option that is tried.
+
+    >>> def carry(decided, total, option):
+    ...     return total + option if total + option <= 2 else None
+    >>> [found for found, _ in carried(2, lambda *_: (0, 1, 2), carry, 0, Budget(9))]
+    [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    """
+    if len(decided) == count:
+        yield decided, start
+        return
+    for option in dict.fromkeys(options(decided, start)):
+        if not budget.take():
+            return
+        state = carry(decided, start, option)
+        if state is not None:
+            yield from carried(count, options, carry, state, budget, (*decided, option))
+
+
+def least(
+    options: Sequence[Sequence[Option]],
+    weighed: Callable[[tuple[Option, ...]], Found | None],
+    cost: Callable[[Found], Any],
+    allowed: Sequence[Option],
+) -> Found:
+    """What the combination of least cost leads to; of more than :data:`COMBINATIONS` the mesh dims
+    are decided one after the other.
+
+    Args:
+        options: of each mesh dim.
+        weighed: what a combination leads to; None: it is not allowed.
+        cost: of what a combination leads to; of several of one cost the first is taken.
+        allowed: a combination that is, to start from.
+
+    >>> least([(0, 1), (0, 1)], lambda both: sum(both) or None, abs, (0, 1))
+    1
+    """
+    if prod(map(len, options)) <= COMBINATIONS:
+        every = (found for some in product(*options) if (found := weighed(some)) is not None)
+        return min(every, key=cost)
+    chosen = tuple(allowed)
+    for m, some in enumerate(options):
+        tried = [(*chosen[:m], option, *chosen[m + 1 :]) for option in some]
+        ranked = [(cost(of), each) for each in tried if (of := weighed(each)) is not None]
+        if ranked:
+            chosen = min(ranked, key=lambda each: each[0])[1]
+    best = weighed(chosen)
+    assert best is not None, "what was allowed to start from is"
+    return best
