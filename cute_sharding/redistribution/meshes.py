@@ -15,7 +15,15 @@ from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.layout import Layout
 from cute_sharding.redistribution.network import Link, Network, messages
-from cute_sharding.redistribution.plan import Held, collectives, peak_of, received_by
+from cute_sharding.redistribution.plan import (
+    Held,
+    collectives,
+    layout_text,
+    peak_of,
+    received_by,
+    step_data,
+    step_lines,
+)
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.routes import Groups
 from cute_sharding.redistribution.step import Step
@@ -135,19 +143,7 @@ class ExchangePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data: sizes in elements, times in seconds."""
-        steps = [
-            {
-                "kind": step.kind,
-                "mesh_dims": [self._name(m) for m in step.mesh_dims],
-                "communicates": step.communicates,
-                "received_elements": step.received_elements,
-                "peak_elements": step.peak_elements,
-                "seconds": self.network.seconds(step),
-                "source_layout": _text(step.source_layout),
-                "target_layout": _text(step.target_layout),
-            }
-            for step in self.steps
-        ]
+        steps = [step_data(step, self.network, self._name) for step in self.steps]
         between = {
             "kind": self.kind,
             "mesh_dims": [],
@@ -155,8 +151,8 @@ class ExchangePlan:
             "received_elements": self.exchange.received_elements,
             "peak_elements": self.exchange.peak_elements,
             "seconds": self._seconds_between,
-            "source_layout": _text(_layout(self.source)),
-            "target_layout": _text(_layout(self.target)),
+            "source_layout": layout_text(_layout(self.source)),
+            "target_layout": layout_text(_layout(self.target)),
             "most_peers": self.exchange.most_peers,
         }
         return {
@@ -182,15 +178,7 @@ class ExchangePlan:
         return self.mesh_names[m] if self.mesh_names else m
 
     def __str__(self) -> str:
-        lines = []
-        for step in self.steps:
-            where = ", ".join(str(self._name(m)) for m in step.mesh_dims)
-            lines.append(
-                f"{step.kind}{' on mesh dims ' if where else ''}{where}: receives "
-                f"{step.received_elements:,} elements, {self.network.seconds(step):.4g} s"
-            )
-            if step.source_layout is not None and step.target_layout is not None:
-                lines.append(f"  {step.source_layout} -> {step.target_layout}")
+        lines = [line for step in self.steps for line in step_lines(step, self.network, self._name)]
         return "\n".join([*lines, *self._lines_between()])
 
     def _lines_between(self) -> list[str]:
@@ -225,10 +213,6 @@ def _data(placed: Placed, names: Sequence[str] | None) -> dict[str, Any]:
 
 def _layout(placed: Placed) -> Layout | None:
     return layout_of(placed.shape, placed.chains, placed.mesh.sizes)
-
-
-def _text(layout: Layout | None) -> str | None:
-    return None if layout is None else str(layout)
 
 
 @lru_cache(maxsize=1 << 10)

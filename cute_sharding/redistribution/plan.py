@@ -4,12 +4,13 @@ steps, :mod:`.planner` says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from cute_sharding.exchange.cost import most_local, received
+from cute_sharding.layout import Layout
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.step import Step
 from cute_sharding.sharding.chains import Chains
@@ -94,19 +95,7 @@ class RedistributionPlan:
         return {
             "shape": list(self.shape),
             "mesh": list(self.mesh),
-            "steps": [
-                {
-                    "kind": step.kind,
-                    "mesh_dims": [self._name(m) for m in step.mesh_dims],
-                    "communicates": step.communicates,
-                    "received_elements": step.received_elements,
-                    "peak_elements": step.peak_elements,
-                    "seconds": self.network.seconds(step),
-                    "source_layout": _text(step.source_layout),
-                    "target_layout": _text(step.target_layout),
-                }
-                for step in self.steps
-            ],
+            "steps": [step_data(step, self.network, self._name) for step in self.steps],
             "collectives": self.collectives,
             "received_elements": self.received_elements,
             "lower_bound": self.lower_bound,
@@ -124,19 +113,7 @@ class RedistributionPlan:
     def __str__(self) -> str:
         if not self.steps:
             return "nothing to do"
-        lines = []
-        for step in self.steps:
-            where = (
-                f" on mesh dims {', '.join(str(self._name(m)) for m in step.mesh_dims)}"
-                if step.mesh_dims
-                else ""
-            )
-            lines.append(
-                f"{step.kind}{where}: receives {step.received_elements:,} elements, "
-                f"{self.network.seconds(step):.4g} s"
-            )
-            if step.source_layout is not None and step.target_layout is not None:
-                lines.append(f"  {step.source_layout} -> {step.target_layout}")
+        lines = [line for step in self.steps for line in step_lines(step, self.network, self._name)]
         lines.append(
             f"in all: {self.collectives} collectives, {self.received_elements:,} elements of "
             f"{self.itemsize} bytes received, at most {self.peak_elements:,} held, "
@@ -145,7 +122,33 @@ class RedistributionPlan:
         return "\n".join(lines)
 
 
-def _text(layout: Any) -> str | None:
+def step_data(step: Step, network: Network, name: Callable[[int], int | str]) -> dict[str, Any]:
+    """A step as plain data; ``name`` is that of a mesh dim."""
+    return {
+        "kind": step.kind,
+        "mesh_dims": [name(m) for m in step.mesh_dims],
+        "communicates": step.communicates,
+        "received_elements": step.received_elements,
+        "peak_elements": step.peak_elements,
+        "seconds": network.seconds(step),
+        "source_layout": layout_text(step.source_layout),
+        "target_layout": layout_text(step.target_layout),
+    }
+
+
+def step_lines(step: Step, network: Network, name: Callable[[int], int | str]) -> list[str]:
+    """A step in words, and its layouts where it has both."""
+    where = ", ".join(str(name(m)) for m in step.mesh_dims)
+    lines = [
+        f"{step.kind}{' on mesh dims ' if where else ''}{where}: receives "
+        f"{step.received_elements:,} elements, {network.seconds(step):.4g} s"
+    ]
+    if step.source_layout is not None and step.target_layout is not None:
+        lines.append(f"  {step.source_layout} -> {step.target_layout}")
+    return lines
+
+
+def layout_text(layout: Layout | None) -> str | None:
     return None if layout is None else str(layout)
 
 
