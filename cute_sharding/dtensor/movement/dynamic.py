@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.running import LISTS, Runner
@@ -32,7 +33,7 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
-from cute_sharding.dtensor.run.dynamic import KINDS, exchanged
+from cute_sharding.dtensor.run.dynamic import exchanged, mesh_named, parsed, redistributed
 from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.placements import cut_of, placement_of
@@ -303,4 +304,41 @@ def _move_back(
     return [written]
 
 
-KINDS["move"], KINDS["move back"] = _move, _move_back
+# -- the op ----------------------------------------------------------------------------------------
+
+# By kind: called with the mesh, the op's tensors, its numbers, and what else the string says.
+KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {
+    "redistribute": redistributed,
+    "move": _move,
+    "move back": _move_back,
+}
+
+
+def _exchange(
+    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str
+) -> list[torch.Tensor]:
+    kind, key, _, *rest = parsed(how)
+    results = KINDS[kind](mesh_named(key, how), operands, tuple(numbers), *rest)
+    return [in_own_memory(result, operands) for result in results]
+
+
+def _shapes_of(
+    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str
+) -> list[torch.Tensor]:
+    dtype = operands[0].dtype
+    for x in operands[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    remaining = iter(sizes)
+    return [
+        operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype) for ndim in parsed(how)[2]
+    ]
+
+
+# The results' sizes are an argument: a backward graph is handed the symbols that its nodes have as
+# arguments, and no others.
+library.define(
+    "exchange(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how, str group) -> Tensor[]",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+library.impl("exchange", _exchange, "CompositeExplicitAutograd")
+torch.library.register_fake("cute_sharding::exchange", _shapes_of, lib=library)

@@ -2,23 +2,21 @@
 and that runs what an eager program runs, on the sizes of each call.
 
 So there is one graph for all sizes, and ranks that compile meet those that do not in the same
-collectives. What the op is to do is written in a string, for graphs are kept on disk: a kind
-(:data:`KINDS`), the mesh, and what the kind needs. Redistribution is one; movement ops are others
-(movement/dynamic.py).
+collectives. What the op is to do is written in a string, for graphs are kept on disk: a kind, the
+mesh, and what the kind needs. Redistribution is one, movement ops are others: the op itself stands
+where all are known (movement/dynamic.py).
 """
 
 from __future__ import annotations
 
 from ast import literal_eval
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha1
-from itertools import islice
 from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.executor import run
@@ -30,10 +28,6 @@ from cute_sharding.sharding.chains import Chains
 
 # The meshes that graphs name. Tracing comes by here, also before a graph from the disk is run.
 _meshes: dict[str, Any] = {}
-
-
-# By name: called with the op's tensors, its numbers, and what else the string says.
-KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {}
 
 
 def exchanged(
@@ -73,7 +67,7 @@ def run_opaque(
 
 
 def _name_of(mesh: Any) -> str:
-    """By what a graph names the mesh; :func:`_mesh_named` knows it from then on."""
+    """By what a graph names the mesh; :func:`mesh_named` knows it from then on."""
     key = _name(mesh)
     _meshes[key] = mesh
     return key
@@ -102,10 +96,10 @@ def _name(mesh: Any) -> str:
     ).hexdigest()[:16]
 
 
-_parsed = lru_cache(maxsize=1 << 10)(literal_eval)
+parsed = lru_cache(maxsize=1 << 10)(literal_eval)
 
 
-def _mesh_named(key: str, how: str) -> Any:
+def mesh_named(key: str, how: str) -> Any:
     """
     Raises:
         RuntimeError: no graph was made for such a mesh in this process.
@@ -118,40 +112,10 @@ def _mesh_named(key: str, how: str) -> Any:
     return _meshes[key]
 
 
-# -- the op ----------------------------------------------------------------------------------------
+# -- in each call ----------------------------------------------------------------------------------
 
 
-def _exchange(
-    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str
-) -> list[torch.Tensor]:
-    kind, key, _, *rest = _parsed(how)
-    results = KINDS[kind](_mesh_named(key, how), operands, tuple(numbers), *rest)
-    return [in_own_memory(result, operands) for result in results]
-
-
-def _shapes_of(
-    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str
-) -> list[torch.Tensor]:
-    dtype = operands[0].dtype
-    for x in operands[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    remaining = iter(sizes)
-    return [
-        operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype) for ndim in _parsed(how)[2]
-    ]
-
-
-# The results' sizes are an argument: a backward graph is handed the symbols that its nodes have as
-# arguments, and no others.
-library.define(
-    "exchange(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how, str group) -> Tensor[]",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
-library.impl("exchange", _exchange, "CompositeExplicitAutograd")
-torch.library.register_fake("cute_sharding::exchange", _shapes_of, lib=library)
-
-
-def _redistribute(
+def redistributed(
     mesh: Any,
     operands: list[torch.Tensor],
     shape: tuple[int, ...],
@@ -170,6 +134,3 @@ def _redistribute(
         *by[1:],
     )
     return [run(steps, operands[0], mesh)]
-
-
-KINDS["redistribute"] = _redistribute
