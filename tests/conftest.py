@@ -15,8 +15,12 @@ REPOSITORY = Path(__file__).parent.parent
 
 # Of each test's parameters, make test runs one in so many of those in tests/dtensor, and pytest
 # says how many it has left out: they compile and start processes, and on a slow machine all of
-# them take half an hour. make thorough, each night, and make releases run all, make quick fewer.
-ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 10
+# them take hours. make thorough, each night, and make releases run all, make quick fewer.
+ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 20
+
+# Tests marked ``costly`` compute for ten seconds or more with one of their parameters. Of those of
+# a folder make test runs one in so many, and says which; at least one.
+COSTLY_ONE_IN = 3
 
 # torch.compile asks in every process which vector instructions there are, and builds and loads a
 # library for each. That the machine says so is enough.
@@ -97,6 +101,7 @@ def pytest_collection_modifyitems(config, items):
     asked, left_out = config.getoption("--one-in"), set()
     if asked != 1:
         left_out |= {item for some in tests.values() for item in some if is_long(item)}
+        left_out |= costly_left_out([i for some in tests.values() for i in some], by_draw(config))
     for (path, _), parameters in tests.items():
         mark = parameters[0].get_closest_marker("one_in")
         by_place = ONE_IN if ADAPTER in path.parents else 1
@@ -110,6 +115,36 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def costly_left_out(items, key):
+    """Those of the costly tests that are not drawn."""
+    folders = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        mark = item.get_closest_marker("costly")
+        if mark is not None and not is_long(item):
+            together = mark.args[0] if mark.args else getattr(item, "originalname", item.name)
+            folders[item.path.parent][f"{item.path.name} {together}"].append(item)
+    return {
+        item
+        for costly in folders.values()
+        for name in sorted(costly, key=key)[max(round(len(costly) / COSTLY_ONE_IN), 1) :]
+        for item in costly[name]
+    }
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Which of the costly ones have run: of what the workers tell, as they alone draw."""
+    reports = [each for some in terminalreporter.stats.values() for each in some]
+    names = {
+        each.nodeid.partition("[")[0].removeprefix("tests/")
+        for each in reports
+        if "costly" in getattr(each, "keywords", ())
+    }
+    if names and config.getoption("--one-in") != 1:
+        terminalreporter.write_line(f"of the costly tests (all: --one-in 1) {len(names)} have run:")
+        for name in sorted(names):
+            terminalreporter.write_line(f"  {name}")
 
 
 def pytest_collection_finish():

@@ -210,6 +210,7 @@ def test_a_compiled_redistribution_issues_the_collectives_of_an_eager_one(dynami
     ) and eager.get_total_counts() == 1
 
 
+@pytest.mark.costly
 def test_backward_graphs_have_the_sizes_of_what_they_move():
     """Of symbols that a backward graph is not handed Inductor's code says that they are not
     defined.

@@ -236,6 +236,7 @@ def test_what_is_pending_is_pending_on_the_other_mesh():
         torch.testing.assert_close(whole(a * b), wanted)
 
 
+@pytest.mark.costly
 @pytest.mark.one_in(1)
 def test_processes(tmp_path):
     """Optimizers and the compiler; and meshes of other ranks."""

@@ -27,6 +27,7 @@ PROGRAMS = 8
 
 
 @pytest.mark.processes
+@pytest.mark.costly
 @pytest.mark.one_in(375)
 @pytest.mark.parametrize("first", range(0, 1000, PROGRAMS))
 @pytest.mark.parametrize("name", SETTINGS)

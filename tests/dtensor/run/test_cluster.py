@@ -25,11 +25,13 @@ def test_memory_that_lies_otherwise(tmp_path):
     run(5, tmp_path, ("lying_otherwise",))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_rank_that_runs_eagerly_beside_compiled_ones(dynamic, share, tmp_path):
     run(5, tmp_path, ("one_rank_eager", dynamic, share(5, 2)))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_views_of_what_inductor_computes(dynamic, some_of, tmp_path):
     names = some_of([*cluster_worker.OF_INDUCTORS], 5)

@@ -147,7 +147,6 @@ def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
     )
 
 
-@pytest.mark.one_in(1)
 @pytest.mark.parametrize("rank", [None, "0", "1"])
 def test_a_flag_that_nobody_knows_is_one_warning(program, rank):
     """With the nearest flag, by the first rank; the known ones are in force."""
