@@ -158,6 +158,7 @@ def stats_of(tmp_path, *arguments, options=(), **flags):
     )
 
 
+@pytest.mark.costly
 def test_stats_of_a_program(tmp_path):
     """The flags are read as the package is installed (tests/dtensor/switch/test_autoload.py)."""
     found = stats_of(tmp_path, "3", USE_CUTE_SHARDING="1")

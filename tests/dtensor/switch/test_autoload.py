@@ -161,6 +161,7 @@ def test_a_flag_that_nobody_knows_is_one_warning(program, rank):
 
 
 @pytest.mark.processes
+@pytest.mark.costly
 def test_spawned_workers_are_switched_on_too(program, tmp_path):
     """Three real processes: uneven shards through a view, forward and backward, by a program
     without a word of this package.
