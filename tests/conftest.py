@@ -20,7 +20,7 @@ ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 20
 
 # Tests marked ``costly`` compute for ten seconds or more with one of their parameters. Of those of
 # a folder make test runs one in so many, and says which; at least one.
-COSTLY_ONE_IN = 3
+COSTLY_ONE_IN = 4
 
 # torch.compile asks in every process which vector instructions there are, and builds and loads a
 # library for each. That the machine says so is enough.

@@ -36,6 +36,7 @@ def run(site, *arguments, **flags):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("flags", "on", "code"),
     [
