@@ -87,6 +87,7 @@ def drawn(seed):
     return Exchange(shape, mesh, source, target), device
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("first", range(0, 240, 20))
 def test_all_at_once_is_one_by_one(first):
     at_once = 0

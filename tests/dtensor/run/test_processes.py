@@ -85,6 +85,7 @@ def test_movements_of_any_size_in_one_graph(some_of, tmp_path):
     run(4, tmp_path, (movement_worker.movements_of_any_size, names))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "mesh", [[3, 1, 2, 0], [[3, 1], [2, 0]], [[0, 3], [2, 1]], [2, 0], [0, 1, 2, 3]], ids=str
 )
@@ -144,6 +145,7 @@ def test_compiled_programs(case, tmp_path):
     run(4, tmp_path, ("compiled", case))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", range(processes_worker.COMPILED_ONCE))
 def test_programs_compiled_once_for_several_shapes(case, tmp_path):
     run(4, tmp_path, ("compiled_once", case))
