@@ -38,15 +38,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 COLLECTED_AFTER = 100_000, 20, 100
 gc.set_threshold(*COLLECTED_AFTER)
 
-# Files that take half a minute of computing or more.
+# Files that may take half a minute of computing or more, by what is drawn.
 LONGEST = (
-    "test_stack.py",
     "test_ranks_in_step.py",
+    "test_stack.py",
     "test_processes.py",
-    "test_docs.py",
-    "test_imports.py",
+    "test_compiled_order.py",
     "test_models.py",
+    "test_compiled.py",
+    "test_patches_of_images.py",
+    "test_compiled_programs.py",
+    "test_docs.py",
+    "test_no_history.py",
+    "test_autoload.py",
+    "test_transformer.py",
+    "test_imports.py",
     "test_cluster.py",
+    "test_status.py",
+    "test_cli_in_and_out.py",
 )
 
 
@@ -135,11 +144,11 @@ def costly_left_out(items, key):
 
 def pytest_terminal_summary(terminalreporter, config):
     """Which of the costly ones have run: of what the workers tell, as they alone draw."""
-    reports = [each for some in terminalreporter.stats.values() for each in some]
+    said = [each for some in terminalreporter.stats.values() for each in some]
     names = {
         each.nodeid.partition("[")[0].removeprefix("tests/")
-        for each in reports
-        if "costly" in getattr(each, "keywords", ())
+        for each in said
+        if isinstance(each, pytest.TestReport) and "costly" in each.keywords
     }
     if names and config.getoption("--one-in") != 1:
         terminalreporter.write_line(f"of the costly tests (all: --one-in 1) {len(names)} have run:")
