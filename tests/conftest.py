@@ -18,9 +18,10 @@ REPOSITORY = Path(__file__).parent.parent
 # them take hours. make thorough, each night, and make releases run all, make quick fewer.
 ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 20
 
-# Tests marked ``costly`` compute for ten seconds or more with one of their parameters. Of those of
-# a folder make test runs one in so many, and says which; at least one.
-COSTLY_ONE_IN = 4
+# Tests marked ``costly`` start processes or compile, for five seconds of computing or more. Of them
+# make test runs one in so many, and its last lines say which. (Those in a file that share what
+# takes long have one name in their mark, and all run or none.)
+COSTLY_ONE_IN = 5
 
 # torch.compile asks in every process which vector instructions there are, and builds and loads a
 # library for each. That the machine says so is enough.
@@ -127,19 +128,18 @@ def pytest_collection_modifyitems(config, items):
 
 
 def costly_left_out(items, key):
-    """Those of the costly tests that are not drawn."""
-    folders = defaultdict(lambda: defaultdict(list))
+    """Those of the costly tests that are not of the set that is drawn. What stands side by side is
+    in different sets, so that each set has some of every folder.
+    """
+    costly = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("costly")
         if mark is not None and not is_long(item):
             together = mark.args[0] if mark.args else getattr(item, "originalname", item.name)
-            folders[item.path.parent][f"{item.path.name} {together}"].append(item)
-    return {
-        item
-        for costly in folders.values()
-        for name in sorted(costly, key=key)[max(round(len(costly) / COSTLY_ONE_IN), 1) :]
-        for item in costly[name]
-    }
+            costly[str(item.path), together].append(item)
+    names = sorted(costly)
+    drawn = names[key("costly") % COSTLY_ONE_IN :: COSTLY_ONE_IN] or names
+    return {item for name in names if name not in drawn for item in costly[name]}
 
 
 def pytest_terminal_summary(terminalreporter, config):

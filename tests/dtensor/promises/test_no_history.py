@@ -58,6 +58,7 @@ def test_what_one_rank_looks_at_changes_nothing(first, tmp_path):
     run(4, tmp_path, *[(no_history_worker.looked_at, first, first + 8)])
 
 
+@pytest.mark.costly
 @pytest.mark.processes
 def test_numbers_are_read_on_one_rank(tmp_path):
     run(4, tmp_path, (no_history_worker.numbers_read_alone,))

@@ -13,6 +13,7 @@ def run(world, folder, *jobs):
     spawn(cluster_worker.begin, world, "several", world, str(folder / "rendezvous"), *jobs)
 
 
+@pytest.mark.costly
 def test_replicas_stages_and_threads(tmp_path):
     run(8, tmp_path, ("replicas_out_of_step",), ("stages_alone",))
 
@@ -21,6 +22,7 @@ def test_threads(tmp_path):
     run(5, tmp_path, ("threads",), ("averages",))
 
 
+@pytest.mark.costly
 def test_memory_that_lies_otherwise(tmp_path):
     run(5, tmp_path, ("lying_otherwise",))
 

@@ -64,6 +64,7 @@ def test_compiled_writes(dynamic, backend, names, tmp_path):
     run(2, tmp_path, (movement_worker.compiled_writes, dynamic, backend, names))
 
 
+@pytest.mark.costly
 def test_drawn_compiled_writes(share, tmp_path):
     drawn = movement_worker.drawn_compiled_writes
     run(3, tmp_path, *[(drawn, share(12, 12), gradients) for gradients in (False, True)])
