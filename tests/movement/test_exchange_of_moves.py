@@ -104,6 +104,7 @@ def test_results_with_fewer_rows_than_devices_are_replicated(shape, slice_, cuts
     assert chosen(move, (cuts,), mesh).cuts == (expected,)
 
 
+@pytest.mark.costly
 def test_free_placements_are_found():
     """Whether there are any is found by trying all. But for results with fewer rows than devices,
     which are replicated.
