@@ -16,12 +16,12 @@ REPOSITORY = Path(__file__).parent.parent
 # Of each test's parameters, make test runs one in so many of those in tests/dtensor, and pytest
 # says how many it has left out: they compile and start processes, and on a slow machine all of
 # them take hours. make thorough, each night, and make releases run all, make quick fewer.
-ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 20
+ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 30
 
 # Tests marked ``costly`` compute for five seconds or more, the most because they start processes or
 # compile. Of them make test runs one in so many, and its last lines say which. (Those in a file
 # that share what takes long have one name in their mark, and all run or none.)
-COSTLY_ONE_IN = 6
+COSTLY_ONE_IN = 8
 
 # torch.compile asks in every process which vector instructions there are, and builds and loads a
 # library for each. That the machine says so is enough.
