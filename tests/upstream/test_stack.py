@@ -218,9 +218,9 @@ def is_right(case, answer):
 def drawn(share):
     """Cases of reshapes, of the other ops, and of redistributions."""
     return {
-        "views": views(share(2000)),
-        "other ops": other_ops(share(2000)),
-        "moved": redistributions(share(400)),
+        "views": views(share(2000, 10)),
+        "other ops": other_ops(share(2000, 10)),
+        "moved": redistributions(share(400, 10)),
     }
 
 
