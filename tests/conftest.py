@@ -15,8 +15,13 @@ REPOSITORY = Path(__file__).parent.parent
 
 # Of each test's parameters, make test runs one in so many of those in tests/dtensor, and pytest
 # says how many it has left out: they compile and start processes, and on a slow machine all of
-# them take half an hour. make thorough, each night, and make releases run all, make quick fewer.
-ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 10
+# them take hours. make thorough, each night, and make releases run all, make quick fewer.
+ADAPTER, ONE_IN = REPOSITORY / "tests" / "dtensor", 30
+
+# Tests marked ``costly`` compute for five seconds or more, the most because they start processes or
+# compile. Of them make test runs one in so many, and its last lines say which. (Those in a file
+# that share what takes long have one name in their mark, and all run or none.)
+COSTLY_ONE_IN = 8
 
 # torch.compile asks in every process which vector instructions there are, and builds and loads a
 # library for each. That the machine says so is enough.
@@ -34,15 +39,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 COLLECTED_AFTER = 100_000, 20, 100
 gc.set_threshold(*COLLECTED_AFTER)
 
-# Files that take half a minute of computing or more.
+# Files that may take half a minute of computing or more, by what is drawn.
 LONGEST = (
-    "test_stack.py",
     "test_ranks_in_step.py",
+    "test_stack.py",
     "test_processes.py",
-    "test_docs.py",
-    "test_imports.py",
+    "test_compiled_order.py",
     "test_models.py",
+    "test_compiled.py",
+    "test_patches_of_images.py",
+    "test_compiled_programs.py",
+    "test_docs.py",
+    "test_no_history.py",
+    "test_autoload.py",
+    "test_transformer.py",
+    "test_imports.py",
     "test_cluster.py",
+    "test_status.py",
+    "test_cli_in_and_out.py",
 )
 
 
@@ -97,6 +111,7 @@ def pytest_collection_modifyitems(config, items):
     asked, left_out = config.getoption("--one-in"), set()
     if asked != 1:
         left_out |= {item for some in tests.values() for item in some if is_long(item)}
+        left_out |= costly_left_out([i for some in tests.values() for i in some], by_draw(config))
     for (path, _), parameters in tests.items():
         mark = parameters[0].get_closest_marker("one_in")
         by_place = ONE_IN if ADAPTER in path.parents else 1
@@ -110,6 +125,35 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def costly_left_out(items, key):
+    """Those of the costly tests that are not of the set that is drawn. What stands side by side is
+    in different sets, so that each set has some of every folder.
+    """
+    costly = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("costly")
+        if mark is not None and not is_long(item):
+            together = mark.args[0] if mark.args else getattr(item, "originalname", item.name)
+            costly[str(item.path), together].append(item)
+    names = sorted(costly)
+    drawn = names[key("costly") % COSTLY_ONE_IN :: COSTLY_ONE_IN] or names
+    return {item for name in names if name not in drawn for item in costly[name]}
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Which of the costly ones have run: of what the workers tell, as they alone draw."""
+    said = [each for some in terminalreporter.stats.values() for each in some]
+    names = {
+        each.nodeid.partition("[")[0].removeprefix("tests/")
+        for each in said
+        if isinstance(each, pytest.TestReport) and "costly" in each.keywords
+    }
+    if names and config.getoption("--one-in") != 1:
+        terminalreporter.write_line(f"of the costly tests (all: --one-in 1) {len(names)} have run:")
+        for name in sorted(names):
+            terminalreporter.write_line(f"  {name}")
 
 
 def pytest_collection_finish():

@@ -158,6 +158,7 @@ def stats_of(tmp_path, *arguments, options=(), **flags):
     )
 
 
+@pytest.mark.costly
 def test_stats_of_a_program(tmp_path):
     """The flags are read as the package is installed (tests/dtensor/switch/test_autoload.py)."""
     found = stats_of(tmp_path, "3", USE_CUTE_SHARDING="1")
@@ -172,6 +173,7 @@ def test_stats_of_a_program(tmp_path):
     assert data["stats"]["redistribute"]["plan"] == 1
 
 
+@pytest.mark.costly
 def test_stats_of_a_program_without_flags(tmp_path, capsys):
     assert "nothing is switched on" in stats_of(tmp_path).stdout
     assert run(capsys, "stats nowhere.py")[2] == "cute_sharding: there is no program 'nowhere.py'\n"

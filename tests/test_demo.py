@@ -22,6 +22,7 @@ main()
 
 
 @pytest.mark.processes
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("program", "first", "said"),
     [

@@ -39,6 +39,7 @@ def test_examples_run(name, capsys):
     assert run(name) == 0, capsys.readouterr().out
 
 
+@pytest.mark.costly
 def test_examples_of_the_adapter_run():
     """In a process of their own: they start process groups, and switch things on."""
     with_examples = [

@@ -25,6 +25,7 @@ from cute_sharding.layout.symbolic import candidates, lowest_terms, prove, simpl
 
 
 @pytest.mark.parametrize("seed", range(1))
+@pytest.mark.costly
 def test_what_is_proved_holds_for_all_numbers(seed):
     rng = random.Random(f"prove {seed}")
     proved = {True: 0, False: 0, None: 0}

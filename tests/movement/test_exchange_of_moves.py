@@ -37,7 +37,7 @@ def prepared(case, choice):
     return operands, arrays, wanted
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("op", OPS)
 def test_everyone_ends_with_its_rows_and_receives_what_it_lacks(op):
     communicated = 0
@@ -57,6 +57,7 @@ def test_everyone_ends_with_its_rows_and_receives_what_it_lacks(op):
     assert communicated > 5
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("op", SUMS)
 def test_sums_are_added_where_they_belong(op):
     for case, choice in cases(op, 120, ops=(op,)):
@@ -104,6 +105,7 @@ def test_results_with_fewer_rows_than_devices_are_replicated(shape, slice_, cuts
     assert chosen(move, (cuts,), mesh).cuts == (expected,)
 
 
+@pytest.mark.costly
 def test_free_placements_are_found():
     """Whether there are any is found by trying all. But for results with fewer rows than devices,
     which are replicated.

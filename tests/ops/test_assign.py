@@ -199,6 +199,7 @@ def test_the_cheaper_operand_is_moved():
     ).operands == (((1, 3),), ((0, 3),))
 
 
+@pytest.mark.costly
 def test_many_mesh_dims_are_decided_one_after_the_other():
     mesh = (2,) * 8
     shape = (2**8, 2**8)

@@ -107,6 +107,7 @@ def test_lines_that_no_release_has_are_refused():
 
 
 @pytest.mark.parametrize("number", range(len(STACK)), ids=[patch.name for patch in STACK])
+@pytest.mark.costly
 @pytest.mark.one_in(3)
 def test_its_own_tests_pass(copies, number, request):
     """What of them runs in one process; make thorough runs also those of processes over gloo."""
@@ -217,9 +218,9 @@ def is_right(case, answer):
 def drawn(share):
     """Cases of reshapes, of the other ops, and of redistributions."""
     return {
-        "views": views(share(2000)),
-        "other ops": other_ops(share(2000)),
-        "moved": redistributions(share(400)),
+        "views": views(share(2000, 10)),
+        "other ops": other_ops(share(2000, 10)),
+        "moved": redistributions(share(400, 10)),
     }
 
 
@@ -430,6 +431,7 @@ def bugs_tested(tmp_path_factory, request):
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+@pytest.mark.costly
 @pytest.mark.one_in(3)
 def test_a_bug_is_there_and_mended(bug, bugs_tested):
     """Its test fails without the patch, and passes with it."""

@@ -348,6 +348,7 @@ def check_at(numbers, oracle, mesh, step, answer, counts):
         counts["other form"] += after != expected.cuts
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("drawn", DRAWN, ids=lambda f: f.__name__.removeprefix("draw_"))
 def test_what_is_carried_of_sizes_is_right_for_all_numbers(drawn, share):
     counts = Counter()

@@ -33,6 +33,7 @@ def test_patterns_of_models_run_as_eagerly_in_few_graphs(name, gradients):
 @pytest.mark.parametrize(
     "name", ["flatten", "split to heads", "patchify, rows sharded", "2-d mesh flatten"]
 )
+@pytest.mark.costly
 def test_patterns_under_inductor(name):
     found = measure(PATTERNS[name], "inductor", gradients=True)
     assert found.error is None
@@ -70,6 +71,7 @@ def test_global_sizes_that_a_graph_takes_for_constants_are_guarded():
 
 
 @pytest.mark.parametrize("in_cpp", [True, False])
+@pytest.mark.costly
 def test_constant_global_sizes_are_guarded_in_either_language_and_nothing_else_is(in_cpp):
     """Also a program that only ever sees local tensors of one shape; but not for the sizes of what
     they are views of.
@@ -210,6 +212,7 @@ def test_a_compiled_redistribution_issues_the_collectives_of_an_eager_one(dynami
     ) and eager.get_total_counts() == 1
 
 
+@pytest.mark.costly
 def test_backward_graphs_have_the_sizes_of_what_they_move():
     """Of symbols that a backward graph is not handed Inductor's code says that they are not
     defined.
@@ -230,6 +233,7 @@ def test_backward_graphs_have_the_sizes_of_what_they_move():
             assert found.shape == x.shape and found.placements == x.placements
 
 
+@pytest.mark.costly
 def test_a_gather_of_symbolic_sizes_that_divide_is_seen_by_the_compiler():
     from torch._inductor.utils import run_and_get_code
 

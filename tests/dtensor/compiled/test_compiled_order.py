@@ -94,16 +94,18 @@ def is_within(some, names):
     return all(name in remaining for name in some)
 
 
+@pytest.mark.costly("ranks")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "any sizes"])
 @pytest.mark.parametrize("seed", range(60))
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(60)
 def test_ranks_issue_the_same_collectives_in_the_order_of_the_program(ranks, seed, dynamic):
     assert_in_order(of_each_rank(ranks, seed, dynamic, {}), dynamic)
 
 
+@pytest.mark.costly("ranks")
 @pytest.mark.parametrize("passes", PASSES)
 @pytest.mark.parametrize("seed", range(60, 66))
-@pytest.mark.one_in(20)
+@pytest.mark.one_in(42)
 def test_no_pass_of_inductors_moves_one_before_another(ranks, seed, passes):
     # Joined collectives run where the last of them does: alike on all ranks, in another order.
     dynamic = seed % 2 == 0
@@ -131,6 +133,7 @@ def assert_in_order(found, dynamic, *, as_eagerly=True):
 
 
 @pytest.mark.processes
+@pytest.mark.costly
 @pytest.mark.parametrize("dynamic", ["dynamic", "static", "automatic"])
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.one_in(72)
@@ -139,6 +142,7 @@ def test_processes_that_compare_collectives(seed, dynamic, tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.costly
 @pytest.mark.parametrize("case", range(3))
 @pytest.mark.one_in(3)
 def test_programs_that_waited_for_one_another(case, tmp_path):

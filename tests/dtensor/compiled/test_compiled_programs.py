@@ -152,7 +152,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "mode", "flag"), CASES, ids=[" - ".join(case) for case in CASES])
-@pytest.mark.one_in(16)
+@pytest.mark.one_in(64)
+@pytest.mark.costly
 def test_a_program_compiles_no_worse_than_on_torchs_own_rules(name, mode, flag):
     assert compare(name, mode, [flag]) == {}
 
@@ -295,6 +296,7 @@ def graphs_for(rows, placements, mesh):
     ],
     ids=str,
 )
+@pytest.mark.costly
 def test_few_rows_of_some_ranks_cost_no_graphs(rows, placements, sizes, flags):
     """One row or none on some of the four: as many graphs as torch makes on the same device, or on
     the fullest one, where that goes from one row to two.

@@ -9,5 +9,6 @@ from gloo import run
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.costly
 def test_none_of_ours_is_compiled(tmp_path):
     run(2, tmp_path, (graph_breaks_worker.programs,))

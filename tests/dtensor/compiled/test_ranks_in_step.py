@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from processes import search_path
 
+# All share four processes, which take longer to start than most of them.
+pytestmark = pytest.mark.costly("ranks")
+
 HERE = Path(__file__).parents[1]
 PATIENCE = 400  # seconds
 

@@ -103,7 +103,7 @@ def whole(x):
     return x.reconcile() if hasattr(x, "reconcile") else x
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize("sizes", [(2, 1), (3, 1), (4, 1), (2, 2), (2, 3)], ids=str)
 @pytest.mark.parametrize("case", OPS)
@@ -236,6 +236,7 @@ def test_what_is_pending_is_pending_on_the_other_mesh():
         torch.testing.assert_close(whole(a * b), wanted)
 
 
+@pytest.mark.costly
 @pytest.mark.one_in(1)
 def test_processes(tmp_path):
     """Optimizers and the compiler; and meshes of other ranks."""

@@ -340,6 +340,7 @@ def test_what_is_made_anew_is_not_pending():
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.costly
 def test_convolutions_on_any_cut(mesh):
     """Also with groups, transposed and with a bias, on plain shards, even or not: torch looks at
     the placements of the images alone.

@@ -146,6 +146,7 @@ def test_transposed(spatial, mesh):
         assert not sent.get_total_counts()
 
 
+@pytest.mark.costly
 def test_processes(some_of, tmp_path):
     """Also compiled: of symbols blocks may not be of whole windows in another call."""
     cases = some_of(range(len(convolutions_worker.CASES)), 5)

@@ -44,6 +44,7 @@ NEXT = {
 }
 
 
+@pytest.mark.one_in(40)
 @pytest.mark.parametrize(
     ("mesh", "placements"),
     [((2,), [Shard(0)]), ((2,), [S(0)]), ((2, 2), [Shard(0), Shard(1)]), ((4,), [Shard(0)])],

@@ -41,6 +41,7 @@ LAID = [
 ]
 
 
+@pytest.mark.one_in(40)
 @pytest.mark.parametrize("flags", [{}, {"movement": True, "redistribution": True}], ids=str)
 @pytest.mark.parametrize(("mesh", "placements"), LAID, ids=str)
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -62,7 +62,7 @@ def replicated(x):
     return x.redistribute(placements=[R] * x.device_mesh.ndim) if isinstance(x, DTensor) else x
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize(("mesh", "placements"), LAID, ids=str)
 @pytest.mark.parametrize("program", WRITES)
@@ -95,7 +95,7 @@ SCATTERED = {
 }
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize(("mesh", "placements"), LAID, ids=str)
 @pytest.mark.parametrize("program", SCATTERED)

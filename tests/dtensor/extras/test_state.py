@@ -17,6 +17,7 @@ def run(world, folder, *jobs):
     spawn(state_worker.several, world, world, str(folder / "rendezvous"), *jobs)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", [0, 1])
 def test_checkpoints(seed, tmp_path):
     run(4, tmp_path, ("checkpoints", str(tmp_path), seed, 12))

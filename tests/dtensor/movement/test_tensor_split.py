@@ -27,6 +27,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.one_in(40)
 @pytest.mark.parametrize("world", MESHES)
 @pytest.mark.parametrize("name", SPLITS)
 def test_parts_are_those_of_one_device(name, world):

@@ -27,6 +27,7 @@ PROGRAMS = 8
 
 
 @pytest.mark.processes
+@pytest.mark.costly
 @pytest.mark.one_in(375)
 @pytest.mark.parametrize("first", range(0, 1000, PROGRAMS))
 @pytest.mark.parametrize("name", SETTINGS)
@@ -57,6 +58,7 @@ def test_what_one_rank_looks_at_changes_nothing(first, tmp_path):
     run(4, tmp_path, *[(no_history_worker.looked_at, first, first + 8)])
 
 
+@pytest.mark.costly
 @pytest.mark.processes
 def test_numbers_are_read_on_one_rank(tmp_path):
     run(4, tmp_path, (no_history_worker.numbers_read_alone,))

@@ -266,6 +266,7 @@ def test_prepare_groups_refuses_what_is_no_set_of_mesh_dims():
     assert groups_at_hand(mesh) == {(0, 1)} and distributed_c10d._world.group_count > count
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rank", [7])
 def test_inductor_keeps_what_other_ranks_wait_in(rank, tmp_path):
     """Also on a rank without rows, where nothing comes of it. In a process of its own, as one rank

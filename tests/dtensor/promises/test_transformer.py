@@ -11,6 +11,7 @@ PROGRAM = Path(__file__).parent.parent / "transformer_program.py"
 SECONDS = 300
 
 
+@pytest.mark.costly
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("how", ["eager", "compiled"])
 @pytest.mark.parametrize("by", ["heads", "sequence"])

@@ -109,6 +109,7 @@ def test_devices_of_another_mesh_are_told_by_rank():
     )
 
 
+@pytest.mark.costly
 def test_the_gallery_says_what_torch_does():
     measured = json.loads((DOCS / "gallery" / "measured.json").read_text())
     if measured["torch"] != torch.__version__.split("+")[0]:

@@ -36,6 +36,7 @@ def run(site, *arguments, **flags):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("flags", "on", "code"),
     [
@@ -99,6 +100,7 @@ def test_it_says_what_is_on_and_checks_that_it_works(site, flags, on, code):
     )
 
 
+@pytest.mark.costly
 def test_it_says_why_a_flag_has_come_to_nothing(site):
     result = run(site, USE_CUTE_SHARDING="1", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert result.returncode == 1 and "off: torch has not asked for this package" in result.stdout

@@ -13,7 +13,6 @@ import cute_sharding
 
 
 @pytest.mark.processes
-@pytest.mark.one_in(1)
 @pytest.mark.parametrize("prepared", [False, True])
 def test_drawn_pairs_of_meshes(prepared, share, tmp_path):
     run(4, tmp_path, (across_worker.across, 0, share(400, 10), prepared))

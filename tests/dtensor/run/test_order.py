@@ -86,7 +86,7 @@ OPS = {
 WORLDS = {2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)]}
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(200)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", OPS)
 def test_views_that_are_legal_on_one_device_are_legal_on_each(name, world):

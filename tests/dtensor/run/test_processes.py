@@ -11,11 +11,12 @@ pytestmark = pytest.mark.processes
 
 
 def test_views_on_three(share, tmp_path):
-    run(3, tmp_path, ("views", [0, 1, 2], share(60, 6)))
+    run(3, tmp_path, ("views", [0, 1, 2], share(60, 12)))
 
 
-def test_views_on_four(tmp_path):
-    run(4, tmp_path, ("views", [0, 1, 2, 3], 30), ("views", [[0, 1], [2, 3]], 30), ("slices",))
+def test_views_on_four(share, tmp_path):
+    meshes = [0, 1, 2, 3], [[0, 1], [2, 3]]
+    run(4, tmp_path, *[("views", ranks, share(30, 6)) for ranks in meshes], ("slices",))
 
 
 def test_movements(share, tmp_path):
@@ -23,7 +24,7 @@ def test_movements(share, tmp_path):
         4,
         tmp_path,
         *[
-            (movement_worker.movements, ranks, share(60, 6))
+            (movement_worker.movements, ranks, share(60, 12))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
@@ -34,12 +35,13 @@ def test_writes_to_movements_and_reads(share, tmp_path):
         4,
         tmp_path,
         *[
-            (movement_worker.writes_and_reads, ranks, share(40, 6))
+            (movement_worker.writes_and_reads, ranks, share(40, 12))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
 
 
+@pytest.mark.costly
 def test_movements_in_models_and_in_graphs(tmp_path):
     run(4, tmp_path, (movement_worker.movement_models,), (movement_worker.compiled_movements,))
 
@@ -47,6 +49,7 @@ def test_movements_in_models_and_in_graphs(tmp_path):
 INSIDE, INPUTS = movement_worker.WRITTEN_INSIDE, movement_worker.WRITTEN_INPUTS
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("dynamic", "backend", "names"),
     [
@@ -61,28 +64,33 @@ def test_compiled_writes(dynamic, backend, names, tmp_path):
     run(2, tmp_path, (movement_worker.compiled_writes, dynamic, backend, names))
 
 
+@pytest.mark.costly
 def test_drawn_compiled_writes(share, tmp_path):
     drawn = movement_worker.drawn_compiled_writes
     run(3, tmp_path, *[(drawn, share(12, 12), gradients) for gradients in (False, True)])
 
 
+@pytest.mark.costly
 def test_graphs_on_disk_are_of_one_rank(tmp_path):
     run(2, tmp_path, (movement_worker.graphs_on_disk, tmp_path / "cache"))
 
 
+@pytest.mark.costly
 def test_slices_of_any_size_in_one_graph(tmp_path):
     run(4, tmp_path, (movement_worker.slices_of_any_size,))
 
 
+@pytest.mark.costly
 def test_movements_of_any_size_in_one_graph(some_of, tmp_path):
     names = some_of([*movement_worker.OF_ANY_SIZE], 10)
     run(4, tmp_path, (movement_worker.movements_of_any_size, names))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "mesh", [[3, 1, 2, 0], [[3, 1], [2, 0]], [[0, 3], [2, 1]], [2, 0], [0, 1, 2, 3]], ids=str
 )
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 def test_meshes_whose_ranks_do_not_ascend(mesh, tmp_path):
     run(4, tmp_path, ("distributed", mesh))
 
@@ -103,7 +111,7 @@ def test_redistributions_with_the_collectives_of_other_backends(share, tmp_path)
         4,
         tmp_path,
         *[
-            ("natively", ranks, share(20, 2))
+            ("natively", ranks, share(20, 4))
             for ranks in ([0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [2, 0]])
         ],
     )
@@ -125,18 +133,20 @@ def test_meshes_smaller_than_the_world(share, tmp_path):
         5,
         tmp_path,
         *[
-            (job, ranks, share(20, 6))
+            (job, ranks, share(20, 10))
             for ranks in ([3, 1, 4], [[4, 1], [2, 0]])
             for job in ("views", "redistributions", movement_worker.writes_and_reads)
         ],
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", range(processes_worker.COMPILED))
 def test_compiled_programs(case, tmp_path):
     run(4, tmp_path, ("compiled", case))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", range(processes_worker.COMPILED_ONCE))
 def test_programs_compiled_once_for_several_shapes(case, tmp_path):
     run(4, tmp_path, ("compiled_once", case))

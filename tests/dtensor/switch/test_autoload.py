@@ -84,6 +84,7 @@ print(before - len(sys.meta_path), cute_sharding.is_enabled())
     assert succeeds(program(code, "1")).split() == [name, name, "True", "True", "1", "False"]
 
 
+@pytest.mark.costly("programs")
 def test_a_program_that_has_wrapped_what_redistributes_may_import_it(program):
     """By a function that keeps torch's, as decorators do, before it ever imports the package."""
     code = """
@@ -139,6 +140,7 @@ def test_a_module_that_is_already_imported_is_switched_on_at_once():
     assert called == [1]
 
 
+@pytest.mark.costly("programs")
 def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
     result = program("import torch", redistribution="perhaps")
     assert result.returncode == 0
@@ -147,7 +149,7 @@ def test_a_value_that_is_neither_on_nor_off_is_a_warning(program):
     )
 
 
-@pytest.mark.one_in(1)
+@pytest.mark.costly("programs")
 @pytest.mark.parametrize("rank", [None, "0", "1"])
 def test_a_flag_that_nobody_knows_is_one_warning(program, rank):
     """With the nearest flag, by the first rank; the known ones are in force."""
@@ -162,6 +164,7 @@ def test_a_flag_that_nobody_knows_is_one_warning(program, rank):
 
 
 @pytest.mark.processes
+@pytest.mark.costly
 def test_spawned_workers_are_switched_on_too(program, tmp_path):
     """Three real processes: uneven shards through a view, forward and backward, by a program
     without a word of this package.
@@ -201,6 +204,7 @@ print(views, collectives.get_total_counts() == 1)
 """
 
 
+@pytest.mark.costly("programs")
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("redistribution", [False, True])
 def test_the_two_flags_are_two_switches(program, views, redistribution):

@@ -72,22 +72,25 @@ def run(arguments, site, stdin=None, **flags):
     return result
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("flag", PARTS)
 def test_first_imports(flag, some_of, site, tmp_path):
-    programs = {name: f"import {name}" + CHECK for name in some_of(IMPORTS, 8)}
+    programs = {name: f"import {name}" + CHECK for name in some_of(IMPORTS, 16)}
     failed, errors = forked(programs, site, tmp_path, **{flag: "1"})
     assert not failed, errors
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("flag", PARTS)
 def test_first_uses(flag, some_of, site, tmp_path):
-    names = some_of([name for name, text in PROGRAMS.items() if "__main__" not in text], 8)
+    names = some_of([name for name, text in PROGRAMS.items() if "__main__" not in text], 16)
     programs = {name: PROGRAMS[name] + CHECK for name in names}
     failed, errors = forked(programs, site, tmp_path, **{flag: "1"})
     for name in failed:
         assert_fails_so_without(PROGRAMS[name], site, tmp_path, errors)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("flag", PARTS)
 @pytest.mark.parametrize(
     "name", [name for name, program in PROGRAMS.items() if "__main__" in program]
