@@ -24,6 +24,7 @@ LAYERS = [
     "redistribution",
     "ops",
     "movement",
+    "relations",
     "exchange",
     "dtensor",
     "drawing",
