@@ -4,12 +4,13 @@
 - :mod:`cute_sharding.sharding`: a tensor's distribution as a layout, and back.
 - :mod:`cute_sharding.views`: view ops as layouts, and placements carried through them.
 - :mod:`cute_sharding.movement`: slices, splits, rolls, pads and windows as maps of rows.
+- :mod:`cute_sharding.relations`: which element of its operands each element of a result is.
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
 
-The public names are those in the ``__all__`` of this package and of the eight above, and of
+The public names are those in the ``__all__`` of this package and of the nine above, and of
 :mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing
 else is promised: modules inside these packages, and names that are in no ``__all__``, may change
 with any release. Versions are semantic from 0.2.0 on (https://semver.org): public names change

@@ -81,9 +81,9 @@ DRAWN = {
         -rng.randint(1, 3),
     ),
     "torch.split": lambda rng, x, d: (rng.randint(1, x[d]), d) if x[d] else None,
-    "Tensor.unfold": lambda rng, x, d: (d, rng.randint(1, x[d]), rng.choice([1, 2, 3]))
-    if x[d] and len(x) < 4
-    else None,
+    "Tensor.unfold": lambda rng, x, d: (
+        (d, rng.randint(1, x[d]), rng.choice([1, 2, 3])) if x[d] and len(x) < 4 else None
+    ),
     "torch.diagonal": lambda rng, x, d: (
         (rng.randint(-2, 2), *rng.sample(range(len(x)), 2)) if len(x) > 1 else None
     ),

@@ -34,8 +34,8 @@ class Piece(NamedTuple):
         modes: none for a piece of one element.
 
     >>> transposed = piece(0, 0, 0, 0, [(2, 3, 1), (3, 1, 2)])  # of a (2, 3)
-    >>> transposed.modes, transposed.size
-    (((3, 1, 2), (2, 3, 1)), 6)
+    >>> transposed == Piece(0, 0, 0, 0, ((3, 1, 2), (2, 3, 1))), transposed.size
+    (True, 6)
     """
 
     source: int
@@ -72,7 +72,11 @@ def _side(first: int, modes: Sequence[tuple[int, int]]) -> str:
 
 
 def piece(source: int, target: int, x: int, y: int, modes: Iterable[Mode]) -> Piece:
-    """A piece in normal form, of modes in any order and of any size but 0."""
+    """A piece in normal form, of modes in any order and of any size but 0.
+
+    >>> print(piece(0, 0, 0, 5, [(3, 1, -2), (2, 9, 1), (1, 7, 7)]))
+    operand 0 2 + (3,2):(-1,9) -> result 0 1 + (3,2):(2,1)
+    """
     upward = []
     for n, dx, dy in modes:
         if n == 1:

@@ -1,4 +1,4 @@
-"""Relations of the ops in the tables: of views by their DimMaps, of movement by its maps of rows."""
+"""Relations of ops by the tables: of views from DimMaps, of movement from maps of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ Some: TypeAlias = "tuple[int, int, list[Mode]]"
 
 
 class NotOnlyMoved(ValueError):
-    """What an op gives is not elements of its operands, each as it is."""
+    """What an op gives is not elements of its operands, each as it is.
+
+    >>> try:
+    ...     of_move("unfold's gradient", (3, 2), (4,), 0, 2, 1)  # of windows that overlap
+    ... except NotOnlyMoved as error:
+    ...     print(error)
+    rows that are made of several are their sum
+    """
 
 
 def of_view(op: str, shape: Shape, *args: Any, **kwargs: Any) -> Relation:

@@ -176,7 +176,16 @@ def filled(relation: Relation, value: Any) -> Relation:
 
 
 class ReadTwice(ValueError):
-    """A relation without an inverse: an element of an operand is read more than once."""
+    """A relation without an inverse: an element of an operand is read more than once.
+
+    >>> from cute_sharding.relations import of_view
+    >>> try:
+    ...     inverse(of_view("Tensor.expand", (2, 1), (2, 3)))
+    ... except ReadTwice as error:
+    ...     print(error)
+    no inverse: operand 0 of shape (2, 1) has an element that is read more than once, by operand 0 \
+(2,3):(1,0) -> result 0 (2,3):(3,1)
+    """
 
 
 def inverse(relation: Relation, *, any_copy: bool = False) -> Relation:

@@ -158,7 +158,7 @@ def test_cost_grows_with_modes_and_not_with_elements():
 
 
 def test_what_is_cut_out_of_a_flat_view_stays_one_piece():
-    """In the rows of (3, 5) it is three boxes: the end of one, a whole one, the start of another."""
+    """In the rows of (3, 5) it is three boxes: an end, a whole row, a start."""
     relation = of_view("Tensor.view", (3, 5), (15,))
     relation = relation.then(of_move("Tensor.__getitem__", (15,), 0, 2, 11))
     relation = relation.then(of_view("Tensor.view", (9,), (3, 3)))

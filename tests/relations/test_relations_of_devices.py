@@ -15,9 +15,7 @@ def drawn_sharding(rng, shape):
     placements = []
     for _ in mesh:
         d = rng.randrange(len(shape) + 1)
-        placements.append(
-            Replicate() if d == len(shape) else Shard(d, rng.choice([1, 1, 2, 3]))
-        )
+        placements.append(Replicate() if d == len(shape) else Shard(d, rng.choice([1, 1, 2, 3])))
     return Sharding(shape, mesh, tuple(placements))
 
 
@@ -32,16 +30,10 @@ def test_held_and_needed(first):
         target = drawn_sharding(rng, relation.outputs[result])
         for device in devices(source.mesh):
             at = {x: i for i, x in enumerate(source.flat_indices(device))}
-            has = {
-                place: (0, at[x])
-                for place, (k, x) in said.items()
-                if k == operand and x in at
-            }
+            has = {place: (0, at[x]) for place, (k, x) in said.items() if k == operand and x in at}
             assert counted_out(held(relation, source, device, operand)) == has, seed
         for device in devices(target.mesh):
-            wants = {
-                (0, i): said[result, y] for i, y in enumerate(target.flat_indices(device))
-            }
+            wants = {(0, i): said[result, y] for i, y in enumerate(target.flat_indices(device))}
             assert counted_out(needed(relation, target, device, result)) == wants, seed
 
 
