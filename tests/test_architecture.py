@@ -274,6 +274,7 @@ ROOMS = [
     "compiled",
     "run",
     "door",
+    "refit",
     "fixes",
     "extras",
     "movement",
@@ -343,6 +344,7 @@ TORCH_PRIVATE = [
     "compiler",
     "collective_order",
     "expansion",
+    "decompositions",
     "tracing",
     "state_dicts",
 ]

@@ -9,6 +9,7 @@ list. The words are those of docs/glossary.md.
 - :mod:`.compiled`: sizes that are symbols
 - :mod:`.run`: redistributions: plans, run
 - :mod:`.door`: from specs to how tensors lie
+- :mod:`.refit`: a model's weights as another program's, on any meshes
 - :mod:`.fixes`: torch's bugs, one row each
 - :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures
 - :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims

@@ -247,13 +247,15 @@ class PieceExchange:
 
     def received_by(self, rank: int) -> int:
         """What one rank receives, in elements: what it needs and does not hold, each once."""
+        return sum(elements for _, elements in self.received_of(rank))
+
+    def received_of(self, rank: int) -> Iterator[tuple[int, int]]:
+        """The same, of each operand by its number."""
         wanting = self._wanting(rank)
-        return sum(
-            self._box(k, holder, wanting).size
-            for k in self._operands(wanting)
-            for holder in self._holders[k].ranks
-            if self._holders[k].of_rank.get(rank) != holder
-        )
+        for k in self._operands(wanting):
+            own = self._holders[k].of_rank.get(rank)
+            others = [holder for holder in self._holders[k].ranks if holder != own]
+            yield k, sum(self._box(k, holder, wanting).size for holder in others)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
