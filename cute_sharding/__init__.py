@@ -17,8 +17,9 @@ with any release. Versions are semantic from 0.2.0 on (https://semver.org): publ
 their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
-``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``, ``local_boxes(tensor)``,
-``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
+``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
+``plan_refit(generator, source, target)``, ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
+``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
@@ -27,12 +28,15 @@ import typing
 if typing.TYPE_CHECKING:
     from cute_sharding.drawing import draw
     from cute_sharding.dtensor import (
+        RefitPlan,
+        Spec,
         disable,
         enable,
         enabled,
         is_enabled,
         local_boxes,
         plan_redistribution,
+        plan_refit,
         prepare_groups,
         redistribute,
         reset_stats,
@@ -44,6 +48,8 @@ if typing.TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Box",
+    "RefitPlan",
+    "Spec",
     "disable",
     "draw",
     "enable",
@@ -52,6 +58,7 @@ __all__ = [
     "is_enabled",
     "local_boxes",
     "plan_redistribution",
+    "plan_refit",
     "prepare_groups",
     "redistribute",
     "reset_stats",

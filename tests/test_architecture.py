@@ -344,7 +344,7 @@ TORCH_PRIVATE = [
     "compiler",
     "collective_order",
     "expansion",
-    "decompositions",
+    "traced_code",
     "tracing",
     "state_dicts",
 ]

@@ -1,5 +1,5 @@
 """Tensors of one program's names and shapes made of those of another's, from meshes to meshes: a
-relation of all results to all operands, run as one exchange for each dtype that is sent.
+relation of all results to all operands, run as one exchange.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Named(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What is sent in one exchange.
+    """What is sent of one dtype.
 
     Attributes:
         dtype, itemsize: of the elements.
@@ -118,8 +118,8 @@ class Refit:
         return tuple(found)
 
     @cached_property
-    def exchanges(self) -> tuple[Sent, ...]:
-        """One for each dtype that is sent; constants go with the first."""
+    def sent(self) -> tuple[Sent, ...]:
+        """What is sent, dtype by dtype; constants go with the first."""
         used = sorted({*self.relation.sources})
         dtypes = dict.fromkeys(self.wires[k] for k in used) or {("", 1): None}
         constants = [len(self.operands) + i for i in range(len(self.relation.constants))]
@@ -178,7 +178,7 @@ class Refit:
         return Member(exchange, (*numbers, *behind), tuple(results))
 
     def part(self, sent: Sent, rank: int) -> Part:
-        """A rank's part in one of the exchanges."""
+        """A rank's part, of what is sent of one dtype."""
         return part_of(self.members, rank, sent.operands)
 
     @cached_property
@@ -226,14 +226,22 @@ class Refit:
         return max(map(self.received_by, self.looked_at), default=0)
 
     @cached_property
+    def received_elements(self) -> int:
+        """The same in elements, of all dtypes."""
+        return max(
+            [sum(m.exchange.received_by(rank) for m in self.members) for rank in self.looked_at],
+            default=0,
+        )
+
+    @cached_property
     def is_free(self) -> bool:
         """Whether no rank receives anything."""
         return all(member.exchange.is_free for member in self.members)
 
     @property
     def collectives(self) -> int:
-        """How many exchanges it is, each one collective or one batch of messages."""
-        return 0 if self.is_free else len(self.exchanges)
+        """How many collectives, or batches of messages, it is: one, or none."""
+        return int(not self.is_free)
 
     @cached_property
     def said_bytes(self) -> int:
@@ -290,14 +298,14 @@ class Refit:
                 }
                 for k, each in enumerate(self.results)
             ],
-            "exchanges": [
+            "sent": [
                 {
                     "dtype": sent.dtype,
                     "operands": [
                         self.operands[k].name for k in sorted(sent.operands) if k < self._constants
                     ],
                 }
-                for sent in self.exchanges
+                for sent in self.sent
             ],
             "collectives": self.collectives,
             "received_bytes": self.received_bytes,

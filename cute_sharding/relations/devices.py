@@ -52,7 +52,7 @@ def held(
         ValueError: the sharding is of another shape, or has something pending.
 
     >>> from cute_sharding.relations import of_view
-    >>> from cute_sharding.sharding import Shard
+    >>> from cute_sharding.sharding import Shard, Sharding
     >>> flat = of_view("Tensor.view", (4, 6), (24,))
     >>> print(held(flat, Sharding((4, 6), (2,), (Shard(1),)), (1,)))
     (4, 3) -> (24,)
@@ -74,7 +74,7 @@ def needed(
         ValueError: the sharding is of another shape, or has something pending.
 
     >>> from cute_sharding.relations import of_view
-    >>> from cute_sharding.sharding import Shard
+    >>> from cute_sharding.sharding import Shard, Sharding
     >>> turned = of_view("torch.transpose", (4, 6), 0, 1)
     >>> print(needed(turned, Sharding((6, 4), (2,), (Shard(0),)), (1,)))
     (4, 6) -> (3, 4)

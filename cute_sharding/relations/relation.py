@@ -24,8 +24,8 @@ class Relation:
             Those of none are not said: of a part (:func:`held`), or of an inverse.
         constants: values that elements are, of pieces whose source is below 0.
 
-    >>> flat = Relation.same((4, 6)).then(Relation(((4, 6),), ((24,),), whole(0, 0, 24)))
-    >>> print(flat)
+    >>> pieces = (piece(0, 0, 0, 0, [(24, 1, 1)]),)
+    >>> print(Relation.same((4, 6)).then(Relation(((4, 6),), ((24,),), pieces)))
     (4, 6) -> (24,)
       operand 0 24:1 -> result 0 24:1
     """
@@ -86,7 +86,7 @@ def compose(first: Relation, second: Relation) -> Relation:
     Raises:
         ValueError: the second is of tensors of other shapes.
 
-    >>> view = Relation(((3, 5),), ((15,),), whole(0, 0, 15))
+    >>> view = Relation(((3, 5),), ((15,),), (piece(0, 0, 0, 0, [(15, 1, 1)]),))
     >>> some = Relation(((15,),), ((9,),), (piece(0, 0, 2, 0, [(9, 1, 1)]),))  # [2:11]
     >>> print(compose(view, some))
     (3, 5) -> (9,)

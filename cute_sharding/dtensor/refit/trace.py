@@ -7,17 +7,20 @@ where a result of the generator is made of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.refit.ops import TAKES_NUMBERS, relation_of, value_of
-from cute_sharding.dtensor.replaced import local_tensors
-from cute_sharding.dtensor.replaced.decompositions import decomposition
+from cute_sharding.dtensor.replaced import dispatch_modes, local_tensors
+from cute_sharding.dtensor.replaced.traced_code import (
+    TorchDispatchMode,
+    decomposition,
+    tree_leaves,
+    tree_map,
+)
 from cute_sharding.relations import NotOnlyMoved, Relation, beside, compose, filled
 from cute_sharding.relations.piece import whole
 
@@ -64,11 +67,9 @@ def traced(generator: Generator, sources: Mapping[str, tuple[Any, torch.dtype]])
         TypeError: it does not give tensors by name.
         ValueError: it gives nothing.
     """
-    mode = _Tracing(sources)
-    given = dict(zip(sources, mode.given))
     try:
-        with mode, torch.no_grad():
-            results = generator(given)
+        with dispatch_modes.no_modes(), _Tracing(sources) as mode, torch.no_grad():
+            results = generator(dict(zip(sources, mode.given)))
     except (NotImplementedError, RuntimeError, TypeError) as error:
         if "meta" not in str(error):
             raise
@@ -118,7 +119,8 @@ class _Tracing(TorchDispatchMode):
             self.note(tensor, Relation(self.shapes, (self.shapes[k],), pieces))
 
     def note(self, tensor: torch.Tensor, said: Relation | Computed) -> None:
-        self.known[id(tensor)] = tensor, said
+        """What a new tensor is. Ops that have nothing to do give their operand itself."""
+        self.known.setdefault(id(tensor), (tensor, said))
 
     def said(self, tensor: torch.Tensor) -> Relation | Computed | None:
         found = self.known.get(id(tensor))
@@ -160,14 +162,25 @@ class _Tracing(TorchDispatchMode):
         self, func: Any, tensors: Sequence[Any], ours: Sequence[Any], given: tuple[Any, Any]
     ) -> Any:
         """An op of which some operands are made of the sources."""
+        name, numbers = func.__name__, set()
+        if name in TAKES_NUMBERS:
+            numbers = {id(x) for x in tensors if self.said(x) is None}
+
+        def without_data(x: Any) -> Any:
+            """A tensor of the generator's own as it meets sources; numbers of rows are read."""
+            is_own = isinstance(x, torch.Tensor) and not x.is_meta and id(x) not in numbers
+            return x.to("meta") if is_own else x
+
+        args, kwargs = tree_map(without_data, given)
+        out = func(*args, **kwargs)
         found: Relation | Computed | None
         found = next((x for x in map(self.said, ours) if isinstance(x, Computed)), None)
         if found is None and func.namespace == "aten":
-            found = self._moved(func, tensors, ours, given)
-            if found is None and (out := self._taken_apart(func, given, ours)) is not None:
-                return out
-        args, kwargs = tree_map(self._without_data, given)
-        out = func(*args, **kwargs)
+            found = self._moved(func, tensors, ours, given, numbers)
+            if not isinstance(found, Relation):
+                apart = self._taken_apart(func, (args, kwargs))
+                if apart is not None:
+                    return apart
         if not isinstance(found, Relation):
             said = found or Computed(_computes(func), frozenset())
             self._mark(out, said._replace(sources=said.sources | self._sources(ours)))
@@ -176,34 +189,32 @@ class _Tracing(TorchDispatchMode):
             self.note(result, self._cast(func, found.of(k), ours, result.dtype))
         return out
 
-    def _without_data(self, x: Any) -> Any:
-        """A tensor of the generator's own as the op meets it beside sources; numbers of rows are
-        looked up where they are.
-        """
-        is_own = isinstance(x, torch.Tensor) and not x.is_meta and x.dtype is not torch.int64
-        return x.to("meta") if is_own else x
-
     def _moved(
-        self, func: Any, tensors: Sequence[Any], ours: Sequence[Any], given: tuple[Any, Any]
+        self,
+        func: Any,
+        tensors: Sequence[Any],
+        ours: Sequence[Any],
+        given: tuple[Any, Any],
+        numbers: Collection[int],
     ) -> Relation | Computed | None:
-        """What an op of a table says, of the sources; None: no table has it."""
-        name = func.__name__
-        numbers = [x for x in tensors if name in TAKES_NUMBERS and self.said(x) is None]
+        """What an op of a table says, of the sources; None: no table has it. ``numbers``: by id,
+        the tensors that are numbers of rows.
+        """
 
         def shape_of(x: Any) -> Any:
-            is_moved = isinstance(x, torch.Tensor) and not any(x is other for other in numbers)
+            is_moved = isinstance(x, torch.Tensor) and id(x) not in numbers
             return tuple(x.shape) if is_moved else x
 
         args, kwargs = tree_map(shape_of, given)
         kwargs = {key: value for key, value in kwargs.items() if key not in _HOW_IT_LIES}
         try:
-            found = relation_of(name, args, kwargs)
+            found = relation_of(func.__name__, args, kwargs)
         except (NotOnlyMoved, ValueError, TypeError, IndexError) as error:
-            return Computed(f"aten.{name} of such arguments ({error})", self._sources(ours))
+            return Computed(f"{func} of such arguments ({error})", self._sources(ours))
         if found is None:
             return None
         relations: list[Relation] = []
-        for x in [x for x in tensors if not any(x is other for other in numbers)]:
+        for x in [x for x in tensors if id(x) not in numbers]:
             said = self.said(x)
             said = self._of_values(x) if said is None else said
             if isinstance(said, Computed):
@@ -211,9 +222,9 @@ class _Tracing(TorchDispatchMode):
             relations.append(said)
         return compose(beside(relations[: len(found.inputs)]), found)
 
-    def _taken_apart(self, func: Any, given: tuple[Any, Any], ours: Sequence[torch.Tensor]) -> Any:
-        """The result of an op as torch takes it apart into others: if these compute, it is the op
-        that does. None: torch does not, or into such as write.
+    def _taken_apart(self, func: Any, given: tuple[Any, Any]) -> Any:
+        """The result of an op as torch takes it apart into others that only move. None: torch does
+        not, or some compute, or write.
         """
         apart = decomposition(func)
         if apart is None:
@@ -224,13 +235,9 @@ class _Tracing(TorchDispatchMode):
                 out = apart(*args, **kwargs)
         except NotOnlyMoved:
             return None
-        if out is NotImplemented:
-            return None
-        for result in tree_leaves(out):
-            if isinstance(result, torch.Tensor) and not isinstance(self.said(result), Relation):
-                computed = Computed(_computes(func), self._sources(ours))
-                self.note(result, computed)
-        return out
+        results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        moved = results and all(isinstance(self.said(x), Relation) for x in results)
+        return out if moved else None
 
     def _of_values(self, tensor: torch.Tensor) -> Relation | Computed:
         """Of a tensor of the generator's own: one value all over."""
