@@ -20,7 +20,7 @@ from functools import cached_property
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.exchange.holders import Holder, Holders, holders
+from cute_sharding.exchange.holders import Holder, Holders, holders, numbered
 from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.redistribution.cost import coordinates
 from cute_sharding.relations.elements import read_once
@@ -166,8 +166,23 @@ class PieceExchange:
 
     # -- who sends what ----------------------------------------------------------------------------
 
-    def sent(self, rank: int) -> Iterator[Share]:
+    @cached_property
+    def _shares(self) -> dict[tuple[bool, int], tuple[Share, ...]]:
+        return {}
+
+    def sent(self, rank: int) -> tuple[Share, ...]:
         """What a rank sends, operand by operand."""
+        if (True, rank) not in self._shares:
+            self._shares[True, rank] = tuple(self._sent(rank))
+        return self._shares[True, rank]
+
+    def taken(self, rank: int) -> tuple[Share, ...]:
+        """What a rank receives, operand by operand."""
+        if (False, rank) not in self._shares:
+            self._shares[False, rank] = tuple(self._taken(rank))
+        return self._shares[False, rank]
+
+    def _sent(self, rank: int) -> Iterator[Share]:
         for k, source in enumerate(self._holders):
             holder = source.of_rank.get(rank)
             if holder is None:
@@ -184,8 +199,7 @@ class PieceExchange:
                         yield Share(peer, k, holder, box, low, high)
                     at += box.size
 
-    def taken(self, rank: int) -> Iterator[Share]:
-        """What a rank receives, operand by operand."""
+    def _taken(self, rank: int) -> Iterator[Share]:
         wanting = self._wanting(rank)
         for k in self._operands(wanting):
             source = self._holders[k]
@@ -242,6 +256,21 @@ class PieceExchange:
             for k, some in self._wanted(wanting).items():
                 if k < 0:
                     yield k, tuple(some)
+
+    @cached_property
+    def _messages(self) -> dict[tuple[int, int, int], tuple[tuple[Piece, ...], tuple[Piece, ...]]]:
+        return {}
+
+    def message(self, share: Share) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+        """A share as a message: from the sender's places to its elements, by number, and from these
+        to places of the receiver's results, of which there may be several for one.
+        """
+        key = id(share.box), share.first, share.stop
+        if key not in self._messages:
+            into = tuple(numbered(share.runs, 0))
+            out = through([each.turned for each in into], share.box.pieces)
+            self._messages[key] = into, out
+        return self._messages[key]
 
     # -- how much ----------------------------------------------------------------------------------
 

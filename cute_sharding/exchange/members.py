@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding.exchange.by_pieces import Box, PieceExchange, Share
+from cute_sharding.exchange.by_pieces import PieceExchange, Share
 from cute_sharding.exchange.exchange import Part
-from cute_sharding.exchange.holders import BUFFER, copy_between, numbered
+from cute_sharding.exchange.holders import BUFFER, copy_between
 from cute_sharding.redistribution.copies import Copy
-from cute_sharding.relations.piece import Piece, joined, through
+from cute_sharding.relations.piece import Piece, joined
 
 
 class Member(NamedTuple):
@@ -70,7 +70,7 @@ def part_of(members: Sequence[Member], rank: int, some: Collection[int] | None =
     of those of one dtype.
     """
 
-    def shares(function: Callable[[PieceExchange, int], Iterator[Share]]) -> _Messages:
+    def shares(function: Callable[[PieceExchange, int], Sequence[Share]]) -> _Messages:
         return _Messages(
             [
                 (member, share)
@@ -110,7 +110,8 @@ def _packs(out: _Messages, operands: int) -> tuple[tuple[Copy, ...], ...]:
     for (member, share), at in zip(out.shares, out.starts):
         number = member.operand(share.operand)
         shapes[number] = member.exchange.sources[share.operand].shape
-        packs[number] += numbered(share.runs, at)
+        pieces, _ = member.exchange.message(share)
+        packs[number] += [each._replace(y=each.y + at) for each in pieces]
     return tuple(
         [
             tuple([copy_between(each, shapes[k], BUFFER) for each in joined(pieces)])
@@ -121,17 +122,19 @@ def _packs(out: _Messages, operands: int) -> tuple[tuple[Copy, ...], ...]:
 
 def _unpacks(into: _Messages, results: int) -> tuple[tuple[Copy, ...], ...]:
     """From the receive buffer to the results: an element may go to several places."""
-    by_box: dict[tuple[int, ...], tuple[Member, Box, list[Piece]]] = {}
+    pieces: list[list[Piece]] = [[] for _ in range(results)]
+    shapes: dict[int, tuple[int, ...]] = {}
     for (member, share), at in zip(into.shares, into.starts):
-        key = (id(member), share.operand, *share.holder)
-        _, _, places = by_box.setdefault(key, (member, share.box, []))
-        places += [each.turned for each in numbered(share.runs, at)]
-    unpacks: list[list[Copy]] = [[] for _ in range(results)]
-    for member, box, places in by_box.values():
-        for each in through(places, box.pieces):
-            shape = member.exchange.targets[each.target].shape
-            unpacks[member.results[each.target]].append(copy_between(each, BUFFER, shape))
-    return tuple(map(tuple, unpacks))
+        for each in member.exchange.message(share)[1]:
+            number = member.results[each.target]
+            shapes[number] = member.exchange.targets[each.target].shape
+            pieces[number].append(each._replace(x=each.x + at))
+    return tuple(
+        [
+            tuple([copy_between(each, BUFFER, shapes[k]) for each in joined(some)])
+            for k, some in enumerate(pieces)
+        ]
+    )
 
 
 def _own(
