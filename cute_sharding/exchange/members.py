@@ -111,7 +111,7 @@ def _packs(out: _Messages, operands: int) -> tuple[tuple[Copy, ...], ...]:
         number = member.operand(share.operand)
         shapes[number] = member.exchange.sources[share.operand].shape
         pieces, _ = member.exchange.message(share)
-        packs[number] += [each._replace(y=each.y + at) for each in pieces]
+        packs[number] += [Piece(0, 0, x, y + at, modes) for _, _, x, y, modes in pieces]
     return tuple(
         [
             tuple([copy_between(each, shapes[k], BUFFER) for each in joined(pieces)])
@@ -125,10 +125,10 @@ def _unpacks(into: _Messages, results: int) -> tuple[tuple[Copy, ...], ...]:
     pieces: list[list[Piece]] = [[] for _ in range(results)]
     shapes: dict[int, tuple[int, ...]] = {}
     for (member, share), at in zip(into.shares, into.starts):
-        for each in member.exchange.message(share)[1]:
-            number = member.results[each.target]
-            shapes[number] = member.exchange.targets[each.target].shape
-            pieces[number].append(each._replace(x=each.x + at))
+        for _, target, x, y, modes in member.exchange.message(share)[1]:
+            number = member.results[target]
+            shapes[number] = member.exchange.targets[target].shape
+            pieces[number].append(Piece(0, 0, x + at, y, modes))
     return tuple(
         [
             tuple([copy_between(each, BUFFER, shapes[k]) for each in joined(some)])

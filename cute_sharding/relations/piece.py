@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.sharding.meeting import Run, meet_on_x, turns_of_loops
@@ -257,8 +258,8 @@ def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def _order(one: Piece) -> tuple[int, int]:
-    return one.target, one.y
+# By target, and by the first element there.
+_order = itemgetter(1, 3)
 
 
 def _in_turns(found: Sequence[Piece]) -> list[Piece]:
