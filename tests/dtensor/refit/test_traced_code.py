@@ -88,7 +88,9 @@ def test_what_programs_write(name):
 
 @pytest.mark.one_in(1)
 def test_a_source_as_it_is_and_a_constant():
-    generator = lambda w: {"x": w["x"], "p": w["x"].view(6, 4), "z": torch.zeros(3).long()}  # noqa: E731
+    def generator(w):
+        return {"x": w["x"], "p": w["x"].view(6, 4), "z": torch.zeros(3).long()}
+
     assert_is_what_it_makes(generator, x=(4, 6))
 
 
