@@ -315,7 +315,8 @@ class PieceExchange:
     @cached_property
     def is_free(self) -> bool:
         """Whether no rank receives anything, and all were looked at."""
-        return not self.received_elements and len(self.looked_at) == len(self.ranks)
+        is_known = len(self.looked_at) == len(self.ranks)
+        return is_known and not any(map(self.received_by, self.looked_at))
 
     @cached_property
     def most_peers(self) -> int:

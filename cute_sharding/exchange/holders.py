@@ -1,7 +1,7 @@
 """Which ranks hold the same of a tensor, and what they hold, by the places of its elements.
 
-An element of a local tensor is its *place*: one number of which each dim has a digit, with room for
-steps backward. So layouts of places are strided copies as they stand, by dims of any strides.
+The *place* of an element is its number in the local tensor, row-major. So a run of rows that begins
+amid one is one run of places, and one copy of a tensor that is contiguous.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.layout.layout import row_major
 from cute_sharding.redistribution.chains import Device
 from cute_sharding.redistribution.copies import Copy, Vector
-from cute_sharding.relations.piece import Piece, joined, piece
-from cute_sharding.sharding.meeting import Chain, Run, rows_held
+from cute_sharding.relations.devices import local
+from cute_sharding.relations.piece import Piece, piece
+from cute_sharding.sharding.meeting import Run
 
 # The coordinates on the mesh dims that cut the tensor.
 Holder: TypeAlias = "tuple[int, ...]"
@@ -45,7 +45,7 @@ class Holders(NamedTuple):
         at: dict[int, int] = dict(zip(self.placed.cut, holder))
         device: Device = tuple([at.get(m, 0) for m in range(len(self.placed.mesh.sizes))])
         shape = self.placed.shape
-        return _pieces(shape, tuple([self.placed.chain(d, device) for d in range(len(shape))]))
+        return local(shape, tuple([self.placed.chain(d, device) for d in range(len(shape))]))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -60,72 +60,45 @@ def holders(placed: Placed) -> Holders:
     return Holders(placed, {key: tuple(some) for key, some in ranks.items()}, of_rank)
 
 
-@lru_cache(maxsize=1 << 14)
-def _pieces(shape: tuple[int, ...], chains: tuple[Chain, ...]) -> tuple[Piece, ...]:
-    held = [rows_held(n, chain) for n, chain in zip(shape, chains)]
-    below, digits = row_major(shape), digits_of(shape)
-    found = []
-    for box in product(*held):
-        modes = [
-            (n, dy * digit, dx * stride)
-            for run, stride, digit in zip(box, below, digits)
-            for n, dx, dy in (*run.loops, (run.length, 1, 1))
-        ]
-        x = sum(run.y * digit for run, digit in zip(box, digits))
-        y = sum(run.x * stride for run, stride in zip(box, below))
-        found.append(piece(0, 0, x, y, modes))
-    return joined(found)
+class Line(NamedTuple):
+    """In which dim of a contiguous tensor, of so many, elements that follow one another are one
+    apart: the last of more than one row. (torch minds no strides of the others.)
+
+    >>> line_of((4, 3, 1)), line_of(())
+    (Line(dims=3, at=1), Line(dims=0, at=0))
+    """
+
+    dims: int
+    at: int
+
+
+BUFFER = Line(1, 0)
 
 
 @lru_cache(maxsize=1 << 12)
-def digits_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """What a row of each dim counts in a place.
-
-    >>> digits_of((4, 3))
-    (16, 1)
-    """
-    radix = _radix(shape)
-    return tuple([radix ** (len(shape) - 1 - d) for d in range(len(shape))])
+def line_of(shape: tuple[int, ...]) -> Line:
+    """That of a local tensor of that shape."""
+    return Line(len(shape), max([d for d, n in enumerate(shape) if n > 1], default=0))
 
 
-def _radix(shape: tuple[int, ...]) -> int:
-    return int(2 << max(shape, default=1).bit_length())
+def copy_between(one: Piece, source: Line, target: Line) -> Copy:
+    """A piece from places to places as a copy between contiguous tensors, or buffers: all of it is
+    said of one dim, whose rows go on in those of the dims before.
 
-
-def rows_at(place: int, shape: tuple[int, ...]) -> Vector:
-    """The rows of each dim that a place, or a step between places, stands for.
-
-    >>> rows_at(2 * 16 - 1, (4, 3))  # two rows down and one back
-    (2, -1)
-    """
-    radix = _radix(shape)
-    rows = []
-    for _ in shape:
-        row = (place + radix // 2) % radix - radix // 2
-        place = (place - row) // radix
-        rows.append(row)
-    return tuple(reversed(rows))
-
-
-def copy_between(one: Piece, source: tuple[int, ...], target: tuple[int, ...]) -> Copy:
-    """A piece from places to places, of tensors whose wholes have those shapes, as a copy. A buffer
-    is of the shape of no limit: one dim, ``BUFFER``.
+    >>> copy_between(piece(0, 0, 4, 0, [(5, 1, 1)]), line_of((4, 3)), BUFFER)  # elements 4 to 8
+    Copy(sizes=(5,), x=(0, 4), dx=((0, 1),), y=(0,), dy=((1,),))
     """
     return Copy(
         tuple([n for n, _, _ in one.modes]),
-        _rows(one.x, source),
-        tuple([_rows(dx, source) for _, dx, _ in one.modes]),
-        _rows(one.y, target),
-        tuple([_rows(dy, target) for _, _, dy in one.modes]),
+        _on(source, one.x),
+        tuple([_on(source, dx) for _, dx, _ in one.modes]),
+        _on(target, one.y),
+        tuple([_on(target, dy) for _, _, dy in one.modes]),
     )
 
 
-# The shape of a buffer: places in it are its elements.
-BUFFER = (-1,)
-
-
-def _rows(place: int, shape: tuple[int, ...]) -> Vector:
-    return (place,) if shape == BUFFER else rows_at(place, shape)
+def _on(line: Line, place: int) -> Vector:
+    return tuple([place if d == line.at else 0 for d in range(line.dims)])
 
 
 def numbered(runs: Sequence[Run], first: int) -> list[Piece]:

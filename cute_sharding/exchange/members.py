@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cute_sharding.exchange.by_pieces import PieceExchange, Share
 from cute_sharding.exchange.exchange import Part
-from cute_sharding.exchange.holders import BUFFER, copy_between
+from cute_sharding.exchange.holders import BUFFER, Line, copy_between, line_of
 from cute_sharding.redistribution.copies import Copy
 from cute_sharding.relations.piece import Piece, joined
 
@@ -66,8 +66,8 @@ class _Messages:
 
 
 def part_of(members: Sequence[Member], rank: int, some: Collection[int] | None = None) -> Part:
-    """One rank's part in several exchanges that run as one. ``some``: of these operands alone, as
-    of those of one dtype.
+    """One rank's part in several exchanges that run as one, of local tensors that are contiguous.
+    ``some``: of these operands alone, as of those of one dtype.
     """
 
     def shares(function: Callable[[PieceExchange, int], Sequence[Share]]) -> _Messages:
@@ -86,17 +86,17 @@ def part_of(members: Sequence[Member], rank: int, some: Collection[int] | None =
         for member in members
         for k, pieces in member.exchange.kept(rank)
         if some is None or member.operand(k) in some
-        for entry in _own(member, k, pieces)
+        for entry in _own(rank, member, k, pieces)
     ]
     peers = tuple(sorted({*out.sizes, *into.sizes}))
     targets = {n: t for m in members for n, t in zip(m.results, m.exchange.targets)}
     shapes = tuple([targets[n].local_shape(rank) for n in sorted(targets)])
-    unpacks = _unpacks(into, len(shapes))
+    unpacks = _unpacks(into, shapes)
     return Part(
         peers,
         tuple([out.sizes.get(peer, 0) for peer in peers]),
         tuple([into.sizes.get(peer, 0) for peer in peers]),
-        _packs(out, 1 + max([k for member in members for k in member.operands], default=-1)),
+        _packs(rank, out, 1 + max([k for member in members for k in member.operands], default=-1)),
         tuple(own),
         unpacks,
         shapes,
@@ -104,47 +104,49 @@ def part_of(members: Sequence[Member], rank: int, some: Collection[int] | None =
     )
 
 
-def _packs(out: _Messages, operands: int) -> tuple[tuple[Copy, ...], ...]:
+def _packs(rank: int, out: _Messages, operands: int) -> tuple[tuple[Copy, ...], ...]:
     packs: list[list[Piece]] = [[] for _ in range(operands)]
-    shapes: dict[int, tuple[int, ...]] = {}
+    lines: dict[int, Line] = {}
     for (member, share), at in zip(out.shares, out.starts):
         number = member.operand(share.operand)
-        shapes[number] = member.exchange.sources[share.operand].shape
+        shape = member.exchange.sources[share.operand].local_shape(rank)
+        lines[number] = line_of(shape or ())
         pieces, _ = member.exchange.message(share)
         packs[number] += [Piece(0, 0, x, y + at, modes) for _, _, x, y, modes in pieces]
     return tuple(
         [
-            tuple([copy_between(each, shapes[k], BUFFER) for each in joined(pieces)])
+            tuple([copy_between(each, lines[k], BUFFER) for each in joined(pieces)])
             for k, pieces in enumerate(packs)
         ]
     )
 
 
-def _unpacks(into: _Messages, results: int) -> tuple[tuple[Copy, ...], ...]:
+def _unpacks(
+    into: _Messages, shapes: Sequence[tuple[int, ...] | None]
+) -> tuple[tuple[Copy, ...], ...]:
     """From the receive buffer to the results: an element may go to several places."""
-    pieces: list[list[Piece]] = [[] for _ in range(results)]
-    shapes: dict[int, tuple[int, ...]] = {}
+    pieces: list[list[Piece]] = [[] for _ in shapes]
     for (member, share), at in zip(into.shares, into.starts):
         for _, target, x, y, modes in member.exchange.message(share)[1]:
             number = member.results[target]
-            shapes[number] = member.exchange.targets[target].shape
             pieces[number].append(Piece(0, 0, x + at, y, modes))
     return tuple(
         [
-            tuple([copy_between(each, BUFFER, shapes[k]) for each in joined(some)])
-            for k, some in enumerate(pieces)
+            tuple([copy_between(each, BUFFER, line_of(shape or ())) for each in joined(some)])
+            for some, shape in zip(pieces, shapes)
         ]
     )
 
 
 def _own(
-    member: Member, k: int, pieces: Sequence[Piece]
+    rank: int, member: Member, k: int, pieces: Sequence[Piece]
 ) -> Iterator[tuple[int, int, tuple[Copy, ...]]]:
-    shape = member.exchange.sources[k].shape if k >= 0 else BUFFER
+    exchange = member.exchange
+    line = line_of(exchange.sources[k].local_shape(rank) or ()) if k >= 0 else BUFFER
     by_result: dict[int, list[Copy]] = {}
     for each in pieces:
-        target = member.exchange.targets[each.target].shape
-        by_result.setdefault(each.target, []).append(copy_between(each, shape, target))
+        onto = line_of(exchange.targets[each.target].local_shape(rank) or ())
+        by_result.setdefault(each.target, []).append(copy_between(each, line, onto))
     for t, copies in by_result.items():
         yield member.operand(k), member.results[t], tuple(copies)
 

@@ -228,10 +228,11 @@ class Refit:
     @cached_property
     def received_elements(self) -> int:
         """The same in elements, of all dtypes."""
-        return max(
-            [sum(m.exchange.received_by(rank) for m in self.members) for rank in self.looked_at],
-            default=0,
-        )
+        return max(map(self.elements_received_by, self.looked_at), default=0)
+
+    def elements_received_by(self, rank: int) -> int:
+        """How many elements a rank receives, of all dtypes."""
+        return sum(member.exchange.received_by(rank) for member in self.members)
 
     @cached_property
     def is_free(self) -> bool:

@@ -202,4 +202,45 @@ def ranks_of_neither():
     assert y.shape == (6,) and y.to_local().numel() == (3 if dist.get_rank() in (1, 2) else 0)
 
 
-PROGRAMS = (between_two_pairs, what_does_not_fit, ranks_of_neither)
+def of_memory_in_any_order():
+    """Local tensors that are transposed, or have steps of their own where there is one row."""
+    line, other = DeviceMesh("cpu", torch.arange(4)), DeviceMesh("cpu", torch.tensor([2, 3, 0, 1]))
+    k = dist.get_rank()
+    turned = torch.arange(48.0).reshape(6, 8).t()[2 * k : 2 * k + 2]
+    narrow = torch.arange(32.0).reshape(8, 4)[2 * k : 2 * k + 2, 1:2]
+    assert not turned.is_contiguous() and narrow.stride() == (4, 1)
+    single = torch.arange(8.0).as_strided((2, 1), (1, 9), 2 * k)
+    state = {
+        name: DTensor(
+            local,
+            as_dtensor(local, shape, line, [Shard(0)], local.dtype)._spec,
+            requires_grad=False,
+        )
+        for name, local, shape in (
+            ("turned", turned, (8, 6)),
+            ("narrow", narrow, (8, 1)),
+            ("single", single, (8, 1)),
+        )
+    }
+    plan = cute_sharding.plan_refit(
+        lambda w: {"all": torch.cat([w["turned"], w["narrow"], w["single"].flip(0)], 1)},
+        state,
+        {"*": (other, [Shard(1)])},
+    )
+    whole = torch.cat(
+        [
+            torch.arange(48.0).reshape(6, 8).t(),
+            torch.arange(32.0).reshape(8, 4)[:, 1:2],
+            torch.arange(8.0).flip(0)[:, None],
+        ],
+        1,
+    )
+    wanted = whole.chunk(4, 1)[[2, 3, 0, 1].index(k)]
+    result = plan.run(state)["all"]
+    assert torch.equal(result.to_local(), wanted)
+    memory = torch.zeros(2, 8)
+    into = {"all": DTensor(memory.t(), result._spec, requires_grad=False)}
+    assert plan.run(state, into=into)["all"] is into["all"] and torch.equal(memory.t(), wanted)
+
+
+PROGRAMS = (of_memory_in_any_order, between_two_pairs, what_does_not_fit, ranks_of_neither)

@@ -15,6 +15,7 @@ from cute_sharding.dtensor.refit.specs import Spec, Target, spec_of, target_of
 from cute_sharding.dtensor.refit.trace import Generator, traced
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.placements import text
+from cute_sharding.exchange import Part
 from cute_sharding.exchange.refit import Refit
 
 
@@ -125,6 +126,22 @@ class RefitPlan:
     def unread(self) -> dict[str, int]:
         """Of sources of which results have not all elements: how many they leave out."""
         return dict(self.refit.unread)
+
+    def parts(self, rank: int) -> dict[str, Part]:
+        """A rank's part, for each dtype that is sent: to and from whom, with strided copies from
+        the sources into a buffer and out of one into the results. Constants are operands of one
+        element behind the sources.
+
+        >>> import torch
+        >>> source = {"w": Spec((4, 6), (2,), "S(0)")}
+        >>> plan = plan_refit(lambda w: {"v": w["w"].mT}, source, {"v": ((2,), "S(0)")})
+        >>> part = plan.parts(0)["float32"]
+        >>> part.peers, part.sends, part.receives
+        ((1,), (6,), (6,))
+        >>> part.packs[0][0]
+        Copy(sizes=(2, 3), x=(0, 3), dx=((0, 6), (0, 1)), y=(0,), dy=((3,), (1,)))
+        """
+        return {sent.dtype: self.refit.part(sent, rank) for sent in self.refit.sent}
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data: sizes in bytes."""

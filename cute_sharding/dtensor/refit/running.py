@@ -21,8 +21,7 @@ from cute_sharding.exchange.refit import Refit, Sent
 class Ran(NamedTuple):
     """A refit that ran, for :func:`cute_sharding.stats`."""
 
-    collectives: int
-    received: int
+    refit: Refit
 
     @property
     def question(self) -> None:
@@ -31,8 +30,9 @@ class Ran(NamedTuple):
 
     @property
     def moved(self) -> Moved:
-        received = Received(self.received, self.received)
-        return Moved(plan=1, collectives=self.collectives, received=received)
+        by_all = sum(map(self.refit.elements_received_by, self.refit.looked_at))
+        received = Received(self.refit.received_elements, by_all)
+        return Moved(plan=1, collectives=self.refit.collectives, received=received)
 
 
 class Running:
@@ -71,21 +71,26 @@ class Running:
             for k, x in enumerate(locals_)
         ]
         results = [
-            on_each_rank(lambda rank, x, k=k: self._made(k, x, rank), given[0]) if x is None else x
+            on_each_rank(lambda rank, x, k=k: self._made(k, x, rank), given[0])
+            if x is None or not x.is_contiguous()
+            else x
             for k, x in enumerate(into)
         ]
         mode = dispatch_modes.local_tensor_mode()
         if mode is None and process_groups.this_rank() not in self.refit.ranks:
             return results
         values = [torch.tensor([v], dtype=_widest(v)) for v in self.refit.relation.constants]
-        for sent, received in zip(self.refit.sent, self._received(given)):
-            sources = [*self._sent(sent, given), *values]
+        operands = [self._sent(sent, given) for sent in self.refit.sent]
+        for sent, some, received in zip(self.refit.sent, operands, self._received(operands)):
             results = [
-                on_each_rank(_into(partial(self.part, sent), k), received, result, *sources)
+                on_each_rank(_into(partial(self.part, sent), k), received, result, *some, *values)
                 for k, result in enumerate(results)
             ]
-        count_moves(Ran(self.refit.collectives, self.refit.received_elements))
-        return results
+        count_moves(Ran(self.refit))
+        return [
+            made if x is None or x is made else on_each_rank(lambda rank, x, y: x.copy_(y), x, made)
+            for x, made in zip(into, results)
+        ]
 
     def _checked(self, k: int, local: torch.Tensor, rank: int) -> torch.Tensor:
         operand = self.refit.operands[k]
@@ -98,7 +103,7 @@ class Running:
                 f"by its global shape {operand.placed.shape} and placements "
                 f"{operand.placed.placements_text()} it is {shape}"
             )
-        return local.detach().resolve_conj().resolve_neg()
+        return local.detach().resolve_conj().resolve_neg().contiguous()
 
     def _made(self, k: int, local: torch.Tensor, rank: int) -> torch.Tensor:
         shape = self.refit.results[k].placed.local_shape(rank)
@@ -106,21 +111,20 @@ class Running:
 
     # -- one exchange ------------------------------------------------------------------------------
 
-    def _received(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _received(self, operands: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """Of each dtype that is sent, what a rank gets of it: in one exchange, where there are
-        several of bytes.
+        several of bytes. ``operands``: for each, with those that are sent in it.
         """
         every = self.refit.sent
+        dtypes = [self._dtype(sent, some) for sent, some in zip(every, operands)]
         if self.refit.is_free:
-            return [_empty(given[0], self._dtype(sent, given)) for sent in every]
+            return [_empty(some[0], dtype) for some, dtype in zip(operands, dtypes)]
         buffers = [
             on_each_rank(
-                lambda rank, *xs, sent=sent: _packed(
-                    self.part(sent, rank), xs, self._dtype(sent, given)
-                ),
-                *self._sent(sent, given),
+                lambda rank, *xs, sent=sent, dtype=dtype: _packed(self.part(sent, rank), xs, dtype),
+                *some,
             )
-            for sent in every
+            for sent, some, dtype in zip(every, operands, dtypes)
         ]
         mesh, other = self.meshes[0], self.meshes[-1]
         group = on_which_group(self.refit, mesh, other)
@@ -132,10 +136,8 @@ class Running:
             like = buffer = on_each_rank(lambda rank, *xs: self._side_by_side(rank, xs), *buffers)
         got = exchange_buffers(part, buffer, like, group, mesh)
         return [
-            on_each_rank(
-                lambda rank, x, i=i: self._apart(rank, i, x, self._dtype(every[i], given)), got
-            )
-            for i in range(len(every))
+            on_each_rank(lambda rank, x, i=i, dtype=dtype: self._apart(rank, i, x, dtype), got)
+            for i, dtype in enumerate(dtypes)
         ]
 
     def _dtype(self, sent: Sent, given: Sequence[torch.Tensor]) -> torch.dtype:
