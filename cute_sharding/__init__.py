@@ -4,20 +4,22 @@
 - :mod:`cute_sharding.sharding`: a tensor's distribution as a layout, and back.
 - :mod:`cute_sharding.views`: view ops as layouts, and placements carried through them.
 - :mod:`cute_sharding.movement`: slices, splits, rolls, pads and windows as maps of rows.
+- :mod:`cute_sharding.relations`: which element of its operands each element of a result is.
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
 
-The public names are those in the ``__all__`` of this package and of the eight above, and of
+The public names are those in the ``__all__`` of this package and of the nine above, and of
 :mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing
 else is promised: modules inside these packages, and names that are in no ``__all__``, may change
 with any release. Versions are semantic from 0.2.0 on (https://semver.org): public names change
 their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
-``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``, ``local_boxes(tensor)``,
-``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
+``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
+``plan_refit(generator, source, target)``, ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
+``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
@@ -26,12 +28,15 @@ import typing
 if typing.TYPE_CHECKING:
     from cute_sharding.drawing import draw
     from cute_sharding.dtensor import (
+        RefitPlan,
+        Spec,
         disable,
         enable,
         enabled,
         is_enabled,
         local_boxes,
         plan_redistribution,
+        plan_refit,
         prepare_groups,
         redistribute,
         reset_stats,
@@ -43,6 +48,8 @@ if typing.TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Box",
+    "RefitPlan",
+    "Spec",
     "disable",
     "draw",
     "enable",
@@ -51,6 +58,7 @@ __all__ = [
     "is_enabled",
     "local_boxes",
     "plan_redistribution",
+    "plan_refit",
     "prepare_groups",
     "redistribute",
     "reset_stats",

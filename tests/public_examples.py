@@ -19,7 +19,15 @@ PACKAGES = [
     "cute_sharding",
     *(
         f"cute_sharding.{layer}"
-        for layer in ("layout", "sharding", "views", "redistribution", "ops", "dtensor")
+        for layer in (
+            "layout",
+            "sharding",
+            "views",
+            "redistribution",
+            "ops",
+            "relations",
+            "dtensor",
+        )
     ),
 ]
 

@@ -272,6 +272,7 @@ ROOMS = [
     "compiled",
     "run",
     "door",
+    "refit",
     "fixes",
     "extras",
     "movement",
@@ -334,6 +335,7 @@ TORCH_PRIVATE = [
     "compiler",
     "collective_order",
     "expansion",
+    "traced_code",
     "tracing",
     "state_dicts",
 ]

@@ -198,7 +198,18 @@ def test_the_site_has_every_page():
 
 
 @pytest.mark.parametrize(
-    "name", ["", "layout", "sharding", "views", "redistribution", "exchange", "ops", "dtensor"]
+    "name",
+    [
+        "",
+        "layout",
+        "sharding",
+        "views",
+        "redistribution",
+        "exchange",
+        "ops",
+        "relations",
+        "dtensor",
+    ],
 )
 def test_the_reference_has_every_public_name(name):
     module = ".".join(filter(None, ["cute_sharding", name]))

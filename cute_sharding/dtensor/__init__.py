@@ -9,6 +9,7 @@ list. The words are those of docs/glossary.md.
 - :mod:`.compiled`: sizes that are symbols
 - :mod:`.run`: redistributions: plans, run
 - :mod:`.door`: from specs to how tensors lie
+- :mod:`.refit`: a model's weights as another program's, on any meshes
 - :mod:`.fixes`: torch's bugs, one row each
 - :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures
 - :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims
@@ -21,6 +22,8 @@ list. The words are those of docs/glossary.md.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
 from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
 from cute_sharding.dtensor.door.held import local_boxes
+from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
+from cute_sharding.dtensor.refit.specs import Spec
 from cute_sharding.dtensor.reports.plan import plan_redistribution
 from cute_sharding.dtensor.reports.stats import reset_stats, stats
 from cute_sharding.dtensor.run.any_mesh import redistribute
@@ -28,12 +31,15 @@ from cute_sharding.dtensor.run.groups import prepare_groups
 from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_enabled, settings
 
 __all__ = [
+    "RefitPlan",
+    "Spec",
     "disable",
     "enable",
     "enabled",
     "is_enabled",
     "local_boxes",
     "plan_redistribution",
+    "plan_refit",
     "prepare_groups",
     "propagate_shape_and_sharding",
     "redistribute",

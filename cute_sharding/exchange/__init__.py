@@ -3,6 +3,8 @@
 - :mod:`.placed`: a tensor on the ranks of a device mesh.
 - :mod:`.meetings`: on which devices of the one there is something of the other.
 - :mod:`.exchange`: who sends what to whom, each element once; one rank's part, as strided copies.
+- :mod:`.holders`, :mod:`.by_pieces`: the same through any relation, of several operands.
+- :mod:`.members`, :mod:`.refit`: several such exchanges as one; a model's weights as another's.
 - :mod:`.plan`: what is finished before, and what all of it takes.
 """
 

@@ -27,9 +27,10 @@ class Part(NamedTuple):
         own: for each operand and result, copies from the one to the other.
         unpacks: for each result, copies out of the receive buffer; of sums those of each message
             by themselves, since they are added. None: the receive buffer is the result.
-        source_shapes, target_shapes: of each operand and result what the rank holds and is to hold,
-            as the exchange numbers its rows; None where it is not on the mesh.
+        target_shapes: of each result what the rank is to hold, as the exchange numbers its rows; of
+            windows the rows that they are made of, each once. None: it is not on the mesh.
         filled: whether each result has rows that nothing is copied to.
+        source_shapes: of each operand what it holds, where that is asked for.
     """
 
     peers: tuple[int, ...]
@@ -38,9 +39,9 @@ class Part(NamedTuple):
     packs: tuple[tuple[Copy, ...] | None, ...]
     own: tuple[tuple[int, int, tuple[Copy, ...]], ...]
     unpacks: tuple[tuple[Copy, ...] | None, ...]
-    source_shapes: tuple[Shape | None, ...]
     target_shapes: tuple[Shape | None, ...]
     filled: tuple[bool, ...]
+    source_shapes: tuple[Shape | None, ...] = ()
 
     def source_shape(self, i: int = 0) -> Shape:
         """Of an operand on a rank of its mesh."""
@@ -144,9 +145,9 @@ def part_of(
         tuple([tuple(folded(sending.all_of(i))) for i in range(len(move.inputs))]),
         tuple(own),
         tuple([_unpacked(receiving, k, move.adds) for k in range(len(move.outputs))]),
-        tuple(shapes[0]),
         tuple(shapes[1]),
         tuple(filled),
+        tuple(shapes[0]),
     )
 
 

@@ -235,9 +235,9 @@ class AllToAll(Step):
             (None if pack_free else tuple(folded(sending.all_of(0))),),
             ((0, 0, copies),),
             (None if unpack_free else tuple(folded(receiving.all_of(0))),),
-            shapes[:1],
             shapes[1:],
             (False,),
+            shapes[:1],
         )
 
     def _buffers(
@@ -326,7 +326,7 @@ class AllToAll(Step):
             (None,),
             (),
             (None if free else tuple([copy.flipped for copy in folded(unpacks)]),),
-            shapes[:1],
             shapes[1:],
             (False,),
+            shapes[:1],
         )

@@ -163,7 +163,7 @@ class Reduction(Step):
             (None if free else tuple(folded(packs)),),
             (),
             (None,),
-            shapes[:1],
             shapes[1:],
             (False,),
+            shapes[:1],
         )

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import (
@@ -142,8 +141,8 @@ def _pending(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _part_of(exchange: Exchange, rank: int, peers: tuple[int, ...] | None, room: int) -> Part:
-    return exchange.part(rank, peers, room)
+def _part_of(exchange: Exchange, rank: int, room: int) -> Part:
+    return exchange.part(rank, room=room)
 
 
 def _exchanged(
@@ -158,11 +157,9 @@ def _exchanged(
     width = 1 if dtype in WIRE else dtype.itemsize
     if dispatch_modes.local_tensor_mode() is None and process_groups.this_rank() not in exchange:
         return local.new_empty(0)  # of a rank of neither mesh
-    group = None if exchange.is_free else on_which_group(exchange, current.mesh, other)
-    peers = None if group is None else tuple(dist.get_process_group_ranks(group))
 
     def part(rank: int) -> Part:
-        return _part_of(exchange, rank, peers, room)
+        return _part_of(exchange, rank, room)
 
     local = on_each_rank(
         lambda rank, x: _checked(x, exchange.sources[0].local_shape(rank), current),
@@ -175,6 +172,7 @@ def _exchanged(
             buffer = on_each_rank(
                 lambda rank, x: sealed(part(rank), x, exchange.seal, width), buffer
             )
+        group = on_which_group(exchange, current.mesh, other)
         received = exchange_buffers(part, buffer, local, group, current.mesh)
         if is_told and not local_tensors.is_imagined(received):
             on_each_rank(

@@ -30,12 +30,23 @@ def exchange_buffers(
     group: Any | None,
     mesh: Any,
 ) -> torch.Tensor:
-    """What a rank gets for its buffer, message by message in the order of its peers. ``group``: one
-    that has all ranks which call, and the peers of whose parts are its ranks in their order; None:
-    point to point. ``local``: a tensor of the dtype of which the parts count elements.
+    """What a rank gets for its buffer, message by message in the order of its peers, ascending.
+    ``group``: one that has all ranks which call; None: point to point. ``local``: a tensor of the
+    dtype of which the parts count elements.
     """
     if group is not None:
-        return collective_ops.waited(all_to_all(part, buffer, local, group, mesh))
+        ranks = dist.get_process_group_ranks(group)
+
+        def in_group(rank: int) -> Part:
+            found = part(rank)
+            sends, receives = (dict(zip(found.peers, n)) for n in (found.sends, found.receives))
+            return found._replace(
+                peers=tuple(ranks),
+                sends=tuple([sends.get(peer, 0) for peer in ranks]),
+                receives=tuple([receives.get(peer, 0) for peer in ranks]),
+            )
+
+        return collective_ops.waited(all_to_all(in_group, buffer, local, group, mesh))
     width = 1 if local.dtype in WIRE else local.element_size()
     if dispatch_modes.local_tensor_mode() is not None:
         return on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)

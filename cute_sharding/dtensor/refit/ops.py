@@ -1,0 +1,130 @@
+"""The relations of aten ops: by the tables of views and of movement, and of a few ops beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from cute_sharding import movement, views
+from cute_sharding.layout.layout import row_major
+from cute_sharding.movement import of_move
+from cute_sharding.relations import NotOnlyMoved, Relation, compose, piece
+from cute_sharding.relations.moves import Shape
+from cute_sharding.relations.piece import joined
+from cute_sharding.relations.read import relation_of_move, relation_of_view
+
+# From the op's arguments, with shapes in the place of tensors; of tensors of indices these.
+Rule: TypeAlias = "Callable[..., Relation]"
+
+
+def relation_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Relation | None:
+    """What an op says of its results, by its overload's name; None where no table has it.
+
+    Raises:
+        NotOnlyMoved, ValueError, TypeError, IndexError: it says nothing of such arguments.
+    """
+    rule = _RULES.get(name)
+    return None if rule is None else rule(*args, **kwargs)
+
+
+def value_of(name: str, args: Sequence[Any]) -> Any | None:
+    """What every element is of a new tensor that an op makes; None where the op makes none."""
+    made = _FILLED.get(name.partition(".")[0])
+    return None if made is None else made(args)
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def _by_view(row: views.Row) -> Rule:
+    return lambda shape, *args, **kwargs: relation_of_view(row.view(shape, *args, **kwargs))
+
+
+def _by_move(row: movement.Row) -> Rule:
+    def rule(*args: Any, **kwargs: Any) -> Relation:
+        move = row.move(*args, **kwargs)
+        if move is None:
+            raise NotOnlyMoved(f"{row.op}: no map of rows is known for such arguments")
+        return relation_of_move(move)
+
+    return rule
+
+
+def _same(shape: Shape, *args: Any, **kwargs: Any) -> Relation:
+    return Relation.same(shape)
+
+
+def _stacked(shapes: Sequence[Shape], dim: int = 0) -> Relation:
+    """A cat of tensors with a dim more."""
+    d = dim % (len(shapes[0]) + 1)
+    more = [(*shape[:d], 1, *shape[d:]) for shape in shapes]
+    same = Relation.same(*shapes)
+    return compose(Relation(same.inputs, tuple(more), same.pieces), of_move("torch.cat", more, d))
+
+
+def _rows_taken(shape: Shape, dim: int, index: Any) -> Relation:
+    """Rows by their numbers, which are known while the generator is traced."""
+    if not isinstance(index, torch.Tensor) or index.is_meta or index.dtype is torch.bool:
+        raise NotOnlyMoved(
+            "which rows are taken is not known: give their numbers as torch.tensor([...]), made "
+            "on the CPU"
+        )
+    d, below = dim % len(shape), row_major(shape)
+    rows = index.reshape(-1).tolist()
+    onto = (*shape[:d], *index.shape, *shape[d + 1 :])
+    beside = row_major((*shape[:d], len(rows), *shape[d + 1 :]))
+    others = [(n, below[k], beside[k]) for k, n in enumerate(shape) if k != d]
+    if not all(n for n, _, _ in others):
+        rows = []
+    pieces = [
+        piece(0, 0, (row % shape[d]) * below[d], j * beside[d], others)
+        for j, row in enumerate(rows)
+    ]
+    return Relation((shape,), (onto,), joined(pieces))
+
+
+def _indexed(shape: Shape, indices: Sequence[Any]) -> Relation:
+    """``x[:, index]``: of one dim."""
+    given = [d for d, index in enumerate(indices) if index is not None]
+    if len(given) != 1:
+        raise NotOnlyMoved("an index of several dims")
+    return _rows_taken(shape, given[0], indices[given[0]])
+
+
+_RULES: dict[str, Rule] = {
+    **{
+        name: _by_view(row)
+        for row in views.TABLE
+        for name in (*row.strict, *row.lenient, *row.signed)
+    },
+    **{
+        name: _by_move(row)
+        for row in movement.TABLE
+        for name in (*row.overloads, *(row.signed.also if row.signed else ()))
+    },
+    **dict.fromkeys(
+        [
+            *("clone.default", "detach.default", "alias.default", "lift_fresh.default"),
+            *("detach_copy.default", "alias_copy.default", "lift_fresh_copy.default"),
+            "_to_copy.default",
+        ],
+        _same,
+    ),
+    "stack.default": _stacked,
+    "index_select.default": _rows_taken,
+    "index.Tensor": _indexed,
+}
+
+# Ops that take rows by their numbers, which a tensor beside the operand has.
+TAKES_NUMBERS = ("index_select.default", "index.Tensor")
+
+# New tensors that are one value all over: which, of their arguments.
+_FILLED: dict[str, Callable[[Sequence[Any]], Any]] = {
+    **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], lambda args: 0),
+    **dict.fromkeys(["ones", "ones_like", "new_ones"], lambda args: 1),
+    **dict.fromkeys(["full", "full_like"], lambda args: args[1]),
+    "new_full": lambda args: args[2],
+    "scalar_tensor": lambda args: args[0],
+}

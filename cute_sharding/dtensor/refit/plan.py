@@ -1,0 +1,257 @@
+"""``plan_refit``: weights as another program has them, from code on whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.refit.running import Running
+from cute_sharding.dtensor.refit.specs import Spec, Target, spec_of, target_of
+from cute_sharding.dtensor.refit.trace import Generator, traced
+from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
+from cute_sharding.dtensor.run.placements import text
+from cute_sharding.exchange import Part
+from cute_sharding.exchange.refit import Refit
+
+
+class RefitPlan:
+    """What a refit moves; it may be run any number of times.
+
+    Attributes:
+        refit: the relation of results to sources, and who sends what, without torch.
+        source, target: how each tensor lies, by name.
+
+    >>> import torch
+    >>> from torch.distributed.tensor import Shard
+    >>> source = {name: Spec((4, 6), (2,), [Shard(0)]) for name in ("gate", "up")}
+    >>> fused = lambda w: {"gate_up": torch.cat([w["gate"], w["up"]])}
+    >>> plan = plan_refit(fused, source, {"*": ((2,), [Shard(0)])})
+    >>> isinstance(plan, RefitPlan), plan.received_bytes, plan.collectives
+    (True, 48, 1)
+    """
+
+    def __init__(self, refit: Refit, source: dict[str, Spec], target: dict[str, Spec]) -> None:
+        self.refit = refit
+        self.source = source
+        self.target = target
+
+    def run(
+        self,
+        state: Mapping[str, DTensor] | None = None,
+        *,
+        into: Mapping[str, DTensor] | None = None,
+    ) -> dict[str, DTensor]:
+        """The results, by name, from the tensors of ``state``.
+
+        To be called by every rank of all the meshes; a rank of none does nothing. On a rank outside
+        of a tensor's mesh the state may lack it, and its result has no data. Nothing is planned
+        anew, and no metadata is sent.
+
+        Args:
+            state: the sources, by name, as they were planned; more is left alone.
+            into: tensors that are written to, by name; by default new ones. They must not share
+                memory with those of ``state``.
+
+        Raises:
+            TypeError: the plan was made of sizes, or of an exchange.Mesh: nothing to run on.
+            ValueError: a tensor of ``state`` or ``into`` is missing, or lies otherwise than was
+                planned.
+        """
+        self._check_meshes()
+        rank = process_groups.this_rank()
+        locals_ = [self._local(state or {}, name, spec) for name, spec in self.source.items()]
+        given = [
+            None
+            if into is None
+            else _as_planned("into", into, name, spec, rank in spec.ranks.ranks, spec.dtype)
+            for name, spec in self.target.items()
+        ]
+        with torch.no_grad():
+            onto = [None if x is None else x._local_tensor for x in given]
+            results = self._running.run(locals_, onto)
+        return {
+            name: tensor_specs.made(local, spec.to_dtensor_spec(), requires_grad=False)
+            if tensor is None
+            else tensor
+            for (name, spec), local, tensor in zip(self.target.items(), results, given)
+        }
+
+    def inverse(self) -> RefitPlan:
+        """Back from the results to the sources, as they lay: what undoes the generator.
+
+        Of an element that results have more than once (a repeated head, a tied weight) the first is
+        taken; what was padded is left out. Values that were cast to fewer bits stay rounded.
+
+        Raises:
+            ValueError: the results have not all elements of the sources.
+
+        >>> import torch
+        >>> from torch.distributed.tensor import Shard
+        >>> source = {"w": Spec((4, 6), (2,), [Shard(0)])}
+        >>> turned = plan_refit(lambda w: {"v": w["w"].mT}, source, {"v": ((2,), [Shard(0)])})
+        >>> print(turned.inverse().refit.relation)
+        (6, 4) -> (4, 6)
+          operand 0 (4,6):(1,4) -> result 0 (4,6):(6,1)
+        """
+        return RefitPlan(self.refit.inverse(), self.target, self.source)
+
+    # -- how much ----------------------------------------------------------------------------------
+
+    @property
+    def received_bytes(self) -> int:
+        """What the busiest rank receives."""
+        return self.refit.received_bytes
+
+    def received_by(self, rank: int) -> int:
+        """What a rank receives, in bytes: what it needs and does not hold, each element once."""
+        return self.refit.received_by(rank)
+
+    @property
+    def collectives(self) -> int:
+        """How many exchanges it is: one, or none where no rank receives anything."""
+        return self.refit.collectives
+
+    @property
+    def coverage(self) -> float:
+        """The share of the results' bytes of which it is said what they are: all, 1.0."""
+        total = sum(each.bytes for each in self.refit.results)
+        return self.refit.said_bytes / total if total else 1.0
+
+    @property
+    def unread(self) -> dict[str, int]:
+        """Of sources of which results have not all elements: how many they leave out."""
+        return dict(self.refit.unread)
+
+    def parts(self, rank: int) -> dict[str, Part]:
+        """A rank's part, for each dtype that is sent: to and from whom, with strided copies from
+        the sources into a buffer and out of one into the results. Constants are operands of one
+        element behind the sources.
+
+        >>> import torch
+        >>> source = {"w": Spec((4, 6), (2,), "S(0)")}
+        >>> plan = plan_refit(lambda w: {"v": w["w"].mT}, source, {"v": ((2,), "S(0)")})
+        >>> part = plan.parts(0)["float32"]
+        >>> part.peers, part.sends, part.receives
+        ((1,), (6,), (6,))
+        >>> part.packs[0][0]
+        Copy(sizes=(2, 3), x=(0, 3), dx=((0, 6), (0, 1)), y=(0,), dy=((3,), (1,)))
+        """
+        return {sent.dtype: self.refit.part(sent, rank) for sent in self.refit.sent}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data: sizes in bytes."""
+        return self.refit.to_dict()
+
+    def __str__(self) -> str:
+        return str(self.refit)
+
+    # -- as it runs --------------------------------------------------------------------------------
+
+    @cached_property
+    def _running(self) -> Running:
+        meshes = [spec.mesh for spec in (*self.source.values(), *self.target.values())]
+        return Running(self.refit, meshes, [spec.dtype for spec in self.target.values()])
+
+    def _check_meshes(self) -> None:
+        found = set()
+        for name, spec in (*self.source.items(), *self.target.items()):
+            if not isinstance(spec.mesh, DeviceMesh):
+                raise TypeError(
+                    f"the refit was planned on mesh {spec.mesh} for {name!r}: to run it, plan it "
+                    "on DeviceMeshes"
+                )
+            found.add(spec.mesh.device_type)
+        kinds = sorted(found)
+        if len(kinds) > 1:
+            raise ValueError(
+                f"a refit between meshes of {' and '.join(kinds)} devices: both are to be of one "
+                "kind, move the tensors first"
+            )
+
+    def _local(self, state: Mapping[str, DTensor], name: str, spec: Spec) -> torch.Tensor:
+        is_ours = process_groups.this_rank() in spec.ranks.ranks
+        tensor = _as_planned("the state", state, name, spec, is_ours, spec.dtype)
+        if tensor is None:
+            mesh: Any = spec.mesh
+            return torch.empty(0, dtype=spec.dtype, device=mesh.device_type)
+        return tensor._local_tensor
+
+
+def _as_planned(
+    what: str, given: Mapping[str, Any], name: str, spec: Spec, is_ours: bool, dtype: torch.dtype
+) -> DTensor | None:
+    """A DTensor by its name, which lies as it was planned; None where a rank outside of its mesh
+    has none.
+    """
+    tensor = given.get(name)
+    if tensor is None and not is_ours and dispatch_modes.local_tensor_mode() is None:
+        return None
+    if tensor is None:
+        raise ValueError(f"{what} has no {name!r}, which the refit was planned with")
+    found = spec_of(name, tensor)
+    if (found.mesh, found.shape, found.dtype) != (spec.mesh, spec.shape, dtype) or tuple(
+        found.placements
+    ) != tuple(spec.placements):
+        raise ValueError(
+            f"{name!r} of {what} is {_said(found)}, and the refit was planned with {_said(spec)}: "
+            "plan it anew, or redistribute the tensor"
+        )
+    return tensor
+
+
+def _said(spec: Spec) -> str:
+    placements: Any = spec.placements
+    return f"{tuple(spec.shape)} {spec.dtype} as {text(placements)} on {spec.mesh}"
+
+
+def plan_refit(
+    generator: Generator, source: Mapping[str, DTensor | Spec], target: Target
+) -> RefitPlan:
+    """A plan for weights as another program has them, straight from shards to shards.
+
+    Args:
+        generator: ordinary torch code, from a dict of whole tensors by name to a dict of whole
+            tensors: what it does of views, permutes, slices, cats, stacks, splits, expands,
+            repeats, rolls, flips, pads, rows by number and one cast becomes one relation. It is run
+            once, here, on tensors without data.
+        source: the tensors that it is given, by name: DTensors, or specs of such.
+        target: where results are to lie: by name or by pattern of names (``"*.qkv_proj.weight"``)
+            a mesh and placements, or a DTensor or spec; or a function of name and tensor that gives
+            a mesh and placements.
+
+    Returns:
+        The plan: ``.run(state)``, ``.inverse()``, ``str()``, ``.to_dict()``.
+
+    Raises:
+        cute_sharding.relations.NotOnlyMoved: a result is computed; the error names the op and the
+            result. It is a ValueError.
+        ValueError, TypeError, RuntimeError: the arguments do not fit together.
+
+    The method is in docs/refit.md.
+
+    >>> import torch
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> def fused(w):
+    ...     return {"qkv.weight": torch.cat([w["q"], w["k"], w["v"]]).to(torch.bfloat16)}
+    >>> source = {name: Spec((8 if name == "q" else 4, 6), (2,), [Shard(0)]) for name in "qkv"}
+    >>> print(plan_refit(fused, source, {"*.weight": ((2,), [Shard(1)])}))
+    refit of 3 tensors to 1, mesh (2,) of ranks 0, 1
+      qkv.weight (16, 6) bfloat16 as [S(1)]: 3 pieces of q, k, v
+    in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all said
+    """
+    specs = {name: spec_of(name, given) for name, given in source.items()}
+    if not specs:
+        raise ValueError("a refit of no tensors: give those that the generator reads")
+    found = traced(generator, {name: (spec.shape, spec.dtype) for name, spec in specs.items()})
+    results = {
+        name: target_of(target, name, shape, dtype)
+        for name, shape, dtype in zip(found.names, found.relation.outputs, found.dtypes)
+    }
+    operands = tuple([spec.named(name) for name, spec in specs.items()])
+    named = tuple([spec.named(name) for name, spec in results.items()])
+    return RefitPlan(Refit(found.relation, operands, named), specs, results)

@@ -1,0 +1,246 @@
+"""Relations: which element of its operands each element of a result is; and their algebra."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, TypeAlias
+
+from cute_sharding.relations.elements import alone, read_once, size, without
+from cute_sharding.relations.piece import Piece, joined, ladders, meet, piece, through, whole
+from cute_sharding.sharding.meeting import Run
+
+Shape: TypeAlias = "tuple[int, ...]"
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Of each element of some results, which element of some operands it is.
+
+    Attributes:
+        inputs, outputs: the shapes of the operands and of the results.
+        pieces: what the results are made of; an element of a result is of one piece at the most.
+            Those of none are not said: of a part (:func:`held`), or of an inverse.
+        constants: values that elements are, of pieces whose source is below 0.
+
+    >>> pieces = (piece(0, 0, 0, 0, [(24, 1, 1)]),)
+    >>> print(Relation.same((4, 6)).then(Relation(((4, 6),), ((24,),), pieces)))
+    (4, 6) -> (24,)
+      operand 0 24:1 -> result 0 24:1
+    """
+
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    pieces: tuple[Piece, ...]
+    constants: tuple[Any, ...] = ()
+
+    @classmethod
+    def same(cls, *shapes: Shape) -> Relation:
+        """Tensors of those shapes, as they are."""
+        pieces = [each for k, shape in enumerate(shapes) for each in whole(k, k, prod(shape))]
+        return cls(shapes, shapes, tuple(pieces))
+
+    def then(self, other: Relation) -> Relation:
+        """:func:`compose` of this one and of what is done with its results."""
+        return compose(self, other)
+
+    def of(self, *outputs: int) -> Relation:
+        """Some of the results alone, in that order."""
+        numbers = {k: i for i, k in enumerate(outputs)}
+        pieces = [
+            each._replace(target=numbers[each.target])
+            for each in self.pieces
+            if each.target in numbers
+        ]
+        shapes = tuple([self.outputs[k] for k in outputs])
+        return replace(self, outputs=shapes, pieces=joined(pieces))
+
+    def said(self, output: int) -> int:
+        """Of how many elements of a result it is said what they are."""
+        return sum(each.size for each in self.pieces if each.target == output)
+
+    @property
+    def is_total(self) -> bool:
+        """Whether that is said of all elements."""
+        return all(self.said(k) == prod(shape) for k, shape in enumerate(self.outputs))
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The operands that something is made of."""
+        return tuple(sorted({each.source for each in self.pieces if each.source >= 0}))
+
+    def __str__(self) -> str:
+        before, after = (", ".join(map(str, each)) for each in (self.inputs, self.outputs))
+        lines = [f"{before} -> {after}", *(f"  {each}" for each in self.pieces)]
+        values = [f"  constant {k} is {value!r}" for k, value in enumerate(self.constants)]
+        return "\n".join([*lines, *values])
+
+
+def compose(first: Relation, second: Relation) -> Relation:
+    """The second of what the first gives, as one relation.
+
+    The layouts of the first into its results meet those of the second into its operands, as strided
+    runs: the cost grows with pieces and modes, not with elements.
+
+    Raises:
+        ValueError: the second is of tensors of other shapes.
+
+    >>> view = Relation(((3, 5),), ((15,),), (piece(0, 0, 0, 0, [(15, 1, 1)]),))
+    >>> some = Relation(((15,),), ((9,),), (piece(0, 0, 2, 0, [(9, 1, 1)]),))  # [2:11]
+    >>> print(compose(view, some))
+    (3, 5) -> (9,)
+      operand 0 2 + 9:1 -> result 0 9:1
+    """
+    if first.outputs != second.inputs:
+        raise ValueError(
+            f"a relation that gives {first.outputs} and then one of {second.inputs}: the second is "
+            "to be of what the first gives"
+        )
+    constants, others = with_constants(first.constants, second)
+    kept = [each for each in others if each.source < 0]
+    found = with_results(first, second.outputs, [each for each in others if each.source >= 0])
+    return replace(found, pieces=joined([*found.pieces, *kept]), constants=constants)
+
+
+def with_results(relation: Relation, outputs: tuple[Shape, ...], pieces: list[Piece]) -> Relation:
+    """The relation with other results, made of pieces of its results."""
+    return replace(relation, outputs=outputs, pieces=through(relation.pieces, pieces))
+
+
+def with_constants(
+    constants: tuple[Any, ...], relation: Relation
+) -> tuple[tuple[Any, ...], tuple[Piece, ...]]:
+    """The constants of both, each once, and the relation's pieces with their numbers among them."""
+    if not relation.constants:
+        return constants, relation.pieces
+    known = [*constants]
+    numbers = []
+    for value in relation.constants:
+        said = [(type(other), repr(other)) for other in known]
+        if (type(value), repr(value)) not in said:
+            known.append(value)
+            said.append((type(value), repr(value)))
+        numbers.append(-1 - said.index((type(value), repr(value))))
+    pieces = [
+        each if each.source >= 0 else each._replace(source=numbers[-1 - each.source])
+        for each in relation.pieces
+    ]
+    return tuple(known), tuple(pieces)
+
+
+def beside(relations: Sequence[Relation]) -> Relation:
+    """Relations of the same operands, with the results of all, one after the other.
+
+    >>> both = beside([Relation.same((2,)), Relation.same((2,))])
+    >>> both.outputs, len(both.pieces)
+    (((2,), (2,)), 2)
+    """
+    constants: tuple[Any, ...] = ()
+    outputs: list[Shape] = []
+    pieces: list[Piece] = []
+    for relation in relations:
+        constants, others = with_constants(constants, relation)
+        pieces += [each._replace(target=each.target + len(outputs)) for each in others]
+        outputs += relation.outputs
+    return Relation(relations[0].inputs, tuple(outputs), tuple(pieces), constants)
+
+
+def filled(relation: Relation, value: Any) -> Relation:
+    """The relation, and a constant where it does not say what an element of a result is.
+
+    >>> padded = Relation(((3,),), ((5,),), (piece(0, 0, 0, 1, [(3, 1, 1)]),))
+    >>> print(filled(padded, 0))
+    (3,) -> (5,)
+      constant 0 2:0 -> result 0 2:4
+      operand 0 3:1 -> result 0 1 + 3:1
+      constant 0 is 0
+    """
+    if relation.is_total:
+        return relation
+    constants, (some,) = with_constants(
+        relation.constants, Relation((), ((),), (Piece(-1, 0, 0, 0, ()),), (value,))
+    )
+    pieces = list(relation.pieces)
+    for k, shape in enumerate(relation.outputs):
+        if relation.said(k) < prod(shape):
+            written = [each.turned for each in relation.pieces if each.target == k]
+            left = without([Run(0, 0, (), prod(shape))], read_once(written))
+            for run in left:
+                modes = [(n, 0, dx) for n, dx, _ in run.loops]
+                pieces.append(piece(some.source, k, 0, run.x, [*modes, (run.length, 0, 1)]))
+    return replace(relation, pieces=joined(pieces), constants=constants)
+
+
+# -- back ------------------------------------------------------------------------------------------
+
+
+class ReadTwice(ValueError):
+    """A relation without an inverse: an element of an operand is read more than once.
+
+    >>> from cute_sharding.movement import of_view
+    >>> try:
+    ...     inverse(of_view("Tensor.expand", (2, 1), (2, 3)))
+    ... except ReadTwice as error:
+    ...     print(error)
+    no inverse: operand 0 of shape (2, 1) has an element that is read more than once, by operand 0 \
+(2,3):(1,0) -> result 0 (2,3):(3,1)
+    """
+
+
+def inverse(relation: Relation, *, any_copy: bool = False) -> Relation:
+    """From the results back to the operands.
+
+    It has one where each element of an operand is read at most once, and then it says of each
+    element that is read where it went: of a movement op that is the gradient, once the elements
+    that are not read are filled with 0 (:func:`filled`). Constants are left out. With ``any_copy``
+    an element that is read more than once is taken from the first place that has it: so it is
+    undone what a relation does to tensors whose copies stay equal, as repeated heads.
+
+    Raises:
+        ReadTwice: an element is read more than once, and not any copy will do.
+
+    >>> some = Relation(((6,),), ((2,),), (piece(0, 0, 1, 0, [(2, 3, 1)]),))  # elements 1 and 4
+    >>> print(inverse(some))
+    (2,) -> (6,)
+      operand 0 2:1 -> result 0 1 + 2:3
+    >>> inverse(inverse(some)) == some
+    True
+    """
+    found: list[Piece] = []
+    for k in range(len(relation.inputs)):
+        read: list[Run] = []
+        for each in [each for each in relation.pieces if each.source == k]:
+            new = _unread(each, read)
+            if not any_copy and sum(some.size for some in new) < each.size:
+                raise ReadTwice(
+                    f"no inverse: operand {k} of shape {relation.inputs[k]} has an element that is "
+                    f"read more than once, by {each}"
+                )
+            found += new
+    return Relation(relation.outputs, relation.inputs, joined(found))
+
+
+def _unread(each: Piece, read: list[Run]) -> list[Piece]:
+    """From the target of a piece back to the elements of its source that are not among ``read``,
+    each from one place; they are read then.
+    """
+    found: list[Piece] = []
+    modes = tuple([mode for mode in each.modes if mode[1]])
+    for ladder in ladders(each.x, each.y, modes):
+        back = [(n, beside, step) for n, step, beside in ladder.modes]
+        turned = piece(each.target, each.source, ladder.other, ladder.run.x, back)
+        new = without([alone(ladder.run)], read)
+        read += new
+        found += [turned] if size(new) == turned.size else _only(turned, new)
+    return found
+
+
+def _only(one: Piece, elements: Iterable[Run]) -> list[Piece]:
+    """A piece for those elements of its target alone."""
+    return [found for run in elements for found in meet(one, of_run(one.target, one.target, run))]
+
+
+def of_run(source: int, target: int, run: Run) -> Piece:
+    """From x to y."""
+    return piece(source, target, run.x, run.y, [*run.loops, (run.length, 1, 1)])

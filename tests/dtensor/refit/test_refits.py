@@ -1,0 +1,169 @@
+"""Refits on real processes, where each rank sees its own, and with all ranks in one; and plans of
+specs alone.
+"""
+
+import pytest
+import refit_worker
+import torch
+from drawn_moves import drawn_program
+from gloo import run
+from simulation import assert_holds, distribute, mesh_of, number, ranks_of
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import cute_sharding
+from cute_sharding import Spec, plan_refit
+from cute_sharding.exchange import Mesh
+from cute_sharding.relations import NotOnlyMoved
+
+
+@pytest.mark.processes
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_drawn_refits(prepared, share, tmp_path):
+    run(4, tmp_path, (refit_worker.refits, 0, share(250, 5), prepared))
+
+
+@pytest.mark.processes
+@pytest.mark.one_in(1)
+def test_programs(tmp_path):
+    run(4, tmp_path, *[(program,) for program in refit_worker.PROGRAMS])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_ranks_in_one_process(seed):
+    program = drawn_program(seed)
+
+    def generator(w):
+        return dict(zip("abcdefghijklmnop", program([*w.values()])))
+
+    with ranks_of((4,)):
+        given = {f"w{k}": number(shape) for k, shape in enumerate(program.shapes)}
+        state = {name: distribute(whole, (4,), [Shard(0)]) for name, whole in given.items()}
+        after = [Shard(0), Replicate()] if seed % 2 else [Replicate(), Shard(0)]
+        plan = plan_refit(
+            generator,
+            state,
+            lambda name, x: (mesh_of((2, 2)), after if x.ndim else [Replicate()] * 2),
+        )
+        results = plan.run(state)
+        for name, whole in generator(given).items():
+            assert_holds(results[name], whole)
+
+
+def test_what_ran_is_counted():
+    with ranks_of((4,)):
+        x = distribute(number((8, 6)), (4,), [Shard(0)])
+        cute_sharding.reset_stats()
+        plan_refit(lambda w: {"y": w["x"].mT}, {"x": x}, {"y": (mesh_of((4,)), "S(0)")}).run(
+            {"x": x}
+        )
+        counts = cute_sharding.stats()["redistribute"]
+        assert counts["plan"] == 1 and counts["collectives"] == 1
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+TRAINER, GENERATOR = Mesh((4,), range(4)), Mesh((2, 2), range(4, 8))
+
+
+def spec(*shape, dtype=torch.float32, placements="S(0)"):
+    return Spec(shape, TRAINER, placements, dtype)
+
+
+def fused(w):
+    k, v = (w[name].unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1) for name in "kv")
+    return {
+        "attn.qkv_proj.weight": torch.cat([w["q"], k, v]).to(torch.bfloat16),
+        "norm.weight": w["norm"],
+    }
+
+
+SOURCE = {"q": spec(16, 8), "k": spec(8, 8), "v": spec(8, 8), "norm": spec(8), "bias": spec(8)}
+TARGET = {"*.qkv_proj.weight": (GENERATOR, "R, S(0)"), "norm.*": (GENERATOR, "R, R")}
+
+
+def test_a_plan_as_text():
+    assert str(plan_refit(fused, SOURCE, TARGET)) == (
+        "refit of 5 tensors to 2, mesh (4,) of ranks 0 to 3 -> mesh (2, 2) of ranks 4 to 7\n"
+        "  attn.qkv_proj.weight (48, 8) bfloat16 as [R, S(0)]: 3 pieces of q, k, v\n"
+        "  norm.weight (8,) float32 as [R, R]: 1 piece of norm\n"
+        "  8 elements of bias are in no result\n"
+        "in all: 1 exchange, a rank receives 352 bytes at the most; 800 bytes of results, all said"
+    )
+
+
+def test_a_plan_as_data():
+    plan = plan_refit(fused, SOURCE, TARGET)
+    data = plan.to_dict()
+    assert data["said_bytes"] == data["result_bytes"] == 48 * 8 * 2 + 8 * 4
+    assert data["results"][0]["of"] == ["q", "k", "v"]
+    assert data["results"][0]["placements"] == "[R, S(0)]"
+    assert [each["dtype"] for each in data["sent"]] == ["bfloat16", "float32"]
+    assert data["unread_elements"] == {"bias": 8} == plan.unread
+    # heads are repeated on the way, and sent once: half of q, k or v, of two bytes
+    assert plan.received_by(4) == (16 * 8 + 8 * 8) * 2 + 8 * 4 - 64
+    assert plan.received_by(0) == 0
+
+
+def test_the_inverse_of_a_plan():
+    source = {name: each for name, each in SOURCE.items() if name != "bias"}
+    back = plan_refit(fused, source, TARGET).inverse()
+    assert [*back.target] == [*source] and back.target["q"] == source["q"]
+    turned = plan_refit(lambda w: {"v": w["q"].mT}, {"q": spec(16, 8)}, {"v": (GENERATOR, "R, R")})
+    assert turned.inverse().inverse().refit.relation == turned.refit.relation
+    with pytest.raises(ValueError, match="no inverse: 8 elements of 'bias' are in no result"):
+        plan_refit(fused, SOURCE, TARGET).inverse()
+
+
+def test_layers_of_one_form_share_their_exchange():
+    names = [f"layers.{k}" for k in range(50)]
+    plan = plan_refit(
+        lambda w: {
+            f"{name}.gate_up": torch.cat([w[f"{name}.{k}"] for k in ("gate", "up")])
+            for name in names
+        },
+        {f"{name}.{k}": spec(64, 8) for name in names for k in ("gate", "up")},
+        {"*": (GENERATOR, "S(0), S(1)")},
+    )
+    assert len({id(member.exchange) for member in plan.refit.members}) == 1
+    assert len(plan.refit.members) == 50 and plan.received_by(4) == 50 * 128 * 8
+
+
+def test_what_is_narrower_is_cast_before_it_is_sent():
+    def generator(w):
+        return {"x": w["x"].to(torch.bfloat16), "y": w["y"].double(), "z": w["y"][:1]}
+
+    source = {"x": spec(8, 8), "y": spec(8, 8)}
+    plan = plan_refit(generator, source, {"*": (GENERATOR, "R, R")})
+    assert plan.received_by(4) == 64 * 2 + 64 * 4
+
+
+def test_what_is_refused():
+    ok, onto = {"x": spec(8, 8)}, {"*": (GENERATOR, "R, R")}
+    turn = lambda w: {"y": w["x"].mT}  # noqa: E731
+    for words, kind, args in (
+        ("a refit of no tensors", ValueError, (turn, {}, onto)),
+        ("'x' is a Tensor: give a DTensor", TypeError, (turn, {"x": torch.ones(2)}, onto)),
+        (
+            "the target says nothing of result 'y': it has 'z'",
+            ValueError,
+            (turn, ok, {"z": onto["*"]}),
+        ),
+        (
+            "result 'y' has shape .8, 8. and is torch.float32; in the target",
+            ValueError,
+            (turn, ok, {"y": spec(4, 8)}),
+        ),
+        (
+            "with a reduction pending",
+            ValueError,
+            (turn, {"x": spec(8, 8, placements=[Partial()])}, onto),
+        ),
+        ("with a reduction pending", ValueError, (turn, ok, {"y": (TRAINER, [Partial()])})),
+        ("aten.exp.default computes", NotOnlyMoved, (lambda w: {"y": w["x"].exp()}, ok, onto)),
+        ("placements has 1 placements", ValueError, (turn, ok, {"y": (GENERATOR, "R")})),
+    ):
+        with pytest.raises(kind, match=words):
+            plan_refit(*args)
+    with pytest.raises(TypeError, match="to run it, plan it on DeviceMeshes"):
+        plan_refit(turn, ok, onto).run({})

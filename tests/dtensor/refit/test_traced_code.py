@@ -1,0 +1,186 @@
+"""Generators as relations, beside what their code makes of whole tensors; those that compute."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from drawn_moves import carried_out, drawn_program, numbered
+
+from cute_sharding.dtensor.refit.trace import traced
+from cute_sharding.relations import NotOnlyMoved
+
+
+def relation_of(generator, **shapes):
+    return traced(generator, {name: (shape, torch.int64) for name, shape in shapes.items()})
+
+
+def assert_is_what_it_makes(generator, **shapes):
+    found = relation_of(generator, **shapes)
+    given = numbered(shapes.values())
+    wanted = generator(dict(zip(shapes, given)))
+    assert found.names == tuple(wanted)
+    for result, want in zip(carried_out(found.relation, given), wanted.values(), strict=True):
+        assert torch.equal(result, want)
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("first", range(0, 500, 100))
+def test_drawn_programs(first):
+    for seed in range(first, first + 100):
+        program = drawn_program(seed)
+
+        def generator(w, program=program):
+            return dict(zip("abcdefghijklmnop", program([*w.values()])))
+
+        names = [f"w{k}" for k in range(len(program.shapes))]
+        assert_is_what_it_makes(generator, **dict(zip(names, program.shapes)))
+
+
+# What programs write, of a tensor of (4, 6).
+MOVES = {
+    "stack": lambda x: torch.stack([x, x.flip(0)], 1),
+    "stack, last": lambda x: torch.stack([x, x], -1),
+    "chunk": lambda x: x.chunk(3, 1)[1],
+    "split": lambda x: x.split([1, 3])[1],
+    "tensor_split": lambda x: x.tensor_split(3)[2],
+    "unbind": lambda x: x.unbind(1)[2],
+    "repeat_interleave": lambda x: x.repeat_interleave(2, 0),
+    "tile": lambda x: x.tile(2, 1),
+    "expand": lambda x: x[:, None].expand(4, 3, 6).reshape(12, 6),
+    "rearranged": lambda x: x.unflatten(0, (2, 2)).movedim(0, 1).flatten(0, 1),
+    "swapaxes": lambda x: x.swapaxes(0, 1).contiguous(),
+    "mT": lambda x: x.mT.clone(),
+    "hstack": lambda x: torch.hstack([x, x]),
+    "vstack": lambda x: torch.vstack([x[1:], x[:1]]),
+    "concat": lambda x: torch.concat([x, x.new_zeros(1, 6)]),
+    "block_diag": lambda x: torch.block_diag(x, x),
+    "narrow": lambda x: x.narrow(1, 2, 3),
+    "index": lambda x: x[torch.tensor([2, 0, -1])],
+    "index, columns": lambda x: x[:, torch.tensor([0, 2, 4, 1, 3, 5])],
+    "index, of two dims": lambda x: x[torch.tensor([[2, 0], [1, 3]])],
+    "index_select": lambda x: x.index_select(1, torch.tensor([5, 3, 1])),
+    "roll": lambda x: x.roll((1, 2), (0, 1)),
+    "roll, flat": lambda x: x.roll(7),
+    "flip": lambda x: x.flip(0, 1),
+    "rot90": lambda x: torch.rot90(x),
+    "pad": lambda x: F.pad(x, (1, 2, 0, 3), value=-5),
+    "pad, circular": lambda x: F.pad(x[None].expand(2, 4, 6), (1, 1), mode="replicate"),
+    "tril": lambda x: x.tril(1),
+    "unfold": lambda x: x.unfold(1, 3, 1),
+    "diagonal": lambda x: x.diagonal(1),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(1, 4, 2, 3), 2),
+    "slices": lambda x: x[None, ..., 1:5:2],
+    "int": lambda x: x[..., -1],
+    "detach": lambda x: x.detach().data,
+    "parameter": lambda x: (
+        torch.nn.Parameter(x.float(), requires_grad=False).long() if not x.is_meta else x
+    ),
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "broadcast": lambda x: torch.broadcast_to(x[0], (3, 6)),
+    "constants": lambda x: torch.cat([x, torch.full((2, 6), 7), torch.ones_like(x)]),
+}
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("name", MOVES)
+def test_what_programs_write(name):
+    assert_is_what_it_makes(lambda w: {"y": MOVES[name](w["x"])}, x=(4, 6))
+
+
+@pytest.mark.one_in(1)
+def test_a_source_as_it_is_and_a_constant():
+    def generator(w):
+        return {"x": w["x"], "p": w["x"].view(6, 4), "z": torch.zeros(3).long()}
+
+    assert_is_what_it_makes(generator, x=(4, 6))
+
+
+@pytest.mark.one_in(1)
+def test_a_parameter_is_what_it_is_made_of():
+    made = relation_of(lambda w: {"x": torch.nn.Parameter(w["x"], False)}, x=(4, 6))
+    assert made.relation.sources == (0,) and len(made.relation.pieces) == 1
+
+
+def test_casts():
+    found = traced(
+        lambda w: {"x": torch.cat([w["a"], w["a"]]).to(torch.bfloat16), "y": w["a"].double()},
+        {"a": ((2, 3), torch.float32)},
+    )
+    assert found.dtypes == (torch.bfloat16, torch.float64)
+    found = traced(
+        lambda w: {"x": torch.cat([w["a"], w["b"]])},  # to the wider one
+        {"a": ((2, 3), torch.float32), "b": ((2, 3), torch.bfloat16)},
+    )
+    assert found.dtypes == (torch.float32,)
+    found = traced(
+        lambda w: {"x": F.pad(w["a"], (0, 1), value=0.1).to(torch.bfloat16)},
+        {"a": ((2,), torch.float32)},
+    )
+    assert found.relation.constants == (torch.tensor(0.1).bfloat16().item(),)
+
+
+COMPUTED = {
+    "mul": (lambda x: x * 2, "aten.mul.Tensor computes"),
+    "softmax": (lambda x: x.softmax(0), "aten._softmax.default computes"),
+    "then moved": (lambda x: torch.cat([x, x + 1])[1:].reshape(-1), "aten.add.Tensor computes"),
+    "mm": (lambda x: x @ x.mT, "aten.mm.default computes"),
+    "cast twice": (lambda x: x.half().float(), "'x' is cast twice"),
+    "bits": (lambda x: x.view(torch.int32), "aten.view.dtype computes"),
+    "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "computes"),
+    "own values": (lambda x: torch.cat([x, torch.arange(6.0)[None]]), "the generator's own"),
+    "numbers": (lambda x: torch.complex(x, x), "aten.complex.default computes"),
+    "list of rows": (lambda x: x[[0, 2]], "torch.tensor"),
+}
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_computes_is_named(name):
+    code, words = COMPUTED[name]
+    with pytest.raises(NotOnlyMoved) as raised:
+        traced(lambda w: {"ok": w["x"], "y.weight": code(w["x"])}, {"x": ((4, 6), torch.float32)})
+    text = str(raised.value)
+    assert "result 'y.weight' is no movement" in text and words in text
+    assert "before it" in text and "after it" in text
+
+
+def test_what_computes_and_is_not_used_is_no_error():
+    def generator(w):
+        _ = w["x"] * 2
+        return {"y": w["x"].mT}
+
+    assert relation_of(generator, x=(4, 6)).names == ("y",)
+
+
+READ = {
+    "if": lambda x: x if (x > 0).all() else x.mT,
+    "item": lambda x: x[: int(x[0, 0].item())],
+    "tolist": lambda x: torch.tensor(x.tolist()),
+    "numpy": lambda x: torch.from_numpy(x.numpy()),
+    "cpu": lambda x: x.cpu(),
+    "mask": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("name", READ)
+def test_values_are_not_there_to_be_read(name):
+    with pytest.raises(NotOnlyMoved, match="the generator reads values"):
+        relation_of(lambda w: {"y": READ[name](w["x"])}, x=(4, 6))
+
+
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: x.__setitem__(0, x[1])])
+def test_writes_are_refused(write):
+    with pytest.raises(NotOnlyMoved, match="the generator writes into a tensor: aten"):
+        relation_of(lambda w: {"x": w["x"], "n": write(w["x"])}, x=(4, 6))
+
+
+def test_what_a_generator_gives():
+    with pytest.raises(TypeError, match="the generator gives a list"):
+        relation_of(lambda w: [w["x"]], x=(4,))
+    with pytest.raises(TypeError, match="a mapping of str to int"):
+        relation_of(lambda w: {"x": 1}, x=(4,))
+    with pytest.raises(ValueError, match="gives no tensor"):
+        relation_of(lambda w: {}, x=(4,))
+    with pytest.raises(RuntimeError, match="shape"):  # the program's own mistake, as torch has it
+        relation_of(lambda w: {"x": w["x"].view(5)}, x=(4,))

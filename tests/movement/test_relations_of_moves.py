@@ -1,0 +1,52 @@
+"""Every row of the movement table as a relation, beside what torch makes of index arrays."""
+
+import random
+
+import movements
+import pytest
+import torch
+from drawn_moves import carried_out
+
+from cute_sharding.movement import BY_OP, BY_OVERLOAD, of_move
+from cute_sharding.relations import NotOnlyMoved
+from cute_sharding.relations.read import relation_of_move
+
+MOVED = [op for op in BY_OP if op not in movements.SUMS]
+
+
+def test_every_row_is_looked_at():
+    assert {row.op for row in BY_OVERLOAD.values()} == {*MOVED, *movements.SUMS}
+
+
+@pytest.mark.parametrize("op", MOVED)
+def test_an_op_as_a_relation(op):
+    rng = random.Random(op)
+    found = 0
+    while found < 120:
+        case = movements.draw(rng, (op,), most=300)
+        if case.move is None:
+            continue
+        found += 1
+        relation = relation_of_move(case.move)
+        given = movements.elements(case)
+        results = carried_out(relation, given)
+        for k, want in enumerate(wanted(case, given)):
+            # The oracle marks rows that come from nowhere; the op fills them.
+            want = torch.where(want == movements.NOWHERE, int(case.move.fill), want)
+            assert torch.equal(results[k], want), case
+
+
+def wanted(case, given):
+    if case.op in ("torch.tril", "torch.triu"):
+        return [getattr(torch, case.op.removeprefix("torch."))(given[0], *case.args)]
+    return [torch.as_tensor(x) for x in movements.results(case, given)]
+
+
+@pytest.mark.parametrize("op", movements.SUMS)
+def test_sums_have_no_relation(op):
+    case = movements.draw(random.Random(op), (op,))
+    while case.move is None:
+        case = movements.draw(random.Random(), (op,))
+    given = case.shapes if op in movements.TOGETHER else case.shapes[0]
+    with pytest.raises(NotOnlyMoved, match="their sum"):
+        of_move(op, given, *case.args)
