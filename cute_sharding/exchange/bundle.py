@@ -19,7 +19,6 @@ from cute_sharding.exchange.exchange import Exchange, Message, Part
 from cute_sharding.redistribution.copies import Copy, folded, packed
 from cute_sharding.redistribution.cost import coordinates
 
-
 _ByPeer: TypeAlias = "Mapping[int, list[Message]]"
 
 
