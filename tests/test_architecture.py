@@ -25,6 +25,7 @@ LAYERS = [
     "ops",
     "movement",
     "exchange",
+    "models",
     "dtensor",
     "drawing",
 ]
