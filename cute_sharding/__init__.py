@@ -6,17 +6,19 @@
 - :mod:`cute_sharding.movement`: slices, splits, rolls, pads and windows as maps of rows.
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
+- :mod:`cute_sharding.models`: many tensors at once.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
 
-The public names are those in the ``__all__`` of this package and of the eight above, and of
+The public names are those in the ``__all__`` of this package and of the nine above, and of
 :mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing
 else is promised: modules inside these packages, and names that are in no ``__all__``, may change
 with any release. Versions are semantic from 0.2.0 on (https://semver.org): public names change
 their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
-``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``, ``local_boxes(tensor)``,
+``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
+``reshard(state, placements, mesh)``, ``local_boxes(tensor)``,
 ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
@@ -32,9 +34,11 @@ if typing.TYPE_CHECKING:
         is_enabled,
         local_boxes,
         plan_redistribution,
+        plan_reshard,
         prepare_groups,
         redistribute,
         reset_stats,
+        reshard,
         settings,
         stats,
     )
@@ -51,9 +55,11 @@ __all__ = [
     "is_enabled",
     "local_boxes",
     "plan_redistribution",
+    "plan_reshard",
     "prepare_groups",
     "redistribute",
     "reset_stats",
+    "reshard",
     "settings",
     "stats",
 ]

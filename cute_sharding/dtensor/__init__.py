@@ -8,6 +8,7 @@ list. The words are those of docs/glossary.md.
 - :mod:`.replaced`: what of torch is replaced, and its private names; answers in its form
 - :mod:`.compiled`: sizes that are symbols
 - :mod:`.run`: redistributions: plans, run
+- :mod:`.models`: many tensors at once
 - :mod:`.door`: from specs to how tensors lie
 - :mod:`.fixes`: torch's bugs, one row each
 - :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures
@@ -21,6 +22,8 @@ list. The words are those of docs/glossary.md.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
 from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
 from cute_sharding.dtensor.door.held import local_boxes
+from cute_sharding.dtensor.models.plan import plan_reshard
+from cute_sharding.dtensor.models.reshard import reshard
 from cute_sharding.dtensor.reports.plan import plan_redistribution
 from cute_sharding.dtensor.reports.stats import reset_stats, stats
 from cute_sharding.dtensor.run.any_mesh import redistribute
@@ -34,10 +37,12 @@ __all__ = [
     "is_enabled",
     "local_boxes",
     "plan_redistribution",
+    "plan_reshard",
     "prepare_groups",
     "propagate_shape_and_sharding",
     "redistribute",
     "reset_stats",
+    "reshard",
     "settings",
     "stats",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,10 +18,11 @@ from cute_sharding.redistribution.plan import collectives, received_by
 
 
 class Named(NamedTuple):
-    """A tensor by its name, and its way."""
+    """A tensor by its name, its way, and whether it stays as it is."""
 
     name: str
     way: Way
+    stays: bool
 
 
 class Packed(NamedTuple):
@@ -83,7 +84,7 @@ class ReshardPlan:
     def ways(self) -> dict[Way, list[str]]:
         """The different ways, and the names of the tensors that go them."""
         found: dict[Way, list[str]] = {}
-        for name, way in self.tensors:
+        for name, way, _ in self.tensors:
             found.setdefault(way, []).append(name)
         return found
 
@@ -103,7 +104,7 @@ class ReshardPlan:
         what is pending, which is done tensor by tensor.
         """
         between = sum(not each.bundle.is_free for each in self.packed)
-        return between + sum(collectives(way.plan.steps) for _, way in self.tensors)
+        return between + sum(collectives(way.plan.steps) for _, way, _ in self.tensors)
 
     @cached_property
     def received_bytes(self) -> int:
@@ -154,7 +155,7 @@ class ReshardPlan:
         """The most that a rank holds at once: sources, targets and buffers."""
         loads = {way: tuple([way.load(rank) for rank in self.looked_at]) for way in self.ways}
         found = [Bucket(each.members, each.follows_at_once) for each in self.packed]
-        return peak([loads[way] for _, way in self.tensors], found)
+        return peak([loads[way] for _, way, _ in self.tensors], found)
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -177,7 +178,7 @@ class ReshardPlan:
         network = self.network or Network.default((DEVICES_PER_HOST, DEVICES_PER_HOST))
         slowest = max(network.links, key=lambda link: (link.beta, link.alpha))
         before = sum(
-            way.plan.network.seconds(step) for _, way in self.tensors for step in way.plan.steps
+            way.plan.network.seconds(step) for _, way, _ in self.tensors for step in way.plan.steps
         )
         latency = sum(
             messages(each.bundle.most_peers + 1, together=False) * slowest.alpha
@@ -202,9 +203,9 @@ class ReshardPlan:
                     "shape": list(way.source.placed.shape),
                     "source": str(way.source),
                     "target": str(way.target),
-                    "kind": "nothing" if way.is_kept else way.plan.kind,
+                    "kind": "nothing" if stays else way.plan.kind,
                 }
-                for name, way in self.tensors
+                for name, way, stays in self.tensors
             ],
             "buckets": [
                 {
@@ -232,7 +233,7 @@ class ReshardPlan:
         ]
         for way, names in self.ways.items():
             times = f"{len(names)} x " if len(names) > 1 else ""
-            kind = "nothing" if way.is_kept else way.plan.kind
+            kind = "nothing" if way.source == way.target else way.plan.kind
             lines.append(f"  {times}{names[0]}: {way.source} -> {way.target}: {kind}")
         for k, each in enumerate(self.packed):
             at_once = ", while the one before is unpacked" if each.follows_at_once else ""
@@ -256,12 +257,15 @@ def plan_models(
     tensors: Iterable[tuple[str, Spec, Spec]],
     memory_limit: int | None = None,
     network: Network | None = None,
+    relabelled: Collection[str] = (),
 ) -> ReshardPlan:
     """The plan for tensors of those names, from the one spec to the other.
 
     Args:
         memory_limit: the most bytes that a rank may hold: sources, targets and buffers.
         network: the links, by which it is timed.
+        relabelled: names of tensors that get another mesh or other placements even where both say
+            the same.
 
     Raises:
         ValueError: a target has another shape or is pending; or no plan keeps within the limit.
@@ -281,7 +285,8 @@ def plan_models(
         if (source, target) not in found:
             plan = plan_exchange(source.placed, source.pending, target.placed)
             found[source, target] = Way(source, target, plan)
-        named.append(Named(name, found[source, target]))
+        stays = source == target and name not in relabelled
+        named.append(Named(name, found[source, target], stays))
     return ReshardPlan(tuple(named), pack(named, memory_limit), memory_limit, network)
 
 
@@ -291,13 +296,11 @@ def pack(tensors: Sequence[Named], memory_limit: int | None) -> tuple[Packed, ..
     Raises:
         ValueError: no plan keeps within the limit.
     """
-    ways = dict.fromkeys(way for _, way in tensors)
+    ways = dict.fromkeys(way for _, way, _ in tensors)
     ranks = looked_at(ways)
     loads = {way: tuple([way.load(rank) for rank in ranks]) for way in ways}
-    kinds = {way: None if way.is_kept else way.meshes for way in ways}
-    found = buckets(
-        [loads[way] for _, way in tensors], memory_limit, [kinds[way] for _, way in tensors]
-    )
+    kinds = [None if stays else way.meshes for _, way, stays in tensors]
+    found = buckets([loads[way] for _, way, _ in tensors], memory_limit, kinds)
     return tuple(
         [
             Packed(members, Bundle(tuple([tensors[i].way.item for i in members])), at_once)

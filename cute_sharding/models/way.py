@@ -56,11 +56,6 @@ class Way:
     plan: ExchangePlan
 
     @property
-    def is_kept(self) -> bool:
-        """Whether it stays as it is."""
-        return self.source == self.target
-
-    @property
     def meshes(self) -> tuple[Mesh, Mesh]:
         """From which mesh to which."""
         return self.source.placed.mesh, self.target.placed.mesh
