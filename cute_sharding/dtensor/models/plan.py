@@ -36,10 +36,10 @@ class ReshardError(RuntimeError):
         left: the names of those that are as they were.
     """
 
-    def __init__(self, moved: Sequence[str], left: Sequence[str], reason: object) -> None:
+    def __init__(self, moved: Sequence[str], left: Sequence[str], reason: Exception) -> None:
         self.moved, self.left = tuple(moved), tuple(left)
         super().__init__(
-            f"reshard failed: {reason}. Wholly moved: {_names(self.moved)}. As they were: "
+            f"reshard failed: {type(reason).__name__}: {reason}. Wholly moved: {_names(self.moved)}. As they were: "
             f"{_names(self.left)}"
         )
 
