@@ -39,8 +39,8 @@ class ReshardError(RuntimeError):
     def __init__(self, moved: Sequence[str], left: Sequence[str], reason: Exception) -> None:
         self.moved, self.left = tuple(moved), tuple(left)
         super().__init__(
-            f"reshard failed: {type(reason).__name__}: {reason}. Wholly moved: {_names(self.moved)}. As they were: "
-            f"{_names(self.left)}"
+            f"reshard failed: {type(reason).__name__}: {reason}. Wholly moved: "
+            f"{_names(self.moved)}. As they were: {_names(self.left)}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -30,31 +31,29 @@ def start(
         sends=tuple([sends.get(rank, 0) for rank in ranks]),
         receives=tuple([receives.get(rank, 0) for rank in ranks]),
     )
-    received = all_to_all(lambda _: of_group, buffer, buffer, group, mesh)
+    on_the_way = [all_to_all(lambda _: of_group, buffer, buffer, group, mesh)]
+    return partial(_waited, on_the_way, [buffer], [])
 
-    def wait() -> torch.Tensor:
-        _ = buffer  # which is read until then
-        return collective_ops.waited(received)
 
-    return wait
+def _waited(received: list[torch.Tensor], read: list[torch.Tensor], works: list[Any]) -> Any:
+    """What was received, once it is there. It and what is read until then are let go here."""
+    for work in works:
+        work.wait()
+    result = collective_ops.waited(received.pop())
+    works.clear()
+    read.clear()
+    return result
 
 
 def _point_to_point(part: BundlePart, buffer: torch.Tensor, tag: int) -> Callable[[], torch.Tensor]:
     received = buffer.new_empty(sum(part.receives))
-    if local_tensors.is_imagined(buffer):
-        return lambda: received
     ops = []
-    for send, flat, sizes in ((True, buffer, part.sends), (False, received, part.receives)):
-        for peer, at, n in zip(part.peers, accumulate(sizes, initial=0), sizes):
-            if n:
-                message = flat.narrow(0, at, n)
-                ops.append(dist.P2POp(dist.isend if send else dist.irecv, message, peer, tag=tag))
-    works = dist.batch_isend_irecv(ops) if ops else []
-
-    def wait() -> torch.Tensor:
-        for work in works:
-            work.wait()
-        _ = buffer
-        return received
-
-    return wait
+    if not local_tensors.is_imagined(buffer):
+        for send, flat, sizes in ((True, buffer, part.sends), (False, received, part.receives)):
+            for peer, at, n in zip(part.peers, accumulate(sizes, initial=0), sizes):
+                if n:
+                    message = flat.narrow(0, at, n)
+                    op = dist.isend if send else dist.irecv
+                    ops.append(dist.P2POp(op, message, peer, tag=tag))
+    works = list(dist.batch_isend_irecv(ops)) if ops else []
+    return partial(_waited, [received], [buffer], works)
