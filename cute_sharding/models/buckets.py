@@ -15,9 +15,10 @@ from cute_sharding.models.way import Load
 # Of one tensor, or of several together, the load on each of the ranks that are looked at.
 Loads: TypeAlias = "tuple[Load, ...]"
 
-# Without a limit a rank's buffers are so large, in bytes: larger ones are not faster, and what is
-# packed while another bucket is on the wire costs no time.
-BUFFERS = 1 << 30
+# Without a limit a rank's buffers have an eighth of what it sends and receives, so that packing and
+# unpacking hide behind what is on the wire; but no less than a C library keeps for the next ones,
+# which then cost no page faults (glibc: mallopt(3), M_MMAP_THRESHOLD), and no more than a GiB.
+SHARE, LEAST, MOST = 8, 32 << 20, 1 << 30
 
 
 class Bucket(NamedTuple):
@@ -51,8 +52,9 @@ def buckets(
     order = _order(loads, kinds)
     found: list[Bucket] = []
     held, before = _before(loads), None
+    most = min(max(_most_moved(loads, order) // SHARE, LEAST), MOST) if limit is None else None
     while order:
-        members, load = _next(order, loads, kinds, held, limit)
+        members, load = _next(order, loads, kinds, held, limit, most)
         if limit is not None and _peak(held, load) > limit:
             raise ValueError(_too_small(loads, kinds, limit))
         at_once = before is not None and (
@@ -76,14 +78,17 @@ def _next(
     kinds: Sequence[Hashable],
     held: Sequence[int],
     limit: int | None,
+    most: int | None,
 ) -> tuple[list[int], Loads]:
-    """The first tensor, and as many of its kind behind it as fit; and their load together."""
+    """The first tensor, and as many of its kind behind it as fit; and their load together.
+    ``most``: the most bytes of buffers, where there is no limit.
+    """
     first, *others = order
     members, load = [first], loads[first]
     for i in others:
         if kinds[i] == kinds[first]:
             more = _together(load, loads[i])
-            if not _fits(held, more, limit):
+            if not _fits(held, more, limit, most):
                 break
             members, load = [*members, i], more
     return members, load
@@ -114,11 +119,17 @@ def _peak(held: Sequence[int], load: Loads, then: Loads | None = None) -> int:
     return most
 
 
-def _fits(held: Sequence[int], load: Loads, limit: int | None) -> bool:
+def _fits(held: Sequence[int], load: Loads, limit: int | None, most: int | None) -> bool:
     """Whether tensors may go together: with as much room again for the buffers of the next."""
     if limit is None:
-        return all(x.sent + x.received <= BUFFERS for x in load)
+        return most is None or all(x.sent + x.received <= most for x in load)
     return _peak(held, load, tuple([x._replace(finished=0) for x in load])) <= limit
+
+
+def _most_moved(loads: Sequence[Loads], members: Sequence[int]) -> int:
+    """What the busiest rank sends and receives of those tensors."""
+    moved = zip(*([x.sent + x.received for x in loads[i]] for i in members))
+    return max(map(sum, moved), default=0)
 
 
 def _too_small(loads: Sequence[Loads], kinds: Sequence[Hashable], limit: int) -> str:
