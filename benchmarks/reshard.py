@@ -12,6 +12,7 @@ how many messages all ranks send. All results are compared with the parameters.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import tempfile
@@ -205,9 +206,15 @@ def resident(which: str = "VmRSS") -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))
 
 
+def let_go() -> None:
+    """Give back what the C library keeps of freed memory."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 def peak_of(run: Callable[[], State]) -> int:
     """The most bytes that are resident while it runs, beside those that were before."""
-    gc.collect()
+    let_go()
     Path("/proc/self/clear_refs").write_text("5")
     before = resident()
     run()
@@ -223,10 +230,10 @@ def within_limit(case: Case, full: Callable[[str], torch.Tensor], names: list[st
 
     def model() -> State:
         mesh, placements = case.source
-        return {
-            n: distribute_tensor(full(n), mesh, placements(n), src_data_rank=None).contiguous()
-            for n in names
-        }
+        whole = (
+            (n, distribute_tensor(full(n), mesh, placements(n), src_data_rank=None)) for n in names
+        )
+        return {n: x.detach().clone() for n, x in whole}  # not a part of what is whole
 
     mesh, placements = case.target
     wanted = {n: placements(n) for n in names}
@@ -235,9 +242,10 @@ def within_limit(case: Case, full: Callable[[str], torch.Tensor], names: list[st
         cute_sharding.plan_reshard(model(), wanted, mesh, memory_limit=0)
     except ValueError as error:
         limit = (limit + int(str(error).split("memory_limit=0: ")[1].split()[0])) // 2
-    gc.collect()
+    let_go()
     before = resident()
     state = model()
+    let_go()
     Path("/proc/self/clear_refs").write_text("5")
     cute_sharding.reshard(state, wanted, mesh, memory_limit=limit)
     peak = torch.tensor(resident("VmHWM") - before)

@@ -16,9 +16,10 @@ from cute_sharding.models.way import Load
 Loads: TypeAlias = "tuple[Load, ...]"
 
 # Without a limit a rank's buffers have an eighth of what it sends and receives, so that packing and
-# unpacking hide behind what is on the wire; but no less than a C library keeps for the next ones,
-# which then cost no page faults (glibc: mallopt(3), M_MMAP_THRESHOLD), and no more than a GiB.
-SHARE, LEAST, MOST = 8, 32 << 20, 1 << 30
+# unpacking hide behind what is on the wire; but 24 MiB at the least, and a GiB at the most. (What
+# is freed in pieces of less than 32 MiB glibc keeps, and the next costs no page faults:
+# mallopt(3), M_MMAP_THRESHOLD.)
+SHARE, LEAST, MOST = 8, 24 << 20, 1 << 30
 
 
 class Bucket(NamedTuple):
@@ -56,7 +57,11 @@ def buckets(
     while order:
         members, load = _next(order, loads, kinds, held, limit, most)
         if limit is not None and _peak(held, load) > limit:
-            raise ValueError(_too_small(loads, kinds, limit))
+            least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
+            raise ValueError(
+                f"memory_limit={limit}: {least} bytes at least are held at once, sources, targets "
+                "and buffers, with one tensor at a time: give as much, or more devices"
+            )
         at_once = before is not None and (
             limit is None or _peak(_without(held, before), before, load) <= limit
         )
@@ -130,14 +135,6 @@ def _most_moved(loads: Sequence[Loads], members: Sequence[int]) -> int:
     """What the busiest rank sends and receives of those tensors."""
     moved = zip(*([x.sent + x.received for x in loads[i]] for i in members))
     return max(map(sum, moved), default=0)
-
-
-def _too_small(loads: Sequence[Loads], kinds: Sequence[Hashable], limit: int) -> str:
-    least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
-    return (
-        f"memory_limit={limit}: {least} bytes at least are held at once, sources, targets and "
-        "buffers, with one tensor at a time: give as much, or more devices"
-    )
 
 
 def _before(loads: Sequence[Loads]) -> list[int]:

@@ -228,23 +228,22 @@ class ReshardPlan:
         }
 
     def __str__(self) -> str:
-        lines = [
-            f"{len(self.tensors)} tensors of {len(self.ways)} kinds, {_meshes_text(self.ways)}"
-        ]
+        many, kinds = _many(len(self.tensors), "tensor"), _many(len(self.ways), "kind")
+        lines = [f"{many} of {kinds}, {_meshes_text(self.ways)}"]
         for way, names in self.ways.items():
             times = f"{len(names)} x " if len(names) > 1 else ""
             kind = "nothing" if way.source == way.target else way.plan.kind
             lines.append(f"  {times}{names[0]}: {way.source} -> {way.target}: {kind}")
         for k, each in enumerate(self.packed):
             at_once = ", while the one before is unpacked" if each.follows_at_once else ""
-            many = f"{len(each.members)} tensor{'s' * (len(each.members) != 1)}"
+            many = _many(len(each.members), "tensor")
             lines.append(f"bucket {k}: {many}, {_busiest(each.bundle):,} bytes received{at_once}")
         near, far = self.received_by_link.values()
         needed, kept, received = self.coverage
         return "\n".join(
             [
                 *lines,
-                f"in all: {self.collectives} collectives, {self.received_bytes:,} bytes received "
+                f"in all: {_many(self.collectives, 'collective')}, {self.received_bytes:,} bytes received "
                 f"by the busiest rank, at most {near:,} from its host and {far:,} from others; at "
                 f"most {self.peak_bytes:,} held, {self.seconds:.4g} s",
                 f"covered: of {needed:,} bytes on {len(self.looked_at)} of {len(self.ranks)} ranks "
@@ -321,6 +320,10 @@ def _from(way: Way, rank: int) -> tuple[int, int]:
         is_far = peer // DEVICES_PER_HOST != rank // DEVICES_PER_HOST
         found[is_far] += sum(message.size for message in several)
     return found[0], found[1]
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _busiest(bundle: Bundle) -> int:

@@ -36,12 +36,9 @@ class ReshardError(RuntimeError):
         left: the names of those that are as they were.
     """
 
-    def __init__(self, moved: Sequence[str], left: Sequence[str], reason: Exception) -> None:
+    def __init__(self, message: str, moved: Sequence[str], left: Sequence[str]) -> None:
+        super().__init__(message)
         self.moved, self.left = tuple(moved), tuple(left)
-        super().__init__(
-            f"reshard failed: {type(reason).__name__}: {reason}. Wholly moved: "
-            f"{_names(self.moved)}. As they were: {_names(self.left)}"
-        )
 
 
 def _names(names: Sequence[str]) -> str:
@@ -130,7 +127,12 @@ class RunnablePlan(ReshardPlan):
             self._move(give, arrived)
         except Exception as error:
             some, left = self._moved_and_left(moved)
-            raise ReshardError(some, left, error) from error
+            raise ReshardError(
+                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {_names(some)}. "
+                f"As they were: {_names(left)}",
+                some,
+                left,
+            ) from error
         finally:
             result = state.result
         return result
