@@ -2,6 +2,7 @@
 no torch.
 
 - :mod:`.spec`: how a tensor lies, with its dtype and what is pending.
+- :mod:`.shapes`: the tensors of a model, from a file.
 - :mod:`.way`: how one tensor, or all that lie alike, get from one spec to another.
 - :mod:`.buckets`: which of them go together, by a memory limit.
 - :mod:`.plan`: the whole of it, and what it takes.

@@ -243,9 +243,9 @@ class ReshardPlan:
         return "\n".join(
             [
                 *lines,
-                f"in all: {_many(self.collectives, 'collective')}, {self.received_bytes:,} bytes received "
-                f"by the busiest rank, at most {near:,} from its host and {far:,} from others; at "
-                f"most {self.peak_bytes:,} held, {self.seconds:.4g} s",
+                f"in all: {_many(self.collectives, 'collective')}, {self.received_bytes:,} bytes "
+                f"received by the busiest rank, at most {near:,} from its host and {far:,} from "
+                f"others; at most {self.peak_bytes:,} held, {self.seconds:.4g} s",
                 f"covered: of {needed:,} bytes on {len(self.looked_at)} of {len(self.ranks)} ranks "
                 f"{kept:,} are there and {received:,} are received",
             ]
