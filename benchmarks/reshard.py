@@ -5,8 +5,9 @@ tensors, each way in turn.
 
 The parameters are those of a Llama, scaled. Prints for each pair of meshes and each way the time of
 the slowest rank, the best of the repetitions; what the busiest rank receives; the most that a rank
-holds beside the model, by what the process has resident; and how many collectives a rank calls, or
-how many messages all ranks send. All results are compared with the parameters.
+holds beside the model, by what the process has resident; and how many collectives a rank calls, and
+messages all ranks send. All results are compared with the parameters. Then, what is resident with a
+limit of memory, where the C library gives back what is freed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.sent_by_hand import send_by_hand, written
 
 VOCABULARY = 13824
-M_MMAP_THRESHOLD = -3  # malloc.h
 R = Replicate()
 State = dict[str, DTensor]
 
@@ -243,8 +243,6 @@ def within_limit(case: Case, full: Callable[[str], torch.Tensor], names: list[st
         cute_sharding.plan_reshard(model(), wanted, mesh, memory_limit=0)
     except ValueError as error:
         limit = (limit + int(str(error).split("memory_limit=0: ")[1].split()[0])) // 2
-    # What is freed is given back, in pieces of a MiB and more: glibc else keeps some for the next.
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
     let_go()
     before = resident()
     state = model()
@@ -284,12 +282,7 @@ def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
     shapes = parameters(arguments.width, arguments.layers)
-    numbers = {name: i for i, name in enumerate(shapes)}
-
-    def full(name: str) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(numbers[name])
-        return torch.rand(shapes[name], generator=generator)
-
+    full = whole_tensors(shapes)
     for case in cases():
         if arguments.only not in case.name:
             continue
@@ -306,17 +299,39 @@ def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
                 times[name].append(slowest(run))
         if rank == 0:
             show(case, shapes, measured, times)
-        del state, runs
-        limit, peak = within_limit(case, full, list(shapes))
-        if rank == 0:
-            print(
-                f"  reshard with memory_limit={limit / 2**20:.1f} MiB: {peak / 2**20:.1f} MiB "
-                f"resident, {peak / limit:.2f} of it",
-                flush=True,
-            )
     dist.barrier()
     dist.destroy_process_group()
     time.sleep(0.5)  # gloo's threads
+
+
+def limits(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
+    """What is resident, where the C library gives back what is freed."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
+    shapes = parameters(arguments.width, arguments.layers)
+    for case in cases():
+        if arguments.only in case.name:
+            limit, peak = within_limit(case, whole_tensors(shapes), list(shapes))
+            if rank == 0:
+                print(
+                    f"{case.name}, memory_limit={limit / 2**20:.1f} MiB: {peak / 2**20:.1f} MiB "
+                    f"resident, {peak / limit:.2f} of it",
+                    flush=True,
+                )
+    dist.barrier()
+    dist.destroy_process_group()
+    time.sleep(0.5)
+
+
+def whole_tensors(shapes: dict[str, tuple[int, ...]]) -> Callable[[str], torch.Tensor]:
+    """The parameters, the same on all ranks."""
+    numbers = {name: i for i, name in enumerate(shapes)}
+
+    def full(name: str) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(numbers[name])
+        return torch.rand(shapes[name], generator=generator)
+
+    return full
 
 
 def measure(run: Callable[[], State], case: Case, full: Callable[[str], torch.Tensor]) -> list[int]:
@@ -366,6 +381,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(worker, (arguments, os.path.join(folder, "rendezvous")), nprocs=4)
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
+        mp.spawn(limits, (arguments, os.path.join(folder, "of_limits")), nprocs=4)
 
 
 if __name__ == "__main__":

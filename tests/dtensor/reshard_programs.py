@@ -10,7 +10,7 @@ import torch.distributed as dist
 from reshard_worker import Sent, as_dtensor, mesh_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
@@ -361,6 +361,25 @@ def slices_of_a_mesh_move_each_its_own():
         assert torch.equal(x.to_local(), (full + i).chunk(2, 1)[dist.get_rank() % 2])
 
 
+def what_is_pending_is_finished_or_stays():
+    """Norms are reduced by placements of their own."""
+    line, other = mesh_of((4,), range(4)), mesh_of((2,), (1, 2))
+    full = ids(8, 4)
+    pending, kept = (
+        DTensor.from_local(full + dist.get_rank(), line, [Partial()], run_check=False)
+        for _ in range(2)
+    )
+    x = distribute_tensor(full, line, [Shard(0)])
+    state = {"moves": pending, "stays": kept, "norm": torch.linalg.vector_norm(x)}
+    assert not state["norm"].placements[0].is_replicate()
+    cute_sharding.reshard(state, {"moves": "S(1)", "norm": "R"}, other)
+    assert state["stays"] is kept and kept.placements == (Partial(),)
+    if dist.get_rank() in (1, 2):
+        part = (4 * full + 6).chunk(2, 1)[dist.get_rank() - 1]
+        assert torch.equal(state["moves"].to_local(), part)
+        assert torch.allclose(state["norm"].to_local(), full.norm())
+
+
 def counts_are_of_what_ran():
     line = mesh_of((4,), range(4))
     state = {f"w{i}": distribute_tensor(ids(8, 4), line, [Shard(0)]) for i in range(3)}
@@ -382,5 +401,6 @@ PROGRAMS = (
     what_is_under_fully_shard_goes_by_its_state_dict,
     what_ranks_outside_take_for_something_else,
     slices_of_a_mesh_move_each_its_own,
+    what_is_pending_is_finished_or_stays,
     counts_are_of_what_ran,
 )

@@ -7,6 +7,7 @@ sent follows from the plan alone, which all ranks make alike.
 - :mod:`.targets`: what placements say of each name
 - :mod:`.sending`: a message to each peer, and the wait for theirs
 - :mod:`.moving`: buckets, packed, sent and unpacked
-- :mod:`.plan`: ``plan_reshard``, and plans that run
+- :mod:`.running`: plans that run
+- :mod:`.plan`: ``plan_reshard``
 - :mod:`.reshard`: ``reshard``
 """

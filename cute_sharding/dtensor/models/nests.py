@@ -100,13 +100,13 @@ def _of_module(module: torch.nn.Module, below: str) -> Iterator[Place]:
                 "itself and on their mesh: give its state dict, module.state_dict()"
             )
         before = f"{below}{path}." if path else below
-        for name, parameter in part._parameters.items():
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
             if isinstance(parameter, DTensor):
                 yield Place(f"{before}{name}", parameter, None, f"{before}{name}")
-        for name, buffer in part._buffers.items():
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
             if isinstance(buffer, DTensor):
-                put = partial(part._buffers.__setitem__, name)
-                yield Place(f"{before}{name}", buffer, put, f"{before}{name}")
+                into = partial(setattr, part, name)
+                yield Place(f"{before}{name}", buffer, into, f"{before}{name}")
 
 
 def _parameters(value: Any, name: str) -> Iterator[tuple[int, str]]:
