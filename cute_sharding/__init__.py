@@ -7,6 +7,7 @@
 - :mod:`cute_sharding.relations`: which element of its operands each element of a result is.
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
+- :mod:`cute_sharding.models`: many tensors at once.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
 
@@ -18,8 +19,8 @@ their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
-``plan_refit(generator, source, target)``, ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
-``draw(...)``. Or no code at all:
+``reshard(state, placements, mesh)``, ``plan_refit(generator, source, target)``,
+``local_boxes(tensor)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
@@ -37,9 +38,11 @@ if typing.TYPE_CHECKING:
         local_boxes,
         plan_redistribution,
         plan_refit,
+        plan_reshard,
         prepare_groups,
         redistribute,
         reset_stats,
+        reshard,
         settings,
         stats,
     )
@@ -59,9 +62,11 @@ __all__ = [
     "local_boxes",
     "plan_redistribution",
     "plan_refit",
+    "plan_reshard",
     "prepare_groups",
     "redistribute",
     "reset_stats",
+    "reshard",
     "settings",
     "stats",
 ]

@@ -100,6 +100,7 @@ def _ran_once(
     with TemporaryDirectory() as folder:
         for name, text in files:
             Path(folder, name).write_text(text)
+        Path(folder, "examples").symlink_to(ROOT / "examples")  # as in a clone
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=folder,

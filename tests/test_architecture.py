@@ -28,6 +28,7 @@ LAYERS = [
     "redistribution",
     "ops",
     "movement",
+    "models",
     "dtensor",
     "drawing",
 ]
@@ -271,6 +272,7 @@ ROOMS = [
     "replaced",
     "compiled",
     "run",
+    "models",
     "door",
     "refit",
     "fixes",
@@ -401,6 +403,7 @@ SOURCES = sorted(
 LONGER = {
     ("drawing", "draw"): "its docstring: what is drawn of each kind of argument",
     ("dtensor", "plan_redistribution"): "its docstring: arguments, result, errors, an example",
+    ("dtensor", "reshard"): "its docstring: what a state is, what placements may be, a program",
     ("dtensor", "prepare_groups"): "its docstring: who is to call it, and a program that runs",
 }
 

@@ -3,7 +3,8 @@
 - :mod:`.explain`, and for sizes that have names :mod:`.for_all`: what a view does to a sharding, as
   layouts. :mod:`.moves`: the same of a movement op.
 - :mod:`.draw`: pictures of shardings, views, redistributions and layouts.
-- :mod:`.plan`: how a redistribution goes, by plan and as torch would do it.
+- :mod:`.plan`: how a redistribution goes, by plan and as torch would do it; :mod:`.models`: of all
+  tensors of a model.
 - :mod:`.stats`: what a program received, beside torch's own rules.
 - :mod:`cute_sharding.status`: what is switched on.
 - :mod:`.parser`, :mod:`.arguments`: the options, and what is read from them.

@@ -71,12 +71,19 @@ def _draw_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan_options(parser: argparse.ArgumentParser) -> None:
-    _sharding_options(parser)
+    _sharding_options(parser, shape_required=False)
+    parser.add_argument(
+        "--model",
+        metavar="FILE",
+        help="in the place of --shape: all tensors of a model, of a JSON file with dtype, sizes "
+        "and tensors, such as examples/models/dense_8b.json",
+    )
     parser.add_argument(
         "--from",
         required=True,
         metavar="PLACEMENTS",
-        help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"',
+        help='one for each mesh dim, such as "S(0),S(1)" or "P(sum),R"; of a model, by patterns of '
+        'names, such as "*norm*=R; *=S(0)"',
     )
     parser.add_argument("--to", required=True, metavar="PLACEMENTS", help='such as "S(0),S(0)"')
     parser.add_argument("--to-mesh", metavar="MESH", help=TO_MESH)
@@ -104,7 +111,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         "--memory-limit",
         type=int,
         metavar="ELEMENTS",
-        help="the most elements that a device may hold at once in our plan",
+        help="the most elements that a device may hold at once in our plan; of a model, bytes",
     )
     parser.add_argument(
         "--itemsize",
@@ -115,10 +122,12 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _sharding_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
+def _sharding_options(
+    parser: argparse.ArgumentParser, required: bool = True, shape_required: bool = True
+) -> None:
     parser.add_argument(
         "--shape",
-        required=required,
+        required=required and shape_required,
         help="the tensor's global shape, such as 4,16,32; explain also takes b=4,s=16,32",
     )
     parser.add_argument("--mesh", required=required, help="the device mesh, such as dp=2,tp=4")

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from cute_sharding._settings import network_in_force
 from cute_sharding.cli.arguments import (
+    UsageError,
     read_group,
     read_itemsize,
     read_mesh,
@@ -16,6 +17,7 @@ from cute_sharding.cli.arguments import (
     read_sharding,
     read_sizes,
 )
+from cute_sharding.cli.models import run_model_plan, show_model_plan
 from cute_sharding.exchange import Mesh
 from cute_sharding.exchange.placed import ranks_text
 from cute_sharding.redistribution import Network
@@ -24,6 +26,10 @@ from cute_sharding.sharding import Partial, Sharding
 
 
 def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.model is not None:
+        return run_model_plan(arguments)
+    if arguments.shape is None:
+        raise UsageError("plan: give --shape, or --model FILE")
     shape = read_sizes(arguments.shape, "--shape")
     if arguments.to_mesh is not None:
         names, on = read_mesh_of_ranks(arguments.mesh)
@@ -176,6 +182,8 @@ def of_torch(sharding: Sharding) -> list[Any]:
 
 
 def show_plan(result: dict[str, Any]) -> str:
+    if "model" in result:
+        return show_model_plan(result)
     ours, torchs, itemsize = result["ours"], result["torch"], result["itemsize"]
     shape, source, target = (
         ", ".join(items)

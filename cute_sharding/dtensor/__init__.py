@@ -8,6 +8,7 @@ list. The words are those of docs/glossary.md.
 - :mod:`.replaced`: what of torch is replaced, and its private names; answers in its form
 - :mod:`.compiled`: sizes that are symbols
 - :mod:`.run`: redistributions: plans, run
+- :mod:`.models`: many tensors at once
 - :mod:`.door`: from specs to how tensors lie
 - :mod:`.refit`: a model's weights as another program's, on any meshes
 - :mod:`.fixes`: torch's bugs, one row each
@@ -22,6 +23,8 @@ list. The words are those of docs/glossary.md.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
 from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
 from cute_sharding.dtensor.door.held import local_boxes
+from cute_sharding.dtensor.models.plan import plan_reshard
+from cute_sharding.dtensor.models.reshard import reshard
 from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
 from cute_sharding.dtensor.refit.specs import Spec
 from cute_sharding.dtensor.reports.plan import plan_redistribution
@@ -40,10 +43,12 @@ __all__ = [
     "local_boxes",
     "plan_redistribution",
     "plan_refit",
+    "plan_reshard",
     "prepare_groups",
     "propagate_shape_and_sharding",
     "redistribute",
     "reset_stats",
+    "reshard",
     "settings",
     "stats",
 ]

@@ -5,11 +5,12 @@
 - :mod:`.exchange`: who sends what to whom, each element once; one rank's part, as strided copies.
 - :mod:`.holders`, :mod:`.by_pieces`: the same through any relation, of several operands.
 - :mod:`.members`, :mod:`.refit`: several such exchanges as one; a model's weights as another's.
-- :mod:`.plan`: what is finished before, and what all of it takes.
+- :mod:`.bundle`: the exchanges of many tensors in one.
 """
 
+from cute_sharding.exchange.bundle import Bundle, BundlePart, Item
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.part import Part
 from cute_sharding.exchange.placed import Mesh, Placed
 
-__all__ = ["Exchange", "Mesh", "Part", "Placed", "identity"]
+__all__ = ["Bundle", "BundlePart", "Exchange", "Item", "Mesh", "Part", "Placed", "identity"]

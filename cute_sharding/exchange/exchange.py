@@ -36,7 +36,7 @@ from cute_sharding.exchange.part import Part, Shape, one_by_one, part_of
 from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.layout import coalesce
 from cute_sharding.relations.moves import Link, Move
-from cute_sharding.relations.rows import Rows, held
+from cute_sharding.relations.rows import Rows, held_rows
 from cute_sharding.sharding.chains import Chains, Device, up_to
 from cute_sharding.sharding.digits import digits, layout_of
 from cute_sharding.sharding.meeting import count_rows
@@ -388,7 +388,7 @@ class Exchange:
         every = [formed.get(d, Rows(d)) for d in range(len(placed.shape))]
         return tuple(
             [
-                count_rows(held(rows, *side_of(placed, rows, device)))
+                count_rows(held_rows(rows, *side_of(placed, rows, device)))
                 for d, rows in enumerate(every)
                 if d not in gone
             ]

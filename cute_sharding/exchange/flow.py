@@ -15,7 +15,7 @@ from cute_sharding.exchange.meetings import Met, met, of_every, side_of, sizes_o
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.exchange.takers import Takers, count_on, device_at, number_on, overlap
 from cute_sharding.relations.moves import Link
-from cute_sharding.relations.rows import between, needed
+from cute_sharding.relations.rows import between, needed_rows
 from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Runs, count_rows
 
@@ -68,10 +68,10 @@ class Flow(NamedTuple):
         for one, other in self.link.pairs:
             mine = side_of(target, other, wanted)
             if had is None:
-                need *= count_rows(needed(one, sizes_of(source, one), other, *mine))
+                need *= count_rows(needed_rows(one, sizes_of(source, one), other, *mine))
                 continue
             own = side_of(source, one, had)
-            need *= count_rows(needed(one, own.sizes, other, *mine))
+            need *= count_rows(needed_rows(one, own.sizes, other, *mine))
             has *= count_rows(between(one, *own, other, *mine))
         return need - has
 

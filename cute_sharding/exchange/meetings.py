@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.relations.rows import Rows, between, held
+from cute_sharding.relations.rows import Rows, between, held_rows
 from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Chain, Runs, near, rows_held
 
@@ -85,7 +85,7 @@ def met(
     """
     places: list[Place] = []
     runs: list[Runs] = []
-    has = held(one, of, chain)
+    has = held_rows(one, of, chain)
     for place in _near(other, n, cuts, has) if has else ():
         at = dict(place)
         there = tuple([tuple([(factor, parts, at[m]) for m, factor, parts, _ in c]) for c in cuts])

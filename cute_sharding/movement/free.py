@@ -25,7 +25,7 @@ from cute_sharding.exchange import Exchange
 from cute_sharding.propagation import Budget, carried
 from cute_sharding.relations.forms import Diagonal, Fold, Window
 from cute_sharding.relations.moves import Link, Move
-from cute_sharding.relations.rows import Rows, between, held, needed
+from cute_sharding.relations.rows import Rows, between, held_rows, needed_rows
 from cute_sharding.sharding.chains import Chains, Device, chain_of, chains_of
 from cute_sharding.sharding.meeting import Run, Runs, count_rows, meet_on_x, rows_held
 from cute_sharding.views import Cut
@@ -142,7 +142,7 @@ class _Search(NamedTuple):
             n = tuple([onto[e] for e in rows.dims])
             had = tuple([chain_of(sources[e], self.mesh, device) for e in source.dims])
             wanted = tuple([chain_of(target[e], self.mesh, first) for e in rows.dims])
-            need, have = needed(source, of, rows, n, wanted), held(source, of, had)
+            need, have = needed_rows(source, of, rows, n, wanted), held_rows(source, of, had)
             if not need:
                 return []
             if d in rows.dims:

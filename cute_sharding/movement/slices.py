@@ -11,7 +11,7 @@ from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.cost import coordinates
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.relations.moves import Link
-from cute_sharding.relations.rows import Rows, between, held
+from cute_sharding.relations.rows import Rows, between, held_rows
 from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Run, count_rows, rows_held
 
@@ -63,13 +63,15 @@ def slices(exchange: Exchange, output: int, device: Device) -> list[Slice] | Non
     for source, target in link.pairs:
         had, wanted = side_of(operand, source, device), side_of(onto, target, device)
         found = between(source, *had, target, *wanted)
-        there = count_rows(held(Rows(source.dim), *had))
+        there = count_rows(held_rows(Rows(source.dim), *had))
         if len(found) > 1 or (not found and target.dim is None and not (lacks and there)):
             return None
         first, count, step, _ = _evenly(found[0]) if found else Slice(0, 0, 1)
-        if count < 0 or (target.dim is not None and count != count_rows(held(target, *wanted))):
+        if count < 0 or (
+            target.dim is not None and count != count_rows(held_rows(target, *wanted))
+        ):
             return None
-        result.append(Slice(first, count, step, target.dim is not None))
+        result.append(Slice(first, count, step, is_kept))
     return result
 
 

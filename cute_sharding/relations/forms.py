@@ -24,6 +24,7 @@ from cute_sharding.sharding.meeting import Run, Runs, join, meet_on_x
 class Window(NamedTuple):
     """Row i of ``across``, in row w of the dim, is row ``w·step + i`` of the exchange.
 
+    >>> from cute_sharding.sharding.meeting import Run
     >>> three = (Run(0, 0, (), 3),)
     >>> Window(across=1, size=4, step=2).rows(three, (Run(0, 0, (), 4),))  # rows 0 to 7
     (Run(x=0, y=0, loops=(), length=8),)
@@ -63,6 +64,7 @@ class Fold(NamedTuple):
     Attributes:
         pieces: (start, stop, a, b), one after the other.
 
+    >>> from cute_sharding.sharding.meeting import Run
     >>> reflected = Fold(((0, 2, -1, 2), (2, 6, 1, -2)))  # two rows before the first of four
     >>> reflected.rows((Run(0, 0, (), 1), Run(2, 1, (), 2)))  # rows 2; 0 and 1
     (Run(x=0, y=0, loops=(), length=3),)
@@ -90,6 +92,7 @@ class Fold(NamedTuple):
 class Diagonal(NamedTuple):
     """Row j of the exchange is row ``j + down`` of the dim and row ``j + right`` of ``across``.
 
+    >>> from cute_sharding.sharding.meeting import Run
     >>> rows = (Run(2, 0, (), 2),)
     >>> Diagonal(across=1, down=0, right=1, length=5).rows(rows, (Run(0, 0, (), 4),))  # (2, 3)
     (Run(x=2, y=0, loops=(), length=1),)

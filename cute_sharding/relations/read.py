@@ -60,6 +60,11 @@ def relation_of_move(move: Move) -> Relation:
 
     Raises:
         NotOnlyMoved: rows of a result are sums.
+
+    >>> from cute_sharding.movement import BY_OP
+    >>> print(relation_of_move(BY_OP["Tensor.__getitem__"].move((4, 3), 0, 1, 3)))
+    (4, 3) -> (2, 3)
+      operand 0 3 + 6:1 -> result 0 6:1
     """
     if move.adds:
         raise NotOnlyMoved("rows that are made of several are their sum")

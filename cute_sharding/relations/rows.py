@@ -37,8 +37,10 @@ class Rows(NamedTuple):
         form: how else the tensor's rows stand for those of the exchange, each of which then
             lies on a device once, where y says.
 
+    >>> from cute_sharding.relations.rows import held_rows
+    >>> from cute_sharding.sharding.meeting import Run
     >>> shifted = Rows(0, (Run(0, 1, (), 7),))  # row j of the exchange is row j + 1 of eight
-    >>> held(shifted, (8,), (((1, 2, 1),),))  # on the second of two devices
+    >>> held_rows(shifted, (8,), (((1, 2, 1),),))  # on the second of two devices
     (Run(x=3, y=0, loops=(), length=4),)
     """
 
@@ -62,7 +64,7 @@ class Rows(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 14)
-def held(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
+def held_rows(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
     """What a device holds of the exchange's rows: x in the exchange, y on the device.
 
     Args:
@@ -82,15 +84,19 @@ def held(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
 
 
 @lru_cache(maxsize=1 << 14)
-def needed(
+def needed_rows(
     source: Rows, of: tuple[int, ...], target: Rows, n: tuple[int, ...], chain: tuple[Any, ...]
 ) -> Runs:
-    """:func:`held` of the target, but for rows that are no row of the source, dims of ``of``
+    """:func:`held_rows` of the target, but for rows that are no row of the source, dims of ``of``
     rows: what comes from nowhere is filled in.
     """
-    whole = held(source, of, ((),) * len(of))
+    whole = held_rows(source, of, ((),) * len(of))
     return tuple(
-        join(meet_on_x([Run(r.x, r.x, _same(r), r.length) for r in whole], held(target, n, chain)))
+        join(
+            meet_on_x(
+                [Run(r.x, r.x, _same(r), r.length) for r in whole], held_rows(target, n, chain)
+            )
+        )
     )
 
 
@@ -104,7 +110,7 @@ def between(
     wanted: tuple[Any, ...],
 ) -> Runs:
     """The rows that one device holds and another needs: x on the one, y on the other."""
-    return tuple(join(meet_on_x(held(source, of, had), held(target, n, wanted))))
+    return tuple(join(meet_on_x(held_rows(source, of, had), held_rows(target, n, wanted))))
 
 
 def _same(run: Run) -> tuple[tuple[int, int, int], ...]:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.movement import BY_OP, chosen
 from cute_sharding.relations.forms import Diagonal, Fold, Window
-from cute_sharding.relations.rows import held
+from cute_sharding.relations.rows import held_rows
 
 MESHES = [(2,), (4,), (2, 2), (2, 3), (2, 2, 2), (8,), (1, 3)]
 SIZES = [0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 24]
@@ -300,7 +300,7 @@ def by_number(exchange, k, device, rows, of_result):
     placed = (exchange.targets if of_result else exchange.sources)[k]
     sizes, chains = side_of(placed, rows, device)
     where = {}
-    for r in held(rows, sizes, chains):
+    for r in held_rows(rows, sizes, chains):
         steps = [(a, b) for _, a, b in r.loops] + [(1, 1)]
         at = places([c for c, _, _ in r.loops] + [r.length], (r.x, r.y), steps)
         where |= dict(np.stack(at).reshape(2, -1).T.tolist())

@@ -15,14 +15,13 @@ from drawn_moves import (
 )
 
 from benchmarks.views import MODEL_VIEWS
+from cute_sharding.movement import of_move, of_view
 from cute_sharding.relations import (
     ReadTwice,
     Relation,
     compose,
     filled,
     inverse,
-    of_move,
-    of_view,
     piece,
 )
 

@@ -11,7 +11,7 @@ import torch
 
 from cute_sharding.exchange.meetings import Side
 from cute_sharding.relations.forms import Diagonal, Fold, Window
-from cute_sharding.relations.rows import Rows, held
+from cute_sharding.relations.rows import Rows, held_rows
 from cute_sharding.sharding.meeting import Runs, count_rows, rows_held
 
 
@@ -53,7 +53,7 @@ def _of_windows(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
     step = window.evenly(windows, within)
     if step is not None:
         return rows.unfold(dim, counts[1], step)
-    index = _index_of_windows(windows, within, window, held(of, *side), rows.device)
+    index = _index_of_windows(windows, within, window, held_rows(of, *side), rows.device)
     taken = rows.index_select(dim, index.reshape(-1))
     return taken.unflatten(dim, tuple(index.shape)).movedim(dim + 1, -1).contiguous()
 
@@ -62,13 +62,13 @@ def _sum_of_windows(local: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
     assert of.dim is not None and isinstance(of.form, Window)
     dim, window, (windows, within) = of.dim, of.form, _held(side)
     shape = list(local.shape[:-1])
-    shape[dim] = count_rows(held(of, *side))
+    shape[dim] = count_rows(held_rows(of, *side))
     if 0 in local.shape:
         return local.new_zeros(shape)
     step = window.evenly(windows, within)
     if step is not None:
         return torch.ops.aten.unfold_backward(local, shape, dim, count_rows(within), step)
-    index = _index_of_windows(windows, within, window, held(of, *side), local.device)
+    index = _index_of_windows(windows, within, window, held_rows(of, *side), local.device)
     flat = local.movedim(-1, dim + 1).flatten(dim, dim + 1)
     return local.new_zeros(shape).index_add_(dim, index.reshape(-1), flat)
 
@@ -88,7 +88,7 @@ def _index_of_fold(of: Rows, side: Side, device: torch.device) -> torch.Tensor:
     found = torch.zeros_like(numbers)
     for start, stop, a, b in of.form.pieces:
         found = torch.where((numbers >= start) & (numbers < stop), numbers * a + b, found)
-    return _places(found, held(of, *side))
+    return _places(found, held_rows(of, *side))
 
 
 def _of_fold(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
@@ -99,7 +99,7 @@ def _of_fold(rows: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
 def _sum_of_fold(local: torch.Tensor, of: Rows, side: Side) -> torch.Tensor:
     assert of.dim is not None
     shape = list(local.shape)
-    shape[of.dim] = count_rows(held(of, *side))
+    shape[of.dim] = count_rows(held_rows(of, *side))
     index = _index_of_fold(of, side, local.device)
     return local.new_zeros(shape).index_add_(of.dim, index, local)
 
@@ -120,7 +120,7 @@ def _offset(form: Diagonal, side: Side) -> int | None:
 def _crossings(of: Rows, side: Side, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the elements of a diagonal lie, in both dims."""
     assert isinstance(of.form, Diagonal)
-    numbers = _numbers(held(of, *side), device)
+    numbers = _numbers(held_rows(of, *side), device)
     rows, columns = _held(side)
     return _places(numbers + of.form.down, rows), _places(numbers + of.form.right, columns)
 

@@ -1,7 +1,8 @@
 """Placements and specs (torch/distributed/tensor/placement_types.py, _dtensor_spec.py): the
 classes, and in what order a spec's placements cut.
 
-Read and made here, never changed: torch shares specs between tensors and caches.
+Specs are read and made here, never changed: torch shares them between tensors and caches. A tensor
+gets another one in :func:`become` alone.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = [
     "TensorMeta",
     "are_known",
     "as_replica",
+    "become",
     "check_no_mixed_partials",
     "check_shard_order",
     "cut_of",
@@ -281,6 +283,25 @@ def with_placements(spec: DTensorSpec, placements: Sequence[Placement]) -> DTens
 def made(local: torch.Tensor, spec: DTensorSpec, *, requires_grad: bool) -> DTensor:
     """The DTensor of that local tensor."""
     return DTensor(local, spec, requires_grad=requires_grad)
+
+
+def become(tensor: DTensor, local: torch.Tensor, spec: DTensorSpec) -> None:
+    """Make a leaf the DTensor of that local tensor and spec, with its identity: whoever has it, as
+    a module and its optimizer do, has the other one then. What was computed of it before has no
+    gradient any more; torch says so when it is asked for.
+
+    Raises:
+        RuntimeError: the dtype is another, and something has a weak reference to the tensor, so
+            that torch cannot swap it.
+    """
+    if spec.tensor_meta is None or spec.tensor_meta.dtype != tensor.dtype:
+        other: torch.Tensor = made(local, spec, requires_grad=tensor.requires_grad)
+        if isinstance(tensor, torch.nn.Parameter):
+            other = torch.nn.Parameter(other, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, other)
+        return
+    tensor._local_tensor, tensor._spec = local, spec
+    torch.autograd.graph.increment_version(tensor)
 
 
 def may_be_uneven(spec: DTensorSpec) -> bool:

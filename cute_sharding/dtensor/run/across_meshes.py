@@ -82,12 +82,12 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
         )
     meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
-    before, after = _chains(current), meshes.chains(_chains(target))
-    local, current = _by_elements(local, current)
+    before, after = chains_for_all(current), meshes.chains(chains_for_all(target))
+    local, current = by_elements(local, current)
     by, sizes = means(current.mesh), tuple(current.mesh.shape)
     plan = plan_exchange(
         Placed(tuple(current.shape), meshes.source, before),
-        _pending(current),
+        pending_sums(current),
         Placed(tuple(current.shape), meshes.target, after),
         Network.of_programs(sizes, by.network),
         by.groups,
@@ -100,7 +100,7 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
     return laid_out(_exchanged(plan.exchange, local, current, target.mesh), target.tensor_meta)
 
 
-def _chains(spec: DTensorSpec) -> Chains:
+def chains_for_all(spec: DTensorSpec) -> Chains:
     """What cuts the dims of a tensor, as its spec says: ranks of other meshes know no more."""
     plain, ordered = readings(spec)
     if ordered is not None:
@@ -116,7 +116,7 @@ def _chains(spec: DTensorSpec) -> Chains:
 # -- what is pending -------------------------------------------------------------------------------
 
 
-def _by_elements(local: torch.Tensor, spec: DTensorSpec) -> tuple[torch.Tensor, DTensorSpec]:
+def by_elements(local: torch.Tensor, spec: DTensorSpec) -> tuple[torch.Tensor, DTensorSpec]:
     """Without reductions that are placements' own (a norm's, a masked embedding's): finished."""
     placements = list(spec.placements)
     for m, placement in enumerate(placements):
@@ -127,7 +127,7 @@ def _by_elements(local: torch.Tensor, spec: DTensorSpec) -> tuple[torch.Tensor, 
     return local, tensor_specs.with_placements(spec, placements)
 
 
-def _pending(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
+def pending_sums(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
     return tuple(
         [
             (m, p.reduce_op)

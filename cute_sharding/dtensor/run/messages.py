@@ -20,7 +20,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.run.executor import all_to_all
 from cute_sharding.dtensor.run.packing import WIRE
 from cute_sharding.dtensor.run.ranks import on_each_rank
-from cute_sharding.exchange import Part
+from cute_sharding.exchange import BundlePart, Part
 
 
 def exchange_buffers(
@@ -53,7 +53,7 @@ def exchange_buffers(
     return _point_to_point(part(process_groups.this_rank()), buffer, width)
 
 
-def sealed(part: Part, buffer: torch.Tensor, seal: bytes, width: int) -> torch.Tensor:
+def sealed(part: Part | BundlePart, buffer: torch.Tensor, seal: bytes, width: int) -> torch.Tensor:
     """The send buffer with the seal in front of each message. ``width``: the buffer's elements for
     one of the tensor.
     """
@@ -65,7 +65,7 @@ def sealed(part: Part, buffer: torch.Tensor, seal: bytes, width: int) -> torch.T
     return buffer
 
 
-def is_sealed(part: Part, received: torch.Tensor, seal: bytes, width: int) -> bool:
+def is_sealed(part: Part | BundlePart, received: torch.Tensor, seal: bytes, width: int) -> bool:
     """Whether all that a rank was sent has that seal."""
     if not any(part.receives):
         return True

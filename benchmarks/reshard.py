@@ -1,0 +1,389 @@
+"""Whole models from mesh to mesh, beside what programs do without: real gloo processes, the same
+tensors, each way in turn.
+
+    python -m benchmarks.reshard [--width 640] [--layers 6] [--repeat 3] [--only fsdp]
+
+The parameters are those of a Llama, scaled. Prints for each pair of meshes and each way the time of
+the slowest rank, the best of the repetitions; what the busiest rank receives; the most that a rank
+holds beside the model, by what the process has resident; and how many collectives a rank calls, and
+messages all ranks send. All results are compared with the parameters. Then, what is resident with a
+limit of memory, where the C library gives back what is freed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed import checkpoint
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.sent_by_hand import send_by_hand, written
+
+VOCABULARY = 13824
+R = Replicate()
+State = dict[str, DTensor]
+
+
+def parameters(width: int, layers: int) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of a Llama's parameters."""
+    kv, hidden = width // 4, width * 7 // 2
+    layer = {
+        "attention.wq": (width, width),
+        "attention.wk": (kv, width),
+        "attention.wv": (kv, width),
+        "attention.wo": (width, width),
+        "feed_forward.w1": (hidden, width),
+        "feed_forward.w2": (width, hidden),
+        "feed_forward.w3": (hidden, width),
+        "attention_norm": (width,),
+        "ffn_norm": (width,),
+    }
+    return {
+        "tok_embeddings": (VOCABULARY, width),
+        **{f"layers.{i}.{name}": shape for i in range(layers) for name, shape in layer.items()},
+        "norm": (width,),
+        "output": (VOCABULARY, width),
+    }
+
+
+def fsdp(name: str) -> Any:
+    return Shard(0)
+
+
+def tp(name: str) -> Any:
+    if name.endswith("norm"):
+        return R
+    return Shard(1) if name.endswith(("wo", "w2")) else Shard(0)
+
+
+class Case(NamedTuple):
+    """From which placements of which mesh to which of which other."""
+
+    name: str
+    source: tuple[DeviceMesh, Callable[[str], list[Any]]]
+    target: tuple[DeviceMesh, Callable[[str], list[Any]]]
+
+
+def cases() -> list[Case]:
+    line, square = DeviceMesh("cpu", range(4)), DeviceMesh("cpu", [[0, 1], [2, 3]])
+    first, last = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])
+    return [
+        Case("fsdp to tp", (line, lambda n: [fsdp(n)]), (line, lambda n: [tp(n)])),
+        Case("tp to fsdp", (line, lambda n: [tp(n)]), (line, lambda n: [fsdp(n)])),
+        Case("2x2 to 4", (square, lambda n: [fsdp(n), tp(n)]), (line, lambda n: [tp(n)])),
+        Case("ranks 0-1 to 2-3", (first, lambda n: [fsdp(n)]), (last, lambda n: [tp(n)])),
+    ]
+
+
+# -- the ways --------------------------------------------------------------------------------------
+
+
+def by_plan(case: Case, state: State) -> Callable[[], State]:
+    import cute_sharding
+
+    mesh, placements = case.target
+    plan: Any = cute_sharding.plan_reshard(state, lambda name, _: placements(name), mesh)
+    return lambda: plan.run(dict(state))
+
+
+def by_tensor(case: Case, state: State) -> Callable[[], State]:
+    import cute_sharding
+
+    mesh, placements = case.target
+    return lambda: {n: cute_sharding.redistribute(x, mesh, placements(n)) for n, x in state.items()}
+
+
+def by_stock(case: Case, state: State) -> Callable[[], State] | None:
+    mesh, placements = case.target
+    if mesh != case.source[0]:
+        return None
+    return lambda: {n: x.redistribute(mesh, placements(n)) for n, x in state.items()}
+
+
+def by_whole_tensors(case: Case, state: State) -> Callable[[], State]:
+    """Gathered, sent to who has none, and cut."""
+    mesh, placements = case.target
+    first = int(case.source[0].mesh.flatten()[0])
+
+    def run() -> State:
+        result = {}
+        for name, x in state.items():
+            whole = x.full_tensor()
+            if case.source[0].size() < dist.get_world_size():
+                whole = whole if dist.get_rank() < 2 else torch.empty(x.shape)
+                dist.broadcast(whole, first)
+            result[name] = distribute_tensor(whole, mesh, placements(name), src_data_rank=None)
+        return result
+
+    return run
+
+
+def by_checkpoint(case: Case, state: State) -> Callable[[], State]:
+    """Through files in memory."""
+    mesh, placements = case.target
+    folder = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
+    path = folder / f"benchmark-of-reshard-{os.getppid()}"
+
+    def run() -> State:
+        inside = case.source[0]._is_current_rank_part_of_mesh()
+        checkpoint.save(dict(state) if inside else {}, checkpoint_id=path)
+        result = {
+            n: distribute_tensor(torch.empty(x.shape), mesh, placements(n), src_data_rank=None)
+            for n, x in state.items()
+        }
+        if mesh._is_current_rank_part_of_mesh():
+            checkpoint.load(result, checkpoint_id=path, no_dist=mesh.size() < 4)
+        return result
+
+    return run
+
+
+def by_hand(case: Case, state: State) -> Callable[[], State]:
+    sends = written({n: tuple(x.shape) for n, x in state.items()}, case.source, case.target)
+    return lambda: send_by_hand(state, sends, case.target)
+
+
+WAYS: dict[str, Callable[[Case, State], Callable[[], State] | None]] = {
+    "reshard": by_plan,
+    "redistribute, each": by_tensor,
+    "torch's, each": by_stock,
+    "whole tensors": by_whole_tensors,
+    "checkpoint": by_checkpoint,
+    "sent by hand": by_hand,
+}
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+class Watch(TorchDispatchMode):
+    """Counts collectives, messages that this rank sends, and the bytes that it receives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectives = self.sent = self.received = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.name().split("::")[-1].split(".")[0]
+        if "c10d" in func.namespace and name not in ("wait_tensor", "_wrap_tensor_autograd"):
+            self._count(name, args, result)
+        return result
+
+    def _count(self, name: str, args: Any, result: Any) -> None:
+        world = dist.get_world_size()
+        if name == "send":
+            self.sent += 1
+        elif name.startswith("recv"):
+            self.received += args[0][0].nbytes
+        else:
+            self.collectives += 1
+        if name == "all_to_all_single":
+            self.sent += sum(1 for n in args[2] if n)
+            self.received += sum(args[1]) * args[0].itemsize
+        elif name.startswith(("all_gather_into", "_allgather_base")):
+            out = result if isinstance(result, torch.Tensor) else args[0]
+            self.received += out.nbytes * (world - 1) // world
+        elif name.startswith("broadcast"):
+            self.received += args[0][0].nbytes if dist.get_rank() else 0
+
+
+def resident(which: str = "VmRSS") -> int:
+    """The bytes that this process has resident, or (VmHWM) has had at the most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(which))
+
+
+def let_go() -> None:
+    """Give back what the C library keeps of freed memory."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def peak_of(run: Callable[[], State]) -> int:
+    """The most bytes that are resident while it runs, beside those that were before."""
+    let_go()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident()
+    run()
+    return resident("VmHWM") - before
+
+
+def within_limit(case: Case, full: Callable[[str], torch.Tensor], names: list[str]) -> list[int]:
+    """A limit that is halfway between the least and what a plan without one takes; what the plan
+    for it says; and what has been resident beside what was before the model, on the rank that had
+    the most.
+    """
+    import cute_sharding
+
+    def model() -> State:
+        mesh, placements = case.source
+        whole = (
+            (n, distribute_tensor(full(n), mesh, placements(n), src_data_rank=None)) for n in names
+        )
+        return {n: x.detach().clone() for n, x in whole}  # not a part of what is whole
+
+    mesh, placements = case.target
+    wanted = {n: placements(n) for n in names}
+    limit = cute_sharding.plan_reshard(model(), wanted, mesh).peak_bytes
+    try:
+        cute_sharding.plan_reshard(model(), wanted, mesh, memory_limit=0)
+    except ValueError as error:
+        limit = (limit + int(str(error).split("memory_limit=0: ")[1].split()[0])) // 2
+    let_go()
+    before = resident()
+    state = model()
+    let_go()
+    Path("/proc/self/clear_refs").write_text("5")
+    cute_sharding.reshard(state, wanted, mesh, memory_limit=limit)
+    peak = torch.tensor(resident("VmHWM") - before)
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return [limit, int(peak)]
+
+
+def is_right(result: State, case: Case, full: Callable[[str], torch.Tensor]) -> bool:
+    mesh, placements = case.target
+    if not mesh._is_current_rank_part_of_mesh():
+        return True
+    at, parts = mesh.get_local_rank(), mesh.size()
+    for name, x in result.items():
+        (placement,) = placements(name)
+        whole = full(name)
+        part = whole if placement.is_replicate() else whole.chunk(parts, placement.dim)[at]
+        if not torch.equal(x.to_local(), part):
+            return False
+    return True
+
+
+def slowest(run: Callable[[], State]) -> float:
+    dist.barrier()
+    begin = time.perf_counter()
+    result = run()
+    took = torch.tensor(time.perf_counter() - begin)
+    del result
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return took.item()
+
+
+def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
+    shapes = parameters(arguments.width, arguments.layers)
+    full = whole_tensors(shapes)
+    for case in cases():
+        if arguments.only not in case.name:
+            continue
+        mesh, placements = case.source
+        state = {
+            name: distribute_tensor(full(name), mesh, placements(name), src_data_rank=None)
+            for name in shapes
+        }
+        runs = {name: made for name, way in WAYS.items() if (made := way(case, state)) is not None}
+        measured = {name: measure(run, case, full) for name, run in runs.items()}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(arguments.repeat):
+            for name, run in runs.items():
+                times[name].append(slowest(run))
+        if rank == 0:
+            show(case, shapes, measured, times)
+    dist.barrier()
+    dist.destroy_process_group()
+    time.sleep(0.5)  # gloo's threads
+
+
+def limits(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
+    """What is resident, where the C library gives back what is freed."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
+    shapes = parameters(arguments.width, arguments.layers)
+    for case in cases():
+        if arguments.only in case.name:
+            limit, peak = within_limit(case, whole_tensors(shapes), list(shapes))
+            if rank == 0:
+                print(
+                    f"{case.name}, memory_limit={limit / 2**20:.1f} MiB: {peak / 2**20:.1f} MiB "
+                    f"resident, {peak / limit:.2f} of it",
+                    flush=True,
+                )
+    dist.barrier()
+    dist.destroy_process_group()
+    time.sleep(0.5)
+
+
+def whole_tensors(shapes: dict[str, tuple[int, ...]]) -> Callable[[str], torch.Tensor]:
+    """The parameters, the same on all ranks."""
+    numbers = {name: i for i, name in enumerate(shapes)}
+
+    def full(name: str) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(numbers[name])
+        return torch.rand(shapes[name], generator=generator)
+
+    return full
+
+
+def measure(run: Callable[[], State], case: Case, full: Callable[[str], torch.Tensor]) -> list[int]:
+    """Collectives, messages of all ranks, bytes received, the peak beside, and whether it is
+    right.
+    """
+    with torch.no_grad():
+        right = is_right(run(), case, full)
+        with Watch() as watch:
+            run()
+        peak = peak_of(run)
+    found = torch.tensor([watch.collectives, watch.received, peak, not right])
+    sent = torch.tensor(watch.sent)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    dist.all_reduce(sent)
+    collectives, received, most, wrong = map(int, found)
+    return [collectives, int(sent), received, most, not wrong]
+
+
+def show(
+    case: Case,
+    shapes: dict[str, tuple[int, ...]],
+    measured: dict[str, list[int]],
+    times: dict[str, list[float]],
+) -> None:
+    total = sum(torch.Size(shape).numel() for shape in shapes.values()) * 4
+    print(f"{case.name}: {len(shapes)} tensors, {total / 2**20:.1f} MiB")
+    best = {name: min(of) for name, of in times.items()}
+    for name, (collectives, sent, received, peak, right) in measured.items():
+        print(
+            f"  {name:20} {best[name] * 1e3:7.0f} ms   {best['reshard'] / best[name]:4.2f}   "
+            f"{received / 2**20:7.1f} MiB received   {peak / 2**20:6.0f} MiB beside   "
+            f"{collectives:3} collectives   {sent or '-':>4} messages   "
+            f"{'right' if right else 'WRONG'}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--width", type=int, default=640, help="of the model")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(worker, (arguments, os.path.join(folder, "rendezvous")), nprocs=4)
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
+        mp.spawn(limits, (arguments, os.path.join(folder, "of_limits")), nprocs=4)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""``plan --model``: how the tensors of a model get from mesh to mesh, as data and as text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from cute_sharding.cli.arguments import UsageError, read_mesh_of_ranks
+from cute_sharding.exchange import Mesh
+from cute_sharding.models import Spec, plan_models
+from cute_sharding.models.shapes import Shape, shapes_of
+from cute_sharding.redistribution import Network
+
+
+def run_model_plan(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The plan for the model of a file."""
+    if arguments.shape is not None or arguments.groups is not None:
+        raise UsageError("--model has the shapes of all tensors: leave --shape and --groups out")
+    _, mesh = read_mesh_of_ranks(arguments.mesh)
+    to_mesh = mesh
+    if arguments.to_mesh is not None:
+        _, to_mesh = read_mesh_of_ranks(arguments.to_mesh, "--to-mesh")
+    tensors = _read(arguments.model)
+    source = _specs(tensors, getattr(arguments, "from"), "--from", mesh)
+    target = _specs(tensors, arguments.to, "--to", to_mesh)
+    network = None if arguments.network is None else Network.parse(arguments.network)
+    plan = plan_models(
+        ((name, source[name], target[name]) for name in tensors), arguments.memory_limit, network
+    )
+    return {"model": arguments.model, **plan.to_dict(), "text": str(plan).splitlines()}
+
+
+def show_model_plan(result: dict[str, Any]) -> str:
+    return "\n".join(result["text"])
+
+
+def _read(path: str) -> dict[str, Shape]:
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model {path!r}: cannot be read as JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"--model {path!r}: write an object with dtype, sizes and tensors")
+    return shapes_of(found)
+
+
+def _specs(tensors: dict[str, Shape], text: str, option: str, mesh: Mesh) -> dict[str, Spec]:
+    """How each tensor lies, by patterns of names: ``*norm*=R; *=S(0)``, the first that fits."""
+    rows = [part.strip() for part in text.split(";") if part.strip()]
+    patterns = [row.partition("=")[::2] if "=" in row else ("*", row) for row in rows]
+    found = {}
+    for name, (shape, dtype) in tensors.items():
+        fits = [said for pattern, said in patterns if fnmatchcase(name, pattern.strip())]
+        if not fits:
+            raise UsageError(
+                f"{option} {text!r}: no pattern is of {name}, write PATTERN=PLACEMENTS; ..., the "
+                "last of them *=PLACEMENTS"
+            )
+        try:
+            found[name] = Spec.of(shape, mesh, fits[0], dtype)
+        except ValueError as error:
+            raise UsageError(f"{option} of {name}: {error}") from error
+    return found

@@ -1,0 +1,221 @@
+"""Buckets of tensors on their way: each packed, sent and unpacked; the next one packed and sent
+before, where the plan says so.
+
+A tensor is handed over when all of it is there, and what it was made of is let go then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_sharding.dtensor.models.sending import start
+from cute_sharding.dtensor.replaced import collective_ops, local_tensors, process_groups
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.across_meshes import by_elements
+from cute_sharding.dtensor.run.executor import run
+from cute_sharding.dtensor.run.groups import means
+from cute_sharding.dtensor.run.messages import is_sealed, sealed
+from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.run.packing import OtherShape, read, write
+from cute_sharding.dtensor.run.several_meshes import on_which_group
+from cute_sharding.exchange import BundlePart, Part
+from cute_sharding.exchange.copies import fills
+from cute_sharding.models.plan import Packed
+from cute_sharding.models.way import Way
+from cute_sharding.redistribution import Network
+from cute_sharding.redistribution.meshes import plan_exchange
+
+
+class Specs(NamedTuple):
+    """How a tensor lies before and after, in torch's words."""
+
+    current: DTensorSpec
+    target: DTensorSpec
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that go together, on this rank.
+
+    Attributes:
+        packed: what goes where.
+        ways, specs: of each of the tensors.
+        number: which bucket it is.
+    """
+
+    packed: Packed
+    ways: tuple[Way, ...]
+    specs: tuple[Specs, ...]
+    number: int
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this rank is on one of the meshes."""
+        return process_groups.this_rank() in self.packed.bundle
+
+    @cached_property
+    def is_told(self) -> bool:
+        """Whether messages say what they are of. Ranks outside of a tensor's mesh may take it to
+        lie otherwise (run/across_meshes.py).
+        """
+        source, target = self.ways[0].meshes
+        return not {*target.ranks} <= {*source.ranks}
+
+    @cached_property
+    def part(self) -> BundlePart:
+        """What this rank does. Kept, so that a plan that runs again does not plan again."""
+        bundle = self.packed.bundle
+        room = len(bundle.seal) if self.is_told else 0
+        return bundle.part(process_groups.this_rank(), room)
+
+    @cached_property
+    def _group(self) -> Any | None:
+        bundle: Any = self.packed.bundle
+        return on_which_group(bundle, self.specs[0].current.mesh, self.specs[0].target.mesh)
+
+    def send(self, given: Sequence[torch.Tensor | None]) -> Flight:
+        """Pack what this rank has of the tensors, and send it."""
+        finished = [
+            None if x is None else _finished(x, way, spec.current)
+            for x, way, spec in zip(given, self.ways, self.specs)
+        ]
+        if self.packed.bundle.is_free:
+            return Flight(self, finished, None)
+        device = device_of(self.specs[0].target.mesh)
+        buffer = torch.empty(sum(self.part.sends), dtype=torch.uint8, device=device)
+        for x, mine, way in zip(finished, self.part.parts, self.ways):
+            if x is not None:
+                flat = buffer.view(_on_the_way(way))
+                for copy in mine.packs[0] or ():
+                    write(copy, x, flat)
+        if self.is_told:
+            buffer = sealed(self.part, buffer, self.packed.bundle.seal, 1)
+        mesh = self.specs[0].current.mesh
+        return Flight(self, finished, start(self.part, buffer, self._group, mesh, self.number))
+
+    def pass_by(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
+        """Hand over what a rank of none of the meshes has: tensors without elements."""
+        for member, way, spec in zip(self.packed.members, self.ways, self.specs):
+            device = device_of(spec.target.mesh)
+            arrived(member, torch.empty(0, dtype=_dtype(way.target.dtype), device=device))
+
+    def check_seal(self, received: torch.Tensor) -> None:
+        """Raises:
+        RuntimeError: other tensors were sent than are expected here, or they lie otherwise.
+        """
+        if self.is_told and not is_sealed(self.part, received, self.packed.bundle.seal, 1):
+            raise RuntimeError(
+                f"{len(self.ways)} tensors came from mesh {self.specs[0].current.mesh} and are not "
+                "all placed there as this rank, which is outside, was told, or are not the same as "
+                "there. Give the same tensors, placements and memory_limit on all ranks; what ops "
+                "have made is to be redistributed to placements that you name first"
+            )
+
+
+class Flight(NamedTuple):
+    """A bucket on its way.
+
+    Attributes:
+        bucket: what is on its way.
+        given: what this rank has of each of the tensors.
+        wait: for what it is sent; None: no rank is sent anything.
+    """
+
+    bucket: Bucket
+    given: list[torch.Tensor | None]
+    wait: Callable[[], torch.Tensor] | None
+
+    def land(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
+        """Wait for what this rank is sent, and hand over what it has of each tensor then, by the
+        tensor's number in the plan; on a rank that is not on its mesh, one without elements.
+        """
+        bucket, received = self.bucket, None if self.wait is None else self.wait()
+        if received is not None and not local_tensors.is_imagined(received):
+            bucket.check_seal(received)
+        for k, mine in enumerate(bucket.part.parts):
+            local, self.given[k] = self.given[k], None
+            target = bucket.specs[k].target
+            result = _result(mine, received, local, bucket.ways[k], target)
+            del local
+            arrived(bucket.packed.members[k], laid_out(result, target.tensor_meta))
+
+
+def device_of(mesh: Any) -> torch.device:
+    """The device of this rank for tensors of a mesh."""
+    if mesh.device_type in ("cpu", "meta"):
+        return torch.device(mesh.device_type)
+    index = torch.get_device_module(mesh.device_type).current_device()
+    return torch.device(mesh.device_type, index)
+
+
+def checked(local: torch.Tensor, way: Way, name: str) -> torch.Tensor:
+    """What this rank has of a tensor.
+
+    Raises:
+        OtherShape: it is not what the placements give.
+    """
+    shape = way.source.placed.local_shape(process_groups.this_rank())
+    if shape is not None and tuple(local.shape) != shape:
+        raise OtherShape(
+            f"this rank's local tensor of {name!r} has shape {tuple(local.shape)}, and by the "
+            f"DTensor's global shape and placements it is {shape}. Give DTensor.from_local the "
+            "global shape and stride where sizes do not divide"
+        )
+    return local
+
+
+def _finished(local: torch.Tensor, way: Way, spec: DTensorSpec) -> torch.Tensor | None:
+    """What a rank has, with nothing pending."""
+    if not spec.mesh._is_current_rank_part_of_mesh():
+        return None
+    local = collective_ops.waited(local)
+    local, _ = by_elements(local, spec)
+    if way.source.pending:
+        by, placed = means(spec.mesh), way.source.placed
+        network = Network.of_programs(tuple(spec.mesh.shape), by.network)
+        plan = plan_exchange(
+            placed, way.source.pending, way.target.placed, network, by.groups, by.native
+        )
+        local = run(plan.steps, local, spec.mesh)
+    return local.resolve_conj().resolve_neg()
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _on_the_way(way: Way) -> torch.dtype:
+    """The smaller of the two dtypes."""
+    is_wider = way.source.itemsize > way.target.itemsize
+    return _dtype(way.target.dtype if is_wider else way.source.dtype)
+
+
+def _result(
+    part: Part,
+    received: torch.Tensor | None,
+    local: torch.Tensor | None,
+    way: Way,
+    target: DTensorSpec,
+) -> torch.Tensor:
+    """What a rank is to have, from what it has and what it was sent."""
+    (shape,), dtype, device = part.target_shapes, _dtype(way.target.dtype), device_of(target.mesh)
+    if shape is None:
+        return torch.empty(0, dtype=dtype, device=device)
+    own = [copy for _, _, copies in part.own for copy in copies]
+    if local is not None and local.dtype == dtype and fills(tuple(own), shape):
+        return read(local, own[0]).reshape(shape)
+    result = torch.empty(shape, dtype=dtype, device=device)
+    for copy in own:
+        assert local is not None
+        write(copy, local, result)
+    if received is not None:
+        flat = received.view(_on_the_way(way))
+        for copy in part.unpacks[0] or ():
+            write(copy, flat, result)
+    return result

@@ -1,0 +1,149 @@
+"""The DTensors of a state, by name, and how one is put where another stood.
+
+A state is a module, an optimizer, or a nest of dicts, lists and tuples of those and of tensors.
+Names are as in a state dict: ``layers.0.weight``, below the key in the nest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.replaced import local_tensors, tensor_specs
+
+Put = Callable[[Any], None]
+
+
+class Place(NamedTuple):
+    """Where a tensor stands.
+
+    Attributes:
+        name: of the tensor.
+        tensor: what stands there.
+        put: puts another there; None: the tensor itself is changed, as modules, optimizers and
+            programs all know it (a parameter).
+        like: the name of the parameter that it goes with, as an optimizer's state does; else its
+            own.
+    """
+
+    name: str
+    tensor: DTensor
+    put: Put | None
+    like: str
+
+
+class State:
+    """A state, and its tensors.
+
+    Attributes:
+        places: of all DTensors, in the order of the state.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._whole = [state]
+        self._tuples: list[Callable[[], None]] = []
+        self._parameters = dict(_parameters(state, ""))
+        self.places = list(self._walk(state, "", partial(self._whole.__setitem__, 0)))
+
+    @property
+    def result(self) -> Any:
+        """The state with what was put into it: the same object, but for tuples and tensors."""
+        for finish in reversed(self._tuples):
+            finish()
+        return self._whole[0]
+
+    def _walk(self, value: Any, name: str, put: Put) -> Iterator[Place]:
+        below = f"{name}." if name else ""
+        if isinstance(value, DTensor):
+            yield Place(name, value, put, name)
+        elif isinstance(value, torch.nn.Module):
+            yield from _of_module(value, below)
+        elif isinstance(value, torch.optim.Optimizer):
+            yield from self._of_optimizer(value, below)
+        elif isinstance(value, MutableMapping):
+            for key in list(value):
+                into = partial(value.__setitem__, key)
+                yield from self._walk(value[key], f"{below}{key}", into)
+        elif isinstance(value, (list, tuple)):
+            parts = value if isinstance(value, list) else list(value)
+            if isinstance(value, tuple):
+                self._tuples.append(lambda: put(_tuple_like(value, parts)))
+            for i, part in enumerate(list(parts)):
+                yield from self._walk(part, f"{below}{i}", partial(parts.__setitem__, i))
+
+    def _of_optimizer(self, optimizer: torch.optim.Optimizer, below: str) -> Iterator[Place]:
+        for g, group in enumerate(optimizer.param_groups):
+            names = group.get("param_names") or [f"{g}.{i}" for i in range(len(group["params"]))]
+            for parameter, name in zip(group["params"], names):
+                like = self._parameters.get(id(parameter), f"{below}{name}")
+                if isinstance(parameter, DTensor):
+                    yield Place(like, parameter, None, like)
+                state = optimizer.state.get(parameter, {})
+                for key, value in list(state.items()):
+                    if isinstance(value, DTensor):
+                        of = f"{below}state.{name}.{key}"
+                        goes_with = like if value.shape == parameter.shape else of
+                        yield Place(of, value, partial(state.__setitem__, key), goes_with)
+
+
+def _of_module(module: torch.nn.Module, below: str) -> Iterator[Place]:
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    for path, part in module.named_modules(remove_duplicate=False):
+        if fsdp is not None and isinstance(part, fsdp.FSDPModule):
+            raise ValueError(
+                f"{type(module).__name__} is under fully_shard, which keeps its parameters by "
+                "itself and on their mesh: give its state dict, module.state_dict()"
+            )
+        before = f"{below}{path}." if path else below
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            if isinstance(parameter, DTensor):
+                yield Place(f"{before}{name}", parameter, None, f"{before}{name}")
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
+            if isinstance(buffer, DTensor):
+                into = partial(setattr, part, name)
+                yield Place(f"{before}{name}", buffer, into, f"{before}{name}")
+
+
+def _parameters(value: Any, name: str) -> Iterator[tuple[int, str]]:
+    """The names that the modules of a nest have for their parameters."""
+    below = f"{name}." if name else ""
+    if isinstance(value, torch.nn.Module):
+        for path, parameter in value.named_parameters():
+            yield id(parameter), f"{below}{path}"
+    elif isinstance(value, (Mapping, list, tuple)) and not isinstance(value, str):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _parameters(part, f"{below}{key}")
+
+
+def memory_of(tensor: DTensor) -> Any:
+    """What says that a tensor is another one: the same elements of the same memory."""
+    local, spec = tensor._local_tensor, tensor._spec
+    storage = id(local_tensors.storage_of(local))  # torch keeps the object as long as the memory
+    return storage, local.storage_offset(), local.shape, local.stride(), local.dtype, spec
+
+
+def _tuple_like(value: Any, parts: list[Any]) -> Any:
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def put(places: Sequence[Place], local: torch.Tensor, spec: Any) -> None:
+    """Put the tensor of that local tensor and spec into all of those places."""
+    changed = {id(place.tensor): place.tensor for place in places if place.put is None}
+    for tensor in changed.values():
+        tensor_specs.become(tensor, local, spec)
+    one: torch.Tensor
+    if changed:
+        one = next(iter(changed.values()))
+    else:
+        old = places[0].tensor
+        one = tensor_specs.made(local, spec, requires_grad=old.requires_grad)
+        if isinstance(old, torch.nn.Parameter):
+            one = torch.nn.Parameter(one, requires_grad=old.requires_grad)
+    for place in places:
+        if place.put is not None:
+            place.put(one)

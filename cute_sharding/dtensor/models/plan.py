@@ -1,0 +1,154 @@
+"""``plan_reshard``: plans for the DTensors of a state, which run as often as is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from cute_sharding.dtensor.models.moving import Specs
+from cute_sharding.dtensor.models.nests import Place, State, memory_of
+from cute_sharding.dtensor.models.running import RunnablePlan
+from cute_sharding.dtensor.models.targets import Targets
+from cute_sharding.dtensor.replaced import compiler, process_groups, tensor_specs
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.run.across_meshes import chains_for_all, pending_sums
+from cute_sharding.dtensor.run.reading import readings
+from cute_sharding.dtensor.run.several_meshes import meshes_of
+from cute_sharding.exchange import Placed
+from cute_sharding.models import ReshardPlan, Spec, plan_models
+from cute_sharding.redistribution import Network
+
+
+@compiler.outside_graphs
+def plan_reshard(
+    source: Any,
+    target: Any,
+    mesh: DeviceMesh | None = None,
+    *,
+    memory_limit: int | None = None,
+    dtype: torch.dtype | None = None,
+    network: Network | None = None,
+) -> ReshardPlan:
+    """How the tensors of ``source`` get to where ``target`` says: in which exchanges, with what
+    received and held; and, between DTensors, a plan that runs as often as is wanted.
+
+    Args:
+        source: a state as :func:`reshard` takes it. Only how its DTensors lie is looked at, so they
+            may be on meta. Or a dict of :class:`cute_sharding.models.Spec` by name, for meshes that
+            are not there: such a plan is only shown.
+        target: as ``placements`` of :func:`reshard`; or a state or dict of the same form, whose
+            tensors say mesh, placements and dtype.
+        mesh, memory_limit, dtype: as :func:`reshard` has them.
+        network: the links, by which the plan is timed.
+
+    Returns:
+        The plan: ``.packed``, ``.collectives``, ``.received_bytes`` (of the busiest rank),
+            ``.lower_bound``, ``.received_by_link``, ``.peak_bytes``, ``.coverage``, ``.seconds``,
+            ``str()``, ``.to_dict()``. Between DTensors also ``.run(state)``, and for ranks that
+            only have or only want ``.send(state)`` and ``.receive()``: no planning, and nothing is
+            sent but elements.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: as :func:`reshard`.
+
+    The method is in docs/models.md.
+
+    >>> from cute_sharding.models import Spec
+    >>> weights = {f"layers.{i}.weight": Spec.of((1024, 512), (8,), "S(0)") for i in range(4)}
+    >>> columns = {name: Spec.of((1024, 512), (2, 2), "S(1), R") for name in weights}
+    >>> plan = plan_reshard(weights, columns)
+    >>> plan.collectives, plan.received_bytes == plan.lower_bound, plan.coverage.is_whole
+    (1, True, True)
+    """
+    if isinstance(source, Mapping) and source and all(isinstance(x, Spec) for x in source.values()):
+        if not (isinstance(target, Mapping) and source.keys() == target.keys()):
+            raise ValueError("target: give a Spec for each name of source, and for no other")
+        pairs = [(name, spec, target[name]) for name, spec in source.items()]
+        return plan_models(pairs, memory_limit, network)
+    return planned(State(source), Targets(target, mesh, dtype), memory_limit, network)
+
+
+class Group(NamedTuple):
+    """One tensor, in all the places where it stands."""
+
+    places: list[Place]
+    specs: Specs
+
+
+def planned(
+    state: State, targets: Targets, memory_limit: int | None, network: Network | None = None
+) -> RunnablePlan:
+    """The plan for the tensors of a state."""
+    groups = _grouped(state.places, targets)
+    targets.check_all_used()
+    named = [
+        (group.places[0].name, *_spec_pair(group.specs.current, group.specs.target))
+        for group in groups
+    ]
+    # Of the same meaning, and yet another mesh or other placements.
+    relabelled = {
+        group.places[0].name for group in groups if group.specs.current != group.specs.target
+    }
+    plan = plan_models(named, memory_limit, network, relabelled)
+    return RunnablePlan(
+        plan.tensors,
+        plan.packed,
+        memory_limit,
+        network,
+        tuple([tuple([place.name for place in group.places]) for group in groups]),
+        tuple([group.specs for group in groups]),
+    )
+
+
+def _grouped(places: Sequence[Place], targets: Targets) -> list[Group]:
+    """Each tensor once: one that stands in several places, or that is all of the memory of another,
+    where all ranks know that.
+
+    Raises:
+        ValueError: a tensor is to lie in two ways.
+    """
+    found: dict[Any, Group] = {}
+    keys: dict[int, Any] = {}
+    for place in places:
+        current, target = place.tensor._spec, targets.of(place)
+        is_known = {*_ranks(target)} <= {*_ranks(current)}
+        mine = id(place.tensor)
+        if mine not in keys:
+            keys[mine] = (memory_of(place.tensor), target) if is_known else mine
+        group = found.setdefault(keys[mine], Group([], Specs(current, target)))
+        if group.specs.target != target:
+            raise ValueError(
+                f"{group.places[0].name} and {place.name} are one tensor, and are to lie in two "
+                "ways: give them the same placements"
+            )
+        group.places.append(place)
+    return list(found.values())
+
+
+def _ranks(spec: DTensorSpec) -> list[int]:
+    return [rank for ranks in process_groups.rank_lists(spec.mesh) for rank in ranks]
+
+
+def _spec_pair(current: DTensorSpec, target: DTensorSpec) -> tuple[Spec, Spec]:
+    """How a tensor lies before and after, in words of the algebra."""
+    meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
+    shape = tuple(current.shape)
+    if current == target:  # what is pending, or cut in one of two ways, stays so
+        stays = Spec(Placed(shape, meshes.source, readings(current)[0]), _name(current))
+        return stays, stays
+    tensor_specs.check_no_mixed_partials(tuple(current.placements))
+    foreign = [isinstance(p, Partial) and type(p) is not Partial for p in current.placements]
+    if any(foreign):  # reduced by their own methods, before all else
+        placements = [Replicate() if f else p for f, p in zip(foreign, current.placements)]
+        current = tensor_specs.with_placements(current, placements)
+    before = Placed(shape, meshes.source, chains_for_all(current))
+    after = Placed(shape, meshes.target, meshes.chains(chains_for_all(target)))
+    return Spec(before, _name(current), pending_sums(current)), Spec(after, _name(target))
+
+
+def _name(spec: DTensorSpec) -> str:
+    meta: Any = spec.tensor_meta
+    return str(meta.dtype).removeprefix("torch.")

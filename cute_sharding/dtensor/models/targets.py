@@ -1,0 +1,150 @@
+"""What is wanted of each tensor: by a function of name and tensor, by patterns of names, or by a
+nest of the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.models.nests import Place, State
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    TensorMeta,
+    mesh_dim_text,
+)
+from cute_sharding.dtensor.run.placements import checked_placements
+
+
+class Targets:
+    """What ``placements`` says of tensors on ``mesh``, by default of each on its own; floating
+    point numbers become ``dtype``, if one is given.
+    """
+
+    def __init__(self, placements: Any, mesh: DeviceMesh | None, dtype: torch.dtype | None) -> None:
+        self._function = placements if _is_function(placements) else None
+        self._named = {} if self._function else dict(_patterns(placements, ""))
+        self._used: set[str] = set()
+        self._mesh, self._dtype = mesh, dtype
+
+    def of(self, place: Place) -> DTensorSpec:
+        """How a tensor is to lie: as it does, where nothing is said of it. What an optimizer has
+        beside a parameter goes where that goes, and keeps its dtype.
+
+        Raises:
+            ValueError, TypeError: what is said of it does not fit.
+        """
+        name, tensor, goes_with = place.name, place.tensor, place.like
+        wanted = self._function(goes_with, tensor) if self._function else self._by_name(goes_with)
+        if isinstance(wanted, DTensor):
+            return _like(place, wanted)
+        mesh = tensor.device_mesh if self._mesh is None else self._mesh
+        if wanted is None:
+            mesh, placements = tensor.device_mesh, tuple(tensor.placements)
+        else:
+            _check_mesh(name, tensor, mesh)
+            said = f"placements of {name!r}"
+            placements = checked_placements(wanted, tuple(tensor.shape), tuple(mesh.shape), said)
+            _check_finished(name, mesh, placements)
+        meta = tensor._spec.tensor_meta
+        dtype = self._dtype if name == goes_with else None
+        if dtype is not None and meta is not None and meta.dtype.is_floating_point:
+            meta = TensorMeta(meta.shape, meta.stride, dtype)
+        if wanted is None and meta == tensor._spec.tensor_meta:
+            return tensor._spec
+        return DTensorSpec(mesh, placements, tensor_meta=meta)
+
+    def _by_name(self, name: str) -> Any:
+        """The value of the name itself, else of the first pattern that it matches."""
+        if name in self._named:
+            self._used.add(name)
+            return self._named[name]
+        found = [pattern for pattern in self._named if fnmatchcase(name, pattern)]
+        self._used.update(found)
+        return self._named[found[0]] if found else None
+
+    def check_all_used(self) -> None:
+        """Raises:
+        ValueError: a name or pattern is of no tensor.
+        """
+        unused = [pattern for pattern in self._named if pattern not in self._used]
+        if unused:
+            raise ValueError(
+                f"placements are given for {', '.join(map(repr, unused))}, and no DTensor of the "
+                "state has such a name: names are as in a state dict, patterns as in fnmatch"
+            )
+
+
+def _is_function(placements: Any) -> bool:
+    return callable(placements) and not isinstance(placements, torch.nn.Module)
+
+
+def _patterns(wanted: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """What is wanted, by name or pattern, of a nest."""
+    below = f"{name}." if name else ""
+    if isinstance(wanted, (torch.nn.Module, torch.optim.Optimizer)):
+        for place in State(wanted).places:
+            yield f"{below}{place.name}", place.tensor
+    elif isinstance(wanted, Mapping):
+        for key, value in wanted.items():
+            yield from _patterns(value, f"{below}{key}")
+    elif _is_leaf(wanted):
+        yield name or "*", wanted
+    elif isinstance(wanted, (list, tuple)):
+        for i, value in enumerate(wanted):
+            yield from _patterns(value, f"{below}{i}")
+    elif isinstance(wanted, Placement):
+        raise TypeError(
+            f"placements has {wanted!r} for {name or 'all'}: give a sequence, one for each mesh dim"
+        )
+
+
+def _is_leaf(wanted: Any) -> bool:
+    """Whether it is what one tensor is to be."""
+    if isinstance(wanted, (str, DTensor)):
+        return True
+    is_row = isinstance(wanted, Sequence) and bool(wanted)
+    return is_row and all(isinstance(placement, Placement) for placement in wanted)
+
+
+def _like(place: Place, wanted: DTensor) -> DTensorSpec:
+    name, tensor = place.name, place.tensor
+    if wanted.shape != tensor.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, and is to be as a tensor of shape "
+            f"{tuple(wanted.shape)}: give one of the same shape"
+        )
+    _check_mesh(name, tensor, wanted.device_mesh)
+    _check_finished(name, wanted.device_mesh, wanted.placements)
+    if place.like == name:
+        return wanted._spec
+    return DTensorSpec(wanted.device_mesh, wanted.placements, tensor_meta=tensor._spec.tensor_meta)
+
+
+def _check_mesh(name: str, tensor: DTensor, mesh: Any) -> None:
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(
+            f"reshard to mesh {mesh!r}, which is no DeviceMesh: make one with "
+            "torch.distributed.device_mesh.init_device_mesh or DeviceMesh"
+        )
+    if mesh.device_type != tensor.device_mesh.device_type:
+        raise ValueError(
+            f"{name} is on a mesh of {tensor.device_mesh.device_type} devices, and is to go to one "
+            f"of {mesh.device_type} devices: both are to be of one kind, move the tensor first"
+        )
+
+
+def _check_finished(name: str, mesh: DeviceMesh, placements: Sequence[Placement]) -> None:
+    for m, placement in enumerate(placements):
+        if isinstance(placement, Partial):
+            raise ValueError(
+                f"{name} is to be {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: nothing "
+                "is made pending on another mesh, give Shard or Replicate"
+            )

@@ -1,0 +1,242 @@
+"""The exchanges of many tensors in one: what a rank sends another of all of them is one message.
+
+In a message stands what is sent of each tensor, one behind the other as bytes: first those of the
+widest elements, so that each begins at a multiple of its own width without gaps. A message ends at
+a multiple of the widest. Sender and receiver work the order out from the exchanges alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from itertools import product
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+from cute_sharding.exchange.copies import Copy, folded, packed
+from cute_sharding.exchange.cost import coordinates
+from cute_sharding.exchange.exchange import Exchange
+from cute_sharding.exchange.flow import Message
+from cute_sharding.exchange.part import Part
+
+_ByPeer: TypeAlias = "Mapping[int, list[Message]]"
+
+
+class Item(NamedTuple):
+    """One tensor of a bundle (or operands and results of one relation).
+
+    Attributes:
+        exchange: what goes where.
+        itemsize: the bytes of an element on its way.
+    """
+
+    exchange: Exchange
+    itemsize: int
+
+
+class BundlePart(NamedTuple):
+    """One rank's part in a bundle.
+
+    Attributes:
+        peers: the ranks that it sends to or receives from, ascending.
+        sends, receives: bytes to and from each of them. In the buffers messages lie in the order of
+            the peers.
+        parts: its part in each of the exchanges, whose copies count the buffers in elements of that
+            exchange, and whose ``sends`` and ``receives`` are elements as well.
+    """
+
+    peers: tuple[int, ...]
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Exchanges that run as one.
+
+    >>> from cute_sharding.exchange import Placed, identity
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> def rows_to_columns(shape):
+    ...     one, two = (Placed.of(Sharding(shape, (2,), (Shard(d),))) for d in (0, 1))
+    ...     return Exchange(identity(shape), (one,), (two,))
+    >>> bundle = Bundle((Item(rows_to_columns((4, 6)), 4), Item(rows_to_columns((2, 2)), 8)))
+    >>> part = bundle.part(0)
+    >>> part.peers, part.sends, part.receives
+    ((1,), (32,), (32,))
+    >>> [p.packs[0][0].y for p in part.parts]  # in floats of four bytes, and of eight
+    [(2,), (0,)]
+    """
+
+    items: tuple[Item, ...]
+
+    @cached_property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The different ones: layers of a model are alike."""
+        return tuple(dict.fromkeys(item.exchange for item in self.items))
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of all meshes, ascending."""
+        return tuple(sorted({rank for each in self.exchanges for rank in each.ranks}))
+
+    @cached_property
+    def is_free(self) -> bool:
+        """Whether no rank receives anything."""
+        return all(each.is_free for each in self.exchanges)
+
+    @cached_property
+    def most_peers(self) -> int:
+        """With how many others a rank exchanges messages, at the most, of those looked at."""
+        return max([len(self._peers(rank)) for rank in self.looked_at], default=0)
+
+    def _peers(self, rank: int) -> set[int]:
+        every = [own_part(each, rank) for each in self.exchanges]
+        return {peer for own in every for side in (own.sent, own.taken) for peer in side}
+
+    @cached_property
+    def looked_at(self) -> tuple[int, ...]:
+        """The ranks; of more than 64 the first, a middle and the last coordinates of each dim of
+        each mesh.
+        """
+        meshes = dict.fromkeys(
+            placed.mesh for each in self.exchanges for placed in (*each.sources, *each.targets)
+        )
+        found = {
+            mesh.rank(device)
+            for mesh in meshes
+            for device in product(*(coordinates(n, len(self.ranks)) for n in mesh.sizes))
+        }
+        return tuple(sorted(found))
+
+    @cached_property
+    def seal(self) -> bytes:
+        """Eight bytes that are the same where all exchanges are, in every process."""
+        said = [(item.exchange.seal, item.itemsize) for item in self.items]
+        return sha256(repr(said).encode()).digest()[:8]
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether a rank is on one of the meshes."""
+        return any(rank in each for each in self.exchanges)
+
+    def received_by(self, rank: int) -> int:
+        """What a rank receives of the tensors, in bytes."""
+        received = {each: each.received_by(rank) for each in self.exchanges}
+        return sum(received[item.exchange] * item.itemsize for item in self.items)
+
+    def part(self, rank: int, room: int = 0) -> BundlePart:
+        """The part of a rank, of one of the meshes or of none. In front of each message there is
+        ``room`` for so many bytes more.
+        """
+        mine = {each: own_part(each, rank) for each in self.exchanges}
+        sent = self._placed([mine[item.exchange].sent for item in self.items], room)
+        taken = self._placed([mine[item.exchange].taken for item in self.items], room)
+        peers = tuple(sorted({*sent.sizes, *taken.sizes}))
+        return BundlePart(
+            peers,
+            tuple([sent.sizes.get(peer, 0) for peer in peers]),
+            tuple([taken.sizes.get(peer, 0) for peer in peers]),
+            tuple(
+                [
+                    _laid(item.exchange, mine[item.exchange], out, into)
+                    for item, out, into in zip(self.items, sent.starts, taken.starts)
+                ]
+            ),
+        )
+
+    def _placed(self, of_items: list[_ByPeer], room: int) -> _Buffer:
+        """Where in a buffer there is what of each item."""
+        widest = max([item.itemsize for item in self.items], default=1)
+        order = sorted(range(len(self.items)), key=lambda i: -self.items[i].itemsize)
+        starts: list[dict[int, int]] = [{} for _ in self.items]
+        sizes, at = {}, 0
+        for peer in sorted({peer for some in of_items for peer in some}):
+            first = at
+            at = _up(at + room, widest)
+            for i in order:
+                messages, width = of_items[i].get(peer, ()), self.items[i].itemsize
+                if messages:
+                    starts[i][peer] = at // width
+                    at += width * sum(message.size for message in messages)
+            at = _up(at, widest)
+            sizes[peer] = at - first
+        return _Buffer(sizes, starts)
+
+
+class _Buffer(NamedTuple):
+    """How many bytes each message has, and for each item where its own begin, in its elements."""
+
+    sizes: dict[int, int]
+    starts: list[dict[int, int]]
+
+
+class OwnPart(NamedTuple):
+    """One rank's part in an exchange by itself, and its messages by peer, ascending."""
+
+    part: Part
+    sent: _ByPeer
+    taken: _ByPeer
+
+    @property
+    def kept(self) -> int:
+        """How many elements the rank copies from what it has."""
+        return sum(prod(copy.sizes) for _, _, copies in self.part.own for copy in copies)
+
+    @property
+    def needed(self) -> int:
+        """How many elements it is to hold."""
+        return sum(prod(shape) for shape in self.part.target_shapes if shape is not None)
+
+
+@lru_cache(maxsize=1 << 12)
+def own_part(exchange: Exchange, rank: int) -> OwnPart:
+    """What a rank does in an exchange."""
+    sent, taken = map(_by_peer, (exchange.sent_by(rank), exchange.sent_to(rank)))
+    return OwnPart(exchange.part(rank), sent, taken)
+
+
+def size_of(messages: _ByPeer) -> int:
+    """The elements of all messages."""
+    return sum(message.size for some in messages.values() for message in some)
+
+
+def _by_peer(messages: Iterable[Message]) -> _ByPeer:
+    found: dict[int, list[Message]] = {}
+    for message in messages:
+        found.setdefault(message.peer, []).append(message)
+    return dict(sorted(found.items()))
+
+
+def _laid(exchange: Exchange, mine: OwnPart, out: dict[int, int], into: dict[int, int]) -> Part:
+    """A part whose messages begin at those places of the buffers."""
+    packs: list[list[Copy]] = [[] for _ in exchange.sources]
+    unpacks: list[list[Copy]] = [[] for _ in exchange.targets]
+    for message, copies in _copies(mine.sent, out):
+        packs[message.link.source] += copies
+    for message, copies in _copies(mine.taken, into, is_source=False):
+        # Of a sum, those of each message by themselves: they reach the same rows.
+        unpacks[message.link.target] += folded(copies) if exchange.move.adds else copies
+    return mine.part._replace(
+        packs=tuple([tuple(folded(some)) for some in packs]),
+        unpacks=tuple([tuple(some if exchange.move.adds else folded(some)) for some in unpacks]),
+    )
+
+
+def _copies(
+    by_peer: _ByPeer, starts: dict[int, int], *, is_source: bool = True
+) -> Iterable[tuple[Message, list[Copy]]]:
+    """Of each message the copies into a buffer, or out of it."""
+    for peer, messages in by_peer.items():
+        at = starts[peer]
+        for message in messages:
+            copies = []
+            for copy in message.copies:
+                copies.append(packed(copy, at) if is_source else packed(copy.flipped, at).flipped)
+                at += prod(copy.sizes)
+            yield message, copies
+
+
+def _up(at: int, width: int) -> int:
+    return -(-at // width) * width

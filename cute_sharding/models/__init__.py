@@ -1,0 +1,14 @@
+"""Many tensors at once, from any meshes to any others: a model, an optimizer, a checkpoint. Imports
+no torch.
+
+- :mod:`.spec`: how a tensor lies, with its dtype and what is pending.
+- :mod:`.shapes`: the tensors of a model, from a file.
+- :mod:`.way`: how one tensor, or all that lie alike, get from one spec to another.
+- :mod:`.buckets`: which of them go together, by a memory limit.
+- :mod:`.plan`: the whole of it, and what it takes.
+"""
+
+from cute_sharding.models.plan import ReshardPlan, plan_models
+from cute_sharding.models.spec import Spec
+
+__all__ = ["ReshardPlan", "Spec", "plan_models"]

@@ -1,0 +1,163 @@
+"""Which tensors go together, so that no rank holds more than a limit: as many as can.
+
+A bucket is packed, sent and unpacked. While it is on the wire the next one is packed, and that is
+on the wire while this one is unpacked, where the limit leaves room for both. What shrinks goes
+first. All of this is a function of the loads on all ranks, so that ranks decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from cute_sharding.models.way import Load
+
+# Of one tensor, or of several together, the load on each of the ranks that are looked at.
+Loads: TypeAlias = "tuple[Load, ...]"
+
+# Without a limit a rank's buffers have an eighth of what it sends and receives, so that packing and
+# unpacking hide behind what is on the wire; but 24 MiB at the least, and a GiB at the most. (What
+# is freed in pieces of less than 32 MiB glibc keeps, and the next costs no page faults:
+# mallopt(3), M_MMAP_THRESHOLD.)
+SHARE, LEAST, MOST = 8, 24 << 20, 1 << 30
+
+
+class Bucket(NamedTuple):
+    """Tensors that go together.
+
+    Attributes:
+        members: their numbers.
+        follows_at_once: whether it is packed, and sent, before the one in front of it is unpacked.
+    """
+
+    members: tuple[int, ...]
+    follows_at_once: bool = False
+
+
+def buckets(
+    loads: Sequence[Loads], limit: int | None = None, kinds: Sequence[Hashable] | None = None
+) -> list[Bucket]:
+    """The buckets, in their order, of tensors of those loads. ``kinds``: only those of one kind can
+    go together, and None stays where it is.
+
+    Raises:
+        ValueError: a rank would hold more than ``limit`` bytes even with one tensor at a time.
+
+    >>> grows, shrinks = (Load(8, 0, 4, 4, 16, 16),), (Load(16, 0, 4, 4, 8, 8),)
+    >>> buckets([grows, shrinks, shrinks])
+    [Bucket(members=(1, 2, 0), follows_at_once=False)]
+    >>> [each.members for each in buckets([grows, shrinks, shrinks], limit=60)]
+    [(1,), (2,), (0,)]
+    """
+    kinds = [""] * len(loads) if kinds is None else kinds
+    order = _order(loads, kinds)
+    found: list[Bucket] = []
+    held, before = _before(loads), None
+    most = min(max(_most_moved(loads, order) // SHARE, LEAST), MOST) if limit is None else None
+    while order:
+        members, load = _next(order, loads, kinds, held, limit, most)
+        if limit is not None and _peak(held, load) > limit:
+            least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
+            raise ValueError(
+                f"memory_limit={limit}: {least} bytes at least are held at once, sources, targets "
+                "and buffers, with one tensor at a time: give as much, or more devices"
+            )
+        at_once = before is not None and (
+            limit is None or _peak(_without(held, before), before, load) <= limit
+        )
+        found.append(Bucket(tuple(members), at_once))
+        order = [i for i in order if i not in members]
+        held, before = _moved(held, load), load
+    return found
+
+
+def _order(loads: Sequence[Loads], kinds: Sequence[Hashable]) -> list[int]:
+    """What shrinks first."""
+    moving = [i for i, kind in enumerate(kinds) if kind is not None]
+    return sorted(moving, key=lambda i: max(x.after - x.before for x in loads[i]))
+
+
+def _next(
+    order: Sequence[int],
+    loads: Sequence[Loads],
+    kinds: Sequence[Hashable],
+    held: Sequence[int],
+    limit: int | None,
+    most: int | None,
+) -> tuple[list[int], Loads]:
+    """The first tensor, and as many of its kind behind it as fit; and their load together.
+    ``most``: the most bytes of buffers, where there is no limit.
+    """
+    first, *others = order
+    members, load = [first], loads[first]
+    for i in others:
+        if kinds[i] == kinds[first]:
+            more = _together(load, loads[i])
+            if not _fits(held, more, limit, most):
+                break
+            members, load = [*members, i], more
+    return members, load
+
+
+def peak(loads: Sequence[Loads], found: Sequence[Bucket]) -> int:
+    """The most bytes that a rank holds at once: sources, targets and buffers."""
+    most, held = max(_before(loads), default=0), _before(loads)
+    for k, bucket in enumerate(found):
+        load = _sum(loads, bucket.members)
+        following = found[k + 1] if k + 1 < len(found) else None
+        then = None
+        if following is not None and following.follows_at_once:
+            then = _sum(loads, following.members)
+        most = max(most, _peak(held, load, then))
+        held = _moved(held, load)
+    return most
+
+
+def _peak(held: Sequence[int], load: Loads, then: Loads | None = None) -> int:
+    """The most that a rank holds while a bucket moves, and the one behind it is packed and sent."""
+    most = 0
+    nothing = (Load(0, 0, 0, 0, 0, 0),) * len(load)
+    for h, x, y in zip(held, load, nothing if then is None else then):
+        on_the_wire = x.sent + x.received + y.finished + y.sent
+        unpacking = x.received + x.made + y.finished + y.sent + y.received
+        most = max(most, h + x.finished + max(on_the_wire, unpacking))
+    return most
+
+
+def _fits(held: Sequence[int], load: Loads, limit: int | None, most: int | None) -> bool:
+    """Whether tensors may go together: with as much room again for the buffers of the next."""
+    if limit is None:
+        return most is None or all(x.sent + x.received <= most for x in load)
+    return _peak(held, load, tuple([x._replace(finished=0) for x in load])) <= limit
+
+
+def _most_moved(loads: Sequence[Loads], members: Sequence[int]) -> int:
+    """What the busiest rank sends and receives of those tensors."""
+    moved = zip(*([x.sent + x.received for x in loads[i]] for i in members))
+    return max(map(sum, moved), default=0)
+
+
+def _before(loads: Sequence[Loads]) -> list[int]:
+    return [sum(x.before for x in of_rank) for of_rank in zip(*loads)]
+
+
+def _moved(held: Sequence[int], load: Loads) -> list[int]:
+    """What is held once a bucket has moved."""
+    return [h + x.after - x.before for h, x in zip(held, load)]
+
+
+def _without(held: Sequence[int], load: Loads) -> list[int]:
+    """What was held before it moved."""
+    return [h + x.before - x.after for h, x in zip(held, load)]
+
+
+def _sum(loads: Sequence[Loads], members: Sequence[int]) -> Loads:
+    first, *others = members
+    load = loads[first]
+    for i in others:
+        load = _together(load, loads[i])
+    return load
+
+
+def _together(one: Loads, other: Loads) -> Loads:
+    return tuple([a.plus(b) for a, b in zip(one, other)])

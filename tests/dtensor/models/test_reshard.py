@@ -1,0 +1,118 @@
+"""Whole models between meshes: on real processes; and in one, what needs no other."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import reshard_programs
+import reshard_worker
+import torch
+from gloo import run
+from simulation import distribute, mesh_of, ranks_of
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import cute_sharding
+from cute_sharding.models import Spec
+
+
+@pytest.mark.processes
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize("prepared, limited", [(False, False), (True, False), (True, True)])
+def test_drawn_models(prepared, limited, share, tmp_path):
+    run(4, tmp_path, (reshard_worker.drawn_models, 0, share(200, 10), prepared, limited))
+
+
+@pytest.mark.processes
+@pytest.mark.one_in(1)
+def test_programs(tmp_path):
+    run(4, tmp_path, *[(program,) for program in reshard_programs.PROGRAMS])
+
+
+@pytest.fixture
+def alone():
+    """A mesh of this rank alone."""
+    return DeviceMesh("cpu", [0])
+
+
+def test_plans_of_a_model_on_meta():
+    """Nothing is sent, and there is no memory."""
+    fsdp, tp = mesh_of((8,)), mesh_of((2, 4))
+    with torch.device("meta"):
+        state = {
+            f"layers.{i}.weight": distribute_tensor(torch.empty(4096, 1024), fsdp, [Shard(0)])
+            for i in range(40)
+        }
+    plan = cute_sharding.plan_reshard(state, "R, S(1)", tp)
+    assert plan.collectives == 8 and plan.received_bytes == plan.lower_bound
+    assert plan.coverage.is_whole and len(plan.ways) == 1
+    specs = {name: Spec.of((4096, 1024), (8,), "S(0)") for name in state}
+    wanted = {name: Spec.of((4096, 1024), (2, 4), "R, S(1)") for name in state}
+    assert cute_sharding.plan_reshard(specs, wanted).to_dict() == plan.to_dict()
+    with pytest.raises(ValueError, match="give a Spec for each name of source"):
+        cute_sharding.plan_reshard(specs, {})
+
+
+def test_a_graph_that_was_there_before_is_not_gone_through(alone):
+    """What was computed of a parameter has no gradient once its memory is another."""
+    weight = torch.nn.Parameter(distribute_tensor(torch.ones(4, 4), alone, [Shard(0)]))
+    layer = torch.nn.ParameterDict({"w": weight})
+    loss = (weight * weight).sum()
+    cute_sharding.reshard(layer, {"w": "S(1)"})
+    assert layer["w"] is weight and weight.placements == (Shard(1),)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    (weight * weight).sum().backward()
+    assert torch.equal(weight.grad.to_local(), torch.full((4, 4), 2.0))
+
+
+def test_an_optimizer_by_itself(alone):
+    layer = torch.nn.Linear(4, 4)
+    for name, x in list(layer.named_parameters()):
+        x = torch.nn.Parameter(distribute_tensor(x.detach(), alone, [Shard(0)]))
+        layer.register_parameter(name, x)
+    for given, names in ((layer.parameters(), "0.{}"), (layer.named_parameters(), "{}")):
+        optimizer = torch.optim.Adam(given)
+        layer.weight.grad = layer.weight.detach().clone()
+        optimizer.step()
+        optimizer.zero_grad()
+        name = names.format("0" if "0" in names else "weight")
+        cute_sharding.reshard(optimizer, {name: "S(1)"})
+        state = optimizer.state[layer.weight]
+        assert layer.weight.placements == state["exp_avg"].placements == (Shard(1),)
+        assert layer.bias.placements == (Shard(0),) and not isinstance(state["step"], type(None))
+        cute_sharding.reshard(optimizer, {name: "S(0)"})
+
+
+def test_progress(alone, monkeypatch):
+    state = [distribute_tensor(torch.ones(4, 4), alone, [Shard(0)]) for _ in range(3)]
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match="pip install tqdm, or leave progress out"):
+        cute_sharding.reshard(state, "R", progress=True)
+    assert all(x.placements == (Shard(0),) for x in state)
+    shown = []
+
+    class Bar(SimpleNamespace):
+        def __enter__(self):
+            shown.append((self.total, self.unit))
+            return self
+
+        def __exit__(self, *_):
+            shown.append("closed")
+
+        def update(self):
+            shown.append("tensor")
+
+    module = ModuleType("tqdm.auto")
+    module.tqdm = Bar
+    monkeypatch.setitem(sys.modules, "tqdm.auto", module)
+    cute_sharding.reshard(state, "R", progress=True)
+    assert shown == [(3, "tensor"), "tensor", "tensor", "tensor", "closed"]
+    assert all(x.placements == (Replicate(),) for x in state)
+
+
+def test_ranks_in_one_process_are_refused():
+    with ranks_of((4,)):
+        x = distribute(torch.ones(4, 4), (4,), [Shard(0)])
+        with pytest.raises(RuntimeError, match="under LocalTensorMode or in a graph"):
+            cute_sharding.reshard([x], "S(1)")
