@@ -67,9 +67,8 @@ def slices(exchange: Exchange, output: int, device: Device) -> list[Slice] | Non
         if len(found) > 1 or (not found and target.dim is None and not (lacks and there)):
             return None
         first, count, step, _ = _evenly(found[0]) if found else Slice(0, 0, 1)
-        if count < 0 or (
-            target.dim is not None and count != count_rows(held_rows(target, *wanted))
-        ):
+        is_kept = target.dim is not None
+        if count < 0 or (is_kept and count != count_rows(held_rows(target, *wanted))):
             return None
         result.append(Slice(first, count, step, is_kept))
     return result
