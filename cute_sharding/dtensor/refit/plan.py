@@ -129,8 +129,8 @@ class RefitPlan:
 
     def parts(self, rank: int) -> dict[str, Part]:
         """A rank's part, for each dtype that is sent: to and from whom, with strided copies from
-        the sources into a buffer and out of one into the results. Constants are operands of one
-        element behind the sources.
+        the sources into a buffer and out of one into the results, which are contiguous. Steps below
+        0 go backward. Constants are operands of one element behind the sources.
 
         >>> import torch
         >>> source = {"w": Spec((4, 6), (2,), "S(0)")}

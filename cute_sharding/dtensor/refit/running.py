@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +11,12 @@ import torch
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.messages import exchange_buffers
-from cute_sharding.dtensor.run.packing import OtherShape, from_wire, to_wire, write
+from cute_sharding.dtensor.run.packing import OtherShape, from_wire, read, to_wire, write
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import Part
 from cute_sharding.exchange.refit import Refit, Sent
+from cute_sharding.exchange.copies import Copy
 
 
 class Ran(NamedTuple):
@@ -199,12 +200,36 @@ def _empty(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return on_each_rank(lambda rank, x: x.new_empty(0, dtype=dtype), like)
 
 
+def _write(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:
+    """From x to y, which are contiguous; in x it may go backward, which torch's strides do not."""
+    turned = _forward(copy)
+    if turned is None:
+        write(copy, x, y)
+    else:
+        read(y, copy.flipped).copy_(read(x, turned[0]).flip(turned[1]))
+
+
+@lru_cache(maxsize=1 << 12)
+def _forward(copy: Copy) -> tuple[Copy, tuple[int, ...]] | None:
+    """A copy that goes forward in x, and which of its loops are then to be gone through backward;
+    None where all go forward.
+    """
+    backward = tuple([i for i, step in enumerate(copy.dx) if min(step, default=0) < 0])
+    if not backward:
+        return None
+    start, steps = copy.x, list(copy.dx)
+    for i in backward:
+        start = tuple([a + (copy.sizes[i] - 1) * b for a, b in zip(start, steps[i])])
+        steps[i] = tuple([-b for b in steps[i]])
+    return copy._replace(x=start, dx=tuple(steps)), backward
+
+
 def _packed(part: Part, operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """The send buffer."""
     buffer = operands[0].new_empty(sum(part.sends), dtype=dtype)
     for x, copies in zip(operands, part.packs):
         for copy in copies or ():
-            write(copy, x, buffer)
+            _write(copy, x, buffer)
     return buffer
 
 
@@ -217,9 +242,9 @@ def _into(part: Callable[[int], Part], k: int) -> Callable[..., torch.Tensor]:
         mine = part(rank)
         for i, onto, copies in mine.own:
             for copy in copies if onto == k else ():
-                write(copy, sources[i], result)
+                _write(copy, sources[i], result)
         for copy in mine.unpacks[k] or ():
-            write(copy, received, result)
+            _write(copy, received, result)
         return result
 
     return written

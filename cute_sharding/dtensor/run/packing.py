@@ -161,20 +161,17 @@ def write(copy: Copy, x: torch.Tensor, y: torch.Tensor, *, add: bool = False) ->
     """Between tensors of which ``y`` is ours, as it was made: so we know how it lies. Of ``x`` we
     do only where nothing is compiled, as a compiler lays out what it computes as it likes.
     """
-    into, backward = _strided(y, copy.sizes, copy.y, copy.dy)
-    value = read(x, copy)
-    value = value.flip(backward) if backward else value
-    _ = into.add_(value) if add else into.copy_(value)
+    into = _strided(y, copy.sizes, copy.y, copy.dy)
+    _ = into.add_(read(x, copy)) if add else into.copy_(read(x, copy))
 
 
 def read(x: torch.Tensor, copy: Copy) -> torch.Tensor:
-    """What is copied, a view of ``x``; where it goes backward in memory, which torch's strides do
-    not, a copy.
-    """
-    if dispatch_modes.is_tracing():
-        return _taken(x, copy.sizes, copy.x, copy.dx)
-    view, backward = _strided(x, copy.sizes, copy.x, copy.dx)
-    return view.flip(backward) if backward else view
+    """What is copied, a view of ``x``."""
+    return (
+        _taken(x, copy.sizes, copy.x, copy.dx)
+        if dispatch_modes.is_tracing()
+        else _strided(x, copy.sizes, copy.x, copy.dx)
+    )
 
 
 def _strided(
@@ -182,20 +179,18 @@ def _strided(
     sizes: tuple[int, ...],
     start: tuple[int, ...],
     steps: tuple[tuple[int, ...], ...],
-) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """A view of what lies there, forward; and which of its dims are to be gone through backward."""
+) -> torch.Tensor:
     strides, rest = tensor.stride(), len(start)
-    backward: tuple[int, ...] = ()
-    if symints.is_symbolic(strides):  # symbols cannot be looked up; none go backward
-        stride, offset = _lying(strides, start, steps)
-    else:
-        stride, offset, backward = _forward(strides, sizes, start, steps)
-    view = tensor.as_strided(
+    lying = (
+        _lying.__wrapped__ if symints.is_symbolic(strides) else _lying
+    )  # symbols cannot be looked up
+    stride, offset = lying(strides, start, steps)
+    return tensor.as_strided(
         (*sizes, *tensor.shape[rest:]), stride, tensor.storage_offset() + offset
     )
-    return view, backward
 
 
+@lru_cache(maxsize=1 << 12)
 def _lying(
     strides: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[int, ...], int]:
@@ -206,20 +201,6 @@ def _lying(
     return (*(flat(step, strides[:rest]) for step in steps), *strides[rest:]), flat(
         start, strides[:rest]
     )
-
-
-@lru_cache(maxsize=1 << 12)
-def _forward(
-    strides: tuple[int, ...],
-    sizes: tuple[int, ...],
-    start: tuple[int, ...],
-    steps: tuple[tuple[int, ...], ...],
-) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """The same, from its last element on in dims where it lies backward, and which these are."""
-    stride, offset = _lying(strides, start, steps)
-    backward = tuple([i for i, step in enumerate(stride) if step < 0])
-    offset += sum([(sizes[i] - 1) * stride[i] for i in backward])
-    return tuple(map(abs, stride)), offset, backward
 
 
 def _taken(
