@@ -15,8 +15,8 @@ from cute_sharding.dtensor.run.packing import OtherShape, from_wire, read, to_wi
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import Part
-from cute_sharding.exchange.refit import Refit, Sent
 from cute_sharding.exchange.copies import Copy
+from cute_sharding.exchange.refit import Refit, Sent
 
 
 class Ran(NamedTuple):
