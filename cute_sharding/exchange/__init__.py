@@ -1,8 +1,11 @@
 """What goes from rank to rank for a relation between shardings on any meshes. Imports no torch.
 
 - :mod:`.placed`: a tensor on the ranks of a device mesh.
-- :mod:`.meetings`: on which devices of the one there is something of the other.
-- :mod:`.exchange`: who sends what to whom, each element once; one rank's part, as strided copies.
+- :mod:`.cost`: the elements that ranks of one mesh hold and receive.
+- :mod:`.meetings`, :mod:`.takers`: on which devices of the one there is something of the other.
+- :mod:`.flow`: from one operand to one result: which rank sends what to whom, each element once.
+- :mod:`.exchange`: of a relation, from all operands to all results.
+- :mod:`.part`, :mod:`.copies`, :mod:`.all_peers`: one rank's part, as strided copies.
 - :mod:`.holders`, :mod:`.by_pieces`: the same through any relation, of several operands.
 - :mod:`.members`, :mod:`.refit`: several such exchanges as one; a model's weights as another's.
 - :mod:`.bundle`: the exchanges of many tensors in one.

@@ -1,32 +1,28 @@
 """Redistribution on layouts alone: which placements to choose, the steps that lead there, and what
 they cost. Imports no torch.
 
-Rows, in elements:
-
-- :mod:`.chains`: the cuts of each tensor dim, in order.
-- :mod:`.digits`: which rows devices have in common, of all at once; of two devices it is
-  :mod:`cute_sharding.sharding.meeting`.
-- :mod:`.cost`: the elements that devices hold and receive. No seconds.
+What goes where is an exchange (:mod:`cute_sharding.exchange`); here it is planned.
 
 Steps:
 
-- :mod:`.step`: what a step is, and one device's part in it as strided copies (:mod:`.copies`).
-- :mod:`.exchange`, :mod:`.reduction`: the two kinds; :mod:`.native`: those of them that are a
-  collective of one whole tensor dim; :mod:`.messages`, :mod:`.all_peers`: what a
-  device sends and gets in an exchange. :mod:`.totals`: what all devices receive in them.
+- :mod:`.step`: what a step is, from one sharding on a mesh to another.
+- :mod:`.all_to_all`, :mod:`.reduction`: the two kinds; :mod:`.native`: those of them that are a
+  collective of one whole tensor dim. :mod:`.totals`: what all devices receive in them.
 
 Choices:
 
 - :mod:`.network`: what a collective takes, in seconds: latency, and time for each element.
 - :mod:`.planner`, :mod:`.candidates`, :mod:`.routes`: the steps from one sharding to another; the
   ways among which they are chosen; ways that stay in the process groups there are.
-- :mod:`.plan`: the plan that they make, and its time.
+- :mod:`.plan`: the plan that they make, and its time; :mod:`.meshes`: of a tensor that goes to
+  another mesh.
 - :mod:`.search`: the cheapest placements that make a view free; :mod:`.suggestions`: those
   that an error suggests, and why the view is not free.
 """
 
 from cute_sharding.exchange.cost import local_elements, received_elements
 from cute_sharding.redistribution.all_to_all import AllToAll
+from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
 from cute_sharding.redistribution.network import Link, Network
 from cute_sharding.redistribution.plan import RedistributionPlan
 from cute_sharding.redistribution.reduction import Reduction
@@ -35,6 +31,7 @@ from cute_sharding.redistribution.step import Step
 
 __all__ = [
     "AllToAll",
+    "ExchangePlan",
     "Link",
     "Network",
     "RedistributionPlan",
@@ -43,5 +40,6 @@ __all__ = [
     "Target",
     "free_targets",
     "local_elements",
+    "plan_exchange",
     "received_elements",
 ]
