@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding.dtensor.replaced import tensor_specs
+
 
 class Steps(NamedTuple):
     """A permutation of the tensor, a shape for that, a permutation of the result (of which some
@@ -68,17 +70,84 @@ def _is_compact(size: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def as_view(
-    tensor: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int
-) -> torch.Tensor | None:
-    """The view of a DTensor that has this global size and stride; None where it is no chain of
-    views.
+class Rows(NamedTuple):
+    """Of each dim of a tensor the step between the rows that are taken and how many these are, or
+    None where one row is taken and the dim is gone; a permutation of the dims that are left; and
+    the places of dims of one row among those of the result.
     """
-    if storage_offset != tensor.storage_offset():
-        return None
+
+    taken: tuple[tuple[int, int] | None, ...]
+    then: tuple[int, ...]
+    new: tuple[int, ...]
+
+
+def rows(
+    size: Sequence[int], stride: Sequence[int], new_size: Sequence[int], new_stride: Sequence[int]
+) -> Rows | None:
+    """The slices that lead from a tensor of one size and stride to those of another, wherever they
+    begin; None where none do.
+
+    >>> rows((3, 8, 6), (48, 6, 1), (3, 6), (54, 1))  # a diagonal
+    >>> rows((3, 8, 6), (48, 6, 1), (3, 8, 1), (2, 6, 1))
+    Rows(taken=(None, (1, 8), (2, 3)), then=(1, 0), new=(2,))
+    """
+    taken: list[tuple[int, int] | None] = [None] * len(size)
+    of: list[int] = []
+    for n, step in zip(new_size, new_stride):
+        if n == 1:
+            continue
+        inside = [d for d in range(len(size)) if size[d] != 1 and 0 < stride[d] <= step]
+        d = max(inside, key=lambda d: stride[d], default=None)
+        if d is None or step % stride[d] or n * step > size[d] * stride[d] or d in of:
+            return None
+        taken[d] = step // stride[d], n
+        of.append(d)
+    left = sorted(of)
+    new = [e for e, n in enumerate(new_size) if n == 1]
+    return Rows(tuple(taken), tuple([left.index(d) for d in of]), tuple(new))
+
+
+def as_view(tensor: Any, like: Any) -> torch.Tensor | None:
+    """The view of a DTensor that has the global size and stride of another, and its local tensor;
+    None where it is no chain of views.
+    """
+    size, stride = tuple(like.shape), tuple(like.stride())
     if not prod(size) and not tensor.numel():
         return tensor.view(size)
     found = steps(tuple(tensor.shape), tuple(tensor.stride()), size, stride)
-    if found is None:
-        return None
+    if found is None or like.storage_offset() != tensor.storage_offset():
+        return _of_rows(tensor, like)
     return tensor.permute(found.first).view(found.shape).permute(found.then).expand(found.size)
+
+
+def _of_rows(tensor: Any, like: Any) -> torch.Tensor | None:
+    """The slices of dims that are not cut, which a device has of its own rows. Where they begin the
+    local tensor tells; that of a device without elements may tell what it likes.
+    """
+    found = rows(tuple(tensor.shape), tuple(tensor.stride()), tuple(like.shape), like.stride())
+    cut = [tensor_specs.cut_of(p) for p in tensor.placements]
+    whole = {d: (1, tensor.shape[d]) for d, _ in filter(None, cut)}
+    if found is None or any(found.taken[d] != all_of for d, all_of in whole.items()):
+        return None
+    local, wanted = tensor._local_tensor, like._local_tensor
+    begin = wanted.storage_offset() - local.storage_offset() if wanted.numel() else 0
+    index: list[slice | int] = [slice(None)] * tensor.ndim
+    for d in sorted(set(range(tensor.ndim)) - whole.keys(), key=lambda d: -local.stride(d)):
+        first, begin = divmod(begin, max(local.stride(d), 1)) if tensor.shape[d] > 1 else (0, begin)
+        step, n = found.taken[d] or (1, 1)
+        if not 0 <= first <= first + step * (n - 1) < tensor.shape[d]:
+            return None
+        last = first + step * (n - 1) + 1
+        index[d] = first if found.taken[d] is None else slice(first, last, step)
+    view = tensor[tuple(index)].permute(found.then)
+    for d in found.new:
+        view = view.unsqueeze(d)
+    return view if _is_same(view._local_tensor, wanted) else None
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether they are the same elements in the same memory."""
+    strides = [(x, y) for n, x, y in zip(a.shape, a.stride(), b.stride()) if n != 1]
+    return a.shape == b.shape and (
+        not a.numel() or (a.data_ptr() == b.data_ptr() and all(x == y for x, y in strides))
+    )

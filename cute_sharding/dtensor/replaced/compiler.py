@@ -213,8 +213,8 @@ def settled_outputs(
 def by_views(
     as_view: Callable[..., torch.Tensor | None], stock: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    """A view of a DTensor that a program returns is made again by ``as_view(base, size, stride,
-    offset)``, where it can say and the placements are those that the program's own has. Where
+    """A view of a DTensor that a program returns is made again by ``as_view(base, that of the
+    program)``, where it can say and the placements are those that the program's own has. Where
     autograd does not look, the program's own is one, if it is in the memory of the base.
     """
 
@@ -231,7 +231,7 @@ def by_views(
         if isinstance(base, DTensor) and isinstance(like, DTensor):
             numbers = _of_dtype(base, like.dtype)
             if numbers is not None:
-                view = as_view(numbers, like.size(), like.stride(), like.storage_offset())
+                view = as_view(numbers, like)
             if view is not None and view.dtype != like.dtype:
                 view = view.view(like.dtype)
             if not isinstance(view, DTensor) or view.placements != like.placements:

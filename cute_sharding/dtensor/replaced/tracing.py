@@ -69,7 +69,7 @@ class Tracing:
 
     ``local_size(rows, *cuts)``, each cut (split factor, devices, coordinate), works out sizes of
     local tensors (compiled/local_sizes.py); ``equate(size, size, others)`` makes two known to be
-    equal; ``as_view(tensor, size, stride, offset)`` makes a view again; ``writing(inputs)`` is
+    equal; ``as_view(tensor, like)`` makes a view again; ``writing(inputs)`` is
     called before a program that writes to these, and what it gives afterwards, while there are
     ``live`` copies; ``of_one_rank()`` before a graph is compiled that other ranks may have with
     other sizes.

@@ -6,7 +6,7 @@ from compiling import assert_same, compiled, flatten, fresh_compiler, sharded  #
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cute_sharding.dtensor.compiled.strided import steps
+from cute_sharding.dtensor.compiled.strided import Rows, rows, steps
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
@@ -18,8 +18,17 @@ from cute_sharding.dtensor.compiled.strided import steps
         lambda x: x[:, None],
         lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1),
         lambda x: (flatten(x), x.permute(2, 0, 1)),
+        lambda x: x[:, :, 1:3],
+        lambda x: x[2],
+        lambda x: x[1:, :, ::3],
+        lambda x: x[:, :, 4:5].transpose(0, 2),
+        lambda x: x.unflatten(2, (3, 2))[:, :, 1].transpose(0, 1),
+        lambda x: (x[0], x[..., 2]),
     ],
-    ids=["flatten", "transpose", "new dim", "expand", "two"],
+    ids=[
+        *("flatten", "transpose", "new dim", "expand", "two"),
+        *("slice", "select", "steps", "one row", "heads", "two of some rows"),
+    ],
 )
 def test_views_of_inputs_are_returned_with_their_gradients(program, dynamic):
     given, again = (sharded((3, 8, 6), [Shard(1)], grad=True) for _ in range(2))
@@ -31,6 +40,8 @@ def test_views_of_inputs_are_returned_with_their_gradients(program, dynamic):
             a.to_local().untyped_storage().data_ptr()
             == again.to_local().untyped_storage().data_ptr()
         )
+        steps_of = [(m, k) for n, m, k in zip(a.shape, a.stride(), b.stride()) if n != 1]
+        assert all(m == k for m, k in steps_of)
         assert_same(
             *(
                 torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)[0]
@@ -61,6 +72,25 @@ def test_views_of_some_rows_and_of_bits_are_returned_where_autograd_does_not_loo
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
+def test_rows_of_results_are_views_of_these(dynamic):
+    """Where a program goes on to write to them, and autograd looks."""
+
+    def program(x):
+        y = x * 2
+        return y, y[1], y[:, :, 2:4]
+
+    found = []
+    for run in (program, compiled(program, dynamic)):
+        x = sharded((3, 7, 6), [Shard(1)], grad=True)
+        y, row, columns = run(x)
+        row.mul_(x.detach()[0])
+        columns.add_(1)
+        (y * y).sum().backward()
+        found.append((y.to_local(), row.to_local(), columns.to_local(), x.grad.to_local()))
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
 def test_what_a_view_made_goes_into_a_compiled_program(dynamic):
     given = flatten(sharded((3, 8, 6), [Shard(1)])).clone()
     assert isinstance(given.placements[0], _StridedShard)
@@ -76,3 +106,14 @@ def test_views_by_size_and_stride():
     assert steps((3, 8), (8, 1), (3, 5, 8), (8, 0, 1)).size == (3, 5, 8)
     assert steps((3, 8), (8, 1), (3, 4), (8, 1)) is None  # not all of it
     assert steps((3, 8), (16, 2), (24,), (2,)) is None  # with gaps
+
+
+def test_rows_by_size_and_stride():
+    cube = (3, 8, 6), (48, 6, 1)
+    assert rows(*cube, (3, 8, 2), (48, 6, 1)) == Rows(((1, 3), (1, 8), (1, 2)), (0, 1, 2), ())
+    assert rows(*cube, (2, 8), (3, 6)) == Rows((None, (1, 8), (3, 2)), (1, 0), ())
+    assert rows(*cube, (1, 4, 1), (9, 12, 9)) == Rows((None, (2, 4), None), (0,), (0, 2))
+    assert rows(*cube, (3, 6), (54, 1)) is None  # a diagonal
+    assert rows(*cube, (24, 3), (6, 1)) is None  # of two dims
+    assert rows(*cube, (2, 3), (3, 1)) is None  # two of one
+    assert rows(*cube, (3, 6), (48, 0)) is None  # an element again and again

@@ -71,6 +71,46 @@ def test_programs(program, mesh, placements, flags):
         compare(WRITES[program], [values(7, 6)], mesh, [placements], program, **flags)
 
 
+FULL = values(7, 6)
+COUNTS = [int((part > 0).sum()) for part in (FULL, FULL[:, 0], FULL[0])]
+GIVEN = {
+    "a number": (lambda x, v: put(x, x > 0, v), ()),
+    "one element": (lambda x, v: put(x, x > 0, v), (1,)),
+    "one for each element": (lambda x, v: put(x, x > 0, v), (COUNTS[0],)),
+    "a row": (lambda x, v: put(x, x[:, 0] > 0, v), (6,)),
+    "a row of rows": (lambda x, v: put(x, x[:, 0] > 0, v), (1, 6)),
+    "one for each row": (lambda x, v: put(x, x[:, 0] > 0, v), (COUNTS[1], 1)),
+    "a row for each": (lambda x, v: put(x, x[:, 0] > 0, v), (COUNTS[1], 6)),
+    "a column": (lambda x, v: put(x, (slice(None), x[0] > 0), v), (7, 1)),
+    "a column for each": (lambda x, v: put(x, (slice(None), x[0] > 0), v), (7, COUNTS[2])),
+    "bytes": (lambda x, v: put(x, (x > 0).byte(), v), (COUNTS[0],)),
+    "index_put": (lambda x, v: x.index_put((x > 0,), v), ()),
+    "accumulated": (lambda x, v: x.index_put((x > 0,), v, accumulate=True), (1,)),
+    "accumulated for each": (lambda x, v: x.index_put((x > 0,), v, accumulate=True), (COUNTS[0],)),
+    "nothing": (lambda x, v: put(x, x > 100, v), ()),
+    "an index that is no mask": (lambda x, v: put(x, x[:, 0].argmax(), v), (6,)),
+    "of the tensor itself": (lambda x, v: put(x, x > 0, x.mean() * v), ()),
+    "the gradient of a gradient": (
+        lambda x, v: torch.autograd.grad(
+            (put(x, x[:, 0] > 0, v**3) * x.detach()).sum(), v, create_graph=True
+        )[0],
+        (6,),
+    ),
+}
+
+
+@pytest.mark.one_in(60)
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+@pytest.mark.parametrize("of", [R, Shard(0)], ids=str)
+@pytest.mark.parametrize(("mesh", "placements"), LAID, ids=str)
+@pytest.mark.parametrize("program", GIVEN)
+def test_values_have_gradients(program, mesh, placements, of, flags):
+    function, shape = GIVEN[program]
+    laid = [placements, [of if shape else R] * len(mesh)]
+    with ranks_of(mesh):
+        compare(function, [FULL, values(*shape)], mesh, laid, program, **flags)
+
+
 SCATTERED = {
     **{
         f"{reduce}{'' if include else ' without self'}": (
@@ -175,14 +215,18 @@ def test_what_has_no_rule_says_what_to_do(op, kind, words):
 
 
 @pytest.mark.one_in(1)
-def test_compiled():
+@pytest.mark.parametrize(
+    "program", [lambda x, _: WRITES["a number"](x), GIVEN["a row"][0]], ids=["a number", "a row"]
+)
+def test_compiled(program):
     """As rank 0 of two."""
     with cute_sharding.enabled(movement=True):
         found = []
-        for run in (WRITES["a number"], torch.compile(WRITES["a number"], backend="aot_eager")):
-            x = DTensor.from_local(values(4, 6), mesh_of((2,)), [Shard(1)], run_check=False)
+        for run in (program, torch.compile(program, backend="aot_eager")):
+            x = DTensor.from_local(values(4, 3), mesh_of((2,)), [Shard(1)], run_check=False)
+            v = DTensor.from_local(values(3), mesh_of((2,)), [Shard(0)], run_check=False)
             x.requires_grad_()
-            y = run(x)
-            (y * y).sum().backward()
-            found.append((y.to_local(), x.grad.to_local()))
+            y = run(x, v.requires_grad_())
+            (y * y + v).sum().backward()
+            found.append((y.to_local(), x.grad.to_local(), v.grad.to_local()))
     assert all(map(torch.equal, *found))
