@@ -45,7 +45,6 @@ TABLE = (
     Kept("bookkeeping.telling._told", "what the log has told of", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
     Kept("replaced.symints._held", "of a program that is being traced: that it marks sizes"),
-    Kept("replaced.filled._thread", "whether a thread runs an op of autograd's own"),
     Kept("movement.together._thread", "the parts of the op that a thread runs"),
 )
 
