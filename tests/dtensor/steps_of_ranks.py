@@ -27,8 +27,7 @@ FEW, MORE = (1, 2, 3, 4, 5, 8), (2, 3, 8, 9, 11, 13, 16)  # rows
 MOVES = (
     "c10d_functional.all",
     "c10d_functional.reduce",
-    "cute_sharding.move",
-    "cute_sharding.redistribute",
+    "cute_sharding.exchange",
 )
 
 

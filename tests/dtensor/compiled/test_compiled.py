@@ -205,7 +205,7 @@ def test_a_compiled_redistribution_issues_the_collectives_of_an_eager_one(dynami
         expected.to_local().shape,
     )
     opaque = sum(
-        "ops.cute_sharding.redistribute" in code for code in codes
+        "ops.cute_sharding.exchange" in code for code in codes
     )  # of sizes that are symbols: one op that issues it when it runs
     assert (sum(map(collectives_of, codes)), opaque) == (
         (0, 1) if dynamic else (1, 0)
