@@ -200,13 +200,19 @@ def _empty(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return on_each_rank(lambda rank, x: x.new_empty(0, dtype=dtype), like)
 
 
+# By size in bytes, what elements are turned as: torch has no flip of some dtypes.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def _write(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:
     """From x to y, which are contiguous; in x it may go backward, which torch's strides do not."""
     turned = _forward(copy)
     if turned is None:
         write(copy, x, y)
     else:
-        read(y, copy.flipped).copy_(read(x, turned[0]).flip(turned[1]))
+        found = read(x, turned[0])
+        word = _WORDS.get(x.element_size(), x.dtype)
+        read(y, copy.flipped).copy_(found.view(word).flip(turned[1]).view(x.dtype))
 
 
 @lru_cache(maxsize=1 << 12)

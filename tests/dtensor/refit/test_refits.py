@@ -50,6 +50,28 @@ def test_all_ranks_in_one_process(seed):
             assert_holds(results[name], whole)
 
 
+@pytest.mark.one_in(1)
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.uint16, torch.bool, torch.complex64, torch.complex128]
+)
+def test_what_is_turned_is_so_in_any_dtype(dtype):
+    """Also in those that torch cannot flip, and where nothing in the code is one."""
+
+    def generator(w):
+        pairs = w["x"].unflatten(1, (2, 2))
+        return {
+            "turned": w["x"].index_select(1, torch.tensor([3, 2, 1, 0])),
+            "rolled": pairs.roll(1, 2),
+        }
+
+    whole = number((6, 4))
+    with ranks_of((2,)):
+        x = distribute(whole, (2,), [Replicate()]).to(dtype)
+        results = plan_refit(generator, {"x": x}, {"*": (mesh_of((2,)), "S(0)")}).run({"x": x})
+        for name, wanted in generator({"x": whole.to(dtype).to(torch.complex128)}).items():
+            assert_holds(results[name].to(torch.complex128), wanted)
+
+
 def test_what_ran_is_counted():
     with ranks_of((4,)):
         x = distribute(number((8, 6)), (4,), [Shard(0)])
