@@ -48,10 +48,11 @@ class ExchangePlan:
         mesh_names, target_names: of the mesh dims of the source and of the target, to be shown;
             None: they are shown by number.
 
+    >>> from cute_sharding.exchange import Placed
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))
     >>> columns = Placed.of(Sharding((8, 6), (3,), (Shard(1),)), (2, 3, 4))
-    >>> plan = plan_exchange(rows, (), columns)
+    >>> plan: ExchangePlan = plan_exchange(rows, (), columns)
     >>> plan.received_elements, plan.lower_bound, plan.collectives
     (16, 16, 1)
     """
@@ -73,6 +74,7 @@ class ExchangePlan:
         Raises:
             ValueError: there are more or fewer names than mesh dims.
 
+        >>> from cute_sharding.exchange import Placed
         >>> from cute_sharding.sharding import Shard, Sharding
         >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))
         >>> columns = Placed.of(Sharding((8, 6), (3,), (Shard(1),)), (2, 3, 4))
@@ -228,6 +230,13 @@ def plan_exchange(
     ``target``. The other arguments are those of
     :func:`cute_sharding.redistribution.planner.plan_steps`, of the source's mesh; ``network`` is by
     default the one that programs are planned by.
+
+    >>> from cute_sharding.exchange import Placed
+    >>> from cute_sharding.sharding import Replicate, Shard, Sharding
+    >>> copies = Placed.of(Sharding((8, 6), (2,), (Replicate(),)))
+    >>> columns = Placed.of(Sharding((8, 6), (2,), (Shard(1),)), (2, 3))
+    >>> plan_exchange(copies, (), columns).kind
+    'exchange between meshes'
     """
     sizes = source.mesh.sizes
     network = network or Network.of_programs(sizes)

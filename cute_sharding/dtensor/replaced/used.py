@@ -197,6 +197,28 @@ TABLE: tuple[Used, ...] = (
         "_dispatch_tls_is_dispatch_key_excluded",
     ),
     *_of(
+        "torch._C",
+        "",
+        "torch/csrc/utils/python_dispatch.cpp",
+        "whether a program is traced could not be asked about each op in little time",
+        "_dispatch_tls_is_dispatch_key_included",
+        "_get_dispatch_mode",
+    ),
+    *_of(
+        "torch._ops",
+        "OpOverload",
+        "torch/_ops.py",
+        "ops that a traced generator calls could not be taken apart",
+        "_can_decompose",
+    ),
+    *_of(
+        "torch.autograd.graph",
+        "Node",
+        "torch/autograd/graph.py",
+        "values that are written by a mask would have no gradient",
+        "_input_metadata",
+    ),
+    *_of(
         "torch.library",
         "Library",
         "torch/library.py",
