@@ -10,7 +10,7 @@ from typing import Any
 
 from cute_sharding.cli.arguments import UsageError, read_mesh_of_ranks
 from cute_sharding.exchange import Mesh
-from cute_sharding.models import Spec, plan_models
+from cute_sharding.models import PlacedTensor, plan_models
 from cute_sharding.models.shapes import Shape, shapes_of
 from cute_sharding.redistribution import Network
 
@@ -24,8 +24,8 @@ def run_model_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.to_mesh is not None:
         _, to_mesh = read_mesh_of_ranks(arguments.to_mesh, "--to-mesh")
     tensors = _read(arguments.model)
-    source = _specs(tensors, getattr(arguments, "from"), "--from", mesh)
-    target = _specs(tensors, arguments.to, "--to", to_mesh)
+    source = _placed(tensors, getattr(arguments, "from"), "--from", mesh)
+    target = _placed(tensors, arguments.to, "--to", to_mesh)
     network = None if arguments.network is None else Network.parse(arguments.network)
     plan = plan_models(
         ((name, source[name], target[name]) for name in tensors), arguments.memory_limit, network
@@ -47,7 +47,9 @@ def _read(path: str) -> dict[str, Shape]:
     return shapes_of(found)
 
 
-def _specs(tensors: dict[str, Shape], text: str, option: str, mesh: Mesh) -> dict[str, Spec]:
+def _placed(
+    tensors: dict[str, Shape], text: str, option: str, mesh: Mesh
+) -> dict[str, PlacedTensor]:
     """How each tensor lies, by patterns of names: ``*norm*=R; *=S(0)``, the first that fits."""
     rows = [part.strip() for part in text.split(";") if part.strip()]
     patterns = [row.partition("=")[::2] if "=" in row else ("*", row) for row in rows]
@@ -60,7 +62,7 @@ def _specs(tensors: dict[str, Shape], text: str, option: str, mesh: Mesh) -> dic
                 "last of them *=PLACEMENTS"
             )
         try:
-            found[name] = Spec.of(shape, mesh, fits[0], dtype)
+            found[name] = PlacedTensor.of(shape, mesh, fits[0], dtype)
         except ValueError as error:
             raise UsageError(f"{option} of {name}: {error}") from error
     return found

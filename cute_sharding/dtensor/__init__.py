@@ -26,11 +26,11 @@ from cute_sharding.dtensor.door.held import local_boxes
 from cute_sharding.dtensor.models.plan import plan_reshard
 from cute_sharding.dtensor.models.reshard import reshard
 from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
-from cute_sharding.dtensor.refit.specs import Spec
 from cute_sharding.dtensor.reports.plan import plan_redistribution
 from cute_sharding.dtensor.reports.stats import reset_stats, stats
 from cute_sharding.dtensor.run.any_mesh import redistribute
 from cute_sharding.dtensor.run.groups import prepare_groups
+from cute_sharding.dtensor.run.specs import Spec
 from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_enabled, settings
 
 __all__ = [

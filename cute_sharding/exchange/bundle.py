@@ -11,15 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from itertools import product
 from math import prod
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.copies import Copy, folded, packed
-from cute_sharding.exchange.cost import coordinates
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.flow import Message
 from cute_sharding.exchange.part import Part
+from cute_sharding.exchange.placed import standing_for_all
 
 _ByPeer: TypeAlias = "Mapping[int, list[Message]]"
 
@@ -98,18 +97,9 @@ class Bundle:
 
     @cached_property
     def looked_at(self) -> tuple[int, ...]:
-        """The ranks; of more than 64 the first, a middle and the last coordinates of each dim of
-        each mesh.
-        """
-        meshes = dict.fromkeys(
-            placed.mesh for each in self.exchanges for placed in (*each.sources, *each.targets)
-        )
-        found = {
-            mesh.rank(device)
-            for mesh in meshes
-            for device in product(*(coordinates(n, len(self.ranks)) for n in mesh.sizes))
-        }
-        return tuple(sorted(found))
+        """The ranks that stand for all."""
+        meshes = [p.mesh for each in self.exchanges for p in (*each.sources, *each.targets)]
+        return tuple(standing_for_all(meshes))
 
     @cached_property
     def seal(self) -> bytes:

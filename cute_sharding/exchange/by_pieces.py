@@ -17,12 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.exchange.cost import coordinates
 from cute_sharding.exchange.holders import Holder, Holders, holders, numbered
-from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.exchange.placed import Mesh, Placed, standing_for_all
 from cute_sharding.relations.elements import read_once
 from cute_sharding.relations.piece import Piece, through
 from cute_sharding.relations.relation import Relation
@@ -297,15 +295,8 @@ class PieceExchange:
 
     @cached_property
     def looked_at(self) -> tuple[int, ...]:
-        """The ranks that stand for all; on meshes of more than 64 the first, a middle and the last
-        coordinates of each mesh dim stand for the others.
-        """
-        found = {
-            mesh.rank(device)
-            for mesh in self._meshes
-            for device in product(*(coordinates(n, len(mesh.ranks)) for n in mesh.sizes))
-        }
-        return tuple(sorted(found))
+        """The ranks that stand for all."""
+        return tuple(standing_for_all(self._meshes))
 
     @cached_property
     def received_elements(self) -> int:

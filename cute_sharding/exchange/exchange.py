@@ -26,14 +26,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from itertools import chain, product
+from itertools import chain
 from math import prod
 
 from cute_sharding.exchange.cost import coordinates, received
 from cute_sharding.exchange.flow import Flow, Message
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.part import Part, Shape, one_by_one, part_of
-from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.exchange.placed import Mesh, Placed, standing_for_all
 from cute_sharding.layout import coalesce
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.relations.rows import Rows, held_rows
@@ -220,7 +220,7 @@ class Exchange:
 
     @cached_property
     def _redistributes(self) -> bool:
-        return self.move == identity(self.move.inputs[0]) if len(self.sources) == 1 else False
+        return len(self.sources) == 1 and self.move == identity(self.move.inputs[0])
 
     @cached_property
     def _moving(self) -> frozenset[int]:
@@ -281,19 +281,8 @@ class Exchange:
     @cached_property
     def _looked_at(self) -> list[int]:
         """Of one mesh, those that differ on mesh dims that cut nothing once."""
-        cut = {m for placed in self._all for m in placed.cut}
-        return sorted(
-            {
-                mesh.rank(device)
-                for mesh in dict.fromkeys(placed.mesh for placed in self._all)
-                for device in product(
-                    *(
-                        coordinates(n, len(mesh.ranks)) if m in cut or not self.mesh else (0,)
-                        for m, n in enumerate(mesh.sizes)
-                    )
-                )
-            }
-        )
+        used = None if self.mesh is None else {m for placed in self._all for m in placed.cut}
+        return standing_for_all((placed.mesh for placed in self._all), used)
 
     @cached_property
     def _looks_at_all(self) -> bool:

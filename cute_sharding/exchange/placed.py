@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import product
 from math import prod
 
+from cute_sharding.exchange.cost import coordinates
 from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.chains import (
     Chains,
@@ -142,6 +144,26 @@ class Mesh:
         inside = ", ".join(map(str, sizes)) + "," * (names is None and len(sizes) == 1)
         word = "rank" if len(self.ranks) == 1 else "ranks"
         return f"mesh ({inside}) of {word} {ranks_text(self.ranks)}"
+
+
+def standing_for_all(meshes: Iterable[Mesh], used: Collection[int] | None = None) -> list[int]:
+    """The ranks of meshes, ascending; of one of more than 64 those at the first, a middle and the
+    last coordinates of each mesh dim. Of mesh dims that are not ``used``, the first coordinate.
+
+    >>> standing_for_all([Mesh.numbered((2, 2))]), standing_for_all([Mesh.numbered((100,))])
+    ([0, 1, 2, 3], [0, 1, 50, 99])
+    """
+    found = {
+        mesh.rank(device)
+        for mesh in dict.fromkeys(meshes)
+        for device in product(
+            *(
+                coordinates(n, len(mesh.ranks)) if used is None or m in used else (0,)
+                for m, n in enumerate(mesh.sizes)
+            )
+        )
+    }
+    return sorted(found)
 
 
 @lru_cache(maxsize=1 << 12)

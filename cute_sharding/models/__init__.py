@@ -9,6 +9,6 @@ no torch.
 """
 
 from cute_sharding.models.plan import ReshardPlan, plan_models
-from cute_sharding.models.spec import Spec
+from cute_sharding.models.tensor import PlacedTensor
 
-__all__ = ["ReshardPlan", "Spec", "plan_models"]
+__all__ = ["PlacedTensor", "ReshardPlan", "plan_models"]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cute_sharding.exchange import Bundle
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.models.buckets import Bucket, buckets, peak
-from cute_sharding.models.spec import Spec
+from cute_sharding.models.tensor import PlacedTensor
 from cute_sharding.models.way import Way
 from cute_sharding.redistribution import Network
 from cute_sharding.redistribution.meshes import plan_exchange
@@ -69,9 +69,8 @@ class ReshardPlan:
         network: the links: within hosts of eight ranks, numbered one behind the other, its inner
             one, and between hosts its slowest; timed for elements of two bytes.
 
-    >>> rows = {f"layers.{i}": Spec.of((8, 6), (2,), "S(0)", "bfloat16") for i in range(9)}
-    >>> columns = {f"layers.{i}": Spec.of((8, 6), (2,), "S(1)", "bfloat16") for i in range(9)}
-    >>> plan = plan_models((name, rows[name], columns[name]) for name in rows)
+    >>> one, other = (PlacedTensor.of((8, 6), (2,), f"S({d})", "bfloat16") for d in (0, 1))
+    >>> plan = plan_models((f"layers.{i}", one, other) for i in range(9))
     >>> plan.collectives, plan.received_bytes, plan.lower_bound, plan.coverage.is_whole
     (1, 216, 216, True)
     """
@@ -254,7 +253,7 @@ class ReshardPlan:
 
 
 def plan_models(
-    tensors: Iterable[tuple[str, Spec, Spec]],
+    tensors: Iterable[tuple[str, PlacedTensor, PlacedTensor]],
     memory_limit: int | None = None,
     network: Network | None = None,
     relabelled: Collection[str] = (),
@@ -270,12 +269,12 @@ def plan_models(
     Raises:
         ValueError: a target has another shape or is pending; or no plan keeps within the limit.
 
-    >>> one, other = Spec.of((8,), (2,), "S(0)"), Spec.of((8,), (2,), "R")
+    >>> one, other = PlacedTensor.of((8,), (2,), "S(0)"), PlacedTensor.of((8,), (2,), "R")
     >>> plan = plan_models([("a", one, other), ("b", other, one), ("c", one, one)], 200)
     >>> [[plan.tensors[i].name for i in each.members] for each in plan.packed]
     [['b', 'a']]
     """
-    found: dict[tuple[Spec, Spec], Way] = {}
+    found: dict[tuple[PlacedTensor, PlacedTensor], Way] = {}
     named = []
     for name, source, target in tensors:
         if source.placed.shape != target.placed.shape or target.pending:

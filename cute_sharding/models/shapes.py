@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cute_sharding.models.spec import itemsize_of
+from cute_sharding.models.tensor import itemsize_of
 
 
 class Shape(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cute_sharding.exchange import Item, Mesh
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.exchange.cost import most_local
-from cute_sharding.models.spec import Spec
+from cute_sharding.models.tensor import PlacedTensor
 from cute_sharding.redistribution.meshes import ExchangePlan
 from cute_sharding.redistribution.plan import peak_of
 
@@ -46,14 +46,14 @@ class Way:
         plan: what is finished first, and the exchange.
 
     >>> from cute_sharding.redistribution.meshes import plan_exchange
-    >>> source, target = (Spec.of((8, 4), (2,), f"S({d})", "float32") for d in (0, 1))
+    >>> source, target = (PlacedTensor.of((8, 4), (2,), f"S({d})", "float32") for d in (0, 1))
     >>> way = Way(source, target, plan_exchange(source.placed, (), target.placed))
     >>> way.load(0)
     Load(before=64, finished=0, sent=32, received=32, made=64, after=64)
     """
 
-    source: Spec
-    target: Spec
+    source: PlacedTensor
+    target: PlacedTensor
     plan: ExchangePlan
 
     @property

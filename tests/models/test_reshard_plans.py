@@ -10,8 +10,8 @@ import torch
 
 from cute_sharding.exchange import Mesh
 from cute_sharding.exchange.bundle import own_part, size_of
-from cute_sharding.models import Spec, plan_models
-from cute_sharding.models.spec import itemsize_of
+from cute_sharding.models import PlacedTensor, plan_models
+from cute_sharding.models.tensor import itemsize_of
 from cute_sharding.redistribution import Network
 
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "bool", "complex64", "float64"]
@@ -26,7 +26,7 @@ def drawn_spec(draw, shape, mesh, dtype, pending=0.0):
             placements.append(f"S({d})" if factor == 1 else f"_S({d},{factor})")
         else:
             placements.append("P" if draw.random() < pending else "R")
-    return Spec.of(shape, mesh, ", ".join(placements), dtype)
+    return PlacedTensor.of(shape, mesh, ", ".join(placements), dtype)
 
 
 def drawn_mesh(draw, ranks):
@@ -141,8 +141,8 @@ def test_coverage_is_of_what_is_needed(seed):
 
 def test_what_shrinks_goes_first():
     mesh = Mesh((2,), (0, 1))
-    one, other = (Spec.of((64, 2), mesh, placements) for placements in ("S(0)", "R"))
-    model = [("grows", one, other), ("stays", one, Spec.of((64, 2), mesh, "S(1)"))]
+    one, other = (PlacedTensor.of((64, 2), mesh, placements) for placements in ("S(0)", "R"))
+    model = [("grows", one, other), ("stays", one, PlacedTensor.of((64, 2), mesh, "S(1)"))]
     model += [("shrinks", other, one), ("as it is", one, one)]
     plan = plan_models(model)
     assert [[plan.tensors[i].name for i in each.members] for each in plan.packed] == [
@@ -154,23 +154,23 @@ def test_what_shrinks_goes_first():
 
 
 def test_what_changes_nothing_costs_nothing():
-    spec = Spec.of((64, 2), (2,), "S(0)")
+    spec = PlacedTensor.of((64, 2), (2,), "S(0)")
     plan = plan_models([("a", spec, spec)])
     assert plan.packed == () and plan.collectives == plan.received_bytes == 0
     assert plan.peak_bytes == 256 and "nothing" in str(plan)
-    square = Spec.of((64, 2), (2, 1), "S(0), R")
+    square = PlacedTensor.of((64, 2), (2, 1), "S(0), R")
     plan = plan_models([("a", spec, square)])
     assert plan.collectives == 0 and plan.peak_bytes == 256
 
 
 def test_what_is_refused():
-    one = Spec.of((4,), (2,), "S(0)")
+    one = PlacedTensor.of((4,), (2,), "S(0)")
     with pytest.raises(ValueError, match="the shape stays, and nothing becomes pending"):
-        plan_models([("w", one, Spec.of((5,), (2,), "S(0)"))])
+        plan_models([("w", one, PlacedTensor.of((5,), (2,), "S(0)"))])
     with pytest.raises(ValueError, match="the shape stays, and nothing becomes pending"):
-        plan_models([("w", one, Spec.of((4,), (2,), "P"))])
+        plan_models([("w", one, PlacedTensor.of((4,), (2,), "P"))])
     with pytest.raises(ValueError, match="give a name of torch's with its bits"):
-        Spec.of((4,), (2,), "R", "half")
+        PlacedTensor.of((4,), (2,), "R", "half")
 
 
 def test_the_bytes_of_dtypes_are_torchs():
@@ -181,15 +181,15 @@ def test_the_bytes_of_dtypes_are_torchs():
 
 
 def test_smaller_dtypes_travel():
-    wide, narrow = (Spec.of((8,), (2,), "S(0)", dtype) for dtype in ("float32", "bfloat16"))
+    wide, narrow = (PlacedTensor.of((8,), (2,), "S(0)", dtype) for dtype in ("float32", "bfloat16"))
     for one, other in ((wide, "bfloat16"), (narrow, "float32")):
-        plan = plan_models([("w", one, Spec.of((8,), (2,), "R", other))])
+        plan = plan_models([("w", one, PlacedTensor.of((8,), (2,), "R", other))])
         assert plan.received_bytes == plan.lower_bound == 8
 
 
 def test_links():
     """Ranks 0 to 7 are a host, and 8 to 15 another."""
-    one, other = Spec.of((32, 2), (16,), "S(0)"), Spec.of((32, 2), (16,), "R")
+    one, other = PlacedTensor.of((32, 2), (16,), "S(0)"), PlacedTensor.of((32, 2), (16,), "R")
     network = Network.parse("flat:0,2")
     plan = plan_models([("w", one, other), ("v", one, other)], network=network)
     assert plan.received_by_link == {"in a host": 2 * 7 * 16, "between hosts": 2 * 8 * 16}
@@ -202,7 +202,7 @@ def test_many_ranks_and_layers_are_planned_at_once():
     def model(dp):
         by_rows, by_columns = "_S(0,8), S(0)", "S(0), S(1)"
         return [
-            (f"layers.{i}.{name}", Spec.of(shape, (dp, 8), placements, "bfloat16"))
+            (f"layers.{i}.{name}", PlacedTensor.of(shape, (dp, 8), placements, "bfloat16"))
             for i in range(126)
             for name, shape, placements in (
                 ("wq", (16384, 16384), by_rows),

@@ -13,18 +13,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.models.sending import start
 from cute_sharding.dtensor.replaced import collective_ops, local_tensors, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import by_elements
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.messages import is_sealed, sealed
+from cute_sharding.dtensor.run.messages import is_sealed, sealed, started
 from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.packing import OtherShape, read, write
+from cute_sharding.dtensor.run.packing import in_shape, own_view, unpacked, write
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Part
-from cute_sharding.exchange.copies import fills
 from cute_sharding.models.plan import Packed
 from cute_sharding.models.way import Way
 from cute_sharding.redistribution import Network
@@ -95,8 +93,9 @@ class Bucket:
                     write(copy, x, flat)
         if self.is_told:
             buffer = sealed(self.part, buffer, self.packed.bundle.seal, 1)
-        mesh = self.specs[0].current.mesh
-        return Flight(self, finished, start(self.part, buffer, self._group, mesh, self.number))
+        mesh, part = self.specs[0].current.mesh, self.part
+        wait = started(lambda _: part, buffer, buffer, self._group, mesh, self.number)
+        return Flight(self, finished, wait)
 
     def pass_by(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
         """Hand over what a rank of none of the meshes has: tensors without elements."""
@@ -160,13 +159,7 @@ def checked(local: torch.Tensor, way: Way, name: str) -> torch.Tensor:
         OtherShape: it is not what the placements give.
     """
     shape = way.source.placed.local_shape(process_groups.this_rank())
-    if shape is not None and tuple(local.shape) != shape:
-        raise OtherShape(
-            f"this rank's local tensor of {name!r} has shape {tuple(local.shape)}, and by the "
-            f"DTensor's global shape and placements it is {shape}. Give DTensor.from_local the "
-            "global shape and stride where sizes do not divide"
-        )
-    return local
+    return local if shape is None else in_shape(local, shape, name)
 
 
 def _finished(local: torch.Tensor, way: Way, spec: DTensorSpec) -> torch.Tensor | None:
@@ -207,15 +200,11 @@ def _result(
     (shape,), dtype, device = part.target_shapes, _dtype(way.target.dtype), device_of(target.mesh)
     if shape is None:
         return torch.empty(0, dtype=dtype, device=device)
-    own = [copy for _, _, copies in part.own for copy in copies]
-    if local is not None and local.dtype == dtype and fills(tuple(own), shape):
-        return read(local, own[0]).reshape(shape)
+    operands = [] if local is None else [local]
+    if local is not None and local.dtype == dtype:
+        own = own_view(part, 0, operands)
+        if own is not None:
+            return own
     result = torch.empty(shape, dtype=dtype, device=device)
-    for copy in own:
-        assert local is not None
-        write(copy, local, result)
-    if received is not None:
-        flat = received.view(_on_the_way(way))
-        for copy in part.unpacks[0] or ():
-            write(copy, flat, result)
-    return result
+    flat = result if received is None else received.view(_on_the_way(way))  # of the one, nothing
+    return unpacked(part, 0, flat, operands, into=result)

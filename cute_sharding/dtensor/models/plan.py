@@ -17,8 +17,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Re
 from cute_sharding.dtensor.run.across_meshes import chains_for_all, pending_sums
 from cute_sharding.dtensor.run.reading import readings
 from cute_sharding.dtensor.run.several_meshes import meshes_of
+from cute_sharding.dtensor.run.specs import Spec
 from cute_sharding.exchange import Placed
-from cute_sharding.models import ReshardPlan, Spec, plan_models
+from cute_sharding.models import PlacedTensor, ReshardPlan, plan_models
 from cute_sharding.redistribution import Network
 
 
@@ -37,7 +38,7 @@ def plan_reshard(
 
     Args:
         source: a state as :func:`reshard` takes it. Only how its DTensors lie is looked at, so they
-            may be on meta. Or a dict of :class:`cute_sharding.models.Spec` by name, for meshes that
+            may be on meta. Or a dict of :class:`cute_sharding.Spec` by name, for meshes that
             are not there: such a plan is only shown.
         target: as ``placements`` of :func:`reshard`; or a state or dict of the same form, whose
             tensors say mesh, placements and dtype.
@@ -56,9 +57,9 @@ def plan_reshard(
 
     The method is in docs/models.md.
 
-    >>> from cute_sharding.models import Spec
-    >>> weights = {f"layers.{i}.weight": Spec.of((1024, 512), (8,), "S(0)") for i in range(4)}
-    >>> columns = {name: Spec.of((1024, 512), (2, 2), "S(1), R") for name in weights}
+    >>> from cute_sharding import Spec
+    >>> weights = {f"layers.{i}.weight": Spec((1024, 512), (8,), "S(0)") for i in range(4)}
+    >>> columns = {name: Spec((1024, 512), (2, 2), "S(1), R") for name in weights}
     >>> plan = plan_reshard(weights, columns)
     >>> plan.collectives, plan.received_bytes == plan.lower_bound, plan.coverage.is_whole
     (1, True, True)
@@ -66,7 +67,7 @@ def plan_reshard(
     if isinstance(source, Mapping) and source and all(isinstance(x, Spec) for x in source.values()):
         if not (isinstance(target, Mapping) and source.keys() == target.keys()):
             raise ValueError("target: give a Spec for each name of source, and for no other")
-        pairs = [(name, spec, target[name]) for name, spec in source.items()]
+        pairs = [(name, spec.placed(), target[name].placed()) for name, spec in source.items()]
         return plan_models(pairs, memory_limit, network)
     return planned(State(source), Targets(target, mesh, dtype), memory_limit, network)
 
@@ -132,12 +133,12 @@ def _ranks(spec: DTensorSpec) -> list[int]:
     return [rank for ranks in process_groups.rank_lists(spec.mesh) for rank in ranks]
 
 
-def _spec_pair(current: DTensorSpec, target: DTensorSpec) -> tuple[Spec, Spec]:
+def _spec_pair(current: DTensorSpec, target: DTensorSpec) -> tuple[PlacedTensor, PlacedTensor]:
     """How a tensor lies before and after, in words of the algebra."""
     meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
     shape = tuple(current.shape)
     if current == target:  # what is pending, or cut in one of two ways, stays so
-        stays = Spec(Placed(shape, meshes.source, readings(current)[0]), _name(current))
+        stays = PlacedTensor(Placed(shape, meshes.source, readings(current)[0]), _name(current))
         return stays, stays
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
     foreign = [isinstance(p, Partial) and type(p) is not Partial for p in current.placements]
@@ -146,7 +147,10 @@ def _spec_pair(current: DTensorSpec, target: DTensorSpec) -> tuple[Spec, Spec]:
         current = tensor_specs.with_placements(current, placements)
     before = Placed(shape, meshes.source, chains_for_all(current))
     after = Placed(shape, meshes.target, meshes.chains(chains_for_all(target)))
-    return Spec(before, _name(current), pending_sums(current)), Spec(after, _name(target))
+    return (
+        PlacedTensor(before, _name(current), pending_sums(current)),
+        PlacedTensor(after, _name(target)),
+    )
 
 
 def _name(spec: DTensorSpec) -> str:

@@ -11,10 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.refit.running import Running
-from cute_sharding.dtensor.refit.specs import Spec, Target, spec_of, target_of
+from cute_sharding.dtensor.refit.specs import Target, named, spec_of, target_of
 from cute_sharding.dtensor.refit.trace import Generator, traced
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.run.specs import Spec
 from cute_sharding.exchange import Part
 from cute_sharding.exchange.refit import Refit
 
@@ -252,6 +253,6 @@ def plan_refit(
         name: target_of(target, name, shape, dtype)
         for name, shape, dtype in zip(found.names, found.relation.outputs, found.dtypes)
     }
-    operands = tuple([spec.named(name) for name, spec in specs.items()])
-    named = tuple([spec.named(name) for name, spec in results.items()])
-    return RefitPlan(Refit(found.relation, operands, named), specs, results)
+    operands = tuple([named(name, spec) for name, spec in specs.items()])
+    made = tuple([named(name, spec) for name, spec in results.items()])
+    return RefitPlan(Refit(found.relation, operands, made), specs, results)

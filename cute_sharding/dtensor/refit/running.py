@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +11,10 @@ import torch
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.messages import exchange_buffers
-from cute_sharding.dtensor.run.packing import OtherShape, from_wire, read, to_wire, write
+from cute_sharding.dtensor.run.packing import from_wire, in_shape, packed, to_wire, unpacked
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import Part
-from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.refit import Refit, Sent
 
 
@@ -98,12 +97,7 @@ class Running:
         shape = operand.placed.local_shape(rank)
         if shape is None:
             return local.new_empty(0)
-        if tuple(local.shape) != shape:
-            raise OtherShape(
-                f"this rank's local tensor of {operand.name!r} has shape {tuple(local.shape)}, and "
-                f"by its global shape {operand.placed.shape} and placements "
-                f"{operand.placed.placements_text()} it is {shape}"
-            )
+        local = in_shape(local, shape, operand.name)
         return local.detach().resolve_conj().resolve_neg().contiguous()
 
     def _made(self, k: int, local: torch.Tensor, rank: int) -> torch.Tensor:
@@ -122,7 +116,7 @@ class Running:
             return [_empty(some[0], dtype) for some, dtype in zip(operands, dtypes)]
         buffers = [
             on_each_rank(
-                lambda rank, *xs, sent=sent, dtype=dtype: _packed(self.part(sent, rank), xs, dtype),
+                lambda rank, *xs, sent=sent, dtype=dtype: packed(self.part(sent, rank), xs, dtype),
                 *some,
             )
             for sent, some, dtype in zip(every, operands, dtypes)
@@ -173,7 +167,7 @@ class Running:
         found: dict[int, list[torch.Tensor]] = {}
         for sent, buffer in zip(self.refit.sent, buffers):
             part = self.part(sent, rank)
-            for peer, message in zip(part.peers, buffer.split(list(part.sends))):
+            for peer, message in zip(part.peers, buffer.contiguous().split(list(part.sends))):
                 found.setdefault(peer, []).append(message.view(torch.uint8))
         messages = [message for peer in sorted(found) for message in found[peer]]
         return torch.cat(messages) if messages else _empty(buffers[0], torch.uint8)
@@ -200,45 +194,6 @@ def _empty(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return on_each_rank(lambda rank, x: x.new_empty(0, dtype=dtype), like)
 
 
-# By size in bytes, what elements are turned as: torch has no flip of some dtypes.
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _write(copy: Copy, x: torch.Tensor, y: torch.Tensor) -> None:
-    """From x to y, which are contiguous; in x it may go backward, which torch's strides do not."""
-    turned = _forward(copy)
-    if turned is None:
-        write(copy, x, y)
-    else:
-        found = read(x, turned[0])
-        word = _WORDS.get(x.element_size(), x.dtype)
-        read(y, copy.flipped).copy_(found.view(word).flip(turned[1]).view(x.dtype))
-
-
-@lru_cache(maxsize=1 << 12)
-def _forward(copy: Copy) -> tuple[Copy, tuple[int, ...]] | None:
-    """A copy that goes forward in x, and which of its loops are then to be gone through backward;
-    None where all go forward.
-    """
-    backward = tuple([i for i, step in enumerate(copy.dx) if min(step, default=0) < 0])
-    if not backward:
-        return None
-    start, steps = copy.x, list(copy.dx)
-    for i in backward:
-        start = tuple([a + (copy.sizes[i] - 1) * b for a, b in zip(start, steps[i])])
-        steps[i] = tuple([-b for b in steps[i]])
-    return copy._replace(x=start, dx=tuple(steps)), backward
-
-
-def _packed(part: Part, operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The send buffer."""
-    buffer = operands[0].new_empty(sum(part.sends), dtype=dtype)
-    for x, copies in zip(operands, part.packs):
-        for copy in copies or ():
-            _write(copy, x, buffer)
-    return buffer
-
-
 def _into(part: Callable[[int], Part], k: int) -> Callable[..., torch.Tensor]:
     """What writes a result: what the rank keeps, and what it was sent."""
 
@@ -246,11 +201,8 @@ def _into(part: Callable[[int], Part], k: int) -> Callable[..., torch.Tensor]:
         rank: int, received: torch.Tensor, result: torch.Tensor, *sources: torch.Tensor
     ) -> torch.Tensor:
         mine = part(rank)
-        for i, onto, copies in mine.own:
-            for copy in copies if onto == k else ():
-                _write(copy, sources[i], result)
-        for copy in mine.unpacks[k] or ():
-            _write(copy, received, result)
+        if mine.target_shapes[k] is not None:
+            unpacked(mine, k, received, sources, into=result)
         return result
 
     return written

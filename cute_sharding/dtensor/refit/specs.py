@@ -1,108 +1,40 @@
-"""How the tensors of a refit lie: by DTensors, or by specs, which need no process group."""
+"""How the tensors of a refit lie: by DTensors, or by what says one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from math import prod
 from typing import Any, TypeAlias
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import (
-    DTensorSpec,
     Partial,
-    Placement,
-    TensorMeta,
 )
-from cute_sharding.dtensor.run.placements import checked_placements, text
+from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.reading import left_to_right, readings
-from cute_sharding.exchange import Mesh, Placed
+from cute_sharding.dtensor.run.specs import OnMesh, Spec
 from cute_sharding.exchange.refit import Named
-from cute_sharding.layout.layout import row_major
 
-AnyMesh: TypeAlias = "DeviceMesh | Mesh | Sequence[int]"
-OnMesh: TypeAlias = "tuple[AnyMesh, Sequence[Placement] | str]"
 # By names or patterns of names, or asked with name and tensor.
 Target: TypeAlias = "Mapping[str, DTensor | Spec | OnMesh] | Callable[[str, torch.Tensor], OnMesh]"
 
 
-@dataclass(frozen=True)
-class Spec:
-    """How a tensor lies, said without the tensor.
+def named(name: str, spec: Spec) -> Named:
+    """A tensor as a refit has it.
 
-    Attributes:
-        shape: the global shape.
-        mesh: a DeviceMesh; or, to plan alone, a :class:`cute_sharding.exchange.Mesh` or sizes.
-        placements: one for each mesh dim, or text as ``"S(0), R"``.
-        dtype: of its elements.
-
-    >>> import torch
-    >>> spec = Spec((1024, 64), (2, 4), "S(0), R", torch.bfloat16)
-    >>> spec.placements
-    (Shard(dim=0), Replicate())
+    Raises:
+        ValueError: something is pending.
     """
-
-    shape: Sequence[int]
-    mesh: AnyMesh
-    placements: Sequence[Placement] | str
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        shape = tuple(map(int, self.shape))
-        object.__setattr__(self, "shape", shape)
-        placements = checked_placements(self.placements, shape, self.ranks.sizes, "placements")
-        object.__setattr__(self, "placements", placements)
-
-    @property
-    def ranks(self) -> Mesh:
-        """The mesh with its ranks.
-
-        Raises:
-            ValueError: it is one of several slices of a larger mesh.
-        """
-        if isinstance(self.mesh, Mesh):
-            return self.mesh
-        if not isinstance(self.mesh, DeviceMesh):
-            sizes = tuple(map(int, self.mesh))
-            return Mesh(sizes, range(prod(sizes)))
-        lists = process_groups.rank_lists(self.mesh)
-        if len(lists) > 1:
-            raise ValueError(
-                f"{self.mesh} is one of {len(lists)} slices of a larger mesh, and a refit is the "
-                "same on all ranks: give the larger mesh, with Replicate on its other dims"
-            )
-        return Mesh(tuple(self.mesh.shape), tuple(lists[0]))
-
-    def to_dtensor_spec(self) -> DTensorSpec:
-        """As DTensor has it, of contiguous strides."""
-        shape = tuple(self.shape)
-        meta = TensorMeta(torch.Size(shape), row_major(shape), self.dtype)
-        mesh: Any = self.mesh
-        placements: Any = self.placements
-        return DTensorSpec(mesh, placements, tensor_meta=meta)
-
-    def named(self, name: str) -> Named:
-        """As a refit has it.
-
-        Raises:
-            ValueError: something is pending.
-        """
-        placements: Any = self.placements
-        pending = [p for p in placements if isinstance(p, Partial)]
-        if pending:
-            raise ValueError(
-                f"{name!r} is {text(placements)}, with a reduction pending: redistribute it to "
-                "Shard or Replicate first, a refit only moves elements"
-            )
-        mesh, shape = self.ranks, tuple(self.shape)
-        chains = left_to_right(shape, mesh.sizes, tuple(placements))
-        dtype = str(self.dtype).removeprefix("torch.")
-        return Named(name, Placed(shape, mesh, chains), dtype, self.dtype.itemsize)
+    placements: Any = spec.placements
+    if any(isinstance(placement, Partial) for placement in placements):
+        raise ValueError(
+            f"{name!r} is {text(placements)}, with a reduction pending: redistribute "
+            "it to Shard or Replicate first, a refit only moves elements"
+        )
+    tensor = spec.placed()
+    return Named(name, tensor.placed, tensor.dtype, spec.dtype.itemsize)
 
 
 def spec_of(name: str, given: Any) -> Spec:

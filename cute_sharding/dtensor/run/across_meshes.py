@@ -29,8 +29,8 @@ from cute_sharding.dtensor.run.messages import exchange_buffers, is_sealed, seal
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import (
     WIRE,
-    OtherShape,
     from_wire,
+    in_shape,
     own_view,
     packed,
     to_wire,
@@ -200,13 +200,7 @@ def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSp
     if shape is None:
         dtype = local.dtype if spec.tensor_meta is None else spec.tensor_meta.dtype
         return torch.empty(0, dtype=dtype, device=local.device)
-    if tuple(local.shape) != shape:
-        raise OtherShape(
-            f"this rank's local tensor has shape {tuple(local.shape)}, and by the DTensor's global "
-            f"shape and placements it is {shape}. Give DTensor.from_local the global shape and "
-            "stride where sizes do not divide"
-        )
-    return local.resolve_conj().resolve_neg()
+    return in_shape(local, shape).resolve_conj().resolve_neg()
 
 
 def _result(part: Part, received: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,9 @@ point-to-point messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,22 +23,40 @@ from cute_sharding.dtensor.run.packing import WIRE
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.exchange import BundlePart, Part
 
+# Whom a rank sends how much to, and who it: a part in one exchange, or in those of many tensors.
+Peers: TypeAlias = "Part | BundlePart"
+
 
 def exchange_buffers(
-    part: Callable[[int], Part],
+    part: Callable[[int], Peers],
     buffer: torch.Tensor,
     local: torch.Tensor,
     group: Any | None,
     mesh: Any,
 ) -> torch.Tensor:
-    """What a rank gets for its buffer, message by message in the order of its peers, ascending.
-    ``group``: one that has all ranks which call; None: point to point. ``local``: a tensor of the
-    dtype of which the parts count elements.
+    """What a rank gets for its buffer: :func:`started`, and waited for."""
+    return started(part, buffer, local, group, mesh)()
+
+
+def started(
+    part: Callable[[int], Peers],
+    buffer: torch.Tensor,
+    local: torch.Tensor,
+    group: Any | None,
+    mesh: Any,
+    tag: int = 0,
+) -> Callable[[], torch.Tensor]:
+    """Send a buffer; what is returned waits for what a rank gets for it, message by message in the
+    order of its peers, ascending.
+
+    Args:
+        local: a tensor of the dtype of which the parts count elements.
+        group: one that has all ranks which call; None: point to point, under ``tag``.
     """
     if group is not None:
         ranks = dist.get_process_group_ranks(group)
 
-        def in_group(rank: int) -> Part:
+        def in_group(rank: int) -> Peers:
             found = part(rank)
             sends, receives = (dict(zip(found.peers, n)) for n in (found.sends, found.receives))
             return found._replace(
@@ -46,14 +65,25 @@ def exchange_buffers(
                 receives=tuple([receives.get(peer, 0) for peer in ranks]),
             )
 
-        return collective_ops.waited(all_to_all(in_group, buffer, local, group, mesh))
+        return partial(_waited, [all_to_all(in_group, buffer, local, group, mesh)], [buffer], [])
     width = 1 if local.dtype in WIRE else local.element_size()
     if dispatch_modes.local_tensor_mode() is not None:
-        return on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)
-    return _point_to_point(part(process_groups.this_rank()), buffer, width)
+        found = on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)
+        return lambda: found
+    return _point_to_point(part(process_groups.this_rank()), buffer, width, tag)
 
 
-def sealed(part: Part | BundlePart, buffer: torch.Tensor, seal: bytes, width: int) -> torch.Tensor:
+def _waited(received: list[torch.Tensor], read: list[torch.Tensor], works: list[Any]) -> Any:
+    """What was received, once it is there. It and what is read until then are let go here."""
+    for work in works:
+        work.wait()
+    result = collective_ops.waited(received.pop())
+    works.clear()
+    read.clear()
+    return result
+
+
+def sealed(part: Peers, buffer: torch.Tensor, seal: bytes, width: int) -> torch.Tensor:
     """The send buffer with the seal in front of each message. ``width``: the buffer's elements for
     one of the tensor.
     """
@@ -65,7 +95,7 @@ def sealed(part: Part | BundlePart, buffer: torch.Tensor, seal: bytes, width: in
     return buffer
 
 
-def is_sealed(part: Part | BundlePart, received: torch.Tensor, seal: bytes, width: int) -> bool:
+def is_sealed(part: Peers, received: torch.Tensor, seal: bytes, width: int) -> bool:
     """Whether all that a rank was sent has that seal."""
     if not any(part.receives):
         return True
@@ -83,25 +113,25 @@ def _starts(sizes: Sequence[int], width: int) -> list[int]:
     return [s for s, n in zip(accumulate((n * width for n in sizes), initial=0), sizes) if n]
 
 
-def _point_to_point(part: Part, buffer: torch.Tensor, width: int) -> torch.Tensor:
-    received = buffer.new_empty(sum(part.receives) * width)
-    if local_tensors.is_imagined(buffer):
-        return received
+def _point_to_point(
+    part: Peers, buffer: torch.Tensor, width: int, tag: int
+) -> Callable[[], torch.Tensor]:
+    given, received = buffer.contiguous(), buffer.new_empty(sum(part.receives) * width)
     ops = []
-    given = buffer.contiguous()
-    for send, flat, sizes in ((True, given, part.sends), (False, received, part.receives)):
-        starts = accumulate((n * width for n in sizes), initial=0)
-        for peer, start, n in zip(part.peers, starts, sizes):
-            if n:
-                message = flat.narrow(0, start, n * width)
-                ops.append(dist.P2POp(dist.isend if send else dist.irecv, message, peer))
-    for work in dist.batch_isend_irecv(ops) if ops else ():
-        work.wait()
-    return received
+    if not local_tensors.is_imagined(buffer):
+        for send, flat, sizes in ((True, given, part.sends), (False, received, part.receives)):
+            starts = accumulate((n * width for n in sizes), initial=0)
+            for peer, start, n in zip(part.peers, starts, sizes):
+                if n:
+                    message = flat.narrow(0, start, n * width)
+                    op = dist.isend if send else dist.irecv
+                    ops.append(dist.P2POp(op, message, peer, tag=tag))
+    works = list(dist.batch_isend_irecv(ops)) if ops else []
+    return partial(_waited, [received], [given], works)
 
 
 def _taken(
-    part: Callable[[int], Part], buffer: torch.Tensor, rank: int, width: int
+    part: Callable[[int], Peers], buffer: torch.Tensor, rank: int, width: int
 ) -> torch.Tensor:
     """What a rank gets where all ranks are in this process."""
     found = [local_tensors.local_of(buffer, rank).new_empty(0)]

@@ -58,16 +58,23 @@ def checked(part: Part, local: torch.Tensor) -> torch.Tensor:
     """The local tensor in the shape that the plan expects, its values as they lie in memory. Sizes
     that are symbols are not looked at.
     """
-    expected = part.source_shape()
-    if local.is_conj() or local.is_neg():
-        local = local.resolve_conj().resolve_neg()
+    return in_shape(local.resolve_conj().resolve_neg(), part.source_shape())
+
+
+def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> torch.Tensor:
+    """A local tensor, that of ``of``, in the shape that its spec gives.
+
+    Raises:
+        OtherShape: it has another.
+    """
     if symints.is_symbolic(tuple(local.shape)) or tuple(local.shape[: len(expected)]) == expected:
         return local
     is_empty = local.numel() == 0 == prod(expected)
     if is_empty or _without_ones(local.shape) == _without_ones(expected):
         return local.reshape(expected)  # torch's in-place squeeze leaves such tensors
     raise OtherShape(
-        f"this rank's local tensor has shape {tuple(local.shape)}, and by the DTensor's global "
+        f"this rank's local tensor{of and f' of {of!r}'} has shape {tuple(local.shape)}, and by "
+        "the DTensor's global "
         f"shape and placements it is {expected}. "
         "Give DTensor.from_local the global shape and stride where sizes do not divide"
     )
@@ -77,15 +84,17 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
     return [n for n in shape if n != 1]
 
 
-def packed(part: Part, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The send buffer."""
+def packed(
+    part: Part, operands: Sequence[torch.Tensor], dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """The send buffer, of the first operand's dtype if none is given."""
     if None in part.packs:
         return operands[0].contiguous().view(-1)
     total = sum(part.sends)
     some = [(x, copies) for x, copies in zip(operands, part.packs) if copies]
     if len(some) == 1 and fills(some[0][1], (total,)):
         return read(some[0][0], some[0][1][0]).reshape(-1)
-    buffer = operands[0].new_empty(total)
+    buffer = operands[0].new_empty(total, dtype=dtype)
     for x, copies in some:
         for copy in copies:
             write(copy, x, buffer)
@@ -166,7 +175,9 @@ def write(copy: Copy, x: torch.Tensor, y: torch.Tensor, *, add: bool = False) ->
 
 
 def read(x: torch.Tensor, copy: Copy) -> torch.Tensor:
-    """What is copied, a view of ``x``."""
+    """What is copied, a view of ``x``; where it goes backward in ``x``, a copy: torch's strides do
+    not.
+    """
     return (
         _taken(x, copy.sizes, copy.x, copy.dx)
         if dispatch_modes.is_tracing()
@@ -184,23 +195,39 @@ def _strided(
     lying = (
         _lying.__wrapped__ if symints.is_symbolic(strides) else _lying
     )  # symbols cannot be looked up
-    stride, offset = lying(strides, start, steps)
-    return tensor.as_strided(
-        (*sizes, *tensor.shape[rest:]), stride, tensor.storage_offset() + offset
-    )
+    stride, offset, is_backward = lying(strides, start, steps)
+    shape, first = (*sizes, *tensor.shape[rest:]), tensor.storage_offset() + offset
+    if is_backward:
+        return _turned(tensor, shape, stride, int(first))
+    return tensor.as_strided(shape, stride, first)
 
 
 @lru_cache(maxsize=1 << 12)
 def _lying(
     strides: tuple[int, ...], start: tuple[int, ...], steps: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[int, ...], int]:
-    """The strides of what lies at such a place and with such steps in a tensor of ``strides``, and
-    how far it begins from that.
+) -> tuple[tuple[int, ...], int, bool]:
+    """The strides of what lies at such a place and with such steps in a tensor of ``strides``; how
+    far it begins from that; and whether it goes backward.
     """
     rest = len(start)
-    return (*(flat(step, strides[:rest]) for step in steps), *strides[rest:]), flat(
-        start, strides[:rest]
-    )
+    stride = (*(flat(step, strides[:rest]) for step in steps), *strides[rest:])
+    is_backward = any(rows < 0 for step in steps for rows in step)
+    return stride, flat(start, strides[:rest]), is_backward
+
+
+# By size in bytes, what elements are turned as: torch has no flip of some dtypes.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _turned(
+    tensor: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], first: int
+) -> torch.Tensor:
+    """What lies there by strides of which some are below 0: gone through forward, and turned."""
+    backward = [i for i, step in enumerate(stride) if step < 0]
+    first += sum((shape[i] - 1) * stride[i] for i in backward)
+    found = tensor.as_strided(shape, tuple(map(abs, stride)), first)
+    word = _WORDS.get(tensor.element_size(), tensor.dtype)
+    return found.view(word).flip(backward).view(tensor.dtype)
 
 
 def _taken(

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import cute_sharding
-from cute_sharding.models import Spec
+from cute_sharding import Spec
 
 
 @pytest.mark.processes
@@ -46,8 +46,8 @@ def test_plans_of_a_model_on_meta():
     plan = cute_sharding.plan_reshard(state, "R, S(1)", tp)
     assert plan.collectives == 8 and plan.received_bytes == plan.lower_bound
     assert plan.coverage.is_whole and len(plan.ways) == 1
-    specs = {name: Spec.of((4096, 1024), (8,), "S(0)") for name in state}
-    wanted = {name: Spec.of((4096, 1024), (2, 4), "R, S(1)") for name in state}
+    specs = {name: Spec((4096, 1024), (8,), "S(0)") for name in state}
+    wanted = {name: Spec((4096, 1024), (2, 4), "R, S(1)") for name in state}
     assert cute_sharding.plan_reshard(specs, wanted).to_dict() == plan.to_dict()
     with pytest.raises(ValueError, match="give a Spec for each name of source"):
         cute_sharding.plan_reshard(specs, {})

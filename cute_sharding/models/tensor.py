@@ -35,7 +35,7 @@ def itemsize_of(dtype: str) -> int:
 
 
 @dataclass(frozen=True)
-class Spec:
+class PlacedTensor:
     """A tensor on a mesh.
 
     Attributes:
@@ -43,7 +43,7 @@ class Spec:
         dtype: the name of its dtype, as torch prints it without ``torch.``.
         pending: the mesh dims on which a reduction is pending, and its op.
 
-    >>> spec = Spec.of((8, 6), (2, 2), "S(0), P", "bfloat16")
+    >>> spec = PlacedTensor.of((8, 6), (2, 2), "S(0), P", "bfloat16")
     >>> spec.placed.local_shape(3), spec.itemsize, spec.pending
     ((4, 6), 2, ((1, 'sum'),))
     >>> print(spec)
@@ -61,7 +61,7 @@ class Spec:
         mesh: Mesh | Sequence[int],
         placements: Sequence[Placement] | str,
         dtype: str = "float32",
-    ) -> Spec:
+    ) -> PlacedTensor:
         """Of placements, applied left to right, on a mesh or the sizes of one whose ranks are 0 and
         those that follow.
 

@@ -1,0 +1,97 @@
+"""How a tensor lies, said without the tensor: for plans, which need no process group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    Replicate,
+    TensorMeta,
+)
+from cute_sharding.dtensor.run.placements import checked_placements
+from cute_sharding.dtensor.run.reading import left_to_right
+from cute_sharding.exchange import Mesh, Placed
+from cute_sharding.layout.layout import row_major
+from cute_sharding.models import PlacedTensor
+
+AnyMesh: TypeAlias = "DeviceMesh | Mesh | Sequence[int]"
+OnMesh: TypeAlias = "tuple[AnyMesh, Sequence[Placement] | str]"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a tensor lies, said without the tensor.
+
+    Attributes:
+        shape: the global shape.
+        mesh: a DeviceMesh; or, to plan alone, a :class:`cute_sharding.exchange.Mesh` or sizes.
+        placements: one for each mesh dim, or text as ``"S(0), R"``.
+        dtype: of its elements.
+
+    >>> import torch
+    >>> spec = Spec((1024, 64), (2, 4), "S(0), R", torch.bfloat16)
+    >>> spec.placements
+    (Shard(dim=0), Replicate())
+    """
+
+    shape: Sequence[int]
+    mesh: AnyMesh
+    placements: Sequence[Placement] | str
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        shape = tuple(map(int, self.shape))
+        object.__setattr__(self, "shape", shape)
+        placements = checked_placements(self.placements, shape, self.ranks.sizes, "placements")
+        object.__setattr__(self, "placements", placements)
+
+    @property
+    def ranks(self) -> Mesh:
+        """The mesh with its ranks.
+
+        Raises:
+            ValueError: it is one of several slices of a larger mesh.
+        """
+        if isinstance(self.mesh, Mesh):
+            return self.mesh
+        if not isinstance(self.mesh, DeviceMesh):
+            sizes = tuple(map(int, self.mesh))
+            return Mesh(sizes, range(prod(sizes)))
+        lists = process_groups.rank_lists(self.mesh)
+        if len(lists) > 1:
+            raise ValueError(
+                f"{self.mesh} is one of {len(lists)} slices of a larger mesh, and a refit is the "
+                "same on all ranks: give the larger mesh, with Replicate on its other dims"
+            )
+        return Mesh(tuple(self.mesh.shape), tuple(lists[0]))
+
+    def to_dtensor_spec(self) -> DTensorSpec:
+        """As DTensor has it, of contiguous strides."""
+        shape = tuple(self.shape)
+        meta = TensorMeta(torch.Size(shape), row_major(shape), self.dtype)
+        mesh: Any = self.mesh
+        placements: Any = self.placements
+        return DTensorSpec(mesh, placements, tensor_meta=meta)
+
+    def placed(self) -> PlacedTensor:
+        """As the algebra has it: what cuts the tensor, and what is pending."""
+        mesh, shape = self.ranks, tuple(self.shape)
+        placements: Any = self.placements
+        pending = [(m, p.reduce_op) for m, p in enumerate(placements) if isinstance(p, Partial)]
+        finished = [Replicate() if isinstance(p, Partial) else p for p in placements]
+        chains = left_to_right(shape, mesh.sizes, tuple(finished))
+        return PlacedTensor(
+            Placed(shape, mesh, chains),
+            str(self.dtype).removeprefix("torch."),
+            tuple([(m, op) for m, op in pending if mesh.sizes[m] > 1]),
+        )
