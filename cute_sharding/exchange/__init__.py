@@ -3,12 +3,13 @@
 - :mod:`.placed`: a tensor on the ranks of a device mesh.
 - :mod:`.cost`: the elements that ranks of one mesh hold and receive.
 - :mod:`.meetings`, :mod:`.takers`: on which devices of the one there is something of the other.
-- :mod:`.flow`: from one operand to one result: which rank sends what to whom, each element once.
+- :mod:`.flow`: which rank sends what to whom, each element once, dim by dim, from one operand to
+  one result.
 - :mod:`.exchange`: of a relation, from all operands to all results.
 - :mod:`.part`, :mod:`.copies`, :mod:`.all_peers`: one rank's part, as strided copies.
-- :mod:`.holders`, :mod:`.by_pieces`: the same through any relation, of several operands.
-- :mod:`.members`, :mod:`.refit`: several such exchanges as one; a model's weights as another's.
+- :mod:`.holders`, :mod:`.by_pieces`: the flow of a relation by pieces, between all of them.
 - :mod:`.bundle`: the exchanges of many tensors in one.
+- :mod:`.refit`: a model's weights as another program has them.
 """
 
 from cute_sharding.exchange.bundle import Bundle, BundlePart, Item

@@ -14,7 +14,7 @@ from hashlib import sha256
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.exchange.copies import Copy, folded, packed
+from cute_sharding.exchange.copies import Copy, folded
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.flow import Message
 from cute_sharding.exchange.part import Part
@@ -203,29 +203,26 @@ def _laid(exchange: Exchange, mine: OwnPart, out: dict[int, int], into: dict[int
     """A part whose messages begin at those places of the buffers."""
     packs: list[list[Copy]] = [[] for _ in exchange.sources]
     unpacks: list[list[Copy]] = [[] for _ in exchange.targets]
-    for message, copies in _copies(mine.sent, out):
-        packs[message.link.source] += copies
-    for message, copies in _copies(mine.taken, into, is_source=False):
-        # Of a sum, those of each message by themselves: they reach the same rows.
-        unpacks[message.link.target] += folded(copies) if exchange.move.adds else copies
+    for message, at in _one_by_one(mine.sent, out):
+        for source, copies in message.into(at):
+            packs[source] += copies
+    for message, at in _one_by_one(mine.taken, into):
+        for target, copies in message.out_of(at):
+            # Of a sum, those of each message by themselves: they reach the same rows.
+            unpacks[target] += folded(copies) if exchange.adds else copies
     return mine.part._replace(
         packs=tuple([tuple(folded(some)) for some in packs]),
-        unpacks=tuple([tuple(some if exchange.move.adds else folded(some)) for some in unpacks]),
+        unpacks=tuple([tuple(some if exchange.adds else folded(some)) for some in unpacks]),
     )
 
 
-def _copies(
-    by_peer: _ByPeer, starts: dict[int, int], *, is_source: bool = True
-) -> Iterable[tuple[Message, list[Copy]]]:
-    """Of each message the copies into a buffer, or out of it."""
+def _one_by_one(by_peer: _ByPeer, starts: dict[int, int]) -> Iterable[tuple[Message, int]]:
+    """Each message, and where in the buffer it begins."""
     for peer, messages in by_peer.items():
         at = starts[peer]
         for message in messages:
-            copies = []
-            for copy in message.copies:
-                copies.append(packed(copy, at) if is_source else packed(copy.flipped, at).flipped)
-                at += prod(copy.sizes)
-            yield message, copies
+            yield message, at
+            at += message.size
 
 
 def _up(at: int, width: int) -> int:

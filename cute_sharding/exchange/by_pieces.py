@@ -1,4 +1,5 @@
-"""One exchange through any relation, between any ranks: of several operands and several results.
+"""Who sends what through a relation by pieces: of several operands and several results, between any
+ranks.
 
 What a rank needs of an operand is a relation, from the operand to the rank's results; so is what
 ranks hold of it; and one after the other they are what the rank takes of those ranks
@@ -14,13 +15,24 @@ Both sides work out the same, from the relation and the shardings alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.exchange.holders import Holder, Holders, holders, numbered
-from cute_sharding.exchange.placed import Mesh, Placed, standing_for_all
+from cute_sharding.exchange.copies import Copy
+from cute_sharding.exchange.flow import Own
+from cute_sharding.exchange.holders import (
+    BUFFER,
+    Holder,
+    Holders,
+    Line,
+    copy_between,
+    holders,
+    line_of,
+    numbered,
+)
+from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.relations.elements import read_once
 from cute_sharding.relations.piece import Piece, through
 from cute_sharding.relations.relation import Relation
@@ -50,39 +62,49 @@ class Share(NamedTuple):
     Attributes:
         peer: the other rank.
         operand: its number.
-        holder: what the sender holds of it.
         box, first, stop: the elements, by their number in the box.
+        lines: as what elements of the sender's local tensor, or of the receiver's results, are
+            counted.
     """
 
     peer: int
     operand: int
-    holder: Holder
     box: Box
     first: int
     stop: int
+    lines: tuple[Line, ...]
 
     @property
-    def runs(self) -> tuple[Run, ...]:
-        """The places, in the operand's local tensor."""
-        return span(self.box.runs, self.first, self.stop)
+    def size(self) -> int:
+        """In elements."""
+        return self.stop - self.first
+
+    @property
+    def _numbered(self) -> list[Piece]:
+        """From the sender's places to the elements, by number."""
+        return numbered(span(self.box.runs, self.first, self.stop), 0)
+
+    def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
+        """As of any message."""
+        pieces = [each._replace(y=each.y + at) for each in self._numbered]
+        yield self.operand, [copy_between(each, self.lines[0], BUFFER) for each in pieces]
+
+    def out_of(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
+        """As of any message. An element may go to several places."""
+        pieces = through([each.turned for each in self._numbered], self.box.pieces)
+        for _, target, x, y, modes in pieces:
+            copy = copy_between(Piece(0, 0, x + at, y, modes), BUFFER, self.lines[target])
+            yield target, [copy]
 
 
 @dataclass(frozen=True, eq=False)
-class PieceExchange:
-    """From operands that lie as ``sources`` say to results that are to lie as ``targets`` say.
+class PieceFlow:
+    """What flows from operands that lie as ``sources`` say to results that are to lie as
+    ``targets`` say.
 
     Attributes:
         relation: of the results to the operands.
         sources, targets: each operand, and each result, on its mesh.
-
-    >>> from cute_sharding.movement import of_move
-    >>> from cute_sharding.sharding import Shard, Sharding
-    >>> halves = [Placed.of(Sharding((4, 6), (2,), (Shard(0),))) for _ in range(2)]
-    >>> fused = Placed.of(Sharding((8, 6), (2,), (Shard(0),)), (1, 2))
-    >>> cat = of_move("torch.cat", [(4, 6), (4, 6)], 0)
-    >>> exchange = PieceExchange(cat, tuple(halves), (fused,))
-    >>> exchange.received_by(1), exchange.received_by(2)  # 1 is to have all of the first operand
-    (12, 24)
     """
 
     relation: Relation
@@ -168,13 +190,13 @@ class PieceExchange:
     def _shares(self) -> dict[tuple[bool, int], tuple[Share, ...]]:
         return {}
 
-    def sent(self, rank: int) -> tuple[Share, ...]:
+    def sent_by(self, rank: int) -> tuple[Share, ...]:
         """What a rank sends, operand by operand."""
         if (True, rank) not in self._shares:
             self._shares[True, rank] = tuple(self._sent(rank))
         return self._shares[True, rank]
 
-    def taken(self, rank: int) -> tuple[Share, ...]:
+    def sent_to(self, rank: int) -> tuple[Share, ...]:
         """What a rank receives, operand by operand."""
         if (False, rank) not in self._shares:
             self._shares[False, rank] = tuple(self._taken(rank))
@@ -186,7 +208,7 @@ class PieceExchange:
             if holder is None:
                 continue
             first, stop = self._share(k, holder, source.ranks[holder].index(rank))
-            at = 0
+            lines, at = (line_of(source.placed.local_shape(rank) or ()),), 0
             for wanting, takers in self._takers.items():
                 box = self._box(k, holder, wanting)
                 for peer in takers if box.size else ():
@@ -194,11 +216,11 @@ class PieceExchange:
                         continue
                     low, high = max(first - at, 0), min(stop - at, box.size)
                     if low < high:
-                        yield Share(peer, k, holder, box, low, high)
+                        yield Share(peer, k, box, low, high, lines)
                     at += box.size
 
     def _taken(self, rank: int) -> Iterator[Share]:
-        wanting = self._wanting(rank)
+        wanting, lines = self._wanting(rank), self._lines(rank)
         for k in self._operands(wanting):
             source = self._holders[k]
             for holder, senders in source.ranks.items():
@@ -208,14 +230,14 @@ class PieceExchange:
                 if not box.size:
                     continue
                 if len(senders) == 1:
-                    yield Share(senders[0], k, holder, box, 0, box.size)
+                    yield Share(senders[0], k, box, 0, box.size, lines)
                     continue
                 at = self._before(k, holder, rank)
                 for i, sender in enumerate(senders):
                     first, stop = self._share(k, holder, i)
                     low, high = max(first - at, 0), min(stop - at, box.size)
                     if low < high:
-                        yield Share(sender, k, holder, box, low, high)
+                        yield Share(sender, k, box, low, high, lines)
 
     def _operands(self, wanting: Wanting) -> list[int]:
         """Those of which ranks need something."""
@@ -241,82 +263,51 @@ class PieceExchange:
                 at += size * (of_rank.get(peer) != holder)
         return at
 
-    def kept(self, rank: int) -> Iterator[tuple[int, tuple[Piece, ...]]]:
-        """What a rank has itself of what it needs, operand by operand: from places to places. The
-        first constant is number -1.
+    def _lines(self, rank: int) -> tuple[Line, ...]:
+        """As what the elements of a rank's results are counted."""
+        return tuple([line_of(placed.local_shape(rank) or ()) for placed in self.targets])
+
+    def own(self, rank: int) -> Iterator[Own]:
+        """What a rank has itself of what it needs, operand by operand; constants are operands of
+        one element behind the others.
         """
-        wanting = self._wanting(rank)
+        wanting, lines = self._wanting(rank), self._lines(rank)
+        for k, pieces in self._kept(rank, wanting):
+            shape = self.sources[k].local_shape(rank) if k >= 0 else (1,)
+            onto: dict[int, list[Copy]] = {}
+            for each in pieces:
+                copy = copy_between(each, line_of(shape or ()), lines[each.target])
+                onto.setdefault(each.target, []).append(copy)
+            for target, copies in onto.items():
+                yield k if k >= 0 else len(self.sources) - 1 - k, target, tuple(copies)
+
+    def _kept(self, rank: int, wanting: Wanting) -> Iterator[tuple[int, Sequence[Piece]]]:
+        """The same from places to places. The first constant is number -1."""
         for k in self._operands(wanting):
             holder = self._holders[k].of_rank.get(rank)
             if holder is not None and (box := self._box(k, holder, wanting)).size:
                 yield k, box.pieces
         if wanting in self._takers:
-            for k, some in self._wanted(wanting).items():
-                if k < 0:
-                    yield k, tuple(some)
-
-    @cached_property
-    def _messages(self) -> dict[tuple[int, int, int], tuple[tuple[Piece, ...], tuple[Piece, ...]]]:
-        return {}
-
-    def message(self, share: Share) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
-        """A share as a message: from the sender's places to its elements, by number, and from these
-        to places of the receiver's results, of which there may be several for one.
-        """
-        key = id(share.box), share.first, share.stop
-        if key not in self._messages:
-            into = tuple(numbered(share.runs, 0))
-            out = through([each.turned for each in into], share.box.pieces)
-            self._messages[key] = into, out
-        return self._messages[key]
+            yield from ((k, some) for k, some in self._wanted(wanting).items() if k < 0)
 
     # -- how much ----------------------------------------------------------------------------------
 
-    def received_by(self, rank: int) -> int:
-        """What one rank receives, in elements: what it needs and does not hold, each once."""
-        return sum(elements for _, elements in self.received_of(rank))
-
-    def received_of(self, rank: int) -> Iterator[tuple[int, int]]:
-        """The same, of each operand by its number."""
-        wanting = self._wanting(rank)
+    def missed_by(self, rank: int) -> int:
+        """How many elements a rank is to have and has not, each counted once."""
+        wanting, missed = self._wanting(rank), 0
         for k in self._operands(wanting):
             own = self._holders[k].of_rank.get(rank)
             others = [holder for holder in self._holders[k].ranks if holder != own]
-            yield k, sum(self._box(k, holder, wanting).size for holder in others)
+            missed += sum(self._box(k, holder, wanting).size for holder in others)
+        return missed
 
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks of all the meshes, ascending."""
-        return tuple(sorted({r for mesh in self._meshes for r in mesh.ranks}))
-
-    @property
-    def _meshes(self) -> list[Mesh]:
-        return [*dict.fromkeys(placed.mesh for placed in (*self.sources, *self.targets))]
-
-    @cached_property
-    def looked_at(self) -> tuple[int, ...]:
-        """The ranks that stand for all."""
-        return tuple(standing_for_all(self._meshes))
-
-    @cached_property
-    def received_elements(self) -> int:
-        """What the busiest rank receives, of those looked at."""
-        return max(map(self.received_by, self.looked_at), default=0)
-
-    @cached_property
-    def is_free(self) -> bool:
-        """Whether no rank receives anything, and all were looked at."""
-        is_known = len(self.looked_at) == len(self.ranks)
-        return is_known and not any(map(self.received_by, self.looked_at))
-
-    @cached_property
-    def most_peers(self) -> int:
-        """With how many others a rank exchanges messages, at the most, of those looked at."""
-        return max(map(self._peers, self.looked_at), default=0)
-
-    def _peers(self, rank: int) -> int:
-        return len({share.peer for some in (self.sent, self.taken) for share in some(rank)})
-
-    def __contains__(self, rank: int) -> bool:
-        """Whether a rank is on one of the meshes."""
-        return any(mesh.coordinates(rank) is not None for mesh in self._meshes)
+    def amount(self, sender: int, receiver: int) -> int:
+        """How many elements a rank sends another; of one rank, how many it keeps."""
+        if sender == receiver:
+            return sum(
+                self._box(k, holder, wanting).size
+                for wanting in (self._wanting(sender),)
+                for k in self._operands(wanting)
+                if (holder := self._holders[k].of_rank.get(sender)) is not None
+            )
+        return sum(share.size for share in self.sent_to(receiver) if share.peer == sender)

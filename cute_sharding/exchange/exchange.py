@@ -17,7 +17,9 @@ the class holds, taken through the relation, with those that the rank is to hold
    exchange anything. Where they would not be asked alike (:attr:`Exchange.spread`), all of them
    send each receiver an even share.
 
-Both sides work out the same, from the two shardings alone.
+Both sides work out the same, from the two shardings alone. Of a relation by pieces
+(:class:`~cute_sharding.relations.Relation`), which may take one element of several operands to
+several results, :mod:`.by_pieces` says who sends what.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from hashlib import sha256
 from itertools import chain
 from math import prod
 
+from cute_sharding.exchange.by_pieces import PieceFlow
 from cute_sharding.exchange.cost import coordinates, received
-from cute_sharding.exchange.flow import Flow, Message
+from cute_sharding.exchange.flow import Flow, Message, Own
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.part import Part, Shape, one_by_one, part_of
 from cute_sharding.exchange.placed import Mesh, Placed, standing_for_all
 from cute_sharding.layout import coalesce
 from cute_sharding.relations.moves import Link, Move
+from cute_sharding.relations.relation import Relation
 from cute_sharding.relations.rows import Rows, held_rows
 from cute_sharding.sharding.chains import Chains, Device, up_to
 from cute_sharding.sharding.digits import digits, layout_of
@@ -58,7 +62,8 @@ class Exchange:
     """From operands that lie as ``sources`` say to results that are to lie as ``targets`` say.
 
     Attributes:
-        move: the relation, on the global shapes; :func:`identity` redistributes.
+        relation: on the global shapes: dim by dim, as a move (:func:`identity` redistributes), or
+            by pieces.
         sources, targets: each operand, and each result, on its mesh.
 
     >>> from cute_sharding.sharding import Shard, Sharding
@@ -69,9 +74,20 @@ class Exchange:
     ((0, 2, 3), (0, 8, 8), (8, 0, 0))
     """
 
-    move: Move
+    relation: Move | Relation
     sources: tuple[Placed, ...]
     targets: tuple[Placed, ...]
+
+    @cached_property
+    def move(self) -> Move:
+        """The relation of an exchange that goes dim by dim."""
+        assert isinstance(self.relation, Move), "asked of what movement and redistribution plan"
+        return self.relation
+
+    @cached_property
+    def adds(self) -> bool:
+        """Whether elements that reach the same row are added up."""
+        return isinstance(self.relation, Move) and self.relation.adds
 
     @classmethod
     def on_mesh(
@@ -179,7 +195,7 @@ class Exchange:
 
     def received_by(self, rank: int) -> int:
         """What one rank receives, in elements."""
-        if self.move.adds:
+        if self.adds:
             return sum(message.size for message in self.sent_to(rank))
         return sum([flow.missed_by(rank) for flow in self.flows])
 
@@ -220,13 +236,16 @@ class Exchange:
 
     @cached_property
     def _redistributes(self) -> bool:
-        return len(self.sources) == 1 and self.move == identity(self.move.inputs[0])
+        inputs = self.relation.inputs
+        return len(inputs) == 1 and self.relation == identity(inputs[0])
 
     @cached_property
     def _moving(self) -> frozenset[int]:
         """Mesh dims that cut an operand, and on which some element may have to change its
-        coordinate.
+        coordinate; of a relation by pieces all, since replicas share the sending.
         """
+        if isinstance(self.relation, Relation):
+            return frozenset(m for m, n in enumerate(self.sources[0].mesh.sizes) if n > 1)
         return frozenset(
             [
                 m
@@ -268,6 +287,8 @@ class Exchange:
     def seal(self) -> bytes:
         """Eight bytes that are the same where all shardings are, in every process."""
         said = [(p.shape, p.mesh.sizes, [*p.mesh.ranks], p.chains) for p in self._all]
+        if isinstance(self.relation, Relation):
+            return sha256(repr((said, self.relation.pieces)).encode()).digest()[:8]
         return sha256(repr(said).encode()).digest()[:8]
 
     def __contains__(self, rank: int) -> bool:
@@ -280,8 +301,11 @@ class Exchange:
 
     @cached_property
     def _looked_at(self) -> list[int]:
-        """Of one mesh, those that differ on mesh dims that cut nothing once."""
-        used = None if self.mesh is None else {m for placed in self._all for m in placed.cut}
+        """Of one mesh, those that differ on mesh dims that cut nothing once, where replicas are
+        asked alike.
+        """
+        alike = self.mesh is not None and isinstance(self.relation, Move)
+        used = {m for placed in self._all for m in placed.cut} if alike else None
         return standing_for_all((placed.mesh for placed in self._all), used)
 
     @cached_property
@@ -295,10 +319,12 @@ class Exchange:
     # -- who sends what ----------------------------------------------------------------------------
 
     @cached_property
-    def flows(self) -> tuple[Flow, ...]:
-        """From each operand to each result that something of it goes to."""
+    def flows(self) -> tuple[Flow | PieceFlow, ...]:
+        """From each operand to each result that something of it goes to; of pieces all together."""
+        if isinstance(self.relation, Relation):
+            return (PieceFlow(self.relation, self.sources, self.targets),)
         found = []
-        for link in self.move.links:
+        for link in self.relation.links:
             source = self.sources[link.source]
             alike = () if self.mesh is None else source.replicated
             aligned = tuple([m for m in alike if m not in self.spread])
@@ -306,9 +332,9 @@ class Exchange:
             found.append(Flow(link, source, self.targets[link.target], aligned, is_even))
         return tuple(found)
 
-    def kept_by(self, rank: int) -> list[Message]:
+    def kept_by(self, rank: int) -> list[Own]:
         """What a rank has itself of what it needs."""
-        return [own for flow in self.flows if (own := flow.kept_by(rank)) is not None]
+        return [own for flow in self.flows for own in flow.own(rank)]
 
     def sent_by(self, rank: int) -> Iterator[Message]:
         """What a rank sends, receiver by receiver."""
@@ -348,7 +374,7 @@ class Exchange:
             one_by_one(sent, peers, len(self.sources), into=False, room=room),
             one_by_one(received, peers, len(self.targets), into=True, room=room),
         )
-        return part_of(self.move, self.kept_by(rank), buffers, self.shapes_on(rank), peers)
+        return part_of(self.kept_by(rank), buffers, self.shapes_on(rank), peers, adds=self.adds)
 
     def shapes_on(self, rank: int) -> tuple[list[Shape | None], list[Shape | None]]:
         """What a rank holds of each operand and is to hold of each result, as the exchange numbers
@@ -367,9 +393,10 @@ class Exchange:
     def shape_on(self, k: int, device: Device, of_result: bool = True) -> Shape:
         """What a device is to hold of a result, or holds of an operand."""
         placed = (self.targets if of_result else self.sources)[k]
+        links = self.relation.links if isinstance(self.relation, Move) else ()
         formed = {
             rows.dim: rows
-            for link in self.move.links
+            for link in links
             for pair in link.pairs
             if (rows := pair[of_result]).form is not None and link[of_result] == k
         }

@@ -5,12 +5,12 @@ Both sides work it out from the shardings alone, and come to the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
-from cute_sharding.exchange.copies import Copy, copy_of
+from cute_sharding.exchange.copies import Copy, copy_of, folded, packed
 from cute_sharding.exchange.meetings import Met, met, of_every, side_of, sizes_of
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.exchange.takers import Takers, count_on, device_at, number_on, overlap
@@ -19,8 +19,29 @@ from cute_sharding.relations.rows import between, needed_rows
 from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Runs, count_rows
 
+# What a rank keeps: an operand, a result, and the copies from the one to the other.
+Own: TypeAlias = "tuple[int, int, tuple[Copy, ...]]"
 
-class Message(NamedTuple):
+
+class Message(Protocol):
+    """What one rank sends another."""
+
+    @property
+    def peer(self) -> int:
+        """The other rank."""
+
+    @property
+    def size(self) -> int:
+        """In elements."""
+
+    def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
+        """Operand by operand, the copies into a buffer, from there on."""
+
+    def out_of(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
+        """Result by result, those out of a buffer in which it lies from there on."""
+
+
+class LinkMessage(NamedTuple):
     """What one rank sends another through one link: for each dim of the link, rows x of the sender
     and y of the receiver.
     """
@@ -38,6 +59,24 @@ class Message(NamedTuple):
     def copies(self) -> list[Copy]:
         """One for each choice of one run of each dim."""
         return [copy_of(self.link, runs) for runs in product(*self.runs)]
+
+    def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
+        """As of any message."""
+        return [(self.link.source, _packed(self.copies, at))]
+
+    def out_of(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
+        """As of any message."""
+        copies = _packed([copy.flipped for copy in self.copies], at)
+        return [(self.link.target, [copy.flipped for copy in copies])]
+
+
+def _packed(copies: Sequence[Copy], at: int) -> list[Copy]:
+    """The elements of copies, one behind the other in a buffer."""
+    found = []
+    for copy in copies:
+        found.append(packed(copy, at))
+        at += prod(copy.sizes)
+    return found
 
 
 class Flow(NamedTuple):
@@ -75,16 +114,22 @@ class Flow(NamedTuple):
             has *= count_rows(between(one, *own, other, *mine))
         return need - has
 
-    def kept_by(self, rank: int) -> Message | None:
+    def kept_by(self, rank: int) -> LinkMessage | None:
         """What a rank has itself of what it needs; None: nothing."""
         had = self.source.mesh.coordinates(rank)
         wanted = self.target.mesh.coordinates(rank)
         if had is None or wanted is None:
             return None
         runs = self._box(had, wanted)
-        return Message(rank, self.link, runs) if all(runs) else None
+        return LinkMessage(rank, self.link, runs) if all(runs) else None
 
-    def sent_by(self, rank: int) -> Iterator[Message]:
+    def own(self, rank: int) -> Iterator[Own]:
+        """The same, as copies."""
+        own = self.kept_by(rank)
+        if own is not None:
+            yield own.link.source, own.link.target, tuple(folded(own.copies))
+
+    def sent_by(self, rank: int) -> Iterator[LinkMessage]:
         """What a rank sends, receiver by receiver."""
         device = self.source.mesh.coordinates(rank)
         takers = None if device is None else self._takers(device)
@@ -97,9 +142,9 @@ class Flow(NamedTuple):
             if not self._holds_it(peer, device):
                 some = self._share(runs, i, takers.many, k, owners)
                 if some is not None:
-                    yield Message(peer, self.link, some)
+                    yield LinkMessage(peer, self.link, some)
 
-    def sent_to(self, rank: int) -> Iterator[Message]:
+    def sent_to(self, rank: int) -> Iterator[LinkMessage]:
         """What a rank receives, sender by sender."""
         device = self.target.mesh.coordinates(rank)
         if device is None:
@@ -113,13 +158,13 @@ class Flow(NamedTuple):
             if self._holds_it(rank, holder):
                 continue
             if self._owners == 1:
-                yield Message(self.source.mesh.rank(holder), self.link, runs)
+                yield LinkMessage(self.source.mesh.rank(holder), self.link, runs)
             else:
                 yield from self._shares(holder, device, runs)
 
     def _shares(
         self, holder: Device, receiver: Device, runs: tuple[Runs, ...]
-    ) -> Iterator[Message]:
+    ) -> Iterator[LinkMessage]:
         """What each of those that hold the same sends of a box."""
         takers, sharing, owners = self._takers(holder), self._sharing, self._owners
         assert takers is not None, "the receiver is one"
@@ -129,7 +174,7 @@ class Flow(NamedTuple):
             some = self._share(runs, i, takers.many, k, owners)
             if some is not None:
                 sender = device_at(self.source, places, sharing, k)
-                yield Message(self.source.mesh.rank(sender), self.link, some)
+                yield LinkMessage(self.source.mesh.rank(sender), self.link, some)
 
     def amount(self, sender: int, receiver: int) -> int:
         """How many elements a rank sends another, found out for these two alone; of one rank, how

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding.exchange.copies import Copy, fills, folded, in_place, packed
-from cute_sharding.exchange.flow import Message
+from cute_sharding.exchange.copies import Copy, fills, folded, in_place
+from cute_sharding.exchange.flow import Message, Own
 from cute_sharding.layout.layout import row_major
-from cute_sharding.relations.moves import Move
 
 Shape = tuple[int, ...]
 
@@ -24,7 +23,8 @@ class Part(NamedTuple):
         sends, receives: elements to and from each of them.
         packs: for each operand, copies into the send buffer; None: the operand is the buffer, as it
             lies (if it is contiguous).
-        own: for each operand and result, copies from the one to the other.
+        own: for each operand and result, copies from the one to the other. Constants of a relation
+            are operands of one element behind the others.
         unpacks: for each result, copies out of the receive buffer; of sums those of each message
             by themselves, since they are added. None: the receive buffer is the result.
         target_shapes: of each result what the rank is to hold, as the exchange numbers its rows; of
@@ -37,7 +37,7 @@ class Part(NamedTuple):
     sends: tuple[int, ...]
     receives: tuple[int, ...]
     packs: tuple[tuple[Copy, ...] | None, ...]
-    own: tuple[tuple[int, int, tuple[Copy, ...]], ...]
+    own: tuple[Own, ...]
     unpacks: tuple[tuple[Copy, ...] | None, ...]
     target_shapes: tuple[Shape | None, ...]
     filled: tuple[bool, ...]
@@ -109,42 +109,38 @@ def one_by_one(
     copies: list[list[list[Copy]]] = [[] for _ in range(tensors)]
     sizes, at = [0] * len(order), 0
     for message in sorted(messages, key=lambda message: order[message.peer]):
-        some, start = [], at
-        at += room
-        for copy in message.copies:
-            lies = packed(copy.flipped if into else copy, at)
-            some.append(lies.flipped if into else lies)
-            at += prod(copy.sizes)
-        copies[message.link.target if into else message.link.source].append(some)
-        sizes[order[message.peer]] += at - start
+        for tensor, some in (message.out_of if into else message.into)(at + room):
+            copies[tensor].append([*some])
+        sizes[order[message.peer]] += room + message.size
+        at += room + message.size
     return Buffer(tuple(sizes), copies)
 
 
 def part_of(
-    move: Move,
-    kept: Sequence[Message],
+    kept: Sequence[Own],
     buffers: tuple[Buffer, Buffer],
     shapes: tuple[Sequence[Shape | None], Sequence[Shape | None]],
     peers: Sequence[int],
+    *,
+    adds: bool,
 ) -> Part:
-    """The part of a rank that keeps those messages, and has those buffers, to send and to receive,
-    and operands and results of those shapes.
+    """The part of a rank that keeps that, and has those buffers, to send and to receive, and
+    operands and results of those shapes. ``adds``: elements that reach the same row are added up.
     """
     sending, receiving = buffers
-    own = [(m.link.source, m.link.target, tuple(folded(m.copies))) for m in kept]
     filled = []
     for k, shape in enumerate(shapes[1]):
         copies = receiving.all_of(k)
-        copies += [copy for _, result, some in own if result == k for copy in some]
+        copies += [copy for _, result, some in kept if result == k for copy in some]
         copied = sum(prod(copy.sizes) for copy in copies)
-        filled.append(shape is not None and (move.adds or copied < prod(shape)))
+        filled.append(shape is not None and (adds or copied < prod(shape)))
     return Part(
         tuple(peers),
         sending.sizes,
         receiving.sizes,
-        tuple([tuple(folded(sending.all_of(i))) for i in range(len(move.inputs))]),
-        tuple(own),
-        tuple([_unpacked(receiving, k, move.adds) for k in range(len(move.outputs))]),
+        tuple([tuple(folded(sending.all_of(i))) for i in range(len(shapes[0]))]),
+        tuple(kept),
+        tuple([_unpacked(receiving, k, adds) for k in range(len(shapes[1]))]),
         tuple(shapes[1]),
         tuple(filled),
         tuple(shapes[0]),

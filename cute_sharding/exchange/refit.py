@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
-from cute_sharding.exchange.by_pieces import PieceExchange
-from cute_sharding.exchange.members import Member, part_of
-from cute_sharding.exchange.part import Part
+from cute_sharding.exchange.bundle import Bundle, Item
+from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.relations.elements import read_once
 from cute_sharding.relations.piece import Piece
@@ -56,17 +56,24 @@ class Named(NamedTuple):
         }
 
 
-class Sent(NamedTuple):
-    """What is sent of one dtype.
+class Member(NamedTuple):
+    """Results that are made of operands together, as far as these are sent in one dtype.
 
     Attributes:
-        dtype, itemsize: of the elements.
-        operands: the numbers of the operands, and of constants.
+        exchange: what goes where.
+        operands: the numbers of its operands among those of the refit; its constants are behind
+            them.
+        constants: the numbers of these.
+        results: those of its results.
+        dtype, itemsize: of the elements on their way.
     """
 
+    exchange: Exchange
+    operands: tuple[int, ...]
+    constants: tuple[int, ...]
+    results: tuple[int, ...]
     dtype: str
     itemsize: int
-    operands: frozenset[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,131 +125,56 @@ class Refit:
         return tuple(found)
 
     @cached_property
-    def sent(self) -> tuple[Sent, ...]:
-        """What is sent, dtype by dtype; constants go with the first."""
-        used = sorted({*self.relation.sources})
-        dtypes = dict.fromkeys(self.wires[k] for k in used) or {("", 1): None}
-        constants = [len(self.operands) + i for i in range(len(self.relation.constants))]
-        found = []
-        for dtype in dtypes:
-            some = [k for k in used if self.wires[k] == dtype]
-            found.append(Sent(*dtype, frozenset([*some, *constants])))
-            constants = []
-        return tuple(found)
-
-    @cached_property
     def members(self) -> tuple[Member, ...]:
         """Results that are made of an operand together, with all their operands: what is needed for
-        both is sent once. Those of one form share an exchange.
+        both is sent once.
         """
-        return tuple(map(self._member, self._together()))
-
-    def _together(self) -> list[list[int]]:
-        """Results in groups, by the operands that they share."""
-        group_of: dict[int, int] = {}
-        groups: dict[int, list[int]] = {}
-        for result, pieces in enumerate(self._by_result):
-            operands = {each.source for each in pieces if each.source >= 0}
-            joined = sorted({group_of[k] for k in operands if k in group_of})
-            group = joined[0] if joined else result
-            groups.setdefault(group, [])
-            for other in joined[1:]:
-                groups[group] += groups.pop(other)
-            groups[group].append(result)
-            members = {*joined}
-            group_of.update({k: group for k, g in group_of.items() if g in members})
-            group_of.update(dict.fromkeys(operands, group))
-        return [sorted(some) for some in groups.values()]
-
-    def _member(self, results: Sequence[int]) -> Member:
-        numbers: dict[int, int] = {}
-        constants: dict[int, int] = {}
-        pieces = []
-        for onto, result in enumerate(results):
-            for each in self._by_result[result]:
-                if each.source >= 0:
-                    source = numbers.setdefault(each.source, len(numbers))
-                else:
-                    source = -1 - constants.setdefault(-1 - each.source, len(constants))
-                pieces.append(each._replace(source=source, target=onto))
-        relation = Relation(
-            tuple([self.relation.inputs[k] for k in numbers]),
-            tuple([self.relation.outputs[k] for k in results]),
-            tuple(pieces),
-            tuple([self.relation.constants[c] for c in constants]),
+        groups: dict[tuple[str, int], list[Piece]] = {}
+        constants: list[Piece] = []
+        for each in self.relation.pieces:
+            if each.source < 0:
+                constants.append(each)
+            else:
+                groups.setdefault(self.wires[each.source], []).append(each)
+        if constants:  # which nobody sends: they go with the first
+            groups.setdefault(next(iter(groups), ("", 1)), []).extend(constants)
+        return tuple(
+            [
+                _member(self, some, *wire)
+                for wire, pieces in groups.items()
+                for some in _together(pieces)
+            ]
         )
-        sources = tuple([self.operands[k].placed for k in numbers])
-        targets = tuple([self.results[k].placed for k in results])
-        behind = [len(self.operands) + c for c in constants]
-        exchange = _exchange_of(relation, sources, targets)
-        return Member(exchange, (*numbers, *behind), tuple(results))
-
-    def part(self, sent: Sent, rank: int) -> Part:
-        """A rank's part, of what is sent of one dtype."""
-        return part_of(self.members, rank, sent.operands)
 
     @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks of all meshes, ascending."""
-        return tuple(sorted({rank for mesh in self._meshes for rank in mesh.ranks}))
-
-    @property
-    def _meshes(self) -> list[Any]:
-        every = (*self.operands, *self.results)
-        return [*dict.fromkeys(each.placed.mesh for each in every)]
-
-    @cached_property
-    def looked_at(self) -> tuple[int, ...]:
-        """The ranks that stand for all."""
-        return tuple(sorted({rank for m in self.members for rank in m.exchange.looked_at}))
-
-    @cached_property
-    def most_peers(self) -> int:
-        """With how many others a rank exchanges messages, at the most, of those looked at."""
-        most = 0
-        for rank in self.looked_at:
-            shares = (
-                share.peer
-                for member in self.members
-                for some in (member.exchange.sent, member.exchange.taken)
-                for share in some(rank)
-            )
-            most = max(most, len({*shares}))
-        return most
+    def bundle(self) -> Bundle:
+        """What is sent, as one exchange."""
+        return Bundle(tuple([Item(each.exchange, each.itemsize) for each in self.members]))
 
     # -- how much ----------------------------------------------------------------------------------
 
     def received_by(self, rank: int) -> int:
         """What a rank receives, in bytes: what it needs and does not hold, each element once."""
-        return sum(
-            elements * self.wires[member.operand(k)][1]
-            for member in self.members
-            for k, elements in member.exchange.received_of(rank)
-        )
+        return self.bundle.received_by(rank)
 
     @cached_property
     def received_bytes(self) -> int:
         """What the busiest rank receives, of those looked at."""
-        return max(map(self.received_by, self.looked_at), default=0)
+        return max(map(self.received_by, self.bundle.looked_at), default=0)
 
     @cached_property
     def received_elements(self) -> int:
         """The same in elements, of all dtypes."""
-        return max(map(self.elements_received_by, self.looked_at), default=0)
+        return max(map(self.elements_received_by, self.bundle.looked_at), default=0)
 
     def elements_received_by(self, rank: int) -> int:
         """How many elements a rank receives, of all dtypes."""
         return sum(member.exchange.received_by(rank) for member in self.members)
 
-    @cached_property
-    def is_free(self) -> bool:
-        """Whether no rank receives anything."""
-        return all(member.exchange.is_free for member in self.members)
-
     @property
     def collectives(self) -> int:
         """How many collectives, or batches of messages, it is: one, or none."""
-        return int(not self.is_free)
+        return int(not self.bundle.is_free)
 
     @cached_property
     def said_bytes(self) -> int:
@@ -301,25 +233,22 @@ class Refit:
             ],
             "sent": [
                 {
-                    "dtype": sent.dtype,
+                    "dtype": dtype,
                     "operands": [
-                        self.operands[k].name for k in sorted(sent.operands) if k < self._constants
+                        operand.name
+                        for operand, wire, k in zip(self.operands, self.wires, count())
+                        if wire == (dtype, width) and k in self.relation.sources
                     ],
                 }
-                for sent in self.sent
+                for dtype, width in dict.fromkeys(self.wires[k] for k in self.relation.sources)
             ],
             "collectives": self.collectives,
             "received_bytes": self.received_bytes,
-            "most_peers": self.most_peers,
+            "most_peers": self.bundle.most_peers,
             "result_bytes": sum(each.bytes for each in self.results),
             "said_bytes": self.said_bytes,
             "unread_elements": dict(self.unread),
         }
-
-    @property
-    def _constants(self) -> int:
-        """The number of the first constant."""
-        return len(self.operands)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -347,9 +276,45 @@ class Refit:
         )
 
 
+def _together(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Pieces in groups: those of one result, and of results that share an operand."""
+    group_of: dict[tuple[bool, int], int] = {}
+    groups: dict[int, list[Piece]] = {}
+    for each in pieces:
+        ends = [(True, each.target)] + [(False, each.source)] * (each.source >= 0)
+        met = sorted({group_of[end] for end in ends if end in group_of})
+        group, *others = met or [len(group_of)]
+        for other in others:
+            groups[group] += groups.pop(other)
+            group_of.update({end: group for end, g in group_of.items() if g == other})
+        groups.setdefault(group, []).append(each)
+        group_of.update(dict.fromkeys(ends, group))
+    return list(groups.values())
+
+
+def _member(refit: Refit, pieces: Sequence[Piece], dtype: str, itemsize: int) -> Member:
+    operands = dict.fromkeys(each.source for each in pieces if each.source >= 0)
+    constants = dict.fromkeys(-1 - each.source for each in pieces if each.source < 0)
+    results = dict.fromkeys(sorted({each.target for each in pieces}))
+    numbers = {k: i for i, k in enumerate(operands)}
+    numbers.update({-1 - c: -1 - i for i, c in enumerate(constants)})
+    onto = {k: i for i, k in enumerate(results)}
+    whole = refit.relation
+    relation = Relation(
+        tuple([whole.inputs[k] for k in operands]),
+        tuple([whole.outputs[k] for k in results]),
+        tuple([e._replace(source=numbers[e.source], target=onto[e.target]) for e in pieces]),
+        tuple([whole.constants[c] for c in constants]),
+    )
+    sources = tuple([refit.operands[k].placed for k in operands])
+    targets = tuple([refit.results[k].placed for k in results])
+    exchange = _exchange_of(relation, sources, targets)
+    return Member(exchange, (*operands,), (*constants,), (*results,), dtype, itemsize)
+
+
 @lru_cache(maxsize=1 << 10)
 def _exchange_of(
     relation: Relation, sources: tuple[Placed, ...], targets: tuple[Placed, ...]
-) -> PieceExchange:
+) -> Exchange:
     """One for all of one form: the layers of a model."""
-    return PieceExchange(relation, sources, targets)
+    return Exchange(relation, sources, targets)

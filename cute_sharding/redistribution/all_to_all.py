@@ -14,7 +14,7 @@ from cute_sharding.exchange import Exchange, Mesh, Part, identity
 from cute_sharding.exchange.all_peers import buffer_of, dims_among
 from cute_sharding.exchange.copies import Copy, folded, in_place
 from cute_sharding.exchange.cost import most_local
-from cute_sharding.exchange.flow import Flow, Message
+from cute_sharding.exchange.flow import Flow, LinkMessage
 from cute_sharding.exchange.part import Buffer, as_they_lie, one_by_one
 from cute_sharding.layout.layout import row_major
 from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
@@ -198,9 +198,10 @@ class AllToAll(Step):
     @cached_property
     def _flow(self) -> Flow:
         (flow,) = self.exchange.flows
+        assert isinstance(flow, Flow)
         return flow
 
-    def _own(self, device: Device) -> Message | None:
+    def _own(self, device: Device) -> LinkMessage | None:
         return self._flow.kept_by(self.number(device))
 
     def kept_by(self, device: Device) -> tuple[Copy, ...]:
@@ -241,7 +242,7 @@ class AllToAll(Step):
         )
 
     def _buffers(
-        self, device: Device, peers: Sequence[int], own: Message | None, turn: int
+        self, device: Device, peers: Sequence[int], own: LinkMessage | None, turn: int
     ) -> tuple[Buffer, Buffer]:
         """What is sent in that round and what is received; with what ``device`` keeps among it, if
         that is given.
@@ -254,8 +255,14 @@ class AllToAll(Step):
         return sending, receiving
 
     def _messages(
-        self, device: Device, peers: Sequence[int], own: Message | None, turn: int, *, into: bool
-    ) -> list[Message]:
+        self,
+        device: Device,
+        peers: Sequence[int],
+        own: LinkMessage | None,
+        turn: int,
+        *,
+        into: bool,
+    ) -> list[LinkMessage]:
         number = self.number(device)
         found = [] if own is None else [own]
         if len(peers) > 1:
@@ -263,7 +270,7 @@ class AllToAll(Step):
             found += [some for each in of_all if (some := self._in_turn(each, turn)) is not None]
         return found
 
-    def _in_turn(self, message: Message, turn: int) -> Message | None:
+    def _in_turn(self, message: LinkMessage, turn: int) -> LinkMessage | None:
         """What of a message goes in that round: a share of the dim that divides best."""
         if self.rounds == 1:
             return message
@@ -276,7 +283,7 @@ class AllToAll(Step):
         return message._replace(runs=tuple(runs)) if runs[d] else None
 
     def _at_once(
-        self, device: Device, peers: Sequence[int], own: Message | None, *, into: bool
+        self, device: Device, peers: Sequence[int], own: LinkMessage | None, *, into: bool
     ) -> Buffer | None:
         """The messages to all of many peers as a few copies; None where no layout says them."""
         if len(peers) <= MANY or self.exchange.spread or self.rounds > 1:

@@ -73,8 +73,8 @@ class Bucket:
 
     @cached_property
     def _group(self) -> Any | None:
-        bundle: Any = self.packed.bundle
-        return on_which_group(bundle, self.specs[0].current.mesh, self.specs[0].target.mesh)
+        first = self.specs[0]
+        return on_which_group(self.packed.bundle, first.current.mesh, first.target.mesh)
 
     def send(self, given: Sequence[torch.Tensor | None]) -> Flight:
         """Pack what this rank has of the tensors, and send it."""

@@ -351,7 +351,7 @@ def _alone(exchange: Exchange, output: int) -> Exchange:
     move = exchange.move
     links = [link._replace(target=0) for link in move.links if link.target == output]
     alone = replace(move, outputs=(move.outputs[output],), links=tuple(links))
-    return replace(exchange, move=alone, targets=(exchange.targets[output],))
+    return replace(exchange, relation=alone, targets=(exchange.targets[output],))
 
 
 @lru_cache(maxsize=1 << 10)
@@ -365,4 +365,4 @@ def turned(exchange: Exchange) -> Exchange:
     turned = replace(
         move, inputs=move.outputs, outputs=move.inputs, links=tuple(links), is_view=False
     )
-    return replace(exchange, move=turned, sources=exchange.targets, targets=exchange.sources)
+    return replace(exchange, relation=turned, sources=exchange.targets, targets=exchange.sources)

@@ -69,4 +69,4 @@ def _joined_exchange(exchanges: tuple[Exchange, ...]) -> Exchange:
     outputs = tuple([move.outputs[0] for move in moves])
     targets = tuple([exchange.targets[0] for exchange in exchanges])
     move = replace(moves[0], outputs=outputs, links=tuple(links))
-    return replace(exchanges[0], move=move, targets=targets)
+    return replace(exchanges[0], relation=move, targets=targets)

@@ -16,7 +16,7 @@ from cute_sharding.dtensor.refit.trace import Generator, traced
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.specs import Spec
-from cute_sharding.exchange import Part
+from cute_sharding.exchange import BundlePart
 from cute_sharding.exchange.refit import Refit
 
 
@@ -128,21 +128,23 @@ class RefitPlan:
         """Of sources of which results have not all elements: how many they leave out."""
         return dict(self.refit.unread)
 
-    def parts(self, rank: int) -> dict[str, Part]:
-        """A rank's part, for each dtype that is sent: to and from whom, with strided copies from
-        the sources into a buffer and out of one into the results, which are contiguous. Steps below
-        0 go backward. Constants are operands of one element behind the sources.
+    def part(self, rank: int) -> BundlePart:
+        """A rank's part, for who would move the bytes by other means: bytes to and from each peer;
+        and of each exchange (``refit.members`` says between which tensors, and in which dtype)
+        strided copies from the sources into a buffer and out of one into the results, which are
+        contiguous. Steps below 0 go backward. Constants are operands of one element behind the
+        sources.
 
         >>> import torch
         >>> source = {"w": Spec((4, 6), (2,), "S(0)")}
         >>> plan = plan_refit(lambda w: {"v": w["w"].mT}, source, {"v": ((2,), "S(0)")})
-        >>> part = plan.parts(0)["float32"]
+        >>> part = plan.part(0)
         >>> part.peers, part.sends, part.receives
-        ((1,), (6,), (6,))
-        >>> part.packs[0][0]
+        ((1,), (24,), (24,))
+        >>> part.parts[0].packs[0][0]
         Copy(sizes=(2, 3), x=(0, 3), dx=((0, 6), (0, 1)), y=(0,), dy=((3,), (1,)))
         """
-        return {sent.dtype: self.refit.part(sent, rank) for sent in self.refit.sent}
+        return self.refit.bundle.part(rank)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data: sizes in bytes."""

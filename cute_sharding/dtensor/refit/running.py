@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,11 +11,11 @@ import torch
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.messages import exchange_buffers
-from cute_sharding.dtensor.run.packing import from_wire, in_shape, packed, to_wire, unpacked
+from cute_sharding.dtensor.run.packing import in_shape, unpacked, write
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
-from cute_sharding.exchange import Part
-from cute_sharding.exchange.refit import Refit, Sent
+from cute_sharding.exchange import BundlePart
+from cute_sharding.exchange.refit import Member, Refit
 
 
 class Ran(NamedTuple):
@@ -30,7 +30,7 @@ class Ran(NamedTuple):
 
     @property
     def moved(self) -> Moved:
-        by_all = sum(map(self.refit.elements_received_by, self.refit.looked_at))
+        by_all = sum(map(self.refit.elements_received_by, self.refit.bundle.looked_at))
         received = Received(self.refit.received_elements, by_all)
         return Moved(plan=1, collectives=self.refit.collectives, received=received)
 
@@ -48,14 +48,13 @@ class Running:
         self.refit = refit
         self.meshes = sorted(dict.fromkeys(meshes), key=lambda mesh: -mesh.size())
         self.dtypes = tuple(dtypes)
-        self._parts: dict[tuple[Sent, int], Part] = {}
+        self._parts: dict[int, BundlePart] = {}
 
-    def part(self, sent: Sent, rank: int) -> Part:
-        """A rank's part in one of the exchanges."""
-        key = sent, rank
-        if key not in self._parts:
-            self._parts[key] = self.refit.part(sent, rank)
-        return self._parts[key]
+    def part(self, rank: int) -> BundlePart:
+        """A rank's part."""
+        if rank not in self._parts:
+            self._parts[rank] = self.refit.bundle.part(rank)
+        return self._parts[rank]
 
     def run(
         self, locals_: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
@@ -77,15 +76,11 @@ class Running:
             for k, x in enumerate(into)
         ]
         mode = dispatch_modes.local_tensor_mode()
-        if mode is None and process_groups.this_rank() not in self.refit.ranks:
+        if mode is None and process_groups.this_rank() not in self.refit.bundle:
             return results
-        values = [torch.tensor([v], dtype=_widest(v)) for v in self.refit.relation.constants]
-        operands = [self._sent(sent, given) for sent in self.refit.sent]
-        for sent, some, received in zip(self.refit.sent, operands, self._received(operands)):
-            results = [
-                on_each_rank(_into(partial(self.part, sent), k), received, result, *some, *values)
-                for k, result in enumerate(results)
-            ]
+        received = self._received(given)
+        for i, member in enumerate(self.refit.members):
+            results = self._written(i, member, received, given, results)
         count_moves(Ran(self.refit))
         return [
             made if x is None or x is made else on_each_rank(lambda rank, x, y: x.copy_(y), x, made)
@@ -106,106 +101,60 @@ class Running:
 
     # -- one exchange ------------------------------------------------------------------------------
 
-    def _received(self, operands: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Of each dtype that is sent, what a rank gets of it: in one exchange, where there are
-        several of bytes. ``operands``: for each, with those that are sent in it.
-        """
-        every = self.refit.sent
-        dtypes = [self._dtype(sent, some) for sent, some in zip(every, operands)]
-        if self.refit.is_free:
-            return [_empty(some[0], dtype) for some, dtype in zip(operands, dtypes)]
-        buffers = [
-            on_each_rank(
-                lambda rank, *xs, sent=sent, dtype=dtype: packed(self.part(sent, rank), xs, dtype),
-                *some,
-            )
-            for sent, some, dtype in zip(every, operands, dtypes)
-        ]
+    def _received(self, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What a rank gets, in bytes."""
+        if self.refit.bundle.is_free:
+            return on_each_rank(lambda rank, x: _no_bytes(x), given[0])
+        buffer = on_each_rank(lambda rank, *xs: self._packed(rank, xs), *given)
         mesh, other = self.meshes[0], self.meshes[-1]
-        group = on_which_group(self.refit, mesh, other)
-        part: Callable[[int], Part] = self._in_bytes
-        if len(every) == 1:
-            like, part = buffers[0], partial(self.part, every[0])
-            buffer = on_each_rank(lambda rank, x: to_wire(x), like)
-        else:
-            like = buffer = on_each_rank(lambda rank, *xs: self._side_by_side(rank, xs), *buffers)
-        got = exchange_buffers(part, buffer, like, group, mesh)
-        return [
-            on_each_rank(lambda rank, x, i=i, dtype=dtype: self._apart(rank, i, x, dtype), got)
-            for i, dtype in enumerate(dtypes)
-        ]
+        group = on_which_group(self.refit.bundle, mesh, other)
+        return exchange_buffers(self.part, buffer, buffer, group, mesh)
 
-    def _dtype(self, sent: Sent, given: Sequence[torch.Tensor]) -> torch.dtype:
-        """In which elements are sent; any, where they are none."""
-        found: torch.dtype = getattr(torch, sent.dtype, given[0].dtype)
+    def _packed(self, rank: int, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        part = self.part(rank)
+        buffer = given[0].new_empty(sum(part.sends), dtype=torch.uint8)
+        for member, mine in zip(self.refit.members, part.parts):
+            if any(mine.packs):
+                flat = buffer.view(_dtype(member))
+                for k, copies in zip(member.operands, mine.packs):
+                    for copy in copies or ():
+                        write(copy, given[k], flat)
+        return buffer
+
+    def _written(
+        self,
+        i: int,
+        member: Member,
+        received: torch.Tensor,
+        given: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """The results, with what one of the exchanges brings to them."""
+        constants = [self.refit.relation.constants[c] for c in member.constants]
+        values = [torch.tensor([v], dtype=_widest(v)) for v in constants]
+
+        def written(k: int, rank: int, got: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+            mine, (result, *operands) = self.part(rank).parts[i], others
+            if mine.target_shapes[k] is not None:
+                flat = got.view(_dtype(member)) if mine.unpacks[k] else got
+                unpacked(mine, k, flat, operands, into=result)
+            return result
+
+        found = [*results]
+        operands = [*(given[k] for k in member.operands), *values]
+        for k, number in enumerate(member.results):
+            found[number] = on_each_rank(partial(written, k), received, found[number], *operands)
         return found
 
-    def _sent(self, sent: Sent, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The operands, those of an exchange in its dtype."""
-        dtype = self._dtype(sent, given)
-        return [
-            on_each_rank(lambda rank, x: x.to(dtype), x)
-            if k in sent.operands and x.dtype != dtype
-            else x
-            for k, x in enumerate(given)
-        ]
 
-    def _in_bytes(self, rank: int) -> Part:
-        """A rank's messages of all dtypes: to each peer one, of these one after the other."""
-        parts = [(self.part(sent, rank), sent.itemsize) for sent in self.refit.sent]
-        counts: dict[int, list[int]] = {}
-        for part, width in parts:
-            for peer, *sizes in zip(part.peers, part.sends, part.receives):
-                known = counts.get(peer, [0, 0])
-                counts[peer] = [n + size * width for n, size in zip(known, sizes)]
-        peers = tuple(sorted(counts))
-        sends, receives = (tuple([counts[peer][side] for peer in peers]) for side in (0, 1))
-        return Part(peers, sends, receives, (), (), (), (), ())
-
-    def _side_by_side(self, rank: int, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Buffers of several dtypes as one of bytes, peer by peer."""
-        found: dict[int, list[torch.Tensor]] = {}
-        for sent, buffer in zip(self.refit.sent, buffers):
-            part = self.part(sent, rank)
-            for peer, message in zip(part.peers, buffer.contiguous().split(list(part.sends))):
-                found.setdefault(peer, []).append(message.view(torch.uint8))
-        messages = [message for peer in sorted(found) for message in found[peer]]
-        return torch.cat(messages) if messages else _empty(buffers[0], torch.uint8)
-
-    def _apart(self, rank: int, i: int, received: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Of what a rank was sent the elements of one dtype, peer by peer."""
-        every = self.refit.sent
-        if len(every) == 1:
-            return from_wire(received, dtype)
-        parts = [self.part(sent, rank) for sent in every]
-        sizes = [
-            dict(zip(part.peers, (n * sent.itemsize for n in part.receives)))
-            for sent, part in zip(every, parts)
-        ]
-        found, at = [], 0
-        for peer in sorted({peer for of in sizes for peer in of}):
-            at += sum(of.get(peer, 0) for of in sizes[:i])
-            found.append(received[at : at + sizes[i].get(peer, 0)])
-            at += sum(of.get(peer, 0) for of in sizes[i:])
-        return torch.cat(found).view(dtype) if found else _empty(received, dtype)
+def _dtype(member: Member) -> torch.dtype:
+    """In which the elements of an exchange are sent."""
+    found: torch.dtype = getattr(torch, member.dtype)
+    return found
 
 
-def _empty(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return on_each_rank(lambda rank, x: x.new_empty(0, dtype=dtype), like)
-
-
-def _into(part: Callable[[int], Part], k: int) -> Callable[..., torch.Tensor]:
-    """What writes a result: what the rank keeps, and what it was sent."""
-
-    def written(
-        rank: int, received: torch.Tensor, result: torch.Tensor, *sources: torch.Tensor
-    ) -> torch.Tensor:
-        mine = part(rank)
-        if mine.target_shapes[k] is not None:
-            unpacked(mine, k, received, sources, into=result)
-        return result
-
-    return written
+def _no_bytes(like: torch.Tensor) -> torch.Tensor:
+    return like.new_empty(0, dtype=torch.uint8)
 
 
 def _widest(value: Any) -> torch.dtype:

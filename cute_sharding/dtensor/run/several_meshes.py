@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.run.groups import group_of_ranks
 from cute_sharding.dtensor.run.ranks import is_native
-from cute_sharding.exchange import Exchange, Mesh
-from cute_sharding.exchange.refit import Refit
+from cute_sharding.exchange import Bundle, Exchange, Mesh
 from cute_sharding.sharding.chains import Chains
 
 # Where the backend's all-to-all visits those that get nothing, too: among so many ranks, a rank of
@@ -83,7 +82,7 @@ def _of_rank(mesh: Any, lists: list[list[int]], rank: int) -> list[int]:
     )
 
 
-def on_which_group(exchange: Exchange | Refit, mesh: Any, other: Any) -> Any | None:
+def on_which_group(exchange: Exchange | Bundle, mesh: Any, other: Any) -> Any | None:
     """The process group on which it is one collective; None where it is point-to-point messages:
     the ranks of both meshes have no group together, or each has few peers and the backend's
     all-to-all visits all.
