@@ -77,3 +77,16 @@ def test_what_is_refused(capsys, tmp_path):
         assert main(command) == 2 and said in capsys.readouterr().err
     assert main(["plan", "--mesh", "2", "--from", "R", "--to", "R"]) == 2
     assert "give --shape, or --model FILE" in capsys.readouterr().err
+
+
+def test_a_picture_of_it(capsys, tmp_path):
+    """Of the bytes from rank to rank, which come to what the busiest receives."""
+    file = tmp_path / "plan.txt"
+    code, out, _ = plan(capsys, "--to-mesh", "dp=2,tp=2@8-11", "--output", str(file))
+    assert code == 0 and out.strip().splitlines()[-1] == f"wrote {file}"
+    said = file.read_text()
+    assert "291 tensors of" in said and "down: sender" in said and "bytes in all" in said
+    code, _, err = plan(capsys, "--to-mesh", "dp=2,tp=2@8-11", "--output", str(tmp_path / "x.pdf"))
+    assert code == 2 and "ends in '.pdf'" in err
+    code = main(shlex.split("plan --shape 4 --mesh 2 --from S(0) --to R --output x.svg"))
+    assert code == 2 and "--output goes with --model" in capsys.readouterr().err

@@ -35,13 +35,22 @@ def run_draw(arguments: argparse.Namespace) -> dict[str, Any]:
     picture = _picture(arguments)
     result: dict[str, Any] = {"picture": picture.to_dict(), "saved": None}
     if arguments.output is not None:
-        try:
-            result["saved"] = str(picture.save(arguments.output))
-        except OSError as error:
-            raise UsageError(f"--output {arguments.output}: {error}") from None
+        result["saved"] = saved(picture, arguments.output)
     elif not arguments.json:
         result["text"] = _on_terminal(picture, arguments.width)
     return result
+
+
+def saved(picture: Picture, path: str) -> str:
+    """Where the picture was written to.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    try:
+        return str(picture.save(path))
+    except OSError as error:
+        raise UsageError(f"--output {path}: {error}") from None
 
 
 def _picture(arguments: argparse.Namespace) -> Picture:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cute_sharding.cli.arguments import UsageError, read_mesh_of_ranks
+from cute_sharding.cli.draw import saved
+from cute_sharding.drawing import draw
 from cute_sharding.exchange import Mesh
 from cute_sharding.models import PlacedTensor, plan_models
 from cute_sharding.models.shapes import Shape, shapes_of
@@ -30,11 +32,17 @@ def run_model_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     plan = plan_models(
         ((name, source[name], target[name]) for name in tensors), arguments.memory_limit, network
     )
-    return {"model": arguments.model, **plan.to_dict(), "text": str(plan).splitlines()}
+    result = {"model": arguments.model, **plan.to_dict(), "text": str(plan).splitlines()}
+    if arguments.output is not None:
+        result["saved"] = saved(draw(plan), arguments.output)
+    return result
 
 
 def show_model_plan(result: dict[str, Any]) -> str:
-    return "\n".join(result["text"])
+    lines = list(result["text"])
+    if "saved" in result:
+        lines.append(f"wrote {result['saved']}")
+    return "\n".join(lines)
 
 
 def _read(path: str) -> dict[str, Shape]:

@@ -114,6 +114,11 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         help="the most elements that a device may hold at once in our plan; of a model, bytes",
     )
     parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="of a model, also a picture of who sends how many bytes to whom: a .svg, .png or .txt",
+    )
+    parser.add_argument(
         "--itemsize",
         "--dtype",
         default="4",

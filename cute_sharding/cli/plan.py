@@ -28,6 +28,8 @@ from cute_sharding.sharding import Partial, Sharding
 def run_plan(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.model is not None:
         return run_model_plan(arguments)
+    if arguments.output is not None:
+        raise UsageError("--output goes with --model: of one tensor, draw --to makes the picture")
     if arguments.shape is None:
         raise UsageError("plan: give --shape, or --model FILE")
     shape = read_sizes(arguments.shape, "--shape")

@@ -6,7 +6,8 @@ torch, and no library that renders until a picture is rendered.
 - :mod:`.picture`: the value; :mod:`.parts`: what it is made of; :mod:`.palette`: its colours.
 - :mod:`.owners`, :mod:`.devices`, :mod:`.holding`: whose a row is, in closed form, and in words.
 - :mod:`.grids`, :mod:`.layouts`, :mod:`.views`, :mod:`.moves`: panels of a tensor, a layout, a
-  view, a redistribution.
+  view, a redistribution. :mod:`.exchanges`, :mod:`.models`: of a tensor's way from mesh to mesh,
+  and of many tensors'.
 - :mod:`.terminal`, :mod:`.figure`: the renderers, by rich and by matplotlib (:mod:`.libraries`).
 """
 

@@ -21,12 +21,15 @@ from cute_sharding.drawing.inputs import (
     view_of,
 )
 from cute_sharding.drawing.layouts import layout_picture
+from cute_sharding.drawing.models import refit_picture, reshard_picture
 from cute_sharding.drawing.moves import plan_picture
 from cute_sharding.drawing.parts import Section
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.drawing.views import view_picture
 from cute_sharding.exchange import Exchange, Mesh, Placed
+from cute_sharding.exchange.refit import Refit
 from cute_sharding.layout import Layout
+from cute_sharding.models import ReshardPlan
 from cute_sharding.redistribution import Network, RedistributionPlan
 from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
 from cute_sharding.redistribution.plan import Held
@@ -56,7 +59,8 @@ def draw(
             :class:`~cute_sharding.layout.Layout` or a
             :class:`~cute_sharding.redistribution.RedistributionPlan`; and what has ranks in the
             place of devices (:mod:`cute_sharding.exchange`): a ``Placed`` tensor, an
-            ``ExchangePlan`` or an ``Exchange``.
+            ``ExchangePlan`` or an ``Exchange``; or the plan of a whole model, of ``plan_reshard``
+            or ``plan_refit``.
         view: of a tensor, the shape that ``Tensor.view`` is given, or a
             :class:`~cute_sharding.views.View`.
         to: of a tensor, the placements to redistribute it to, as text (``"S(1), R"``) or as
@@ -95,6 +99,11 @@ def draw(
         return draw(Sharding.read(x, shape), names=names)
     if isinstance(x, (ExchangePlan, Exchange, Placed)):
         return _picture_of_ranks(x, names)
+    if isinstance(x, ReshardPlan):
+        return reshard_picture(x)
+    refit = x if isinstance(x, Refit) else getattr(x, "refit", None)
+    if isinstance(refit, Refit):
+        return refit_picture(refit)
     if isinstance(x, RedistributionPlan):
         return plan_picture(x, names_of(names or x.mesh_names, x.mesh))
     if is_dtensor(x):

@@ -4,7 +4,7 @@ to which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from cute_sharding.drawing.grids import legend_of_sides, panels_of
@@ -18,7 +18,7 @@ from cute_sharding.drawing.moves import (
     placed_text,
     step_section,
 )
-from cute_sharding.drawing.parts import Section
+from cute_sharding.drawing.parts import Section, Table
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.exchange import Exchange, Placed
 from cute_sharding.redistribution.meshes import ExchangePlan
@@ -72,11 +72,7 @@ def _picture(sides: dict[str, Holding], steps: Iterable[Section], *captions: str
 
 
 def _section(title: str, exchange: Exchange) -> Section:
-    """The matrix of who sends how much to whom: the ranks that send down, those that receive
-    across.
-    """
-    senders, receivers = _ranks_shown(exchange)
-    amounts = [[exchange.amount(i, j) for j in receivers[0]] for i in senders[0]]
+    """The matrix of who sends how much to whom."""
     said = ["every rank has what it needs: nothing is sent"]
     if not exchange.is_free:
         peers = exchange.most_peers
@@ -84,18 +80,36 @@ def _section(title: str, exchange: Exchange) -> Section:
             f"the busiest rank receives {exchange.received_elements:,} elements; a rank has at "
             f"most {peers} peer{'s' * (peers != 1)}"
         ]
-    if any(exchange.amount(rank, rank) for rank in {*senders[0]} & {*receivers[0]}):
+    return section_of_ranks(title, (exchange,), exchange.amount, said)
+
+
+def section_of_ranks(
+    title: str,
+    exchanges: Sequence[Exchange],
+    amount: Callable[[int, int], int],
+    said: Sequence[str],
+    table: Table | None = None,
+) -> Section:
+    """The matrix of who sends how much to whom: the ranks that send down, those that receive
+    across. ``amount``: what the one sends to the other.
+    """
+    sources, targets = (
+        _ranks([placed for each in exchanges for placed in side(each)])
+        for side in (lambda each: each.sources, lambda each: each.targets)
+    )
+    senders, receivers = _ranks_shown(exchanges, sources, targets)
+    amounts = [[amount(i, j) for j in receivers[0]] for i in senders[0]]
+    said = [*said]
+    kept = {*senders[0]} & {*receivers[0]}
+    if any(amount(rank, rank) for rank in kept):
         said.append("in brackets: what a rank keeps")
-    for word, shown, many in (
-        ("send", senders, _ranks(exchange.sources)),
-        ("receive", receivers, _ranks(exchange.targets)),
-    ):
+    for word, shown, many in (("send", senders, sources), ("receive", receivers, targets)):
         if len(shown[0]) < len(many):
             said.append(
                 f"{len(shown[0])} of {len(many)} ranks that {word} are shown; the others are left "
                 "out"
             )
-    return Section(title, (matrix_panel(senders, receivers, amounts),), captions=tuple(said))
+    return Section(title, (matrix_panel(senders, receivers, amounts),), table, tuple(said))
 
 
 def _ranks(placed: Sequence[Placed]) -> Sequence[int]:
@@ -107,14 +121,15 @@ def _ranks(placed: Sequence[Placed]) -> Sequence[int]:
     return sorted({rank for mesh in meshes for rank in mesh.ranks})
 
 
-def _ranks_shown(exchange: Exchange) -> tuple[Shown, Shown]:
+def _ranks_shown(
+    exchanges: Sequence[Exchange], sending: Sequence[int], receiving: Sequence[int]
+) -> tuple[Shown, Shown]:
     """All ranks that may send, and that may receive; of many, those that the first ones send to and
     receive from, and the last.
     """
-    sending, receiving = _ranks(exchange.sources), _ranks(exchange.targets)
-    to = (message.peer for rank in sending[:1] for message in exchange.sent_by(rank))
+    to = (m.peer for rank in sending[:1] for each in exchanges for m in each.sent_by(rank))
     receivers = _some(receiving, islice(to, DEVICES))
-    of = (message.peer for rank in receivers[0][:1] for message in exchange.sent_to(rank))
+    of = (m.peer for rank in receivers[0][:1] for each in exchanges for m in each.sent_to(rank))
     return _some(sending, [*sending[:1], *islice(of, DEVICES)]), receivers
 
 

@@ -116,6 +116,11 @@ class Bundle:
         received = {each: each.received_by(rank) for each in self.exchanges}
         return sum(received[item.exchange] * item.itemsize for item in self.items)
 
+    def amount(self, sender: int, receiver: int) -> int:
+        """How many bytes a rank sends another; of one rank, how many it keeps."""
+        amounts = {each: each.amount(sender, receiver) for each in self.exchanges}
+        return sum(amounts[item.exchange] * item.itemsize for item in self.items)
+
     def part(self, rank: int, room: int = 0) -> BundlePart:
         """The part of a rank, of one of the meshes or of none. In front of each message there is
         ``room`` for so many bytes more.

@@ -215,7 +215,8 @@ class Refit:
 
     # -- as text and data --------------------------------------------------------------------------
 
-    def _sources(self, result: int) -> list[str]:
+    def sources_of(self, result: int) -> list[str]:
+        """The names of the operands that a result is made of."""
         numbers = dict.fromkeys(e.source for e in self._by_result[result] if e.source >= 0)
         return [self.operands[k].name for k in numbers]
 
@@ -226,7 +227,7 @@ class Refit:
             "results": [
                 {
                     **each.to_dict(),
-                    "of": self._sources(k),
+                    "of": self.sources_of(k),
                     "pieces": [str(one) for one in self._by_result[k]],
                 }
                 for k, each in enumerate(self.results)
@@ -262,7 +263,7 @@ class Refit:
         )
         yield f"refit of {len(self.operands)} tensors to {len(self.results)}, {meshes}"
         for k, each in enumerate(self.results):
-            many, of = len(self._by_result[k]), ", ".join(self._sources(k)) or "constants"
+            many, of = len(self._by_result[k]), ", ".join(self.sources_of(k)) or "constants"
             pieces = f"{many} piece{'s' * (many != 1)}"
             yield f"  {each.text} as {each.placed.placements_text()}: {pieces} of {of}"
         for name, left in self.unread.items():
