@@ -128,10 +128,21 @@ def _of_move(row: MoveRow, otherwise: str | None) -> Rule:
 
 
 def _of_steps(several: Several) -> Rule:
-    def rule(x: Shape, *args: Any) -> str | None:
+    """Each device runs the op on its rows. So a dim has a name where it goes through also of twice
+    the sizes: three channels in three groups stay as they are, and those of one device, say one,
+    are not three groups.
+    """
+
+    def origins(x: Shape, args: Sequence[Any]) -> Origins | None:
         steps = several.rule(x, *args)
-        origins = None if steps is None else origins_of_steps(x, steps)
-        return None if origins is None else pattern_of_origins(len(x), origins)
+        return None if steps is None else origins_of_steps(x, steps)
+
+    def rule(x: Shape, *args: Any) -> str | None:
+        some, others = (origins(tuple([k * n for n in x]), args) for k in (1, 2))
+        if some is None or others is None:
+            return None
+        through = [d if d == other else None for d, other in zip(some, others)]
+        return pattern_of_origins(len(x), through)
 
     return rule
 

@@ -189,9 +189,9 @@ def _of_columns(
 
 
 SEVERAL: dict[str, Several] = {
-    "pixel_shuffle.default": Several(_shuffled),
-    "pixel_unshuffle.default": Several(_unshuffled),
-    "channel_shuffle.default": Several(_interleaved),
+    "pixel_shuffle.default": Several(_shuffled, Signed(filled=True)),
+    "pixel_unshuffle.default": Several(_unshuffled, Signed(filled=True)),
+    "channel_shuffle.default": Several(_interleaved, Signed()),
     "im2col.default": Several(_columns),
     "col2im.default": Several(_of_columns),
     "rot90.default": Several(_turned, Signed()),

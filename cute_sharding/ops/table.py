@@ -142,8 +142,6 @@ TABLE: tuple[Row, ...] = (
     Row(("trace.default",), "[n] [m] ->"),
     Row(("glu.default",), dims.halved),
     Row(("glu_backward.default",), dims.doubled),
-    Row(("channel_shuffle.default",), dims.channels),
-    Row(("pixel_shuffle.default", "pixel_unshuffle.default"), dims.spatial(3), filled=True),
     Row(("_fft_c2c.default",), dims.along(1), filled=True),
     Row(("_fft_r2c.default", "_fft_c2r.default"), dims.transformed, filled=True),
     # reductions

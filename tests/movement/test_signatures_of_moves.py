@@ -11,12 +11,15 @@ import torch
 from movements import SIZES, TOGETHER, draw
 
 from cute_sharding.movement.signatures import DERIVED, SIGNATURES, pattern_of_move
+from cute_sharding.movement.steps import SEVERAL
 from cute_sharding.movement.table import BY_OVERLOAD as MOVES
 from cute_sharding.ops import TABLE, parse
 from cute_sharding.ops.rules.names import ThisCall
 from cute_sharding.ops.table import COPIES_ALL
 from cute_sharding.relations import Link, Move, Rows
 from cute_sharding.sharding.meeting import Run
+from cute_sharding.views import BY_OVERLOAD as VIEWS
+from cute_sharding.views import TABLE as TABLE_OF_VIEWS
 
 ROWS = {name: row for row in DERIVED for name in row.overloads}
 
@@ -53,7 +56,24 @@ def before(rng):
     return x, rng.randint(-len(x) - 1, len(x))
 
 
+def images(rng, *, of_channels=1, of_sizes=1):
+    """Images, whose channels or sizes a factor divides."""
+    x, factor = shape_of(rng, 3), rng.randint(1, 3)
+    *batch, channels, height, width = x
+    sizes = height * factor**of_sizes, width * factor**of_sizes
+    return (*batch, channels * factor**of_channels, *sizes), factor
+
+
+def in_groups(rng):
+    images, channels, *sizes = shape_of(rng, 3)
+    groups = rng.randint(1, 3)
+    return (images, channels * groups, *sizes), groups
+
+
 OTHERS = {
+    "pixel_shuffle.default": lambda rng: images(rng, of_channels=2, of_sizes=0),
+    "pixel_unshuffle.default": lambda rng: images(rng, of_channels=0),
+    "channel_shuffle.default": in_groups,
     "rot90.default": quarter,
     "narrow_copy.default": narrowed,
     "transpose_copy.int": two,
@@ -184,6 +204,10 @@ AS_WRITTEN = [
     ("transpose_copy.int", (X, 0, -1), "d0 d1 d2 -> d2 d1 d0"),
     ("permute_copy.default", (X, [1, -1, 0]), "d0 d1 d2 -> d1 d2 d0"),
     ("unsqueeze_copy.default", (X, -2), "d0 d1 d2 -> d0 d1 [to2] d2"),
+    ("pixel_shuffle.default", ((2, 8, 3, 4), 2), "d0 [d1] [d2] [d3] -> d0 [to1] [to2] [to3]"),
+    ("pixel_shuffle.default", ((2, 8, 3, 4), 3), None),
+    ("pixel_unshuffle.default", ((8, 4, 6), 2), "[d0] [d1] [d2] -> [to0] [to1] [to2]"),
+    ("channel_shuffle.default", ((2, 8, 3, 4), 2), "d0 [d1] d2 d3 -> d0 [to1] d2 d3"),
     ("select.int", (X, 3, 0), None),  # torch says what is wrong
 ]
 
@@ -206,6 +230,10 @@ def test_no_overload_has_two_rows():
     by_hand = [name for row in TABLE for name in row.overloads]
     assert not {*by_hand} & {*ROWS}
     assert len(SIGNATURES) == len(by_hand) + sum(len(row.overloads) for row in DERIVED)
+    of_views = [*VIEWS, *(name for row in TABLE_OF_VIEWS for name in row.signed)]
+    also = [name for row in MOVES.values() if row.signed for name in row.signed.also]
+    every = [*by_hand, *of_views, *MOVES, *dict.fromkeys(also), *SEVERAL]
+    assert len({*every}) == len(every)
 
 
 def test_what_may_stay_pending_and_be_empty():
@@ -213,7 +241,7 @@ def test_what_may_stay_pending_and_be_empty():
         is_copy = name.partition(".")[0] in COPY_ELEMENTS
         assert bool(row.linear) == is_copy, name
         assert (row.linear == COPIES_ALL) == (name == "cat.default")
-        assert row.filled == ("tion_pad" in name)
+        assert row.filled == ("tion_pad" in name or "pixel" in name)
 
 
 def test_a_dim_of_a_result_is_whole_where_one_operand_has_other_rows():

@@ -84,23 +84,6 @@ def doubled(gradient: Shape, x: Shape, dim: int) -> str:
     return f"{put(names, dim, '[half]')}, {text(names)} -> {text(names)}"
 
 
-def spatial(count: int) -> Rule:
-    """The last ``count`` dims make as many of other sizes."""
-
-    def rule(x: Shape, *_: Any) -> str:
-        names = named(x, range(-count, 0))
-        new = [f"[y{d}]" for d in range(count)]
-        return f"{text(names)} -> {text([*names[:-count], *new])}"
-
-    return rule
-
-
-def channels(x: Shape, *_: Any) -> str:
-    """Of images, whose channels change places."""
-    names = text(named(x, [1]))
-    return f"{names} -> {names}"
-
-
 def reduced(where: int = 1, *, keep: int = 2, results: int = 1) -> Rule:
     """Some dims are reduced, argument ``where``, or all; they may be kept with size 1."""
 
