@@ -14,7 +14,8 @@ cut them (_StridedShard), one dim on several mesh dims (nested), or pending sums
 - with ops switched on,
 
 forward and backward, all ranks in one process (LocalTensorMode), and compared with one device.
-``--write`` measures them all, a process for each core, and puts the table into docs/ops.md.
+``--write`` measures them all, a process for each core, and writes docs/measured-ops.json and its
+page.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ import sys
 import tempfile
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from math import prod
@@ -63,10 +63,11 @@ from benchmarks.op_database import (
     run,
     samples_of,
 )
-from cute_sharding.dtensor.bookkeeping import ledger
 
 # On which mesh each kind of placements is measured for the table.
 KINDS = {"even": (2,), "uneven": (2,), "strided": (2,), "nested": (2, 2), "pending": (2, 2)}
+
+DATA = Path(__file__).parent.parent / "docs" / "measured-ops.json"
 
 # Of attention torch derives a rule from what it decomposes to: with a mask that takes an hour.
 SECONDS = 60
@@ -148,9 +149,7 @@ def measured(
             for way, (switched, some) in ways.items():
                 with switched:
                     if way == "ours":
-                        cute_sharding.reset_stats()
-                        # As after a view that torch would have redistributed for.
-                        ledger.note(mesh, lambda: True)
+                        cute_sharding.stats(reset=True)
                     said, why = outcome(
                         partial(on_mesh, info.op, args, kwargs, some, mesh, gradients), expected
                     )
@@ -228,24 +227,16 @@ def _kinds_on(mesh: tuple[int, ...]) -> list[str]:
     return [kind for kind, measured_on in KINDS.items() if measured_on == mesh]
 
 
-MARK = "<!-- Below: python -m benchmarks.ops --write -->"
-
-
 def write(samples: int) -> None:
-    """Measure all ops and put the table at the end of docs/ops.md."""
+    """Measure all ops, and write docs/measured-ops.json and docs/measured-ops.md."""
     parts = os.cpu_count() or 1
     records: dict[str, Any] = defaultdict(dict)
     for mesh in sorted(set(KINDS.values())):
         for name, record in _of_parts(mesh, samples, parts).items():
             records[name].update(record)
-    page = Path(__file__).parent.parent / "docs" / "ops.md"
-    page.write_text(
-        page.read_text().partition(MARK)[0]
-        + MARK
-        + "\n"
-        + "\n".join(table(records, samples))
-        + "\n"
-    )
+    data = summary(records, samples)
+    DATA.write_text(as_json(data))
+    DATA.with_suffix(".md").write_text(page(data))
 
 
 def _of_parts(mesh: tuple[int, ...], samples: int, parts: int) -> dict[str, Any]:
@@ -265,53 +256,84 @@ def _of_parts(mesh: tuple[int, ...], samples: int, parts: int) -> dict[str, Any]
     return {name: record for part in found for name, record in part.items()}
 
 
-def table(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int) -> Iterator[str]:
-    def cell(counts: dict[str, int]) -> str:
-        return (
-            "/".join(str(counts.get(said, 0)) for said in (RIGHT, WRONG, RAISES)) if counts else ""
-        )
+def summary(records: dict[str, dict[str, dict[str, dict[str, int]]]], samples: int) -> Any:
+    """What docs/measured-ops.json has: totals by kind of placements, and each op that is not right
+    on all that was drawn, with PyTorch alone or with the package. Counts are right, wrong, raises.
+    """
+
+    def counts(of: dict[str, int]) -> list[int]:
+        return [of.get(said, 0) for said in (RIGHT, WRONG, RAISES)]
 
     measured = {name: record for name, record in sorted(records.items()) if record}
-    who = Counter(_who(record) for record in measured.values())
-    yield (
-        f"\n## What was measured\n\ntorch {torch.__version__.partition('+')[0]}, a mesh of 2, of "
-        "2 x 2 for nested and pending placements, "
-        f"{samples} inputs of each kind for each of {len(measured)} ops, forward and backward: "
-        "right/wrong/raises, on stock and with ours.\n"
-    )
-    yield "| placements | had | stock | ours |\n|---|---|---|---|"
+    totals: dict[str, dict[str, list[int]]] = {}
     for kind in KINDS:
-        totals = {way: Counter[str]() for way in ("had", "stock", "ours")}
+        added = {way: Counter[str]() for way in ("had", "stock", "ours")}
         for record in measured.values():
-            for way, counts in totals.items():
-                counts.update(record.get(kind, {}).get(way, {}))
-        yield f"| {kind} | {' | '.join(map(cell, totals.values()))} |"
-    yield (
-        f"\nOn `_StridedShard` {who['signature']} ops are answered by signatures, {who['gate']} by "
-        f"the gate (or by both), and {who['torch']} by torch's own rules and by views.\n"
-    )
-    yield (
-        "Ops that are not right on all that was drawn, on stock or with ours; all others are right "
-        "everywhere:\n"
-    )
-    yield (
-        "| op | by | "
-        f"{' | '.join(f'{kind}, {way}' for kind in KINDS for way in ('stock', 'ours'))} "
-        f"|\n|---|---|{'---|' * 2 * len(KINDS)}"
-    )
+            for way, of in added.items():
+                of.update(record.get(kind, {}).get(way, {}))
+        totals[kind] = {way: counts(of) for way, of in added.items()}
+    ops = []
     for name, record in measured.items():
-        if any(
-            record[kind][way].get(said)
-            for kind in record
-            for way in ("stock", "ours")
-            for said in (WRONG, RAISES)
-        ):
-            cells = [
-                cell(record.get(kind, {}).get(way, {}))
-                for kind in KINDS
-                for way in ("stock", "ours")
-            ]
-            yield f"| {name} | {_who(record)} | {' | '.join(cells)} |"
+        row: dict[str, Any] = {"op": name, "by": _who(record)}
+        for kind in KINDS:
+            if kind in record:
+                row[kind] = {way: counts(record[kind].get(way, {})) for way in ("stock", "ours")}
+        if any(any(row[kind][way][1:]) for kind in row.keys() & KINDS for way in ("stock", "ours")):
+            ops.append(row)
+    return {
+        "torch": torch.__version__.partition("+")[0],
+        "samples": samples,
+        "measured": len(measured),
+        "by": dict(Counter(map(_who, measured.values()))),
+        "totals": totals,
+        "ops": ops,
+    }
+
+
+def as_json(data: Any) -> str:
+    """A line for each op, so that a change of one is a change of one line."""
+    ops = ",\n".join(f"  {json.dumps(row)}" for row in data["ops"])
+    fields = [f' "{key}": {json.dumps(value)}' for key, value in data.items() if key != "ops"]
+    return "{\n" + ",\n".join([*fields, f' "ops": [\n{ops}\n ]']) + "\n}\n"
+
+
+def page(data: Any) -> str:
+    """docs/measured-ops.md: the totals, and the place where docs/measured-ops.js puts the table."""
+    rows = "\n".join(
+        f"| {kind} | {' | '.join('/'.join(map(str, counts)) for counts in ways.values())} |"
+        for kind, ways in data["totals"].items()
+    )
+    by = data["by"]
+    return f"""# Measured: every op of PyTorch
+
+Generated by `python -m benchmarks.ops --write` with torch {data["torch"]}: each of
+{data["measured"]} ops of the database that PyTorch tests itself with, on {data["samples"]} inputs
+for each kind of placements, forward and backward, every rank against one device. Counts are
+right/wrong/raises.
+
+| placements | replicated first | PyTorch | cute-sharding |
+|---|---|---|---|
+{rows}
+
+*Even* and *uneven* are `Shard` of sizes that divide and that do not, *strided* is `_StridedShard`,
+all on two devices. *Nested* shards one dim by both mesh dims of 2 x 2, and *pending* is `Partial`.
+*Replicated first* is the program in which PyTorch's own views gather.
+
+On `_StridedShard`, signatures answer for {by.get("signature", 0)} ops, the fallback for
+{by.get("gate", 0)}, and PyTorch's rules and views for {by.get("torch", 0)}
+([who answers](ops.md#who-answers)).
+
+## Ops that are not right everywhere
+
+The table has the {len(data["ops"])} ops that were wrong or raised at least once, with PyTorch alone
+or with cute-sharding. All others were right on everything. A click on an op shows its counts by
+placements.
+
+<div id="measured-ops" data-source="../measured-ops.json">
+The table is made of <a href="../measured-ops.json">measured-ops.json</a> by a script.
+</div>
+<script src="../measured-ops.js" defer></script>
+"""
 
 
 def _who(record: dict[str, dict[str, dict[str, int]]]) -> str:

@@ -1,5 +1,5 @@
-"""Writes docs/tutorial.ipynb from docs/tutorial.md: the text as cells of text, and each program that
-one process runs as a cell of code, with the output that the page says.
+"""Writes docs/tutorial.ipynb from docs/tutorial.md: the text as cells of text, and each program
+that one process runs as a cell of code, with the output that the page says.
 
 python docs/generate_tutorial.py          # write it
 python docs/generate_tutorial.py --check  # fail if it is not what the page says
