@@ -59,6 +59,7 @@ pages: $(VENV)/.installed-test
 	$(BIN)/python docs/generate_rules.py
 	$(BIN)/python docs/generate_patches.py
 	$(BIN)/python docs/generate_gallery.py
+	$(BIN)/python docs/generate_tutorial.py
 	$(BIN)/python -m benchmarks.compiled --write
 
 bench: $(VENV)/.installed
