@@ -71,97 +71,101 @@ def pattern(
 
 PATTERNS = (
     pattern(
-        "heads",
-        "Attention heads, split",
-        "A column parallel projection gives (batch, sequence, heads * head size), cut by columns; "
-        "attention wants heads.",
-        *((2, 4, 16), {"tp": 4}, "S(2)", (2, 4, 8, 2)),
-    ),
-    pattern(
-        "gqa",
-        "Grouped queries: fewer key heads than devices",
-        "Two key heads on four devices: each device has half a head, and no placement of (batch, "
-        "sequence, heads, head size) says so. Its last lines name what to redistribute to.",
-        *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
+        "patches",
+        "Patches of an image, merged in pairs",
+        "(batch, patches, hidden) becomes (batch, patches / 2, 2 * hidden), and hidden is "
+        "sharded. PyTorch gathers. Each device already has its half of both patches, so the "
+        "result is a _StridedShard.",
+        *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
     ),
     pattern(
         "qkv",
-        "Fused queries, keys and values, column parallel",
-        "The weight has the rows of q, of k and of v one after the other, and each device has its "
-        "heads of each: _StridedShard of three pieces. Read as four groups of a query, a key and a "
-        "value, as if they took turns, no device has whole groups.",
+        "Fused queries, keys and values",
+        "The weight has the rows of q, then of k, then of v, and each device has its heads of "
+        "each: a _StridedShard of three pieces. This view reads the rows as four groups of a "
+        "query, a key and a value. No device has whole groups, so the view communicates. "
+        "PyTorch returns wrong data.",
         *((24, 4), {"tp": 2}, "_S(0,3)", (4, 6, 4)),
     ),
     pattern(
-        "gate_up",
-        "Gate and up projections in one weight",
-        "The two weights are stacked, and each is cut by rows. Flattened for one product, each "
-        "device has two runs of rows.",
-        *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
-    ),
-    pattern(
-        "sequence",
-        "Sequence parallel: batch and sequence, flattened",
-        "Each device has a part of each sequence: after the flatten, a run of rows of each batch "
-        "entry.",
-        *((2, 8, 4), {"tp": 4}, "S(1)", (16, 4)),
-    ),
-    pattern(
-        "experts",
-        "Expert parallel: experts and their slots in one dim",
-        "Experts are cut by ep, the slots of each by tp.",
-        *((4, 4, 3), {"ep": 2, "tp": 2}, "S(0),S(1)", (16, 3)),
-    ),
-    pattern(
-        "patches",
-        "Patches of an image, merged in pairs",
-        "(batch, patches, hidden) becomes (batch, patches / 2, 2 * hidden), with hidden cut: each "
-        "device has a block of each patch, so two of each pair.",
-        *((1, 8, 6), {"tp": 2}, "S(2)", (1, 4, 12)),
+        "gqa",
+        "Grouped-query attention: fewer key heads than devices",
+        "With two key heads on four devices, each device has half a head. No placement of "
+        "(batch, sequence, heads, head size) describes that. PyTorch raises. The last lines "
+        "of the picture name placements to redistribute to.",
+        *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
     ),
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
-        "fully_shard cuts again what tensor parallelism has cut: of a row parallel weight, columns "
-        "by tp and then by dp. An optimizer flattens it.",
+        "fully_shard shards a weight again that tensor parallelism has sharded by columns. An "
+        "optimizer flattens it. PyTorch returns wrong data.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
-        "merge",
-        "Heads, merged",
-        "After attention (batch, sequence, heads, head size) goes back to columns.",
-        *((2, 4, 8, 2), {"tp": 4}, "S(2)", (2, 4, 16)),
-    ),
-    pattern(
         "context",
-        "Context parallel: striped blocks",
-        "Each sequence is dealt out in two stripes, so that each device has early and late "
-        "positions. Batch and sequence are flattened.",
+        "Context parallelism: striped blocks",
+        "Each sequence is dealt to the devices in two stripes, so that each device has early "
+        "and late positions. Batch and sequence are flattened. PyTorch raises.",
         *((2, 8, 3), {"cp": 2}, "_S(1,2)", (16, 3)),
-    ),
-    pattern(
-        "vocabulary",
-        "An uneven vocabulary",
-        "Eleven words on four devices: blocks of three, and two for the last. A beam search picks "
-        "from all words of all beams: (batch, beams, words) becomes (batch, beams * words).",
-        *((2, 2, 11), {"tp": 4}, "S(2)", (2, 22)),
-    ),
-    pattern(
-        "redistribution",
-        "A redistribution, S(0) to S(1)",
-        "Every device sends a block to every other, and keeps one.",
-        *((8, 8), {"tp": 4}, "S(0)"),
-        to="S(1)",
     ),
     pattern(
         "meshes",
         "Weights from training to generation, on another mesh",
-        "Four ranks train a weight, and the last two of them generate with it: cut otherwise, by a "
-        "mesh of their own. What a rank has already it keeps, and the rest comes from the ranks "
-        "that have it, each element once.",
+        "Four ranks train a weight, and the last two of them generate with it, on a mesh of "
+        "their own. Each rank keeps its elements that it needs. The other elements come from "
+        "the ranks that have them, each once. PyTorch raises.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
+    ),
+    pattern(
+        "redistribution",
+        "A redistribution, S(0) to S(1)",
+        "Each device sends a block to every other device, and keeps one.",
+        *((8, 8), {"tp": 4}, "S(0)"),
+        to="S(1)",
+    ),
+    pattern(
+        "heads",
+        "Attention heads, split",
+        "A column-parallel projection gives (batch, sequence, heads * head size), sharded by "
+        "columns. Attention needs heads.",
+        *((2, 4, 16), {"tp": 4}, "S(2)", (2, 4, 8, 2)),
+    ),
+    pattern(
+        "merge",
+        "Attention heads, merged",
+        "After attention, (batch, sequence, heads, head size) becomes columns again.",
+        *((2, 4, 8, 2), {"tp": 4}, "S(2)", (2, 4, 16)),
+    ),
+    pattern(
+        "sequence",
+        "Sequence parallelism: batch and sequence, flattened",
+        "Each device has a part of each sequence. After the flatten it has a run of rows of "
+        "each batch entry.",
+        *((2, 8, 4), {"tp": 4}, "S(1)", (16, 4)),
+    ),
+    pattern(
+        "gate_up",
+        "Gate and up projections in one weight",
+        "The two weights are stacked, and each is sharded by rows. Flattened for one product, "
+        "each device has two runs of rows.",
+        *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
+    ),
+    pattern(
+        "experts",
+        "Expert parallelism: experts and their slots in one dim",
+        "Experts are sharded by ep, and the slots of each expert by tp.",
+        *((4, 4, 3), {"ep": 2, "tp": 2}, "S(0),S(1)", (16, 3)),
+    ),
+    pattern(
+        "vocabulary",
+        "An uneven vocabulary",
+        "Eleven words on four devices make blocks of three, and two for the last device. A "
+        "beam search picks from all words of all beams: (batch, beams, words) becomes (batch, "
+        "beams * words).",
+        *((2, 2, 11), {"tp": 4}, "S(2)", (2, 22)),
     ),
 )
 
@@ -170,17 +174,17 @@ def page(measured: dict[str, Any]) -> str:
     lines = [
         "# Gallery",
         "",
-        "Patterns of real models, in small sizes: who holds what, before and after. Generated by "
-        "`make pages`; a test fails when it is out of date.",
+        "Patterns of real models, in small sizes: the device of each element, before and after. "
+        "First come those where PyTorch gathers, raises or is wrong. `make pages` generates this "
+        "page.",
         "",
-        f"What torch does is measured, with torch {measured['torch']}: by itself, and with this "
-        "package switched on. *Free* is without communication; *communicates* is right, but "
-        "moves elements; *raises* names the error; *wrong* is a result whose devices do not hold "
-        "what its placements say.",
+        f"The tables were measured with torch {measured['torch']}, without and with this package. "
+        "*Free* is without communication. *Communicates* is right, and moves elements. *Raises* "
+        "names the error. *Wrong* is a result whose devices do not hold what its placements say.",
         "",
-        "A picture like these: `python -m cute_sharding draw --shape 4,6 --mesh tp=2 --placements "
+        "To draw your own: `python -m cute_sharding draw --shape 4,6 --mesh tp=2 --placements "
         '"S(1)" --view 24`, or `cute_sharding.draw(tensor)` in a program '
-        "([Start](index.md)).",
+        "([reference](reference/index.md#cute_sharding.drawing.draw)).",
         "",
     ]
     for p in PATTERNS:
@@ -195,10 +199,11 @@ def page(measured: dict[str, Any]) -> str:
             "",
             p.text,
             "",
-            "| tensor | mesh | placements | change | torch | with cute-sharding |",
-            "|---|---|---|---|---|---|",
-            f"| `{p.sharding.shape}` | {mesh} | {before} | {change} | {found['torch']} | "
-            f"{found['ours']} |",
+            f"`{p.sharding.shape}` on mesh ({mesh}) as {before}, {change}:",
+            "",
+            "| PyTorch | cute-sharding |",
+            "|---|---|",
+            f"| {found['torch']} | {found['ours']} |",
             "",
             f"![{p.picture().title}](gallery/{p.name}.svg)",
             "",
