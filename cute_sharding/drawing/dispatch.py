@@ -58,7 +58,7 @@ def draw(
         x: a DTensor, a :class:`~cute_sharding.sharding.Sharding`, a
             :class:`~cute_sharding.layout.Layout` or a
             :class:`~cute_sharding.redistribution.RedistributionPlan`; and what has ranks in the
-            place of devices (:mod:`cute_sharding.exchange`): a ``Placed`` tensor, an
+            place of devices (``cute_sharding.exchange``): a ``Placed`` tensor, an
             ``ExchangePlan`` or an ``Exchange``; or the plan of a whole model, of ``plan_reshard``
             or ``plan_refit``.
         view: of a tensor, the shape that ``Tensor.view`` is given, or a

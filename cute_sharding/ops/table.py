@@ -43,7 +43,7 @@ class Row:
             may have none.
         of_numbers: the rule computes with the numbers among the arguments. In a compiled program
             those that another call may have otherwise are given as
-            :class:`~cute_sharding.ops.rules.names.ThisCall`.
+            ``ThisCall`` (``cute_sharding/ops/rules/names.py``).
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
     >>> row.pattern(), row.reduction()

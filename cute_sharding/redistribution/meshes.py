@@ -228,7 +228,7 @@ def plan_exchange(
 ) -> ExchangePlan:
     """The plan from ``source``, of which the reductions ``pending`` are to be finished, to
     ``target``. The other arguments are those of
-    :func:`cute_sharding.redistribution.planner.plan_steps`, of the source's mesh; ``network`` is by
+    ``plan_steps`` (``redistribution/planner.py``), of the source's mesh; ``network`` is by
     default the one that programs are planned by.
 
     >>> from cute_sharding.exchange import Placed

@@ -69,7 +69,7 @@ def plan_redistribution(
     Returns:
         The plan: ``.steps``, ``.received_elements`` (of the busiest device), ``.lower_bound``,
             ``.peak_elements``, ``.seconds``, ``.collectives``, ``str()``, ``.to_dict()``. Between
-            two meshes, an :class:`cute_sharding.exchange.ExchangePlan`, which has the same.
+            two meshes, an ``ExchangePlan`` of ``cute_sharding.exchange``, which has the same.
 
     Raises:
         ValueError: the arguments do not fit together, or no plan keeps within ``memory_limit``; the
