@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# At the end of what composition and the divides raise: examples of CuTe are column-major.
+ROW_MAJOR = "Layouts are row-major: reverse the modes of a layout that is written in CuTe's order"
+
 
 class LayoutError(ValueError):
     """No layout satisfies the operation's post-condition, or an argument is not a layout.
@@ -9,7 +12,7 @@ class LayoutError(ValueError):
     >>> try:
     ...     composition(Layout((4, 6), (7, 1)), Layout(3, 4))
     ... except LayoutError as error:
-    ...     print(str(error).rpartition(", ")[2])
+    ...     print(str(error).rpartition(", ")[2].partition(". ")[0])
     and 2 does not divide 3
     """
 

@@ -10,7 +10,7 @@ from itertools import product as cartesian
 from cute_sharding.layout.algebra.compose_symbolic import compose_symbolic
 from cute_sharding.layout.algebra.jumps import Jumps, jumps_of
 from cute_sharding.layout.algebra.tiler import Tiler, by_mode
-from cute_sharding.layout.errors import LayoutError
+from cute_sharding.layout.errors import ROW_MAJOR, LayoutError
 from cute_sharding.layout.layout import IntTuple, Layout, from_leaves, make
 from cute_sharding.layout.symbolic import Int
 
@@ -149,7 +149,7 @@ def _compose_rarely(
     that there is no answer.
     """
     b = b or from_leaves(leaves)
-    error = f"composition({a!r}, {b!r}) is not a layout: {clash}"
+    error = f"composition({a!r}, {b!r}) is not a layout: {clash}. {ROW_MAJOR}"
     if b.size == 0:
         return [[(n, 0)] for n, _ in leaves]
     signs = {c > 0 for _, c in form.jumps}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cute_sharding.layout.algebra.jumps import Jumps
-from cute_sharding.layout.errors import LayoutError, Undecided
+from cute_sharding.layout.errors import ROW_MAJOR, LayoutError, Undecided
 from cute_sharding.layout.layout import Layout
 from cute_sharding.layout.symbolic import (
     Int,
@@ -54,7 +54,7 @@ def compose_symbolic(
                 elif not require(divides(run, n), divisibility(n, run), context):
                     raise LayoutError(
                         f"{context} is not a layout: leaf {n}:{d} of B crosses a mode boundary of "
-                        f"A after {run} steps, and {run} does not divide {n}"
+                        f"A after {run} steps, and {run} does not divide {n}. {ROW_MAJOR}"
                     )
             modes.append((as_int(run), as_int(value)))
             for carry, rest in zip(carries, remainders, strict=True):
@@ -69,7 +69,7 @@ def compose_symbolic(
         if not require(is_less(total, q), f"{total} < {q}", context):
             raise LayoutError(
                 f"{context} is not a layout for all values: the leaves of B together carry across "
-                f"a mode boundary of A, {q}"
+                f"a mode boundary of A, {q}. {ROW_MAJOR}"
             )
     return result
 
@@ -93,6 +93,6 @@ def _at_jump(q: Int, n: Int, d: Int, context: str) -> tuple[Int, Int, Int | None
     if not aligned:
         raise LayoutError(
             f"{context} is not a layout for all values: leaf {n}:{d} of B crosses a mode boundary "
-            f"of A, {q}"
+            f"of A, {q}. {ROW_MAJOR}"
         )
     return 0, d, quotient(q, d)

@@ -9,7 +9,7 @@ from functools import cmp_to_key
 from cute_sharding.layout.algebra.compose import compose_leaves, joined, rebuild
 from cute_sharding.layout.algebra.modes import compare_modes, merge_neighbours
 from cute_sharding.layout.algebra.tiler import Tiler, by_mode, unzip
-from cute_sharding.layout.errors import LayoutError, Undecided
+from cute_sharding.layout.errors import ROW_MAJOR, LayoutError, Undecided
 from cute_sharding.layout.layout import Layout, from_leaves, make, make_layout
 from cute_sharding.layout.symbolic import (
     Int,
@@ -72,7 +72,7 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
         if not exact or (type(gap) is int and gap == 0):
             raise LayoutError(
                 f"complement({layout!r}) does not exist: mode {n}:{d} does not start at a multiple "
-                f"of {current}, where the modes inside it end"
+                f"of {current}, where the modes inside it end. {ROW_MAJOR}"
             )
         if type(gap) is not int or gap != 1:
             out.append((gap, current))
