@@ -207,7 +207,9 @@ def page() -> str:
             "input's: reshapes keep the input's strides, permutations permute them,",
             "broadcasts and repeats add modes of stride 0. In the DimMaps `in0` is input dim 0, "
             "`(in0 in1)` their flattening, `x/(3,4)[0]` dim 0 of x split into (3, 4),",
-            "`1` a fresh dim of size 1. *Strict* overloads never communicate unless told to; those "
+            "`1` a fresh dim of size 1.",
+            "",
+            "*Strict* overloads never communicate unless told to; those "
             "of a *signature* go by the one that the DimMap says ([Ops](ops.md)).",
             "(`view_as_complex` is read in units of real numbers.)",
             "",

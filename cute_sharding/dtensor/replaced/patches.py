@@ -68,12 +68,11 @@ HANDLERS = Patch(
     module=_TENSOR,
     attribute="DTensor._op_dispatcher._custom_op_handlers",
     file="torch/distributed/tensor/_dispatch.py",
-    why="Functions of single ops that go past the propagator: convolutions, argmin and argmax are "
-    "asked about as other ops are; batch norms and max(dim, out=) write to arguments of which the "
-    "dispatcher does not see that they do; an in-place squeeze changes the shape of a DTensor "
-    "whose placements stay; t_, transpose_ and unsqueeze_ have no rule at all. And inside of some "
-    "nodes of autograd the op that meets zeros which the node has made, plain ones, takes them for "
-    "replicas: torch refuses to run it.",
+    why="Functions of single ops that go past the propagator. Convolutions, argmin and argmax go "
+    "through it here. Batch norms and max(dim, out=) write to arguments, and the dispatcher does "
+    "not see it. An in-place squeeze changes the shape of a DTensor whose placements stay. t_, "
+    "transpose_ and unsqueeze_ have no rule. Some nodes of autograd make plain zeros, and torch "
+    "refuses the op that meets them; here it takes them for replicas.",
     until="each op has a rule in the propagator, and its schema says what it writes to; autograd "
     "makes what it needs as its gradients are",
     test="tests/dtensor/decide/test_local_results.py::test_turns_in_place",
