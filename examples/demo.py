@@ -160,7 +160,13 @@ def main() -> int:
     seconds = time.perf_counter() - start
 
     rows = [
-        ("pattern", "stock", "with the flag", "placements with the flag", "against a single device")
+        (
+            "pattern",
+            "PyTorch",
+            "with the flag",
+            "placements with the flag",
+            "against a single device",
+        )
     ]
     rows += [
         (b["name"], cell(a), cell(b), b.get("placements", "-"), checked(b))
@@ -182,9 +188,9 @@ def main() -> int:
     (free, wrong, match), (stock_free, stock_wrong, stock_match) = count(flagged), count(stock)
     print(
         f"{'FAILED' if problems else 'OK'}: with the flag {free} of the {can} views that can be "
-        f"free are (stock {stock_free}), "
-        f"{wrong} results are wrong data (stock {stock_wrong}), {match} of {steps} training steps "
-        f"match (stock {stock_match}); {seconds:.0f} s."
+        f"free are (PyTorch {stock_free}), "
+        f"{wrong} results are wrong data (PyTorch {stock_wrong}), {match} of {steps} training "
+        f"steps match (PyTorch {stock_match}); {seconds:.0f} s."
     )
     return 1 if problems else 0
 

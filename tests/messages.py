@@ -18,8 +18,8 @@ OWN_WORDS = {
 BUILT = {
     "explain": (
         "… of a DTensor of shape … to … on mesh (…) with placements … cannot be done without "
-        "communication: what … on … gives to its … devices is no Shard or _StridedShard of the "
-        "output.",
+        "communication: no Shard or _StridedShard of the output gives the … devices of … the "
+        "elements that … gives them.",
         "cannot be done without communication",
     ),
     "unknown": (

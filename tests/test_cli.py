@@ -52,7 +52,10 @@ def test_explain_what_is_not_free(capsys):
         capsys, "explain --shape 4,16,32 --mesh 4 --placements S(2) --view 4,16,2,16"
     )
     assert code == 0
-    assert "not free: what S(2) gives to the devices of mesh dim mesh0" in out
+    assert (
+        "not free: no Shard or _StridedShard of the output gives the devices of mesh dim mesh0"
+        in out
+    )
     assert "[S(0)]  then the output is [S(0)]; a device receives up to 384 elements" in out
 
 

@@ -91,9 +91,9 @@ before: shape (4, 16, 32), placements [S(2)]
 
 the view, output index -> input index: (4,16,32):(512,32,1)
 
-not free: what S(2) gives to the devices of mesh dim mesh0 is no Shard or _StridedShard of the
- > output
-dim 2 of 32 is split into 2 x 16, and 2 is no multiple of the 4 devices that cut it: in
+not free: no Shard or _StridedShard of the output gives the devices of mesh dim mesh0 the
+ > elements that S(2) gives them
+dim 2 of 32 is split into 2 x 16, and 2 is no multiple of the 4 devices that shard it: in
  > attention, the heads do not divide by the mesh
 redistribute the input first, for example (what costs the least later first):
   [R]  then the output is [R]; a device receives up to 1536 elements

@@ -213,8 +213,8 @@ def _show_view(result: dict[str, Any]) -> str:
     else:
         by = result["blocked_by"]
         lines.append(
-            f"not free: what {by['placement']} gives to the devices of mesh dim {by['mesh_dim']} "
-            "is no Shard or _StridedShard of the output"
+            "not free: no Shard or _StridedShard of the output gives the devices of mesh dim "
+            f"{by['mesh_dim']} the elements that {by['placement']} gives them"
         )
         if by["heads"]:
             lines.append(by["heads"])

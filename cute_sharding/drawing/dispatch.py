@@ -189,7 +189,7 @@ def _dtensor_picture(x: Any, view: Any, to: Any, mesh: Any, names: Sequence[str]
         return replace(picture, captions=(*picture.captions, *said, *said_of_numbers(x)))
     if holding != Holding.of(sharding, named):
         raise ValueError(
-            f"{sharding} is cut in a shard order of its own, and view= and to= read placements "
+            f"{sharding} has a shard order of its own, and view= and to= read placements "
             "left to right: draw the tensor by itself"
         )
     if mesh is not None:
@@ -222,11 +222,11 @@ def planned_between(source: Sharding, ranks: Mesh, target: Sharding, other: Mesh
         raise ValueError(f"{source} and {target} are not of one tensor")
     if any(isinstance(p, Partial) for p in target.placements):
         raise ValueError(
-            f"no plan to {target}: nothing is made pending on another mesh, give Shard or Replicate"
+            f"no plan to {target}: another mesh takes no Partial, give Shard or Replicate"
         )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:
-        raise ValueError(f"{source} has pending reductions that do not commute: {sorted(ops)}")
+        raise ValueError(f"{source} has reductions in Partial that do not commute: {sorted(ops)}")
     pending = [
         (m, p.reduce_op)
         for m, p in enumerate(source.placements)
@@ -254,12 +254,12 @@ def planned(source: Sharding, target: Sharding) -> RedistributionPlan:
     for m, (before, after) in enumerate(pairs):
         if before != after and isinstance(after, Partial):
             raise ValueError(
-                f"no plan from {before} to {after} on mesh dim {m}: nothing but itself is made "
-                "pending"
+                f"no plan from {before} to {after} on mesh dim {m}: a Partial is made of "
+                "the same Partial alone"
             )
     ops = {p.reduce_op for p in source.placements if isinstance(p, Partial)}
     if len(ops) > 1:
-        raise ValueError(f"{source} has pending reductions that do not commute: {sorted(ops)}")
+        raise ValueError(f"{source} has reductions in Partial that do not commute: {sorted(ops)}")
     open_ = [m for m, (before, _) in enumerate(pairs) if isinstance(before, Partial)]
     kept = tuple(m for m in open_ if pairs[m][0] == pairs[m][1])
     held = Held(

@@ -162,7 +162,7 @@ class Holding:
             self.names[m] + (f" in {factor} pieces" if factor > 1 else "")
             for m, factor in self.chains[dim]
         ]
-        return f", cut by {', then '.join(cuts)}" if cuts else ""
+        return f", on {', then '.join(cuts)}" if cuts else ""
 
     @property
     def mesh_text(self) -> str:

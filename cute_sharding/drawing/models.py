@@ -38,7 +38,7 @@ def reshard_picture(plan: ReshardPlan) -> Picture:
     limit = "" if plan.memory_limit is None else f", of {plan.memory_limit:,} that it may"
     said = [f"a rank holds at most {plan.peak_bytes:,} bytes{limit}"]
     if any(way.plan.steps for way in plan.ways):
-        said.append("sums that are pending are finished before, which the matrix leaves out")
+        said.append("Partial sums are reduced before; the matrix leaves that out")
     tables = (
         _section("tensors", ("how many", "the first", "from", "to", "by"), kinds),
         _section("buckets", ("number", "tensors", "bytes received", "sent"), buckets),

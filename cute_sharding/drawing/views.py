@@ -139,8 +139,8 @@ def _why_not(before: Sharding, view: View, blocked: int, names: tuple[str, ...])
     fixed = [m for m, p in enumerate(before.placements) if isinstance(p, Partial)]
     heads = heads_that_do_not_divide(view, before.cuts, before.mesh, blocked)
     lines = [
-        f"not free: what {before.placements[blocked]} gives to the devices of {names[blocked]} is "
-        f"no Shard or _StridedShard of the output, {view.output_shape}"
+        f"not free: no Shard or _StridedShard of the output, {view.output_shape}, gives the "
+        f"devices of {names[blocked]} the elements that {before.placements[blocked]} gives them"
     ]
     if heads:
         lines.append(heads)

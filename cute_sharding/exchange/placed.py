@@ -198,7 +198,7 @@ class Placed:
             ValueError: something is pending, so that no rank holds elements of the tensor.
         """
         if any(isinstance(p, Partial) for p in sharding.placements):
-            raise ValueError(f"{sharding}: finish what is pending first")
+            raise ValueError(f"{sharding}: reduce its Partial first")
         mesh = Mesh(sharding.mesh, range(prod(sharding.mesh)) if ranks is None else ranks)
         chains = chains_of(sharding.cuts, len(sharding.shape), sharding.mesh)
         return cls(sharding.shape, mesh, chains)

@@ -207,8 +207,8 @@ class Refit:
         if self.unread:
             name, left = next(iter(self.unread.items()))
             raise ValueError(
-                f"no inverse: {left} elements of {name!r} are in no result, so that nothing says "
-                "what they are. Give a result that has them, or leave the tensor out of the source"
+                f"no inverse: {left} elements of {name!r} are in no result. Give a result "
+                "that has them, or leave the tensor out of the source"
             )
         back = inverse(self.relation, any_copy=True)
         return replace(self, relation=back, operands=self.results, results=self.operands)

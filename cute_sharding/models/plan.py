@@ -279,7 +279,7 @@ def plan_models(
     for name, source, target in tensors:
         if source.placed.shape != target.placed.shape or target.pending:
             raise ValueError(
-                f"{name}: from {source} to {target}: the shape stays, and nothing becomes pending"
+                f"{name}: from {source} to {target}: the shape stays, and nothing becomes Partial"
             )
         if (source, target) not in found:
             plan = plan_exchange(source.placed, source.pending, target.placed)

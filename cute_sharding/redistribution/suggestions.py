@@ -164,8 +164,8 @@ def heads_that_do_not_divide(
         return None
     return (
         f"dim {dim} of {view.input_shape[dim]} is split into {' x '.join(map(str, split))}, and "
-        f"{parts[0]} is no multiple of the {devices} devices that cut it: in attention, the heads "
-        "do not divide by the mesh"
+        f"{parts[0]} is no multiple of the {devices} devices that shard it: in attention, the "
+        "heads do not divide by the mesh"
     )
 
 

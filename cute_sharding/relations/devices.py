@@ -92,6 +92,6 @@ def _of_device(
     if sharding.shape != shape:
         raise ValueError(f"{name} has shape {shape}, and the sharding is of {sharding.shape}")
     if any(isinstance(p, Partial) for p in sharding.placements):
-        raise ValueError(f"{sharding}: finish what is pending first")
+        raise ValueError(f"{sharding}: reduce its Partial first")
     chains = chains_of(sharding.cuts, len(shape), sharding.mesh)
     return local(shape, tuple([chain_of(chain, sharding.mesh, device) for chain in chains]))

@@ -103,7 +103,7 @@ def test_the_picture_in_words():
         "",
         "before: [S(0)] on mesh (dp=2) of ranks 0, 1",
         "",
-        "down: dim 0 (4), cut by dp",
+        "down: dim 0 (4), on dp",
         "across: dim 1 (6)",
         "   0  1  2  3  4  5",
         "0  0  0  0  0  0  0",
@@ -114,7 +114,7 @@ def test_the_picture_in_words():
         "after: [S(1)] on mesh (gen=3) of ranks 1 to 3    step 1: exchange between meshes",
         "",
         "down: dim 0 (4)                                  down: sender",
-        "across: dim 1 (6), cut by gen                    across: receiver",
+        "across: dim 1 (6), on gen                        across: receiver",
         "   0  1  2  3  4  5                                  1    2    3",
         "0  1  1  2  2  3  3                              0   4    4    4",
         "1  1  1  2  2  3  3                              1  (4)   4    4",
@@ -252,7 +252,7 @@ def test_ranks_left_out_of_the_legend():
         (lambda plan, of: draw(plan, names=("dp",)), "and a ExchangePlan has two: draw plan.named"),
         (lambda plan, of: draw(of, mesh=(3,)), "mesh= is the mesh of to="),
         (lambda plan, of: draw(of, to="R", view=(24,), mesh=(3,)), "a picture shows one change"),
-        (lambda plan, of: draw(of, to="P", mesh=(3,)), "nothing is made pending on another mesh"),
+        (lambda plan, of: draw(of, to="P", mesh=(3,)), "another mesh takes no Partial"),
         (lambda plan, of: draw(of, to="R, R", mesh=(3,)), "2 placements"),
         (lambda plan, of: draw(of, to=of, mesh=(3,)), "give a mesh of (2,)"),
         (lambda plan, of: draw(plan.source, shape=(4, 6)), "shape= goes with a Layout"),
@@ -271,7 +271,7 @@ def test_shardings_of_two_tensors():
     with pytest.raises(ValueError, match="are not of one tensor"):
         draw(one, to=other, mesh=Mesh((2,), (4, 5)))
     mixed = Sharding((4, 6), (2, 2), (Partial("sum"), Partial("max")))
-    with pytest.raises(ValueError, match="pending reductions that do not commute"):
+    with pytest.raises(ValueError, match="reductions in Partial that do not commute"):
         draw(mixed, to="R", mesh=Mesh((2,), (4, 5)))
 
 

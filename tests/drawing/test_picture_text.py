@@ -27,8 +27,8 @@ class TestText(TestCase):
             """\
 (3, 7) on mesh (dp=2, tp=3) as [S(0), S(1)]
 
-down: dim 0 (3), cut by dp
-across: dim 1 (7), cut by tp
+down: dim 0 (3), on dp
+across: dim 1 (7), on tp
    0  1  2  3  4  5  6
 0  0  0  0  1  1  1  2
 1  0  0  0  1  1  1  2
@@ -48,15 +48,15 @@ across: dim 1 (7), cut by tp
             """\
 view(12,) of (2, 6) on mesh (tp=2) as [S(1)]
 
-before: (2, 6) as [S(1)]        after: (12,) as [_S(0,2)]
+before: (2, 6) as [S(1)]    after: (12,) as [_S(0,2)]
 
-down: dim 0 (2)                 dim 0 (12), cut by tp in 2 pieces
-across: dim 1 (6), cut by tp      0   1   2   3   4   5   6   7   8   9   10  11
-   0  1  2  3  4  5               0   0   0   1   1   1   0   0   0   1   1   1
+down: dim 0 (2)             dim 0 (12), on tp in 2 pieces
+across: dim 1 (6), on tp      0   1   2   3   4   5   6   7   8   9   10  11
+   0  1  2  3  4  5           0   0   0   1   1   1   0   0   0   1   1   1
 0  0  0  0  1  1  1
-1  0  0  0  1  1  1                whose  mode         placed
-                                *  tp     2:3          _S(0,2)
-   whose  mode  placed          *  local  (2,3):(6,1)  dim 0
+1  0  0  0  1  1  1            whose  mode         placed
+                            *  tp     2:3          _S(0,2)
+   whose  mode  placed      *  local  (2,3):(6,1)  dim 0
 *  tp     2:3   S(1)
 *  local  2:6   dim 0
 *  local  3:1   dim 1
@@ -78,7 +78,7 @@ view(12,) of (2, 6) on mesh (tp=2) as
 before: (2, 6) as [S(1)]
 
 down: dim 0 (2)
-across: dim 1 (6), cut by tp
+across: dim 1 (6), on tp
    0  1  2  3  4  5
 0  0  0  0  1  1  1
 1  0  0  0  1  1  1
@@ -90,7 +90,7 @@ across: dim 1 (6), cut by tp
 
 after: (12,) as [_S(0,2)]
 
-dim 0 (12), cut by tp in 2 pieces
+dim 0 (12), on tp in 2 pieces
   0   1   2   3   4   5   6       11
   0   0   0   1   1   1   0   ..  1
 columns 7 to 10 are not shown: the
@@ -117,25 +117,26 @@ dim, or another stride""",
             """\
 view(2, 2, 4) of (2, 8) on mesh (tp=4) as [S(1)]
 
-before: (2, 8) as [S(1)]        after: (2, 2, 4)
+before: (2, 8) as [S(1)]      after: (2, 2, 4)
 
-down: dim 0 (2)                 [0, :, :]            [1, :, :]
-across: dim 1 (8), cut by tp    down: dim 1 (2)      down: dim 1 (2)
-   0  1  2  3  4  5  6  7       across: dim 2 (4)    across: dim 2 (4)
-0  0  0  1  1  2  2  3  3          0  1  2  3           0  1  2  3
-1  0  0  1  1  2  2  3  3       0  0  0  1  1        0  0  0  1  1
-                                1  2  2  3  3        1  2  2  3  3
-                                what each device would hold: no
-                                placements say so
+down: dim 0 (2)               [0, :, :]            [1, :, :]
+across: dim 1 (8), on tp      down: dim 1 (2)      down: dim 1 (2)
+   0  1  2  3  4  5  6  7     across: dim 2 (4)    across: dim 2 (4)
+0  0  0  1  1  2  2  3  3        0  1  2  3           0  1  2  3
+1  0  0  1  1  2  2  3  3     0  0  0  1  1        0  0  0  1  1
+                              1  2  2  3  3        1  2  2  3  3
+                              what each device would hold: no
+                              placements say so
 
  0  device 0 (tp=0): holds (2, 2)
  1  device 1 (tp=1): holds (2, 2)
  2  device 2 (tp=2): holds (2, 2)
  3  device 3 (tp=3): holds (2, 2)
 
-not free: what S(1) gives to the devices of tp is no Shard or _StridedShard of the output, (2, 2, 4)
-dim 1 of 8 is split into 2 x 4, and 2 is no multiple of the 4 devices that cut it: in attention, the
-heads do not divide by the mesh
+not free: no Shard or _StridedShard of the output, (2, 2, 4), gives the devices of tp the elements
+that S(1) gives them
+dim 1 of 8 is split into 2 x 4, and 2 is no multiple of the 4 devices that shard it: in attention,
+the heads do not divide by the mesh
 redistributed to [R] first, it is free, as [R]: a device receives up to 12 elements""",
         )
 
@@ -146,20 +147,20 @@ redistributed to [R] first, it is free, as [R]: a device receives up to 12 eleme
             """\
 (2, 4) on mesh (dp=2, tp=2): [P(sum), S(1)] -> [R, R]
 
-before: [P(sum), S(1)]          after: [R, R]             step 1: all-reduce (sum) on dp
+before: [P(sum), S(1)]      after: [R, R]             step 1: all-reduce (sum) on dp
 
-down: dim 0 (2)                 down: dim 0 (2)           down: sender
-across: dim 1 (4), cut by tp    across: dim 1 (4)         across: receiver
-    0    1    2    3                0    1    2    3          0    1    2    3
-0  0+2  0+2  1+3  1+3           0  0-3  0-3  0-3  0-3     0  (4)   .    4    .
-1  0+2  0+2  1+3  1+3           1  0-3  0-3  0-3  0-3     1   .   (4)   .    4
-                                                          2   4    .   (4)   .
-                                                          3   .    4    .   (4)
-                                                          the busiest device receives 4 elements;
-                                                          of each pair it is counted what a
-                                                          reduce-scatter and an all-gather send,
-                                                          rounded up
-                                                          in brackets: what a device keeps
+down: dim 0 (2)             down: dim 0 (2)           down: sender
+across: dim 1 (4), on tp    across: dim 1 (4)         across: receiver
+    0    1    2    3            0    1    2    3          0    1    2    3
+0  0+2  0+2  1+3  1+3       0  0-3  0-3  0-3  0-3     0  (4)   .    4    .
+1  0+2  0+2  1+3  1+3       1  0-3  0-3  0-3  0-3     1   .   (4)   .    4
+                                                      2   4    .   (4)   .
+                                                      3   .    4    .   (4)
+                                                      the busiest device receives 4 elements;
+                                                      of each pair it is counted what a
+                                                      reduce-scatter and an all-gather send,
+                                                      rounded up
+                                                      in brackets: what a device keeps
 
 step 2: all-gather on tp
 
@@ -187,12 +188,12 @@ in all 2 collectives: the busiest device receives 8 elements""",
             """\
 (4, 2, 4) on mesh (dp=2, tp=2) as [S(0), S(2)]
 
-[0:2, :, :]                     [2:4, :, :]
-down: dim 1 (2)                 down: dim 1 (2)
-across: dim 2 (4), cut by tp    across: dim 2 (4), cut by tp
-   0  1  2  3                      0  1  2  3
-0  0  0  1  1                   0  2  2  3  3
-1  0  0  1  1                   1  2  2  3  3
+[0:2, :, :]                 [2:4, :, :]
+down: dim 1 (2)             down: dim 1 (2)
+across: dim 2 (4), on tp    across: dim 2 (4), on tp
+   0  1  2  3                  0  1  2  3
+0  0  0  1  1               0  2  2  3  3
+1  0  0  1  1               1  2  2  3  3
 
  0  device 0 (dp=0, tp=0): holds (2, 2, 2)
  1  device 1 (dp=0, tp=1): holds (2, 2, 2)
@@ -207,7 +208,7 @@ across: dim 2 (4), cut by tp    across: dim 2 (4), cut by tp
             """\
 (1048576, 4096) on mesh (dp=64, tp=8) as [S(0), R]
 
-down: dim 0 (1048576), cut by dp
+down: dim 0 (1048576), on dp
 across: dim 1 (4096)
                    0:
                   4096
@@ -360,7 +361,7 @@ def test_a_layout_of_a_tensor_is_its_sharding():
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to="P"),
             ValueError,
-            "nothing but itself is made pending",
+            "a Partial is made of the same Partial alone",
         ),
         (
             lambda: draw(Sharding((4,), (2,), (Replicate(),)), to=[3]),

@@ -165,9 +165,9 @@ def test_what_changes_nothing_costs_nothing():
 
 def test_what_is_refused():
     one = PlacedTensor.of((4,), (2,), "S(0)")
-    with pytest.raises(ValueError, match="the shape stays, and nothing becomes pending"):
+    with pytest.raises(ValueError, match="the shape stays, and nothing becomes Partial"):
         plan_models([("w", one, PlacedTensor.of((5,), (2,), "S(0)"))])
-    with pytest.raises(ValueError, match="the shape stays, and nothing becomes pending"):
+    with pytest.raises(ValueError, match="the shape stays, and nothing becomes Partial"):
         plan_models([("w", one, PlacedTensor.of((4,), (2,), "P"))])
     with pytest.raises(ValueError, match="give a name of torch's with its bits"):
         PlacedTensor.of((4,), (2,), "R", "half")

@@ -52,8 +52,7 @@ def check() -> None:
         _warned = True
         warnings.warn(
             f"cute_sharding was checked with {CHECKED}, and this is torch {torch.__version__}. It "
-            "goes on; what it answers may differ, or fail, where torch's private functions have "
-            "changed.",
+            "goes on; results may differ, or fail, where torch's private functions have changed.",
             RuntimeWarning,
             stacklevel=4,  # who calls enable()
         )

@@ -66,7 +66,7 @@ def without_smoothing(run: Callable[..., Any]) -> Callable[..., Any]:
         if torch.ops.aten.nll_loss_forward.default not in registry.op_handlers():
             return run(*args, **kwargs)
         raise RuntimeError(
-            "masked_fill_ of a pending sum within loss_parallel: F.cross_entropy with "
+            "masked_fill_ of a Partial within loss_parallel: F.cross_entropy with "
             "label_smoothing would have a wrong gradient there. Take it outside of loss_parallel, "
             "or without label_smoothing."
         )

@@ -147,8 +147,8 @@ def explain(asked: Asked, blocked: int, choices: list[Choice] | None, said: str 
     lines = [
         f"{asked.op} of a DTensor of shape {tuple(view.input_shape)} to {view.output_shape} on "
         f"mesh {mesh_text(mesh, names)} with placements {text(placements)} cannot be done without "
-        f"communication: what {placements[blocked]} on {axis} gives to its {mesh[blocked]} devices "
-        "is no Shard or _StridedShard of the output.",
+        f"communication: no Shard or _StridedShard of the output gives the {mesh[blocked]} devices "
+        f"of {axis} the elements that {placements[blocked]} gives them.",
     ]
     heads = _heads(asked, blocked)
     if heads:

@@ -76,8 +76,8 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
     """
     if not isinstance(tensor, (DTensor, DTensorSpec)):
         raise TypeError(
-            f"local_boxes of {type(tensor).__name__}: give a DTensor or a DTensorSpec; what is "
-            "sharded without torch has Sharding.boxes"
+            f"local_boxes of {type(tensor).__name__}: give a DTensor or a DTensorSpec; "
+            "without torch, use Sharding.boxes"
         )
     spec = tensor._spec if isinstance(tensor, DTensor) else tensor
     _check_understood(spec)
@@ -186,5 +186,5 @@ def _check_sizes(
             f"local_boxes: the local tensor has the shape {tuple(local.shape)}, and "
             f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} with placements "
             f"{spec.placements} gives {sizes} of {tuple(spec.shape)}: make it with "
-            "distribute_tensor, or with from_local of parts as torch cuts them"
+            "distribute_tensor, or with from_local of parts as torch shards them"
         )

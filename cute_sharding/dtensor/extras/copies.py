@@ -211,17 +211,17 @@ class Copy:
         spec = self.spec
         is_what = (
             f"{writer} writes to a view of shape {tuple(tensor.shape)} and "
-            f"placements {text(tensor.placements)} that is a copy of what it views, a DTensor "
+            f"placements {text(tensor.placements)} that is a copy of its source, a DTensor "
             f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
         if self._count != count_of_writes(self.source):
             raise RuntimeError(
                 f"{is_what}, whose local tensor was written to after the view was taken: the view "
-                "does not have what was written. Take the view again, after that write."
+                "does not have that write. Take the view again, after it."
             )
         if spec.use_strided_shard_as_shard_order and not agree(spec.shape, spec, spec.placements):
             raise RuntimeError(
-                f"{is_what}: the write would be lost. Redistribute that one first, to placements "
+                f"{is_what}: the write would be lost. Redistribute the source first, to placements "
                 f"under which the view moves nothing, such as {[Replicate()] * spec.mesh.ndim!r}"
             )
 
@@ -331,11 +331,11 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
         if copy.is_stale and alone:
             spec = copy.spec
             raise RuntimeError(
-                "to_local() of a view that is a copy of what it views, a DTensor of shape "
+                "to_local() of a view that is a copy of its source, a DTensor of shape "
                 f"{tuple(spec.shape)} with placements {text(spec.placements)} that was written to "
-                "since: what was written is on other devices, and to_local() receives nothing. "
-                "Take the view again, after that write; or read it on all ranks, by full_tensor() "
-                "or by any op, .clone() say."
+                "since: the written rows are on other devices, and to_local() does not "
+                "communicate. Take the view again, after that write; or read it on all ranks, by "
+                "full_tensor() or by any op, such as .clone()."
             )
         if copy.is_stale:
             copy.refresh()

@@ -41,9 +41,10 @@ def with_global_shapes(tensor: Any) -> Any:
         if of[:ndim] != _local_shape(shape, cuts, sizes, where):
             raise RuntimeError(
                 f"local_map: local tensors of shapes {[some[:ndim] for some in of_ranks.values()]} "
-                f"are those of no tensor with placements {text(spec.placements)} on mesh {sizes}: "
-                "the first ranks have as many rows as divided and rounded up, and the last what is "
-                "left. Name other out_placements, or redistribute the inputs so that sizes divide."
+                f"are no shards of one tensor with placements {text(spec.placements)} on mesh "
+                f"{sizes}: the first ranks have the rows divided by ranks, rounded up, and the "
+                "last ones the rest. Name other out_placements, or redistribute the inputs so that "
+                "sizes divide."
             )
     steps = of_ranks[(0,) * len(sizes)][ndim:]
     order = sorted(range(ndim), key=lambda d: -steps[d])  # as on the rank with the most rows

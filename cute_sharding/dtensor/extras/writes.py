@@ -88,8 +88,8 @@ def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
     if _are_of_one(memories):
         raise RuntimeError(
             "a compiled program writes to several of its inputs that are views of one tensor and "
-            "copies of what they view, and what it writes to one would not be in the others. "
-            "Have it take these views itself, of that tensor."
+            "copies of it, and a write to one would not reach the others. Take these views inside "
+            "the program, of that tensor."
         )
 
     def after() -> None:
@@ -136,8 +136,7 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     ):
         raise RuntimeError(
             f"{registry.name_of(op)} writes at once to several views of one tensor that are copies "
-            "of what they view, and cannot write to them again, one after the other. Write to one "
-            "at a time."
+            "of it, and cannot write to them one after the other. Write to one at a time."
         )
     for leaf in local_tensors.leaves(args, kwargs):
         if tensor_specs.is_dtensor(leaf) and has_memory(leaf._local_tensor):

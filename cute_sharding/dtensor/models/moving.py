@@ -109,10 +109,10 @@ class Bucket:
         """
         if self.is_told and not is_sealed(self.part, received, self.packed.bundle.seal, 1):
             raise RuntimeError(
-                f"{len(self.ways)} tensors came from mesh {self.specs[0].current.mesh} and are not "
-                "all placed there as this rank, which is outside, was told, or are not the same as "
-                "there. Give the same tensors, placements and memory_limit on all ranks; what ops "
-                "have made is to be redistributed to placements that you name first"
+                f"{len(self.ways)} tensors came from mesh {self.specs[0].current.mesh}, and their "
+                "placements there are not those that this rank, which is outside, knows; or the "
+                "tensors differ. Give the same tensors, placements and memory_limit on all ranks, "
+                "and redistribute results of ops to placements that you name first"
             )
 
 

@@ -201,9 +201,9 @@ class RunnablePlan(ReshardPlan):
                 continue
             if tensor.grad_fn is not None or tensor.grad is not None:
                 raise ValueError(
-                    f"{places[0].name} has a gradient, or is part of what one is computed of: "
-                    "reshard moves tensors alone. Call optimizer.zero_grad() before, and "
-                    "cute_sharding.redistribute for what has a grad_fn"
+                    f"{places[0].name} has a gradient or a grad_fn, and reshard moves tensors "
+                    "alone. Call optimizer.zero_grad() before, and cute_sharding.redistribute for "
+                    "tensors with a grad_fn"
                 )
             found[i] = checked(tensor._local_tensor, way, places[0].name)
         return found

@@ -145,6 +145,6 @@ def _check_finished(name: str, mesh: DeviceMesh, placements: Sequence[Placement]
     for m, placement in enumerate(placements):
         if isinstance(placement, Partial):
             raise ValueError(
-                f"{name} is to be {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: nothing "
-                "is made pending on another mesh, give Shard or Replicate"
+                f"{name} is to be {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: another "
+                "mesh takes no Partial, give Shard or Replicate"
             )

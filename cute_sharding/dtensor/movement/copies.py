@@ -86,11 +86,11 @@ class MovedCopy(Copy):
         )
         if windows or expanded:
             raise RuntimeError(
-                f"{writer} writes in place to what {self.runner.name} has made of a "
+                f"{writer} writes in place to the result of {self.runner.name} of a "
                 f"DTensor of shape {tuple(self.spec.shape)} with placements "
-                f"{text(self.spec.placements)}: windows of a sharded dim, or part of what was "
-                "expanded. Where these have one element in several places, nobody can say what "
-                "is to be written to it. Write to .clone() of it."
+                f"{text(self.spec.placements)}: windows of a sharded dim, or part of an expanded "
+                "tensor. These may have one element in several places, so the write is not "
+                "defined. Write to .clone() of it."
             )
 
 

@@ -30,8 +30,8 @@ def named(name: str, spec: Spec) -> Named:
     placements: Any = spec.placements
     if any(isinstance(placement, Partial) for placement in placements):
         raise ValueError(
-            f"{name!r} is {text(placements)}, with a reduction pending: redistribute "
-            "it to Shard or Replicate first, a refit only moves elements"
+            f"{name!r} is {text(placements)}, with a Partial: redistribute it to Shard or "
+            "Replicate first, a refit only moves elements"
         )
     tensor = spec.placed()
     return Named(name, tensor.placed, tensor.dtype, spec.dtype.itemsize)

@@ -268,8 +268,8 @@ class Installed:
         if patch not in self.missing:
             self.missing.append(patch)
             logger.warning(
-                "torch %s has no %s, or the program has put another in its place: what "
-                "cute_sharding mends there stays as it is (see docs/patches.md)",
+                "torch %s has no %s, or the program has put another in its place: "
+                "cute_sharding does not correct it (see docs/patches.md)",
                 torch.__version__,
                 patch.name,
             )
@@ -308,8 +308,8 @@ def beginning_with(statements: str, row: Patch, **given: Any) -> Callable[[CodeT
             new = _beginning_with(statements, function, code)
         except OSError:
             logger.warning(
-                "torch %s comes without its sources: what cute_sharding mends in %s stays as torch "
-                "has it (see docs/patches.md)",
+                "torch %s comes without its sources: cute_sharding does not correct %s (see "
+                "docs/patches.md)",
                 torch.__version__,
                 row.name.removesuffix(".__code__"),
             )

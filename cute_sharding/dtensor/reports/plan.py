@@ -149,7 +149,7 @@ def _between(
             if isinstance(p, Partial) and (name == "dst" or type(p) is not Partial):
                 raise ValueError(
                     f"{name} has {p} on mesh dim {m}: between meshes only torch's own Partial is "
-                    "reduced by plan, and nothing is made pending"
+                    "reduced by plan, and none is made"
                 )
     sizes, _, at_hand = _groups_of(one.sizes if isinstance(mesh, Mesh) else mesh, groups)
     pending = [

@@ -187,10 +187,10 @@ def _told_alike(
     """What was received, if it is of the shardings that this rank knows."""
     if not is_sealed(part, received, exchange.seal, width):
         raise RuntimeError(
-            f"a tensor of shape {tuple(current.shape)} came from mesh {current.mesh} and is not "
-            f"placed there as this rank, which is outside, was told: {text(current.placements)}. "
-            "Ops may come to other placements outside of their mesh: redistribute their result to "
-            "placements that you name on its own mesh, before it goes to another"
+            f"a tensor of shape {tuple(current.shape)} came from mesh {current.mesh}, and its "
+            "placements there are not those that this rank, which is outside, knows: "
+            f"{text(current.placements)}. Ops may have other placements outside of their mesh: "
+            "redistribute their result to placements that you name, on its own mesh, first"
         )
     return received
 

@@ -77,8 +77,8 @@ def redistribute(
     for m, placement in enumerate(wanted):
         if isinstance(placement, Partial):
             raise ValueError(
-                f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: nothing "
-                "is made pending on another mesh, give Shard or Replicate"
+                f"redistribute to {placement} on {mesh_dim_text(m, mesh.mesh_dim_names)}: another "
+                "mesh takes no Partial, give Shard or Replicate"
             )
     target = DTensorSpec(mesh, wanted, tensor_meta=tensor._spec.tensor_meta)
     return cast(DTensor, _Redistribute.apply(tensor, target, True))

@@ -357,7 +357,7 @@ def _changes(
     for m in made:
         if m in pending:
             raise RuntimeError(
-                f"redistribution from one pending reduction, {before[m]}, to another, {after[m]}, "
+                f"redistribution from one Partial, {before[m]}, to another, {after[m]}, "
                 f"on {mesh_dim_text(m, names)}: redistribute to Replicate or Shard first"
             )
         wanted: Any = after[m]
@@ -383,5 +383,5 @@ def _check_masks(
         if mesh[m] > 1 and m not in pending and isinstance(placement, MaskPartial):
             raise NotImplementedError(
                 f"the mask of {placement} on {mesh_dim_text(m, names)} lies as the elements lie, "
-                "so it cannot stay pending while they move: redistribute it to Replicate first"
+                "so it cannot stay Partial while they move: redistribute it to Replicate first"
             )

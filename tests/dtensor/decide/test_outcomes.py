@@ -123,8 +123,8 @@ def test_the_log_says_what_is_not_free_and_what_costs_less(caplog):
     assert lines(caplog) == [
         "view.default: (4, 16, 32) [S(2)] -> (4, 16, 2, 16) [R] on mesh (4,): input redistributed "
         "to [R], each device receives up to 1536 elements; dim 2 of 32 is split into 2 x 16, and 2 "
-        "is no multiple of the 4 devices that cut it: in attention, the heads do not divide by the "
-        "mesh; .redistribute(placements=[Shard(dim=0)]) before it receives up to 384"
+        "is no multiple of the 4 devices that shard it: in attention, the heads do not divide by "
+        "the mesh; .redistribute(placements=[Shard(dim=0)]) before it receives up to 384"
     ]
 
 

@@ -216,10 +216,10 @@ def test_the_error_names_everything_and_says_what_to_do():
         broken(ours),
         """\
 view.default of a DTensor of shape (4, 8, 6) to (4, 8, 2, 3) on mesh (dp=2, tp=4) with
- > placements [S(0), S(2)] cannot be done without communication: what S(2) on mesh dim 1 ('tp')
- > gives to its 4 devices is no Shard or _StridedShard of the output.
-Dim 2 of 6 is split into 2 x 3, and 2 is no multiple of the 4 devices that cut it: in attention,
- > the heads do not divide by the mesh.
+ > placements [S(0), S(2)] cannot be done without communication: no Shard or _StridedShard of
+ > the output gives the 4 devices of mesh dim 1 ('tp') the elements that S(2) gives them.
+Dim 2 of 6 is split into 2 x 3, and 2 is no multiple of the 4 devices that shard it: in
+ > attention, the heads do not divide by the mesh.
 Redistribute the input first, for example (what costs least later first):
   .redistribute(placements=[Shard(dim=0), Replicate()])  then the output is [S(0), R]; each
  > device receives up to 96 elements
@@ -235,7 +235,7 @@ or let views do so themselves: cute_sharding.enable(implicit_redistribution="rep
 def test_the_error_on_a_mesh_without_names():
     message = refuse((4, 8, 6), (4, 8, 2, 3), (4,), ((2, 1),))
     assert "on mesh (4) with placements [S(2)]" in message
-    assert "S(2) on mesh dim 0 gives to its 4 devices" in message
+    assert "gives the 4 devices of mesh dim 0" in message
 
 
 def test_following_the_first_suggestion_makes_the_view_free():

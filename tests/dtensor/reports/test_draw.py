@@ -69,7 +69,7 @@ def test_a_shard_order_of_its_own_is_drawn_as_it_is():
     spec = DTensorSpec(plain.device_mesh, plain.placements, plain._spec.tensor_meta, order, False)
     picture = draw(DTensor(torch.zeros(2, 6), spec, requires_grad=False))
     panel = picture.sections[0].panels[0]
-    assert panel.row_axis == "dim 0 (10), cut by tp, then dp"
+    assert panel.row_axis == "dim 0 (10), on tp, then dp"
     # tp deals 3, 3, 3, 1 rows out, and dp halves each.
     assert [row[0].label for row in panel.cells] == [*"0041152263"]
     with pytest.raises(ValueError, match="shard order of its own"):
@@ -78,7 +78,7 @@ def test_a_shard_order_of_its_own_is_drawn_as_it_is():
 
 @pytest.mark.parametrize(
     "rows, axis",
-    [(1, "dim 0 (9), cut by dp in 2 pieces, then tp"), (0, "dim 0 (9), cut by tp, then dp")],
+    [(1, "dim 0 (9), on dp in 2 pieces, then tp"), (0, "dim 0 (9), on tp, then dp")],
 )
 def test_of_two_readings_the_local_tensor_decides(rows, axis):
     """Nine rows as [_S(0, 2), S(0)] on (4, 2): left to right, the device at (3, 0) has a row, and

@@ -400,7 +400,7 @@ def test_errors_come_before_anything_is_sent(monkeypatch):
         wrong = of_wrong_shape((4,), full[:2], full, [Shard(0)])
         with pytest.raises(RuntimeError, match=r"local tensor has shape \(2, 7\).*it is \(0, 7\)"):
             wrong.redistribute(placements=[Replicate()])
-        with pytest.raises(RuntimeError, match="from one pending reduction"):
+        with pytest.raises(RuntimeError, match="from one Partial"):
             before, after = (with_placements(tensor, [Partial(op)]) for op in ("sum", "max"))
             _redistribute.redistribute_local_tensor(tensor._local_tensor, before, after)
         assert not wire
