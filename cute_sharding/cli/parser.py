@@ -37,7 +37,7 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--torch",
         action="store_true",
-        help="say as well what torch's own rule for the op does (imports torch)",
+        help="add the result of torch's own rule for the op (imports torch)",
     )
 
 
@@ -152,30 +152,30 @@ class Command(NamedTuple):
 COMMANDS = (
     Command(
         "explain",
-        "what a view or a movement op does to a sharding: layouts, placements, who holds what",
+        "the placements and layouts of a view or a movement op, before and after, and its cost",
         _explain_options,
         run_explain,
         show_explain,
     ),
     Command(
         "plan",
-        "how a redistribution goes and what it costs, by plan and as torch itself would do it",
+        "the steps and the cost of a redistribution, by plan and by torch itself",
         _plan_options,
         run_plan,
         show_plan,
     ),
     Command(
         "draw",
-        "who holds what as a picture; of a view, before and after; of a redistribution, who sends "
-        "how much to whom",
+        "a picture of the device of each element; of a view, before and after; of a "
+        "redistribution, who sends how many elements to whom",
         _draw_options,
         run_draw,
         show_draw,
     ),
     Command(
         "stats",
-        "run a program of Python, and print at its end what views, movement ops and "
-        "redistributions received, beside torch's own rules; on rank 0",
+        "run a Python program, and print at its end, on rank 0, the elements that views, movement "
+        "ops and redistributions received, beside those of torch's own rules",
         stats.add_options,
         stats.run_stats,
         stats.show_stats,
@@ -183,8 +183,8 @@ COMMANDS = (
     ),
     Command(
         "status",
-        "what is switched on and why, on which torch, what of it is replaced, and whether a view "
-        "and a redistribution come out right here",
+        "the settings in force and the reason for each, the release of torch, the replaced parts "
+        "of it, and a check of a view and a redistribution",
         lambda parser: None,
         lambda arguments: status.status(),
         status.show,

@@ -47,12 +47,12 @@ def draw(
     shape: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
 ) -> Picture:
-    """A picture of who holds what; of a view, before and after it; of a redistribution, also from
-    one mesh to another, of who sends how much to whom.
+    """A picture of the device of each element. For a view it shows before and after; for a
+    redistribution, also from one mesh to another, who sends how many elements to whom.
 
-    However large tensor and mesh are, the picture is small, and takes as long: of a dim that is
-    long it shows the first runs of rows of the same devices and the last one, and names what is
-    left out. Nothing is communicated, and a tensor's data are not looked at.
+    The picture is small for any tensor and mesh. Of a long dim it shows the first runs of rows of
+    the same devices and the last one, and names the runs that are left out. Nothing is
+    communicated, and the data of a tensor are not read.
 
     Args:
         x: a DTensor, a :class:`~cute_sharding.sharding.Sharding`, a

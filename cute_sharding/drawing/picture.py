@@ -41,7 +41,7 @@ class Picture(Contents):
         (2, 4) on mesh (mesh0=2) as [S(1)]
         <BLANKLINE>
         down: dim 0 (2)
-        across: dim 1 (4), cut by mesh0
+        across: dim 1 (4), on mesh0
            0  1  2  3
         0  0  0  1  1
         1  0  0  1  1

@@ -18,19 +18,19 @@ from cute_sharding.sharding.meeting import Chain, Loop, Run, rows_held, same_row
 
 @dataclass(frozen=True)
 class Box:
-    """Elements of a tensor that one device holds: of each dim one strided run of rows, which lie in
-    the device's local tensor as another.
+    """Elements of a tensor that one device holds: one strided run of rows for each dim, and the
+    strided run where they are in the local tensor.
 
     Rows of dim d: ``global_offset[d] + i * global_step + ... + j`` for each loop ``(count,
     global_step, local_step)`` of ``loops[d]``, i < count, and j < ``length[d]``; in the local
     tensor they are ``local_offset[d] + i * local_step + ... + j``. Without loops, a box is
-    contiguous rows of each dim: what others call a chunk or a shard, by offset and size.
+    contiguous rows of each dim: a chunk or shard, by offset and size.
 
     Attributes:
         global_offset: the first row of each dim in the global tensor.
-        size: how many rows there are of each dim, in all.
+        size: the number of rows of each dim.
         local_offset: the first row of each dim in the local tensor.
-        loops: of each dim, outermost first; none by default.
+        loops: for each dim, outermost first; none by default.
         pending: the reductions of which the device's elements are terms, by name; () where they
             are the values.
 
@@ -154,8 +154,8 @@ def boxes(
 
 
 def intersection(a: Box | Iterable[Box], b: Box | Iterable[Box]) -> tuple[tuple[Box, Box], ...]:
-    """What two devices hold both of one global tensor, whatever its shardings and their meshes: the
-    boxes that each has it in.
+    """The elements of one global tensor that two devices both hold, for any shardings and meshes,
+    as boxes of each device.
 
     Args:
         a, b: the boxes of either, which do not overlap among themselves, as of
@@ -164,7 +164,7 @@ def intersection(a: Box | Iterable[Box], b: Box | Iterable[Box]) -> tuple[tuple[
     Returns:
         Pairs of a box of the one's and a box of the other's: of the same rows of the global tensor,
             with the same loops in it, and the local offsets and steps of either. Their number grows
-            with the number of cuts, not with the rows.
+            with the number of sharded mesh dims, not with the rows.
 
     Raises:
         ValueError: boxes of tensors of different numbers of dims.

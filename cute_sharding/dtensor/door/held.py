@@ -34,19 +34,18 @@ from cute_sharding.sharding.meeting import count_rows, rows_held
 
 
 def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple[Box, ...]:
-    """The boxes that a rank holds of a DTensor, or of one of that spec, whatever its placements:
+    """The boxes that a rank holds of a DTensor, or of a DTensor with that spec, for any placements:
     global offset, size and local offset of each dim, by strided runs. Each element of its local
-    tensor is in one.
+    tensor is in one box.
 
     A strided shard is one box, which says how it repeats (:class:`cute_sharding.Box`); where sizes
-    do not divide there are a few. None: the rank holds no element, or is not of the mesh. Of a
-    sub-mesh those of its slice that this process is in; the ranks of others have tensors of their
-    own. A tensor without dims is one box without. Where a reduction is pending it is the boxes to
-    which the rank contributes, and each says so.
+    do not divide there are a few. A rank without elements, or outside of the mesh, has none. For a
+    sub-mesh the boxes are those of the slice of this process. A tensor without dims is one box
+    without dims. The boxes of a ``Partial`` say that their elements are terms.
 
-    Nothing is communicated; but where the placements of a DTensor can be read in two ways (strided
-    shards that a program made, of sizes that do not divide) its ranks tell one another which one
-    their local sizes fit, once: so all ranks of its mesh ask.
+    Nothing is communicated, with one exception. If the placements of a DTensor have two readings
+    (strided shards that a program made, of sizes that do not divide), its ranks exchange their
+    local sizes once. So all ranks of its mesh have to call this.
 
     Args:
         tensor: a DTensor, or its spec.

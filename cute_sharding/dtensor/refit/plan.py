@@ -21,11 +21,11 @@ from cute_sharding.exchange.refit import Refit
 
 
 class RefitPlan:
-    """What a refit moves; it may be run any number of times.
+    """A planned refit, which may be run any number of times.
 
     Attributes:
-        refit: the relation of results to sources, and who sends what, without torch.
-        source, target: how each tensor lies, by name.
+        refit: the relation of results to sources, and the messages, without torch.
+        source, target: the spec of each tensor, by name.
 
     >>> import torch
     >>> from torch.distributed.tensor import Shard
@@ -219,13 +219,13 @@ def plan_refit(
 
     Args:
         generator: ordinary torch code, from a dict of whole tensors by name to a dict of whole
-            tensors: what it does of views, permutes, slices, cats, stacks, splits, expands,
-            repeats, rolls, flips, pads, rows by number and one cast becomes one relation. It is run
-            once, here, on tensors without data.
-        source: the tensors that it is given, by name: DTensors, or specs of such.
-        target: where results are to lie: by name or by pattern of names (``"*.qkv_proj.weight"``)
-            a mesh and placements, or a DTensor or spec; or a function of name and tensor that gives
-            a mesh and placements.
+            tensors. Its views, permutes, slices, cats, stacks, splits, expands, repeats, rolls,
+            flips, pads, rows by number and one cast become one relation. It runs once, here, on
+            tensors without data.
+        source: the tensors that it takes, by name: DTensors, or their specs.
+        target: for each result, by name or by a pattern of names (``"*.qkv_proj.weight"``), a pair
+            of mesh and placements, a DTensor or a spec; or a function of name and tensor that
+            returns mesh and placements.
 
     Returns:
         The plan: ``.run(state)``, ``.inverse()``, ``str()``, ``.to_dict()``.

@@ -39,12 +39,12 @@ def plan_redistribution(
     groups: Sequence[Sequence[int]] | None = None,
     itemsize: int = 4,
 ) -> RedistributionPlan | ExchangePlan:
-    """How a tensor of global ``shape`` on ``mesh`` gets from the placements ``src`` to ``dst``;
-    sizes need not divide.
+    """The plan of a redistribution of a tensor of global ``shape`` on ``mesh`` from the placements
+    ``src`` to ``dst``. Sizes need not divide.
 
-    Nothing is communicated, and no process group is needed. It is what ``redistribute`` runs under
-    ``enable(redistribution=True)``, which knows no memory limit; but a backend other than gloo also
-    pads blocks of rows that are not of one size, for collectives of its own.
+    Nothing is communicated, and no process group is needed. ``redistribute`` runs this plan under
+    ``enable(redistribution=True)``, without a memory limit. Backends other than gloo also pad
+    blocks of different sizes, for collectives of their own.
 
     Args:
         shape: the global shape.

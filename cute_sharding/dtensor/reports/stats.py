@@ -26,39 +26,35 @@ from cute_sharding.exchange.cost import DEVICES
 
 
 def stats(*, reset: bool = False) -> Stats:
-    """For each op, how many of its propagations had each outcome since the last reset, and what
-    they receive beside what torch's own rules would; and under "redistribute" what redistributions
-    moved, where these run by plan.
+    """Counts since the last reset: for each op, who answered and the elements received, beside
+    those of PyTorch's rules; under "redistribute", the redistributions by plan.
 
-    A dict of dicts, without what is 0: an inner dict gives 0 for what it has not.
-    ``stats().table()`` is the same as text, and ``python -m cute_sharding stats PROGRAM`` runs a
-    program and prints that.
+    The result is a dict of dicts without zeros; an inner dict gives 0 for other keys.
+    ``stats().table()`` is the same as text. ``python -m cute_sharding stats PROGRAM`` runs a
+    program and prints the table.
 
-    DTensor caches propagations, so an op that runs again on the same shapes and placements is not
-    counted again: what views and movement ops receive is that of one run of each. Redistributions
-    are counted each time that they run, and in a compiled program once, when it is compiled. What a
-    view has redistributed by plan is counted there as well, with ``redistribution``.
+    DTensor caches propagations. So an op counts once for the same shapes and placements, with the
+    elements of one run. A redistribution counts each time that it runs, and in a compiled program
+    once, when it is compiled. Redistributions of views count there, and as ``redistribution`` of
+    the view.
 
-    Outcomes of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not
-    divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error was
-    raised) and ``stock`` (left to torch's own rule: meshes of one device in all, which torch also
-    uses as a stand-in to derive the rules of other ops; sizes that differ from rank to rank). Of
-    other ops: ``signature`` (answered by the op's signature) and ``gate`` (given what torch would
-    have had).
+    Keys of a view: ``algebra`` (free, all blocks of one size), ``tracing`` (free, sizes do not
+    divide), ``redistribution`` (the input is redistributed first), ``refused`` (an error) and
+    ``stock`` (left to PyTorch: meshes of one device, on which PyTorch also derives rules of other
+    ops; sizes that differ between ranks).
 
-    Of a movement op on a sharded dim (with ``movement``): ``free``, ``exchanged`` (one exchange of
-    what is missing) and ``stock`` (left to what answers without ``movement``).
+    Keys of other ops: ``signature`` (the op's signature) and ``gate`` (the fallback: the placements
+    that PyTorch would have had). Of a movement op on a sharded dim: ``free``, ``exchanged`` (one
+    exchange of the missing elements) and ``stock`` (answered without ``movement``). Of
+    redistributions: ``plan``, ``stock`` (left to PyTorch), and ``collectives`` of those by plan.
 
-    Of redistributions: ``plan`` and ``stock``, how many ran by plan and how many were left to
-    torch; and of those by plan the ``collectives``.
+    Elements of views, movement ops and redistributions by plan: ``received_elements`` by the
+    busiest device, ``received_by_all`` devices together. Where PyTorch's rules are compared:
+    ``compared_by_all`` of this package, ``stock_received_elements`` of rank 0 and
+    ``stock_received_by_all`` of PyTorch. PyTorch pads blocks to one size, and padding counts.
 
-    Of views, movement ops and redistributions by plan, in elements: ``received_elements`` of the
-    device that receives the most, ``received_by_all`` devices together; and of those ``compared``
-    with torch: ``compared_by_all``, what our side of these receives, ``stock_received_elements``,
-    what rank 0 would have received by torch's own rule and steps, and ``stock_received_by_all``.
-    torch pads blocks to one size, and what is padded is received. Not compared is what torch
-    raises for (``stock_raises``), ops of which torch has no rule, sizes that are symbols, the
-    oldest of more than a thousand kinds of redistribution, and the newest of as many places.
+    Not compared are cases that raise in PyTorch (``stock_raises``), ops without a rule there,
+    symbolic sizes, and kinds beyond a thousand.
 
     Args:
         reset: set every count to 0 afterwards.

@@ -25,18 +25,17 @@ from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 def redistribute(
     tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placement] | str | None = None
 ) -> DTensor:
-    """The tensor on ``mesh``, which may be any: the one that it is on, the same ranks in another
-    shape or order, ranks that it shares some of or none with.
+    """The tensor on ``mesh``: its own, the same ranks in another shape or order, or other ranks.
 
-    Every rank receives what it needs and does not hold, each element once; where several ranks hold
-    the same they share the sending. What is pending is finished on the way. Gradients go back the
-    same way. Where a rank keeps what it has, the result shares memory with ``tensor``, as torch's
-    own redistribute has it: clone it before you write into it.
+    Every rank receives the elements that it needs and does not hold, each once. Ranks that hold the
+    same elements share the sending. A ``Partial`` is reduced on the way. Gradients go back the same
+    way. If a rank keeps all its elements, the result shares memory with ``tensor``, as in PyTorch:
+    clone it before you write into it.
 
-    To be called by every rank of either mesh, backward as well; a rank of neither does nothing, and
-    has a DTensor without data, as torch has it there. With a process group of all ranks of both
+    Call it on every rank of either mesh, also in the backward pass. A rank of neither does nothing,
+    and gets a DTensor without data. With a process group of all ranks of both meshes
     (``prepare_groups(mesh, other)``, or where they are the whole world) it is one collective, else
-    one batch of point-to-point messages on the default group. (NCCL wants a first collective of the
+    one batch of point-to-point messages on the default group. (NCCL needs a first collective of the
     whole group before those, or ``init_process_group(device_id=...)``.) A compiled program breaks
     its graph here.
 

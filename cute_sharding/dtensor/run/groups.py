@@ -31,22 +31,20 @@ def prepare_groups(
     timeout: timedelta | None = None,
     pg_options: Any = None,
 ) -> None:
-    """Make the process groups of several mesh dims together, so that redistributions over them take
-    one step and move only what is missing.
+    """Make process groups of several mesh dims together, so that a redistribution over them is one
+    exchange of the missing elements.
 
-    A mesh has a group for each of its dims. What changes on several dims at once then goes from
-    group to group: right, but in more steps, and it may move elements more than once. After
-    ``prepare_groups(mesh)`` every redistribution on the mesh, and on other meshes of the same
-    ranks, is a single exchange again. ``mesh["a", "b"]._flatten()`` does as much for the dims that
-    it names.
+    A mesh has a group for each of its dims. Without groups of several dims, a change on several
+    dims at once goes from group to group: right, in more steps, and it may move elements more than
+    once. ``mesh["a", "b"]._flatten()`` makes the group of the named dims.
 
-    To be called by every rank of the world, also those outside of the mesh, with the same arguments
-    and at the same point of the program: after ``init_process_group`` and before the first step,
-    say. What is compiled is compiled anew. What is there already is not made again. The groups are
-    those of every slice where the mesh is a slice of a larger one. They end with the default group.
+    Call it on every rank of the world, also outside of the mesh, with the same arguments and at the
+    same point of the program: for example after ``init_process_group`` and before the first step.
+    Compiled programs are compiled anew. Existing groups are not made again. If the mesh is a slice
+    of a larger one, every slice gets its groups. They end with the default group.
 
     With other meshes among the arguments, the ranks of ``mesh`` and of each of them get a group
-    together: then :func:`cute_sharding.redistribute` between the two is one collective.
+    together. :func:`cute_sharding.redistribute` between the two is then one collective.
 
     Args:
         mesh: the mesh.

@@ -30,7 +30,7 @@ OnMesh: TypeAlias = "tuple[AnyMesh, Sequence[Placement] | str]"
 
 @dataclass(frozen=True)
 class Spec:
-    """How a tensor lies, said without the tensor.
+    """The shape, mesh, placements and dtype of a tensor, without the tensor.
 
     Attributes:
         shape: the global shape.

@@ -62,41 +62,41 @@ def enable(
     movement: bool = False,
     network: Network | str | None = None,
 ) -> None:
-    """Propagate DTensor's view ops by layout algebra, from the next op on, in every thread.
+    """Switch the package on, from the next op on, in every thread.
 
     Args:
-        implicit_redistribution: what a view does where no placements of the output make it free:
-            redistribute its input as torch's rules for views that may communicate do, with what
-            blocks the view replicated and the rest kept ("replicate", also True), or to the
-            placements under which it is free and the fewest elements are received ("cheapest");
-            or raise an error that names such placements ("error", also False), of strict views
-            (``view`` and friends, hence also ``reshape``): others go on as under "replicate". The
-            log says once of each place, at level INFO, what is redistributed.
-        redistribution: let every redistribution of DTensor (``redistribute``, ``full_tensor``, and
-            what ops do to their inputs) run by plan: each missing element moves once. Without it so
-            do the inputs of views and of ops that have a row, and what torch is known to move
-            wrongly; all else is moved by torch.
-        views: False leaves the view ops to torch, for ``redistribution`` alone. (In place,
-            ``squeeze_``, ``t_``, ``transpose_`` and ``unsqueeze_`` keep functions of ours, as
-            torch has none that is right.)
-        ops: what views make, other ops are handed as their signatures say (cute_sharding/ops). With
-            False, torch's rules answer for them; what these are not known to get right is
-            redistributed first, to what torch's views would have made. Without ``views`` it does
-            nothing.
-        movement: slices, splits, cat, roll, flip, pad and unfold of a sharded dim move what is
-            missing, in one exchange, or nothing, where some placements of the result are free; what
-            torch gathers the dim for. What is written to a slice reaches what it is a slice of.
-        network: by what plans are chosen and shown, as a Network or text (docs/flags.md); by
+        implicit_redistribution: for views that no placements of the output make free.
+            ``"replicate"`` (or True) replicates the mesh dims that block the view and keeps the
+            others, as PyTorch's rules for views that may communicate do. ``"cheapest"``
+            redistributes to the placements that make it free for the fewest elements received.
+            ``"error"`` (or False) raises, for strict views (``view`` and friends, hence also
+            ``reshape``), an error that names such placements. The log names each line once, at
+            level INFO.
+        redistribution: run every redistribution of DTensor by plan (``redistribute``,
+            ``full_tensor``, and those of ops' inputs): each missing element moves once. Without it
+            the inputs of views, the inputs of ops that have a row, and redistributions that
+            PyTorch is known to get wrong are by plan, and PyTorch runs all others.
+        views: False leaves view ops to PyTorch, for ``redistribution`` alone, but for those that
+            work in place (``squeeze_``, ``t_``, ``transpose_``, ``unsqueeze_``).
+        ops: other ops take the placements that views leave by their signatures
+            (docs/ops.md). With False, PyTorch's rules answer, and a fallback redistributes first
+            where these are not known to be right. Without ``views`` it does nothing.
+        movement: slices, splits, cat, roll, flip, pad and unfold of a sharded dim move the
+            elements that a device lacks, in one exchange, or none; PyTorch gathers the dim. Writes
+            to a slice reach its tensor.
+        network: plans are chosen and shown by it, as a Network or text (docs/flags.md). By
             default NVLink within hosts of eight devices and InfiniBand between.
 
     Raises:
-        ValueError, TypeError: one is none of those; or ``movement`` without ``views`` and ``ops``.
+        ValueError, TypeError: an argument has another value; or ``movement`` without ``views`` and
+            ``ops``.
+        RuntimeError: this PyTorch is older than the oldest that was checked.
 
-    A torch newer than those that were checked gives one RuntimeWarning in a process; one that is
-    older raises a RuntimeError. Calling it again changes the setting. If it fails, everything is as
-    it was. One thing a thread cannot take from another, as torch keeps it by thread: other threads
-    may go on answering (rightly) calls that they have cached as the setting before had it. So
-    change it where all ranks are, before their threads run programs.
+    A newer PyTorch than the newest that was checked gives one RuntimeWarning in a process. A second
+    call changes the settings. If a call fails, everything is as it was.
+
+    PyTorch caches some calls by thread, and other threads may go on with the old settings for
+    these. So change settings before threads run programs.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -116,7 +116,7 @@ def enable(
 
 
 def disable() -> None:
-    """Go back to torch's own rules, from the next op on. Does nothing where they are in force.
+    """Go back to PyTorch's rules, from the next op on. If they are in force, it does nothing.
 
     >>> enable()
     >>> disable()
@@ -136,8 +136,10 @@ def enabled(
     movement: bool = False,
     network: Network | str | None = None,
 ) -> Iterator[None]:
-    """:func:`enable` inside the ``with`` block, and what was before after it. The setting is the
-    process's: blocks of two threads that overlap, neither within the other, undo one another's.
+    """:func:`enable` inside the ``with`` block, and the settings before it afterwards.
+
+    The settings are those of the process. Blocks of two threads that overlap, neither inside the
+    other, undo one another's.
 
     Raises:
         ValueError, TypeError, RuntimeError: as :func:`enable`.
@@ -169,7 +171,7 @@ def is_enabled() -> bool:
 
 
 def settings() -> Settings | None:
-    """What is switched on, as the arguments of :func:`enable`; None where nothing is.
+    """The settings in force, as the arguments of :func:`enable`; None if the package is off.
 
     >>> with enabled():
     ...     settings().implicit_redistribution, settings().redistribution
