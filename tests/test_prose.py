@@ -78,7 +78,7 @@ def test_a_guide_is_read_at_one_sitting(page):
 def test_guides_are_those_of_the_navigation():
     listed = (pages.ROOT / "mkdocs.yml").read_text().partition("- Guides:")[2]
     listed = listed.partition("\n  - ")[0]
-    assert {f"docs/{name}" for name in re.findall(r": ([\w/-]+\.md)", listed)} == set(GUIDES)
+    assert {f"docs/{name}" for name in re.findall(r": ([\w/-]+\.md)", listed)} >= set(GUIDES)
 
 
 def test_the_readme_says_how_its_claims_are_shown():
