@@ -72,7 +72,7 @@ def test_pages_for_users_have_the_words_of_the_field(page):
 
 @pytest.mark.parametrize("page", GUIDES)
 def test_a_guide_is_read_at_one_sitting(page):
-    assert len((pages.ROOT / page).read_text().split()) <= MOST_WORDS_OF_A_GUIDE
+    assert len(prose(page).split()) <= MOST_WORDS_OF_A_GUIDE
 
 
 def test_guides_are_those_of_the_navigation():

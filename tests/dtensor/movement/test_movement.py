@@ -135,7 +135,7 @@ def test_writes_to_windows_are_refused():
     with ranks_of((2,)), cute_sharding.enabled(movement=True):
         full = values(8, 3)
         x = distribute(full, (2,), [Shard(0)])
-        with pytest.raises(RuntimeError, match=r"zero_.default writes in place to the result of unfold"):
+        with pytest.raises(RuntimeError, match="writes in place to the result of unfold"):
             x.unfold(0, 3, 1).zero_()
         x.unfold(0, 3, 1).clone().zero_()
         rows = distribute(values(8, 1), (2,), [Shard(0)]).expand(8, 3)
