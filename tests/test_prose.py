@@ -14,6 +14,7 @@ GUIDES = (
     "docs/refit.md",
     "docs/meshes.md",
     "docs/inference.md",
+    "docs/transformers.md",
     "docs/boxes.md",
 )
 # Pages for those who use the package, in the field's words.
