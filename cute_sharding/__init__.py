@@ -11,11 +11,11 @@
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
 
-The public names are those in the ``__all__`` of this package and of the nine above, and of
-:mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing
-else is promised: modules inside these packages, and names that are in no ``__all__``, may change
-with any release. Versions are semantic from 0.2.0 on (https://semver.org): public names change
-their meaning, or go, with a new major version, or before 1.0 a new minor one.
+Promised are the names in the ``__all__`` of this package and of :mod:`cute_sharding.layout`, the
+values that their functions take and return, the flags, and the command line. All other packages are
+internal: their names are documented, with examples, and may change with any release. Versions are
+semantic from 0.2.0 on (https://semver.org): promised names change their meaning, or go, with a new
+major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,

@@ -71,7 +71,7 @@ def stats(*, reset: bool = False) -> Stats:
 
 
 def reset_stats() -> None:
-    """Set every count of :func:`stats` to 0.
+    """Set every count to 0, as ``stats(reset=True)`` does.
 
     >>> reset_stats()
     >>> stats()
