@@ -97,7 +97,7 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
         if not how.even:
-            return _gather_padded(step, how, local, mesh, group)
+            return _gather_padded(step, local, mesh, group)
         whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank)[0], x), local)
         return collective_ops.all_gather(whole, group, how.gathered or 0)
     target: torch.Tensor | None = None
@@ -107,26 +107,38 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     return target
 
 
-def _gather_padded(
-    step: AllToAll, how: Along, local: torch.Tensor, mesh: Any, group: Any
-) -> torch.Tensor:
-    """An all-gather of blocks made equal. They lie in the order of their rows, and only the last
-    ones are short: so what was added lies behind all rows.
-    """
-    dim, parts = how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
-
-    def shape(rank: int) -> tuple[int, ...]:
-        return alone(step, mesh, rank)[0].target_shape()
-
-    equal = on_each_rank(
-        lambda rank, x: padded(
-            checked(alone(step, mesh, rank)[0], x), dim, -(-shape(rank)[dim] // parts)
-        ),
-        local,
-    )
+def _gather_padded(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
+    """An all-gather of blocks made equal."""
+    equal = block_of(step, local, mesh)
     with dispatch_modes.of_this_rank():  # others may have added nothing
         gathered = waited(collective_ops.all_gather(equal, group))
-    return on_each_rank(lambda rank, x: joined(x, dim, parts, shape(rank)), gathered)
+    return on_each_rank(lambda rank, x: whole_of(step, x, mesh, rank), gathered)
+
+
+def block_of(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """What a rank gives to a gather of a whole tensor dim: as many rows as any other. They lie in
+    the order of the blocks, and only the last ones are short: so what was added lies behind all
+    rows.
+    """
+    dim, parts = _gathered(step, mesh)
+
+    def block(rank: int, x: torch.Tensor) -> torch.Tensor:
+        part, _ = alone(step, mesh, rank)
+        return padded(checked(part, x), dim, -(-part.target_shape()[dim] // parts))
+
+    return on_each_rank(block, local)
+
+
+def whole_of(step: AllToAll, blocks: torch.Tensor, mesh: Any, rank: int) -> torch.Tensor:
+    """What comes of the blocks of all ranks, one behind the other."""
+    return joined(blocks, *_gathered(step, mesh), alone(step, mesh, rank)[0].target_shape())
+
+
+def _gathered(step: AllToAll, mesh: Any) -> tuple[int, int]:
+    """The tensor dim that is gathered, and from how many ranks."""
+    how = step.along
+    assert how is not None, "a step is asked before (whole_dim)"
+    return how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
 
 
 def _exchange_once(
@@ -216,7 +228,7 @@ def all_to_all(
         if dispatch_modes.is_tracing():
             given = after(given, buffer)
         got = waited(collective_ops.all_to_all(given, receives, sends, group))
-        return got[width:]
+        return got[width:].clone()  # of other dtypes, too, it may be seen as elements
     return collective_ops.all_to_all(buffer, receives, sends, group)
 
 

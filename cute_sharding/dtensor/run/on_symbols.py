@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm, prod
+from typing import Any
 
 import torch
 
@@ -44,7 +45,7 @@ def run_on_symbols(
         n % _count(d, plan.steps) or (isinstance(size, torch.SymInt) and n < least)
         for d, (n, size, (least, _)) in enumerate(zip(plan.shape, spec.shape, asked))
     ):
-        return run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+        return run_opaque([plan], [local], spec.mesh, [tuple(spec.shape)])[0]
     alone = not any(step.communicates for step in plan.steps)
     seen = alone or not any(looks_at_sizes(step, local.dtype, spec.mesh) for step in plan.steps)
     with symbols_of(tuple(spec.shape)):
@@ -58,8 +59,18 @@ def run_on_symbols(
     return (
         run(plan.steps, local, spec.mesh)
         if seen
-        else run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+        else run_opaque([plan], [local], spec.mesh, [tuple(spec.shape)])[0]
     )
+
+
+def settle_divisions(plan: RedistributionPlan, shape: tuple[Any, ...]) -> None:
+    """Have it a guard that sizes divide, where they do at hand: what follows then computes with
+    sizes that are simpler.
+    """
+    with symbols_of(shape):
+        for d, n in enumerate(known(shape)):
+            if isinstance(n, Size):
+                _ = n % _count(d, plan.steps) == 0
 
 
 def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:

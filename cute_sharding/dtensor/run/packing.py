@@ -15,7 +15,7 @@ from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import dispatch_modes, symints
 from cute_sharding.dtensor.run.order import memory_order
 from cute_sharding.dtensor.run.ranks import peers, place
-from cute_sharding.exchange import Part
+from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.exchange.copies import Copy, fills, flat
 from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.step import Step
@@ -98,6 +98,24 @@ def packed(
     for x, copies in some:
         for copy in copies:
             write(copy, x, buffer)
+    return buffer
+
+
+def filled(
+    part: BundlePart,
+    operands: Sequence[torch.Tensor | None],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> torch.Tensor:
+    """The send buffer of several tensors, in bytes; each goes as elements of its dtype of
+    ``dtypes``. None: of that one this rank has nothing.
+    """
+    buffer = torch.empty(sum(part.sends), dtype=torch.uint8, device=device)
+    for x, dtype, mine in zip(operands, dtypes, part.parts):
+        if x is not None:
+            flat = buffer.view(dtype)
+            for copy in mine.packs[0] or ():
+                write(copy, x, flat)
     return buffer
 
 
@@ -312,7 +330,8 @@ def joined(blocks: torch.Tensor, dim: int, parts: int, shape: Sequence[int]) -> 
     rows = -(-shape[dim] // parts)
     apart = blocks.view(parts, *shape[:dim], rows, *shape[dim + 1 :])
     if not any(n != 1 for n in shape[:dim]):
-        return apart.view(*shape[:dim], parts * rows, *shape[dim + 1 :]).narrow(dim, 0, shape[dim])
+        together = apart.reshape(*shape[:dim], parts * rows, *shape[dim + 1 :])
+        return together.narrow(dim, 0, shape[dim])
     whole = blocks.new_empty(tuple(shape))
     for of, into in _whole_and_rest(apart.movedim(0, dim), whole, dim, rows):
         into.copy_(of)

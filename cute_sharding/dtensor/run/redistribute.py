@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
+from cute_sharding.dtensor.bookkeeping.stats import Moved, Question, Received, count_moves
 from cute_sharding.dtensor.compiled.symbols import sizes_at_hand
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
@@ -53,23 +53,26 @@ MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
 class Traffic:
     """What one redistribution moves each time that it runs, for :func:`cute_sharding.stats`. Worked
     out when somebody asks.
+
+    ``collectives``: of several tensors that share theirs, how many are counted for this one; None:
+    those of its steps.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        mesh: tuple[int, ...],
-        before: tuple[Placement, ...],
-        after: tuple[Placement, ...],
-        steps: Sequence[Step],
+        self, question: Question, steps: Sequence[Step], collectives: int | None = None
     ) -> None:
-        self.question, self._steps = (shape, mesh, before, after), steps
+        self.question, self._steps, self._collectives = question, steps, collectives
+
+    def counting(self, collectives: int) -> Traffic:
+        """The same, with another number of collectives."""
+        return Traffic(self.question, self._steps, collectives)
 
     @cached_property
     def moved(self) -> Moved:
+        own = self._collectives
         return Moved(
             plan=1,
-            collectives=sum(step.collectives for step in self._steps),
+            collectives=sum(step.collectives for step in self._steps) if own is None else own,
             received=Received(received_by(self._steps), received_by_all(self._steps)),
         )
 
@@ -123,25 +126,13 @@ def redistribute_local_tensor(
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
     before, after = tuple(current.placements), tuple(target.placements)
-    shape = sizes_at_hand(current.shape)
-    is_symbolic = symints.is_symbolic(tuple(current.shape))
-    source, wanted = current, target
-    if is_symbolic:
-        source, wanted = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
-    found = planned(
-        mesh,
-        shape,
-        before,
-        after,
-        of_source(source, local),
-        of_target(wanted, is_explicit=is_explicit),
-    )
+    found = planned_for(local, current, target, is_explicit=is_explicit)
     if found.handed_out and not process_groups.is_ascending(mesh):
         return _in_two(local, current, target, found.handed_out[0], counted)
     plan = found.plan
     if plan.steps and counted:
         count_moves(found.traffic)
-        say_redistributed(mesh, shape, before, after, plan)
+        say_redistributed(mesh, plan.shape, before, after, plan)
     with _recorded(plan, local, before, after, is_explicit):
         moved = _done(found, local, current, target, async_op=async_op)
     return local if moved is local else laid_out(moved, target.tensor_meta)
@@ -218,6 +209,24 @@ def _recorded(
         local, before, after, kinds, is_explicit=is_explicit
     )
     return recorded
+
+
+def planned_for(
+    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, is_explicit: bool = False
+) -> Prepared:
+    """The plan for a local tensor, on one mesh; of sizes that are symbols for those at hand."""
+    shape = sizes_at_hand(current.shape)
+    source, wanted = current, target
+    if symints.is_symbolic(tuple(current.shape)):
+        source, wanted = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
+    return planned(
+        current.mesh,
+        shape,
+        tuple(current.placements),
+        tuple(target.placements),
+        of_source(source, local),
+        of_target(wanted, is_explicit=is_explicit),
+    )
 
 
 def planned(
@@ -321,7 +330,7 @@ def prepare(
     shards = frozenset(m for m in foreign if type(after[m]) is Shard)
     may_move = all(is_by_elements(before[m]) for m in foreign)
     way = cheapest(plan, shape, mesh, held, target, foreign, shards, may_move=may_move)
-    traffic = Traffic(shape, mesh, before, after, way.steps)
+    traffic = Traffic((shape, mesh, before, after), way.steps)
     return Prepared(way.then, foreign, changes.made, traffic, way.handed_out, way.first)
 
 
