@@ -26,6 +26,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, Replicate
 from cute_sharding.dtensor.run.executor import all_to_all
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
+from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import (
     from_wire,
@@ -35,7 +36,6 @@ from cute_sharding.dtensor.run.packing import (
     unpacked,
 )
 from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
-from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.exchange import Exchange, Part
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.movement.slices import is_view, keeps, slices
@@ -76,7 +76,7 @@ class Runner:
         given = _tensors_of((*args, *kwargs.values()))
         for spec, whole in self._gathered:
             dispatch.observe(spec, whole, self.name)
-        operands = [self._brought(x, i) for i, x in enumerate(given)]
+        operands = self._brought([collective_ops.waited(x) for x in given])
         results = self._views(operands) if self._is_viewed else None
         if results is None:
             part = result_of(self.exchange, given[0], operands)
@@ -99,13 +99,15 @@ class Runner:
                 found.append((spec, DTensorSpec(self.mesh, tuple(whole), spec.tensor_meta)))
         return found
 
-    def _brought(self, local: torch.Tensor, i: int) -> torch.Tensor:
-        spec, placements = self.specs[i], self.placements[i]
-        local = collective_ops.waited(local)
-        if placements == tuple(spec.placements):
-            return local
-        target = DTensorSpec(self.mesh, placements, spec.tensor_meta)
-        return redistribute_local_tensor(local, spec, target, counted=False)
+    def _brought(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The operands where the movement starts."""
+        moving = {
+            i: Wanted(x, spec, DTensorSpec(self.mesh, placements, spec.tensor_meta))
+            for i, (x, spec, placements) in enumerate(zip(given, self.specs, self.placements))
+            if placements != tuple(spec.placements)
+        }
+        moved = dict(zip(moving, redistribute_all([*moving.values()], counted=False)))
+        return [moved.get(i, x) for i, x in enumerate(given)]
 
     # -- without communication ---------------------------------------------------------------------
 
