@@ -128,7 +128,7 @@ def _torchs(question: Question) -> Any:
     if wanted is question.schema or not question.is_sharded:
         return found
     if question.is_strided:
-        return question.signed() or found
+        return question.signed() or _brought(question, found)
     less = for_less(row, question.name, question.schema, question.specs, found)
     return less or _brought(question, found)
 

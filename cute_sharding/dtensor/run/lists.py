@@ -21,7 +21,6 @@ from cute_sharding.dtensor.bookkeeping.stats import count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.dynamic import run_opaque
-from cute_sharding.dtensor.run.executor import whole_dim
 from cute_sharding.dtensor.run.on_symbols import settle_divisions
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.redistribute import (
@@ -30,7 +29,7 @@ from cute_sharding.dtensor.run.redistribute import (
     planned_for,
     redistribute_local_tensor,
 )
-from cute_sharding.dtensor.run.together import run_together, turns
+from cute_sharding.dtensor.run.together import are_gathers, run_together, turns
 from cute_sharding.dtensor.run.words import say_redistributed
 from cute_sharding.redistribution.all_to_all import AllToAll
 
@@ -97,7 +96,7 @@ def _together(
     dtypes = tuple([one.local.dtype for one in wanted])
     if counted:
         for each, one, traffic in zip(
-            found, wanted, _shared(plans, dtypes, mesh, tuple([each.traffic for each in found]))
+            found, wanted, _shared(plans, dtypes, tuple([each.traffic for each in found]))
         ):
             count_moves(traffic)
             plan, before, after = each.plan, one.current.placements, one.target.placements
@@ -105,9 +104,8 @@ def _together(
     tensors = [collective_ops.waited(one.local) for one in wanted]
     shapes = [tuple(one.current.shape) for one in wanted]
     is_seen = not symints.is_symbolic(*shapes) and all(
-        whole_dim(step, dtype, mesh) is not None or not step.communicates
-        for steps, dtype in zip(plans, dtypes)
-        for step in steps
+        len(steps) == 1 or are_gathers(steps, [dtypes[i] for i in members], mesh)
+        for members, steps in turns(plans, dtypes)
     )
     if dispatch_modes.is_tracing() and not is_seen:
         for each, shape in zip(found, shapes):
@@ -120,8 +118,8 @@ def _together(
 
 @lru_cache(maxsize=1 << 10)
 def _shared(
-    plans: Any, dtypes: tuple[torch.dtype, ...], mesh: Any, traffics: tuple[Traffic, ...]
+    plans: Any, dtypes: tuple[torch.dtype, ...], traffics: tuple[Traffic, ...]
 ) -> list[Traffic]:
     """What each of them moves; the collectives, which are those of all, count for the first."""
-    together = sum(turn.collectives for turn in turns(plans, dtypes, mesh))
+    together = sum(turn.collectives for turn in turns(plans, dtypes))
     return [traffic.counting(0 if i else together) for i, traffic in enumerate(traffics)]

@@ -1,8 +1,7 @@
 """Steps of the plans of several tensors on one mesh, run at once: of those that go over the same
 mesh dims, what a rank sends another is one message (:mod:`cute_sharding.exchange.bundle`).
 
-What backends gather natively they gather natively of several tensors, too: as one all-gather of
-what a rank has of all of them.
+Where each of them by itself is an all-gather of the backend's own, all of them are one.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.replaced import dispatch_modes
-from cute_sharding.dtensor.replaced.collective_ops import all_gather, waited
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
+from cute_sharding.dtensor.replaced.collective_ops import waited
 from cute_sharding.dtensor.run.executor import all_to_all, block_of, run, whole_dim, whole_of
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.packing import checked, filled, unpacked
@@ -48,9 +47,7 @@ class Turn(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 10)
-def turns(
-    plans: tuple[tuple[Step, ...], ...], dtypes: tuple[torch.dtype, ...], mesh: Any
-) -> tuple[Turn, ...]:
+def turns(plans: tuple[tuple[Step, ...], ...], dtypes: tuple[torch.dtype, ...]) -> tuple[Turn, ...]:
     """The steps of all plans, each in its order, in as few turns as go one after the other: a
     function of what all ranks know.
     """
@@ -59,26 +56,27 @@ def turns(
         for i, steps in enumerate(left):
             while steps and not steps[0].communicates:
                 found.append(Turn((i,), (steps.pop(0),)))
-        members = tuple(_members(left, dtypes, mesh))
+        members = tuple(_members(left, dtypes))
         if members:
             found.append(Turn(members, tuple([left[i].pop(0) for i in members])))
     return tuple(found)
 
 
-def _members(
-    left: Sequence[Sequence[Step]], dtypes: Sequence[torch.dtype], mesh: Any
-) -> Iterator[int]:
+def _members(left: Sequence[Sequence[Step]], dtypes: Sequence[torch.dtype]) -> Iterator[int]:
     """Of the tensors that have steps left, whose next ones run at once."""
-    first: tuple[Any, ...] | None = None
+    dims: tuple[int, ...] | None = None
     room = MOST
     for i, (steps, dtype) in enumerate(zip(left, dtypes)):
-        if not steps:
-            continue
-        kind = (steps[0].mesh_dims, whole_dim(steps[0], dtype, mesh) is not None)
-        size = steps[0].received_elements * dtype.itemsize
-        if first is None or (kind == first and size <= room):
-            yield i
-            first, room = kind, room - size
+        if steps and dims in (None, steps[0].mesh_dims):
+            size = steps[0].received_elements * dtype.itemsize
+            if dims is None or size <= room:
+                yield i
+                dims, room = steps[0].mesh_dims, room - size
+
+
+def are_gathers(steps: Sequence[Step], dtypes: Sequence[torch.dtype], mesh: Any) -> bool:
+    """Whether each of the steps is one of the backend's own gathers."""
+    return all(whole_dim(step, dtype, mesh) is not None for step, dtype in zip(steps, dtypes))
 
 
 def run_together(
@@ -87,12 +85,12 @@ def run_together(
     """Take this rank's local tensor of each of the tensors through the steps of its plan, which are
     exchanges, in one round each.
     """
-    at = list(tensors)
-    for members, steps in turns(tuple(plans), tuple([x.dtype for x in tensors]), mesh):
+    at, dtypes = list(tensors), tuple([x.dtype for x in tensors])
+    for members, steps in turns(tuple(plans), dtypes):
         given = [waited(at[i]) for i in members]
         if len(members) == 1:
             moved = [run(steps, given[0], mesh)]
-        elif whole_dim(steps[0], given[0].dtype, mesh) is not None:
+        elif are_gathers(steps, [x.dtype for x in given], mesh):
             moved = _gathered(steps, given, mesh)
         else:
             moved = _exchanged(steps, given, mesh)
@@ -178,7 +176,7 @@ def _gathered(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torc
     parts = group.size()
     buffer = on_each_rank(sent, *blocks)
     with dispatch_modes.of_this_rank():
-        got = waited(all_gather(buffer, group))
+        got = waited(collective_ops.all_gather(buffer, group))
     return [
         on_each_rank(lambda rank, got, k=k: result(rank, k, got), got) for k in range(len(blocks))
     ]
