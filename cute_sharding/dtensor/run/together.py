@@ -1,5 +1,6 @@
 """Steps of the plans of several tensors on one mesh, run at once: of those that go over the same
-mesh dims, what a rank sends another is one message (:mod:`cute_sharding.exchange.bundle`).
+mesh dims, or over some of these, what a rank sends another is one message
+(:mod:`cute_sharding.exchange.bundle`).
 
 Where each of them by itself is an all-gather of the backend's own, all of them are one.
 """
@@ -63,20 +64,31 @@ def turns(plans: tuple[tuple[Step, ...], ...], dtypes: tuple[torch.dtype, ...]) 
 
 
 def _members(left: Sequence[Sequence[Step]], dtypes: Sequence[torch.dtype]) -> Iterator[int]:
-    """Of the tensors that have steps left, whose next ones run at once."""
-    dims: tuple[int, ...] | None = None
+    """Of the tensors that have steps left, whose next ones run at once: those over the most mesh
+    dims, and over some of these.
+    """
+    fronts = {i: steps[0] for i, steps in enumerate(left) if steps}
+    dims = dims_of([*fronts.values()])
+    some = [i for i, step in fronts.items() if {*step.mesh_dims} <= {*dims}]
+    some.sort(key=lambda i: fronts[i].mesh_dims != dims)  # those that need the group come first
     room = MOST
-    for i, (steps, dtype) in enumerate(zip(left, dtypes)):
-        if steps and dims in (None, steps[0].mesh_dims):
-            size = steps[0].received_elements * dtype.itemsize
-            if dims is None or size <= room:
-                yield i
-                dims, room = steps[0].mesh_dims, room - size
+    for i in some:
+        size = fronts[i].received_elements * dtypes[i].itemsize
+        if i == some[0] or size <= room:
+            yield i
+            room -= size
+
+
+def dims_of(steps: Sequence[Step]) -> tuple[int, ...]:
+    """The most mesh dims over which one of the steps goes."""
+    return max([step.mesh_dims for step in steps], key=len, default=())
 
 
 def are_gathers(steps: Sequence[Step], dtypes: Sequence[torch.dtype], mesh: Any) -> bool:
-    """Whether each of the steps is one of the backend's own gathers."""
-    return all(whole_dim(step, dtype, mesh) is not None for step, dtype in zip(steps, dtypes))
+    """Whether each of the steps is a gather of the backend's own, and all are in one group."""
+    return len({step.mesh_dims for step in steps}) == 1 and all(
+        whole_dim(step, dtype, mesh) is not None for step, dtype in zip(steps, dtypes)
+    )
 
 
 def run_together(
@@ -116,10 +128,9 @@ def _part_of(
     ranks = places(mesh, rank)
     on = Mesh(tuple(mesh.shape), tuple(ranks))
     items = [Item(_exchange_of(step, on), size) for step, size in zip(steps, sizes)]
-    group = {*peers(mesh, steps[0].dims, rank)}
-    return among(
-        Bundle(tuple(items)).part(rank), sorted(r for r, place in ranks.items() if place in group)
-    )
+    group = {*peers(mesh, dims_of(steps), rank)}
+    members = sorted(r for r, place in ranks.items() if place in group)
+    return among(Bundle(tuple(items)).part(rank), members)
 
 
 def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
@@ -138,7 +149,7 @@ def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[tor
         return unpacked(own, 0, got.view(x.dtype), [checked(own, x)])
 
     buffer = on_each_rank(sent, *given)
-    group = group_of(mesh, steps[0].dims)
+    group = group_of(mesh, dims_of(steps))
     with dispatch_modes.of_this_rank():
         received = waited(all_to_all(part, buffer, buffer, group, mesh))
     return [
