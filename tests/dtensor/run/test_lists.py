@@ -6,10 +6,12 @@ import random
 from collections import Counter
 from weakref import WeakKeyDictionary
 
+import lists_worker
 import pytest
 import simulation
 import torch
 from drawing import draw_placements, draw_shape
+from gloo import spawn
 from simulation import (
     assert_holds,
     distribute,
@@ -189,3 +191,10 @@ def test_gathers_are_one_gather():
             assert communication.get_total_counts() == 1
             for x, value in zip(a, full):
                 assert_holds(x, value * 2)
+
+
+@pytest.mark.processes
+@pytest.mark.costly
+@pytest.mark.one_in(1)
+def test_on_real_ranks(tmp_path):
+    spawn(lists_worker.several, 4, 4, str(tmp_path / "rendezvous"))
