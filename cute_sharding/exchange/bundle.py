@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import prod
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cute_sharding.exchange.copies import Copy, folded
 from cute_sharding.exchange.exchange import Exchange
@@ -21,7 +21,7 @@ from cute_sharding.exchange.part import Part
 from cute_sharding.exchange.placed import standing_for_all
 
 _ByPeer: TypeAlias = "Mapping[int, list[Message]]"
-_Own = TypeVar("_Own", "Part", "BundlePart")
+_Own = TypeVar("_Own", bound="Part | BundlePart")
 
 
 class Item(NamedTuple):
@@ -61,11 +61,13 @@ def among(part: _Own, ranks: Sequence[int]) -> _Own:
     ((0, 1, 2, 3), (0, 32, 0, 8), (0, 32, 0, 0))
     """
     sends, receives = (dict(zip(part.peers, n)) for n in (part.sends, part.receives))
-    return part._replace(
+    found: Any = part._replace(
         peers=tuple(ranks),
         sends=tuple([sends.get(peer, 0) for peer in ranks]),
         receives=tuple([receives.get(peer, 0) for peer in ranks]),
     )
+    of_the_kind: _Own = found
+    return of_the_kind
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,9 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
         if settings is None or not settings.views:
             answer = None
         before, answered = op_info.local_args, answer is not None and answer.by_plan
-        at_once = settings is not None and dispatch.is_of_lists(op_info)
-        if answered or (at_once and settings.redistribution):
-            move = partial(_all_redistributed, at_once=at_once, answered=answered)
+        of_lists = dispatch.is_of_lists(op_info)
+        if answered or (of_lists and settings is not None and settings.redistribution):
+            move = partial(_all_redistributed, at_once=of_lists, answered=answered)
             dispatch.redistribute_arguments(op_info, schema, takes_others, move)
         else:
             local_args(op_info, schema, takes_others)
@@ -99,19 +99,17 @@ def _all_redistributed(
     takes them in lists.
     """
     settings, stock = in_force(), redistribution_hook.stock_redistribute
-    results: dict[int, torch.Tensor | None] = {}
+    moved: list[torch.Tensor | None] = [None] * len(moves)
     if at_once and len(moves) > 1 and settings is not None:
-        wanted = {
-            i: Wanted(local, *_settled(current, target, settings))
-            for i, (local, current, target) in enumerate(moves)
-        }
-        some = [i for i, one in wanted.items() if _is_planned(*one, settings, answered)]
+        wanted = [Wanted(x, *_settled(before, after, settings)) for x, before, after in moves]
+        some = [i for i, one in enumerate(wanted) if _is_planned(*one, settings, answered)]
         counted = settings.redistribution or not answered
-        moved = exchanged_together([wanted[i] for i in some], counted=counted)
-        results = dict(zip(some, moved))
+        together = exchanged_together([wanted[i] for i in some], counted=counted)
+        for i, local in zip(some, together):
+            moved[i] = local
     return [
-        _redistributed(stock, *move, answered=answered) if results.get(i) is None else results[i]
-        for i, move in enumerate(moves)
+        _redistributed(stock, *move, answered=answered) if local is None else local
+        for move, local in zip(moves, moved)
     ]
 
 
