@@ -98,7 +98,8 @@ def _all_redistributed(
     """The arguments of an op, where they are to be; what is exchanged of them ``at_once``, if it
     takes them in lists.
     """
-    settings, stock = in_force(), redistribution_hook.stock_redistribute
+    settings = in_force()
+    alone = by_plan if answered else partial(_redistributed, redistribution_hook.stock_redistribute)
     moved: list[torch.Tensor | None] = [None] * len(moves)
     if at_once and len(moves) > 1 and settings is not None:
         wanted = [Wanted(x, *_settled(before, after, settings)) for x, before, after in moves]
@@ -107,10 +108,7 @@ def _all_redistributed(
         together = exchanged_together([wanted[i] for i in some], counted=counted)
         for i, local in zip(some, together):
             moved[i] = local
-    return [
-        _redistributed(stock, *move, answered=answered) if local is None else local
-        for move, local in zip(moves, moved)
-    ]
+    return [alone(*move) if local is None else local for move, local in zip(moves, moved)]
 
 
 def _settled(
