@@ -109,7 +109,7 @@ def _together(
     )
     if dispatch_modes.is_tracing() and not is_seen:
         for each, shape in zip(found, shapes):
-            settle_divisions(each.plan, shape)
+            settle_divisions(each.plan, shape, mesh)
         moved = run_opaque([each.plan for each in found], tensors, mesh, shapes)
     else:
         moved = run_together(plans, tensors, mesh)
