@@ -76,7 +76,10 @@ _KINDS = (Shard, StridedShard, Replicate, Partial)
 
 def are_known(placements: Sequence[Placement]) -> bool:
     """Whether :func:`cut_of` has an answer for all of them. What has others is left to torch."""
-    return all(isinstance(p, _KINDS) for p in placements)
+    for p in placements:  # every redistribution asks
+        if not isinstance(p, _KINDS):
+            return False
+    return True
 
 
 def is_by_elements(placement: Placement) -> bool:
