@@ -46,13 +46,13 @@ _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
 
 
 class CopiesOfOne:
-    """The copies of what lies in one memory, to which it belongs: by their ids, so that they are
-    kept no longer than what lies in them.
+    """The copies of what lies in one memory, to which it belongs; they are kept no longer than what
+    lies in them.
     """
 
     def __init__(self) -> None:
-        self._live: set[int] = set()
-        self._fresh: set[int] = set()
+        self._writes = 0  # of which copies were told, or not
+        self._live = self._fresh = 0  # how many there are, and how many of them are up to date
         # Those of which each has all that any other has, by what they have.
         self._alike: dict[Hashable, dict[int, weakref.ref[Copy]]] = {}
 
@@ -61,12 +61,12 @@ class CopiesOfOne:
 
     def add(self, copy: Copy) -> None:
         """Know of a copy that was just made."""
-        key = id(copy)
-        self._live.add(key)
-        LIVE.add(key)
-        self.refreshed(copy)
+        LIVE.add(id(copy))
+        copy.writes = self._writes
+        self._live += 1
+        self._fresh += 1
         if copy.has is not None:
-            self._alike.setdefault(copy.has, {})[key] = weakref.ref(copy)
+            self._alike.setdefault(copy.has, {})[id(copy)] = weakref.ref(copy)
 
     def alike(self, copy: Copy) -> list[Copy]:
         """The copies that have what that one has, if it is known, and itself."""
@@ -75,35 +75,40 @@ class CopiesOfOne:
 
     def is_fresh(self, copy: Copy) -> bool:
         """Whether nothing was written to the memory that the copy has not got."""
-        return id(copy) in self._fresh
+        return copy.writes == self._writes
 
     def refreshed(self, copy: Copy) -> None:
         """The copy has what the memory has."""
-        self._fresh.add(id(copy))
+        self._fresh += not self.is_fresh(copy)
+        copy.writes = self._writes
         self._note()
 
     def outdate(self, told: Iterable[Copy]) -> None:
         """Something was written to the memory. The copies ``told`` have it, if they had what was
         there before.
         """
-        self._fresh = {id(copy) for copy in told if self.is_fresh(copy)}
+        fresh = [copy for copy in told if self.is_fresh(copy)]
+        self._writes += 1
+        self._fresh = len(fresh)
+        for copy in fresh:
+            copy.writes = self._writes
         self._note()
 
     def forget(self, copy: Copy) -> None:
         """The copy is about to be gone."""
-        key = id(copy)
-        LIVE.discard(key)
-        self._live.discard(key)
-        self._fresh.discard(key)
+        LIVE.discard(id(copy))
+        self._live -= 1
+        self._fresh -= self.is_fresh(copy)
         alike = self._alike.get(copy.has)
         if alike is not None:
-            alike.pop(key, None)
+            alike.pop(id(copy), None)
             if not alike:
                 del self._alike[copy.has]
-        self._note()
+        if self._fresh == self._live:
+            _STALE.discard(id(self))
 
     def _note(self) -> None:
-        if len(self._fresh) < len(self._live):
+        if self._fresh < self._live:
             _STALE.add(id(self))
             Reads.watch()
         else:
@@ -120,9 +125,11 @@ class Copy:
         has: what it has of the memory of the source: copies that have the same, and are up to date,
             are equal. None: it is not known to be what another has.
         of: it, and the other copies of that memory.
+        writes: how many writes to that memory it has got, of those that ``of`` counts.
     """
 
     has: Hashable = None
+    writes = 0
 
     def __init__(
         self,
@@ -150,9 +157,11 @@ class Copy:
         self._count = count_of_writes(source)
         self.has = self._what_it_has()
         memory = local_tensors.storage_of(source)
-        if not hasattr(memory, _COPIES):
-            setattr(memory, _COPIES, CopiesOfOne())
-        self.of: CopiesOfOne = getattr(memory, _COPIES)
+        of: CopiesOfOne | None = getattr(memory, _COPIES, None)
+        if of is None:
+            of = CopiesOfOne()
+            setattr(memory, _COPIES, of)
+        self.of: CopiesOfOne = of
         self.of.add(self)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -183,17 +192,15 @@ class Copy:
         """See ``has``: the same elements moved to the same placements. Symbols stand as text: they
         have no hash.
         """
-        parts, placements = (
-            local_tensors.parts_of(self.source).values(),
-            self.spec_of_moved.placements,
-        )
-        sizes = [(part.storage_offset(), *part.size(), *part.stride()) for part in parts]
-        numbers = (*sizes, tuple(self.spec.shape))
-        if symints.is_symbolic(numbers, tensor_specs.split_factors(self.spec_of_moved)):
-            return tuple(
-                [*[symints.size_text(n) for some in numbers for n in some], *map(str, placements)]
-            )
-        return numbers, placements
+        parts, placements = local_tensors.parts_of(self.source), self.spec_of_moved.placements
+        lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts.values()]
+        found = (*lies, self.spec.shape, placements)
+        try:
+            hash(found)
+        except TypeError:
+            sizes = local_tensors.leaves(lies, list(self.spec.shape))
+            return (*map(symints.size_text, sizes), *map(str, placements))
+        return found
 
     def moved_again(self) -> torch.Tensor:
         """What the source now has, moved as it was."""

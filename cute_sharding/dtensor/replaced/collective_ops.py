@@ -33,10 +33,10 @@ __all__ = [
     "waited_in_graph",
 ]
 
-# torch's functional ones, waited for; with ``async_op`` what they give may not have ended, and is to
-# be :func:`waited` for.
-# Eagerly they are called below autograd, whose kernels for them are Python and cost the host twice
-# as much as the collective itself: redistribution is an autograd function of its own.
+# torch's functional ones, waited for; with ``async_op`` what they give may not have ended, and is
+# to be :func:`waited` for. Eagerly they are called below autograd: redistribution is an autograd
+# function of its own, and torch's kernels for them there, which are Python, take the host twice as
+# long as the collective itself.
 
 _c10d: Any = torch.ops._c10d_functional
 _below_autograd = torch._C._AutoDispatchBelowAutograd

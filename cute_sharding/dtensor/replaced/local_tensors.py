@@ -80,7 +80,9 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     """The memory of a local tensor; of a LocalTensor that of its first rank. torch keeps the
     object, and what is set on it, for as long as there is the memory.
     """
-    return next(iter(parts_of(tensor).values())).untyped_storage()
+    if isinstance(tensor, LocalTensor):
+        tensor = next(iter(tensor._local_tensors.values()))
+    return tensor.untyped_storage()
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

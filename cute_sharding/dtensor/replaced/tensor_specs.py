@@ -76,10 +76,7 @@ _KINDS = (Shard, StridedShard, Replicate, Partial)
 
 def are_known(placements: Sequence[Placement]) -> bool:
     """Whether :func:`cut_of` has an answer for all of them. What has others is left to torch."""
-    for p in placements:  # every redistribution asks
-        if not isinstance(p, _KINDS):
-            return False
-    return True
+    return all(isinstance(p, _KINDS) for p in placements)
 
 
 def is_by_elements(placement: Placement) -> bool:

@@ -158,8 +158,8 @@ def _between(
 
 @lru_cache(maxsize=1 << 12)
 def _between_numbers(current: DTensorSpec, target: DTensorSpec, by: Means) -> Prepared | None:
-    """The plan between two specs; None where one of them can be read in two ways, as then it depends
-    on local tensors which one is meant.
+    """The plan between two specs; None where one of them can be read in two ways, and local tensors
+    tell which is meant.
     """
     (source, other), (goal, another) = readings(current), readings(target)
     if other is not None or another is not None:
