@@ -28,7 +28,6 @@ from cute_sharding.dtensor.replaced import (
     dispatch_modes,
     local_tensors,
     symints,
-    tensor_specs,
 )
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Replicate
@@ -87,7 +86,7 @@ class CopiesOfOne:
         """Something was written to the memory. The copies ``told`` have it, if they had what was
         there before.
         """
-        fresh = [copy for copy in told if self.is_fresh(copy)]
+        fresh = [copy for copy in told if copy.of is self and self.is_fresh(copy)]
         self._writes += 1
         self._fresh = len(fresh)
         for copy in fresh:
