@@ -19,8 +19,8 @@ list. The words are those of docs/glossary.md.
 - :mod:`.reports`: plans without data; whether it works
 """
 
+import importlib
 import typing
-from importlib import import_module
 
 # First: a torch that is too old is refused by name, and not by what it lacks.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
@@ -78,7 +78,7 @@ _WHERE = {
 def __getattr__(name: str) -> typing.Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -117,7 +117,8 @@ def group_of_dim(mesh: Any, dim: int) -> Any:
     """The process group of a mesh dim."""
     if has_groups(mesh) and not is_compiling():
         # what the mesh itself looks up, by a longer way
-        return distributed_c10d._resolve_process_group(mesh._dim_group_names[dim])
+        c10d: Any = distributed_c10d
+        return c10d._resolve_process_group(mesh._dim_group_names[dim])
     group = _living(mesh.get_group(dim))
     if group is None:
         raise RuntimeError(f"the process group of dim {dim} of the mesh {mesh} is gone")
