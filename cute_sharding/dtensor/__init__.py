@@ -77,7 +77,7 @@ _WHERE = {
 
 def __getattr__(name: str) -> typing.Any:
     if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module 'cute_sharding.dtensor' has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
