@@ -169,9 +169,11 @@ def _is_planned(
     """
     if local_tensors.is_wrapper(local):
         return False
-    if not tensor_specs.are_known((*current.placements, *target.placements)):
+    if not (
+        tensor_specs.are_known(current.placements) and tensor_specs.are_known(target.placements)
+    ):
         return False
-    shape = tuple(current.shape)
+    shape = current.shape
     is_symbolic = symints.is_symbolic(shape)
     if settings.redistribution or answered:
         wanted = True

@@ -60,7 +60,8 @@ def started(
         def in_group(rank: int) -> Peers:
             return among(part(rank), ranks)
 
-        return partial(_waited, [all_to_all(in_group, buffer, local, group, mesh)], [buffer], [])
+        received = all_to_all(in_group, buffer, local, group, mesh, async_op=True)
+        return partial(_waited, [received], [buffer], [])
     width = 1 if local.dtype in WIRE else local.element_size()
     if dispatch_modes.local_tensor_mode() is not None:
         found = on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)

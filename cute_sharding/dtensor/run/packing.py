@@ -4,8 +4,8 @@ gets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -36,11 +36,16 @@ WIRE = frozenset(
 
 
 @lru_cache(maxsize=1 << 12)
-def transfer_of(step: Step, mesh: Any, rank: int, gathers: bool = False, turn: int = 0) -> Part:
-    device, among = place(mesh, rank), peers(mesh, step.mesh_dims, rank)
-    if isinstance(step, AllToAll):
-        return step.gathering(device, among) if gathers else step.transfer(device, among, turn)
-    return step.transfer(device, among)
+def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Callable[[int], Part]:
+    """The part of each rank in a round of a step, worked out when it is first asked for."""
+
+    def part(rank: int) -> Part:
+        device, among = place(mesh, rank), peers(mesh, step.mesh_dims, rank)
+        if isinstance(step, AllToAll):
+            return step.gathering(device, among) if gathers else step.transfer(device, among, turn)
+        return step.transfer(device, among)
+
+    return cache(part)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -67,7 +72,8 @@ def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> to
     Raises:
         OtherShape: it has another.
     """
-    if symints.is_symbolic(tuple(local.shape)) or tuple(local.shape[: len(expected)]) == expected:
+    shape = local.shape
+    if symints.is_symbolic(shape) or shape == expected or shape[: len(expected)] == expected:
         return local
     is_empty = local.numel() == 0 == prod(expected)
     if is_empty or _without_ones(local.shape) == _without_ones(expected):

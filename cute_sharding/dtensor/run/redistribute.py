@@ -36,7 +36,7 @@ from cute_sharding.dtensor.run.foreign import cheapest
 from cute_sharding.dtensor.run.groups import Means, means
 from cute_sharding.dtensor.run.on_symbols import run_on_symbols
 from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target
+from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target, readings
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
 from cute_sharding.redistribution.network import Chosen, Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, received_by
@@ -125,17 +125,50 @@ def redistribute_local_tensor(
         return across(local, current, target)
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
-    before, after = tuple(current.placements), tuple(target.placements)
     found = planned_for(local, current, target, is_explicit=is_explicit)
     if found.handed_out and not process_groups.is_ascending(mesh):
         return _in_two(local, current, target, found.handed_out[0], counted)
-    plan = found.plan
+    plan, before, after = found.plan, current.placements, target.placements
     if plan.steps and counted:
         count_moves(found.traffic)
         say_redistributed(mesh, plan.shape, before, after, plan)
     with _recorded(plan, local, before, after, is_explicit):
         moved = _done(found, local, current, target, async_op=async_op)
     return local if moved is local else laid_out(moved, target.tensor_meta)
+
+
+def planned_for(
+    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, is_explicit: bool = False
+) -> Prepared:
+    """The plan for a local tensor, on one mesh; of sizes that are symbols for those at hand."""
+    mesh, source, wanted = current.mesh, current, target
+    if not symints.is_symbolic(current.shape):
+        found = _between_numbers(current, target, means(mesh))
+        if found is not None:
+            return found
+    else:
+        shape = sizes_at_hand(current.shape)
+        source, wanted = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
+    return planned(
+        mesh,
+        tuple(source.shape),
+        tuple(current.placements),
+        tuple(target.placements),
+        of_source(source, local),
+        of_target(wanted, is_explicit=is_explicit),
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _between_numbers(current: DTensorSpec, target: DTensorSpec, by: Means) -> Prepared | None:
+    """The plan between two specs; None where one of them can be read in two ways, and local tensors
+    tell which is meant.
+    """
+    (source, other), (goal, another) = readings(current), readings(target)
+    if other is not None or another is not None:
+        return None
+    placements = tuple(current.placements), tuple(target.placements)
+    return _planned(current.mesh, tuple(current.shape), *placements, source, goal, by)
 
 
 def _done(
@@ -148,7 +181,7 @@ def _done(
 ) -> torch.Tensor:
     """The local tensor after the plan, and what placements do by methods of their own."""
     mesh, before, after = current.mesh, tuple(current.placements), tuple(target.placements)
-    is_symbolic = symints.is_symbolic(tuple(current.shape))
+    is_symbolic = symints.is_symbolic(current.shape)
     if found.first is not None:
         if is_symbolic:
             local = run_on_symbols(found.first, local, current)
@@ -209,24 +242,6 @@ def _recorded(
         local, before, after, kinds, is_explicit=is_explicit
     )
     return recorded
-
-
-def planned_for(
-    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, is_explicit: bool = False
-) -> Prepared:
-    """The plan for a local tensor, on one mesh; of sizes that are symbols for those at hand."""
-    shape = sizes_at_hand(current.shape)
-    source, wanted = current, target
-    if symints.is_symbolic(tuple(current.shape)):
-        source, wanted = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
-    return planned(
-        current.mesh,
-        shape,
-        tuple(current.placements),
-        tuple(target.placements),
-        of_source(source, local),
-        of_target(wanted, is_explicit=is_explicit),
-    )
 
 
 def planned(
