@@ -109,7 +109,7 @@ def _single(
 
 def in_a_row(messages: Iterable[Message], at: int = 0, *, is_sent: bool) -> list[Copy]:
     """The copies of messages, one behind the other from ``at`` on, into a buffer or out of it."""
-    copies = []
+    copies: list[Copy] = []
     for message in messages:
         for _, some in message.into(at) if is_sent else message.out_of(at):
             copies += some
