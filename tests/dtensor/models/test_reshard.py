@@ -3,6 +3,7 @@
 import sys
 from types import ModuleType, SimpleNamespace
 
+import dying_program
 import pytest
 import reshard_programs
 import reshard_worker
@@ -36,7 +37,7 @@ def test_programs(tmp_path):
 @pytest.mark.processes
 @pytest.mark.one_in(1)
 def test_a_process_that_dies_half_way(tmp_path):
-    spawn(reshard_programs.one_dies_half_way, 3, 3, str(tmp_path / "met"), str(tmp_path))
+    spawn(dying_program.one_dies_half_way, 3, 3, str(tmp_path / "met"), str(tmp_path))
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["ReshardError True True"] * 2
 
 
