@@ -47,8 +47,8 @@ def reshard(
         mesh: of the same kind of device; by default that of each tensor.
         memory_limit: the most bytes that a device may hold of it: sources, targets and buffers. So
             the tensors go in more exchanges, what shrinks first, and old memory is freed as new
-            arrives. By default buffers have 24 MiB, or an eighth of what a device sends and
-            receives.
+            arrives. By default what goes together is 64 MiB, or an eighth of what a device sends
+            and receives.
         progress: show a bar of tensors, on the first rank, by tqdm.
         dtype: what floating point tensors become (but what goes with a parameter). They travel in
             the smaller of the two.
