@@ -327,6 +327,7 @@ TORCH_PRIVATE = [
     "answers",
     "dispatch",
     "views_in_place",
+    "operators",
     "filled",
     "op_hooks",
     "given_placements",

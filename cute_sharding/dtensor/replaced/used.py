@@ -194,6 +194,7 @@ TABLE: tuple[Used, ...] = (
         "torch/csrc/utils/python_dispatch.cpp",
         "ops that torch takes apart could not be met before",
         "_ExcludeDispatchKeyGuard",
+        "_dispatch_has_kernel_for_dispatch_key",
         "_dispatch_keys",
         "_dispatch_tls_is_dispatch_key_excluded",
     ),
