@@ -46,7 +46,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int) -> 
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        shapes = {name: (WIDTH, WIDTH) for name in ("wq", "wk", "wv", "wo")}
+        shapes = dict.fromkeys(("wq", "wk", "wv", "wo"), (WIDTH, WIDTH))
         shapes |= {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
         for name, (inside, outside) in shapes.items():
             self.add_module(name, nn.Linear(inside, outside, bias=False, dtype=torch.float64))
