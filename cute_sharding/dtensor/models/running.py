@@ -11,15 +11,13 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from cute_sharding.dtensor.bookkeeping.names import listed
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs, checked
 from cute_sharding.dtensor.models.nests import Place, State, put
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.models import ReshardPlan
-
-# So many names are written out in an error.
-NAMES_SHOWN = 8
 
 
 class ReshardError(RuntimeError):
@@ -33,12 +31,6 @@ class ReshardError(RuntimeError):
     def __init__(self, message: str, moved: Sequence[str], left: Sequence[str]) -> None:
         super().__init__(message)
         self.moved, self.left = tuple(moved), tuple(left)
-
-
-def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:NAMES_SHOWN]))
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{shown}{more}" or "none"
 
 
 @dataclass(frozen=True)
@@ -115,8 +107,8 @@ class RunnablePlan(ReshardPlan):
         except Exception as error:
             some, left = self._moved_and_left(moved)
             raise ReshardError(
-                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {_names(some)}. "
-                f"As they were: {_names(left)}",
+                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {listed(some)}. "
+                f"As they were: {listed(left)}",
                 some,
                 left,
             ) from error
@@ -175,8 +167,8 @@ class RunnablePlan(ReshardPlan):
             known = {name for names in self.names for name in names}
             more = [name for name in by_name if name not in known]
             raise ValueError(
-                f"the state is not the one that was planned: it lacks {_names(missing)}, and has "
-                f"{_names(more)} beside. Plan again"
+                f"the state is not the one that was planned: it lacks {listed(missing)}, and has "
+                f"{listed(more)} beside. Plan again"
             )
         for names, specs in zip(self.names, self.specs):
             for name in names:
