@@ -32,8 +32,9 @@ def needs_of(
     ({0: 9, 1: 9}, {0: 3, 1: 3})
     """
     ranks = [rank for target in targets for rank in target.mesh.ranks]
-    as_it_is = {*pieces} == {each for t in range(len(targets)) for each in _whole(stored, t)}
-    if as_it_is and len({*ranks}) == len(ranks):
+    as_they_are = {*pieces} == {each for t in range(len(targets)) for each in _whole(stored, t)}
+    as_they_are &= all(target.shape == stored.shape for target in targets)  # and are no views
+    if as_they_are and len({*ranks}) == len(ranks):
         return _of_boxes(stored.shape, stored.chunks, tuple(targets))
     return _of_pieces(stored.shape, stored.chunks, tuple(pieces), tuple(targets))
 

@@ -55,6 +55,15 @@ def test_what_ranks_need_of_a_chunk(seed):
             assert some.get(rank, 0) == len(elements & has)
 
 
+def test_what_ranks_need_for_a_view():
+    """All elements in their order, and yet other rows."""
+    stored = Stored("w", (4, 6), "float32", 4, (Chunk((0, 0), (4, 4)), Chunk((0, 4), (4, 2))))
+    for shape in ((24,), (6, 4)):
+        target = Placed.of(Sharding(shape, (2,), (Shard(0),)))
+        found = needs.needs_of(stored, whole(0, 0, 24), [target])
+        assert found == ({0: 8, 1: 8}, {0: 4, 1: 4})
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (7,), (5, 4), (2, 3, 4), (3, 1, 5)])
 @pytest.mark.parametrize("most", [1, 2, 5, 100])
 def test_chunks_follow_one_another_in_memory(shape, most):
