@@ -12,6 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from cute_sharding.dtensor.bookkeeping.names import listed
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.models.memory import give_back
 from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs, checked
@@ -21,9 +22,6 @@ from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tenso
 from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.models import ReshardPlan
-
-# So many names are written out in an error.
-NAMES_SHOWN = 8
 
 
 class ReshardError(RuntimeError):
@@ -37,12 +35,6 @@ class ReshardError(RuntimeError):
     def __init__(self, message: str, moved: Sequence[str], left: Sequence[str]) -> None:
         super().__init__(message)
         self.moved, self.left = tuple(moved), tuple(left)
-
-
-def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:NAMES_SHOWN]))
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{shown}{more}" or "none"
 
 
 @dataclass(frozen=True)
@@ -186,8 +178,8 @@ class RunnablePlan(ReshardPlan):
         except Exception as error:
             some, left = self._moved_and_left(moved)
             raise ReshardError(
-                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {_names(some)}. "
-                f"{rest}: {_names(left)}",
+                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {listed(some)}. "
+                f"{rest}: {listed(left)}",
                 some,
                 left,
             ) from error
@@ -248,8 +240,8 @@ class RunnablePlan(ReshardPlan):
             known = {name for names in self.names for name in names}
             more = [name for name in by_name if name not in known]
             raise ValueError(
-                f"the state is not the one that was planned: it lacks {_names(missing)}, and has "
-                f"{_names(more)} beside. Plan again"
+                f"the state is not the one that was planned: it lacks {listed(missing)}, and has "
+                f"{listed(more)} beside. Plan again"
             )
         for names, specs in zip(self.names, self.specs):
             planned = specs.target if after else specs.current
