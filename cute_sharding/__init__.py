@@ -19,7 +19,8 @@ major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
-``reshard(state, placements, mesh)``, ``plan_refit(generator, source, target)``,
+``reshard(state, placements, mesh)``, ``load_checkpoint(state, path)``,
+``plan_refit(generator, source, target)``,
 ``local_boxes(tensor)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
@@ -29,12 +30,14 @@ import typing
 if typing.TYPE_CHECKING:
     from cute_sharding.drawing import draw
     from cute_sharding.dtensor import (
+        Loaded,
         RefitPlan,
         Spec,
         disable,
         enable,
         enabled,
         is_enabled,
+        load_checkpoint,
         local_boxes,
         plan_redistribution,
         plan_refit,
@@ -51,6 +54,7 @@ if typing.TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Box",
+    "Loaded",
     "RefitPlan",
     "Spec",
     "disable",
@@ -59,6 +63,7 @@ __all__ = [
     "enabled",
     "intersection",
     "is_enabled",
+    "load_checkpoint",
     "local_boxes",
     "plan_redistribution",
     "plan_refit",

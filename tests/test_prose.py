@@ -13,6 +13,7 @@ GUIDES = (
     "docs/models.md",
     "docs/refit.md",
     "docs/meshes.md",
+    "docs/checkpoints.md",
     "docs/inference.md",
     "docs/transformers.md",
     "docs/boxes.md",

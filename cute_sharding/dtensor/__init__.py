@@ -11,6 +11,7 @@ list. The words are those of docs/glossary.md.
 - :mod:`.models`: many tensors at once
 - :mod:`.door`: from specs to how tensors lie
 - :mod:`.refit`: a model's weights as another program's, on any meshes
+- :mod:`.checkpoints`: checkpoints into tensors on any meshes
 - :mod:`.fixes`: torch's bugs, one row each
 - :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures
 - :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims
@@ -19,27 +20,35 @@ list. The words are those of docs/glossary.md.
 - :mod:`.reports`: plans without data; whether it works
 """
 
+import importlib
+import typing
+
 # First: a torch that is too old is refused by name, and not by what it lacks.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
-from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
-from cute_sharding.dtensor.door.held import local_boxes
-from cute_sharding.dtensor.models.plan import plan_reshard
-from cute_sharding.dtensor.models.reshard import reshard
-from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
-from cute_sharding.dtensor.reports.plan import plan_redistribution
-from cute_sharding.dtensor.reports.stats import reset_stats, stats
-from cute_sharding.dtensor.run.any_mesh import redistribute
-from cute_sharding.dtensor.run.groups import prepare_groups
-from cute_sharding.dtensor.run.specs import Spec
 from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_enabled, settings
 
+if typing.TYPE_CHECKING:
+    from cute_sharding.dtensor.checkpoints.load import Loaded, load_checkpoint
+    from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
+    from cute_sharding.dtensor.door.held import local_boxes
+    from cute_sharding.dtensor.models.plan import plan_reshard
+    from cute_sharding.dtensor.models.reshard import reshard
+    from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
+    from cute_sharding.dtensor.reports.plan import plan_redistribution
+    from cute_sharding.dtensor.reports.stats import reset_stats, stats
+    from cute_sharding.dtensor.run.any_mesh import redistribute
+    from cute_sharding.dtensor.run.groups import prepare_groups
+    from cute_sharding.dtensor.run.specs import Spec
+
 __all__ = [
+    "Loaded",
     "RefitPlan",
     "Spec",
     "disable",
     "enable",
     "enabled",
     "is_enabled",
+    "load_checkpoint",
     "local_boxes",
     "plan_redistribution",
     "plan_refit",
@@ -52,3 +61,31 @@ __all__ = [
     "settings",
     "stats",
 ]
+
+# What a program that has switched this on may never ask for: imported when it does.
+_WHERE = {
+    "Loaded": "checkpoints.load",
+    "load_checkpoint": "checkpoints.load",
+    "propagate_shape_and_sharding": "decide.view_placements",
+    "local_boxes": "door.held",
+    "plan_reshard": "models.plan",
+    "reshard": "models.reshard",
+    "RefitPlan": "refit.plan",
+    "plan_refit": "refit.plan",
+    "plan_redistribution": "reports.plan",
+    "reset_stats": "reports.stats",
+    "stats": "reports.stats",
+    "redistribute": "run.any_mesh",
+    "prepare_groups": "run.groups",
+    "Spec": "run.specs",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'cute_sharding.dtensor' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -11,6 +11,9 @@ this order:
 5. *Rule*: the signature, on what only views make.
 6. *Gate*: torch's rule, on operands without what it is not known to get right.
 
+Before all that, ops that torch takes apart where there are gradients, and meets whole in inference
+mode, are taken apart there too, where its way with them is not known to be right.
+
 A rule that the program has registered for an op comes before all of them, behind the gate. What
 writes to an operand, or makes it anew, comes after the fixes. What is pending of a result without
 dims is then reduced with the op (:mod:`.scalars`).
@@ -75,6 +78,8 @@ def decide(question: Question) -> Any:
         )
     if question.is_view:
         return question.viewed()
+    if question.is_wrong_in_one:
+        raise NotImplementedError  # then torch takes it apart
     fix = fix_of(question.schema, question.specs)
     if fix is not None:
         if fix.remedy is Remedy.FALSE:
@@ -128,13 +133,23 @@ def _torchs(question: Question) -> Any:
     if wanted is question.schema or not question.is_sharded:
         return found
     if question.is_strided:
-        return question.signed() or found
+        return question.signed() or _brought(question, found)
     less = for_less(row, question.name, question.schema, question.specs, found)
-    return less or answers.from_other_specs(found, question.schema)
+    return less or _brought(question, found)
+
+
+def _brought(question: Question, found: Any) -> Any:
+    """torch's answer, with the operands that it moves brought by plan where the op has a row."""
+    wanted = getattr(found, "redistribute_schema", None)
+    if wanted is None or question.row is None or not question.is_sharded:
+        return found
+    return answers.from_other_specs(found, question.schema)
 
 
 def _where_torch_refuses(question: Question) -> Any | None:
     """The answer of the op's signature, if it has a row, and else the gate's."""
+    if question.is_composite:
+        raise NotImplementedError
     found = question.signed()
     if found is None and question.is_sharded:
         try:
@@ -150,7 +165,8 @@ def _written(question: Question) -> Any:
     """
     schema, stock = question.schema, question.stock
     try:
-        return as_what_is_written(question.name, schema, question.specs) or stock(schema)
+        found = as_what_is_written(question.name, schema, question.specs)
+        return _brought(question, stock(schema)) if found is None else found
     except Exception:
         if dispatch_modes.is_tracing() or not any(
             isinstance(p, Partial)

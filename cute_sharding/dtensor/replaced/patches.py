@@ -69,9 +69,9 @@ HANDLERS = Patch(
     attribute="DTensor._op_dispatcher._custom_op_handlers",
     file="torch/distributed/tensor/_dispatch.py",
     why="Functions of single ops that go past the propagator. Convolutions, argmin and argmax go "
-    "through it here. Batch norms and max(dim, out=) write to arguments, and the dispatcher does "
-    "not see it. An in-place squeeze changes the shape of a DTensor whose placements stay. t_, "
-    "transpose_ and unsqueeze_ have no rule. Some nodes of autograd make plain zeros, and torch "
+    "through it here. Batch norms and max(dim, out=) write to arguments unseen. An in-place "
+    "squeeze changes the shape alone. t_, transpose_ and unsqueeze_ have no rule. Operators on "
+    "bits end in _, so x >> 2 returns x. Some nodes of autograd make plain zeros, and torch "
     "refuses the op that meets them; here it takes them for replicas.",
     until="each op has a rule in the propagator, and its schema says what it writes to; autograd "
     "makes what it needs as its gradients are",
