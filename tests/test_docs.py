@@ -6,6 +6,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import shlex
@@ -246,6 +247,16 @@ def test_generated_pages_are_up_to_date(page):
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_of_measured_ops_is_that_of_its_data():
+    ops = importlib.import_module("benchmarks.ops")
+    data = json.loads(ops.DATA.read_text())
+    assert ops.DATA.read_text() == ops.as_json(data)
+    assert ops.DATA.with_suffix(".md").read_text() == ops.page(data)
+    assert len(data["ops"]) > 100 and set(data["totals"]) == set(ops.KINDS)
+    script = (ROOT / "docs/measured-ops.js").read_text()
+    assert all(f'"{name}"' in script for name in ("stock", "ours", "measured-ops"))
 
 
 # -- messages and flags ----------------------------------------------------------------------------
