@@ -29,6 +29,7 @@ LAYERS = [
     "ops",
     "movement",
     "models",
+    "profiling",
     "dtensor",
     "drawing",
 ]
@@ -281,6 +282,7 @@ ROOMS = [
     "decide",
     "switch",
     "reports",
+    "profile",
 ]
 
 
@@ -316,6 +318,7 @@ TORCH_PRIVATE = [
     "compiler_patches",
     "patches",
     "dispatch_modes",
+    "observing",
     "process_groups",
     "collective_ops",
     "local_tensors",

@@ -17,6 +17,7 @@ list. The words are those of docs/glossary.md.
 - :mod:`.decide`: who answers for an op, and with what
 - :mod:`.switch`: on and off
 - :mod:`.reports`: plans without data; whether it works
+- :mod:`.profile`: what a program sends, line by line
 """
 
 # First: a torch that is too old is refused by name, and not by what it lacks.

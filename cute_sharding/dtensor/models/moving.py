@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.replaced import collective_ops, local_tensors, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import by_elements
@@ -94,7 +95,9 @@ class Bucket:
         if self.is_told:
             buffer = sealed(self.part, buffer, self.packed.bundle.seal, 1)
         mesh, part = self.specs[0].current.mesh, self.part
-        wait = started(lambda _: part, buffer, buffer, self._group, mesh, self.number)
+        bundle: Any = self.packed.bundle
+        with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at), default=0)):
+            wait = started(lambda _: part, buffer, buffer, self._group, mesh, self.number)
         return Flight(self, finished, wait)
 
     def pass_by(self, arrived: Callable[[int, torch.Tensor], None]) -> None:

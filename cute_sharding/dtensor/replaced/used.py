@@ -219,6 +219,13 @@ TABLE: tuple[Used, ...] = (
         "_input_metadata",
     ),
     *_of(
+        "torch.autograd.graph",
+        "Node",
+        "torch/csrc/autograd/python_cpp_function.cpp",
+        "gradients could not be put under the line that they are of",
+        "_sequence_nr",
+    ),
+    *_of(
         "torch.library",
         "Library",
         "torch/library.py",

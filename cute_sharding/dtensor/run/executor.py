@@ -8,6 +8,7 @@ that waits behind it (see compiled/__init__.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from math import prod
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.replaced.collective_ops import waited
@@ -153,7 +155,7 @@ def _exchange_once(
         gathers, part = False, parts(False)
 
     buffer = _packed(part, local)
-    with dispatch_modes.of_this_rank():
+    with dispatch_modes.of_this_rank(), _told(step, local):
         received = (
             collective_ops.all_gather(buffer, group)
             if gathers
@@ -172,6 +174,13 @@ def _exchange_once(
     if dispatch_modes.is_tracing() and not any(part(process_groups.this_rank()).receives):
         result = after(result, received)  # a rank that only sends
     return result
+
+
+def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
+    """Those who watch are told what the busiest rank receives of a collective of the step."""
+    return watching.exchange(
+        lambda: -(-step.received_elements // step.collectives) * local.element_size()
+    )
 
 
 def _packed(part: Callable[[int], Part], local: torch.Tensor) -> torch.Tensor:
@@ -283,7 +292,8 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
     buffer = _packed(part, local)
-    received = waited(all_to_all(part, buffer, local, group, mesh))
+    with _told(step, local):
+        received = waited(all_to_all(part, buffer, local, group, mesh))
     result = on_each_rank(
         lambda rank, got: _REDUCE[step.op](
             from_wire(got, local.dtype).view(step.parts, *shape(rank))

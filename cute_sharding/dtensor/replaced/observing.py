@@ -1,0 +1,141 @@
+"""What runs below a program (torch/utils/_python_dispatch.py, autograd): ops, and which of the
+program's own lines they are run for.
+
+Seen here; nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import _get_sequence_nr as nodes_made
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "Observer",
+    "arguments_by_name",
+    "current_node",
+    "frames_of_program",
+    "group_of_argument",
+    "is_backward",
+    "is_recomputing",
+    "is_redistribution",
+    "name_of",
+    "nodes_made",
+    "number_of_node",
+]
+
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+
+class Observer(TorchDispatchMode):
+    """Sees ops inside the ``with`` block: those of DTensors before DTensor answers them
+    (:meth:`met`), and all others, with the tensors of this rank, as they run (:meth:`run`).
+
+    Programs stay compiled: what a compiled one runs is seen, and what is traced is not.
+    """
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def met(self, func: Any, args: Any, kwargs: Any) -> None:
+        """DTensor is about to answer an op."""
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op, and return what it gives."""
+        return func(*args, **kwargs)
+
+    def run_inside(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op of which each op that it runs comes by here as well."""
+        super().__enter__()
+        try:
+            return func(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            self.met(func, args, kwargs or {})
+            return NotImplemented  # its ops on local tensors come by here as well
+        return self.run(func, args, kwargs or {})
+
+
+def name_of(func: Any) -> tuple[str, str]:
+    """(namespace, name) of an op; of what is none, a higher order op, nothing."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return "", ""
+    return func.namespace, func._opname
+
+
+def number_of_node(node: Any) -> int:
+    """The number that autograd gave a node when it was made: :func:`nodes_made` was that before."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call of an op, by the names that its schema gives them."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args)), **kwargs}
+
+
+def group_of_argument(group: Any) -> Any:
+    """The process group that an op was given: by name, as a script object or as itself."""
+    if isinstance(group, str):
+        c10d: Any = distributed_c10d
+        return c10d._resolve_process_group(group)
+    return dist.ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
+
+
+# -- frames ----------------------------------------------------------------------------------------
+
+_REDISTRIBUTE = ("torch.distributed.tensor._redistribute", "cute_sharding.dtensor.run.redistribute")
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_of_program(module: str, file: str) -> bool:
+    """Not of torch's, this package's or Python's own modules, nor code that a compiler made."""
+    top = module.partition(".")[0]
+    if top in ("torch", "cute_sharding", "torchgen", "functorch"):
+        return False
+    is_made = file.startswith(("<eval_with_key>", "<frozen"))
+    return top not in sys.stdlib_module_names and not is_made
+
+
+def frames_of_program(frame: FrameType | None) -> Iterator[tuple[FrameType, bool]]:
+    """(frame, whether it is the program's own), from the inside out."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        yield frame, _is_of_program(str(name), frame.f_code.co_filename)
+        frame = frame.f_back
+
+
+def is_backward(frame: FrameType) -> bool:
+    """Whether the frame starts autograd's engine."""
+    return frame.f_code.co_name == "_engine_run_backward"
+
+
+def is_recomputing(frame: FrameType) -> bool:
+    """Whether the frame is of a checkpoint, that runs a forward again in a backward."""
+    return frame.f_globals.get("__name__") == "torch.utils.checkpoint"
+
+
+def is_redistribution(frame: FrameType) -> tuple[Any, Any] | None:
+    """The specs before and after, where the frame is of a redistribution, torch's or ours."""
+    code = frame.f_code
+    if code.co_name != "redistribute_local_tensor":
+        return None
+    if frame.f_globals.get("__name__") not in _REDISTRIBUTE or code.co_argcount < 3:
+        return None
+    found = frame.f_locals
+    before, after = (found.get(name) for name in code.co_varnames[1:3])
+    return before, after
