@@ -172,7 +172,7 @@ def _by_block(kind: str, name: str, amount: Callable[..., Amount]) -> Row:
 def _message(kind: str, name: str) -> Row:
     def amounts(call: Call) -> list[Amount]:
         n = sum(_sizes(call, name))
-        return [Amount(n, 0, n) if kind == "receive" else Amount(0, n, n)]
+        return [Amount(n, 0, None) if kind == "receive" else Amount(0, n, None)]
 
     return Row(kind, name, amounts)
 

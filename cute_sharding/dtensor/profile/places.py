@@ -9,6 +9,7 @@ to it. What runs again in the backward, for a checkpoint, is of the line that ru
 from __future__ import annotations
 
 import sys
+from time import perf_counter
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ class Found(NamedTuple):
         place: the line that it runs for; None where none is known.
         backward: whether gradients are computed now.
         recomputed: whether it runs again, for a checkpoint.
+        at: when, in seconds of a clock.
         moved: the specs before and after, if a redistribution is on its way.
         within: the names of torch's and this package's functions on the way, from the inside out.
     """
@@ -30,6 +32,7 @@ class Found(NamedTuple):
     place: Place | None
     backward: bool
     recomputed: bool
+    at: float
     moved: tuple[Any, Any] | None
     within: tuple[tuple[str, str], ...]
 
@@ -53,6 +56,15 @@ class Lines:
             for number in range(self._noted, made):
                 self._of_node.setdefault(number, place)
             self._noted = made
+
+    def here(self) -> tuple[Place | None, bool]:
+        """(the line, whether it is a gradient) of an op that runs; as :meth:`note`, and told."""
+        self.note()
+        node = observing.current_node()
+        if node is None:
+            return self._innermost(sys._getframe(2)), False
+        found = self.found(sys._getframe(2))
+        return found.place, not found.recomputed
 
     def _innermost(self, start: FrameType) -> Place | None:
         for frame, is_own in observing.frames_of_program(start):
@@ -78,7 +90,8 @@ class Lines:
             recomputed = recomputed or (node is not None and observing.is_recomputing(frame))
         if node is not None and not recomputed:
             place = self._of_node.get(observing.number_of_node(node), place)
-        return Found(place, node is not None, recomputed, moved, tuple(within))
+        at = perf_counter()
+        return Found(place, node is not None, recomputed, at, moved, tuple(within))
 
     def _place(self, frame: FrameType) -> Place:
         code = frame.f_code

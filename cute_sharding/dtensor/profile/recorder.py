@@ -52,6 +52,11 @@ class Recorder(observing.Observer):
             if messages:
                 self._add(_one_batch([sent for sent, _, _ in messages]), *messages[0][1:], busiest)
 
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether messages are being handed over that are one batch."""
+        return bool(self._messages)
+
     def met(self, func: Any, args: Any, kwargs: Any) -> None:
         self._lines.note()
 
@@ -64,7 +69,14 @@ class Recorder(observing.Observer):
             return self.run_inside(func, args, kwargs)
         found = self._lines.found(sys._getframe(1))
         self.about_to_send(row, func, args, kwargs, found)
+        return self.send(func, args, kwargs)
+
+    def send(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a collective."""
         return func(*args, **kwargs)
+
+    def added(self, collective: Collective, found: Found) -> None:
+        """A collective is about to run, or a batch of messages has been handed over."""
 
     def about_to_send(self, row: Row, func: Any, args: Any, kwargs: Any, found: Found) -> None:
         """A collective is about to run."""
@@ -74,9 +86,7 @@ class Recorder(observing.Observer):
         else:
             self._add(sent, name, found, self._busiest)
 
-    def _add(
-        self, sent: Sent, name: str, found: Found, busiest: Callable[[], int] | None
-    ) -> Collective:
+    def _add(self, sent: Sent, name: str, found: Found, busiest: Callable[[], int] | None) -> None:
         itemsize, amount = sent.tensor.element_size(), sent.amount
         collective = Collective(
             sent.kind,
@@ -92,7 +102,7 @@ class Recorder(observing.Observer):
             found.recomputed,
         )
         self.collectives.append(collective)
-        return collective
+        self.added(collective, found)
 
 
 def _one_batch(messages: list[Sent]) -> Sent:

@@ -28,11 +28,14 @@ __all__ = [
     "is_backward",
     "is_recomputing",
     "is_redistribution",
+    "is_wait",
+    "memory_of",
     "name_of",
     "nodes_made",
     "number_of_node",
 ]
 
+_WAIT: Any = torch.ops._c10d_functional.wait_tensor.default
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
@@ -74,6 +77,16 @@ def name_of(func: Any) -> tuple[str, str]:
     if not isinstance(func, torch._ops.OpOverload):
         return "", ""
     return func.namespace, func._opname
+
+
+def is_wait(func: Any) -> bool:
+    """Whether an op waits for what a collective brings."""
+    return func is _WAIT
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """The memory that the tensor lies in, as a number that is its own while it is there."""
+    return tensor.untyped_storage()._cdata
 
 
 def number_of_node(node: Any) -> int:

@@ -1,0 +1,200 @@
+"""A recorder that also notes what each collective was for, and how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
+from cute_sharding.dtensor.profile.places import Found
+from cute_sharding.dtensor.profile.recorder import Recorder
+from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.profiling import Collective, Place
+
+
+class Call(NamedTuple):
+    """An op that a line runs on DTensors that lie in one way; of another line, or for tensors that
+    lie otherwise, it is another.
+
+    Attributes:
+        place, backward: the line, and whether it is a gradient of it.
+        op: the aten overload.
+        args: its arguments, with the spec of each DTensor; lists as tuples.
+        kwargs: its keywords, by name.
+        settings: what of this package was on.
+    """
+
+    place: Place | None
+    backward: bool
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    settings: Settings | None
+
+
+class Asked(NamedTuple):
+    """A function that was called for, or code that ran, where no op of a DTensor is at work.
+
+    Attributes:
+        place, backward: as of :class:`Call`.
+        function: its name.
+        kind: "asked", "direct" or "compiled", as of a :class:`..profiling.Cause`.
+        before, after: the specs, where a tensor is redistributed.
+        settings: what of this package was on.
+    """
+
+    place: Place | None
+    backward: bool
+    function: str
+    kind: str
+    before: DTensorSpec | None
+    after: DTensorSpec | None
+    settings: Settings | None
+
+
+class Note:
+    """When a collective ran, and what for."""
+
+    def __init__(
+        self, source: Hashable, start: float, moved: tuple[Any, Any] | None, number: int
+    ) -> None:
+        self.source, self.start, self.moved, self.number = source, start, moved, number
+        self.end = start
+
+
+# A plain tensor among the arguments: what it holds is the program's, and is not kept.
+PLAIN = "a plain tensor"
+
+
+class Profiler(Recorder):
+    """Records collectives, what each was for, and how long it took.
+
+    Attributes:
+        notes: of each of ``collectives``.
+        calls: how often each op ran on DTensors that lie in one way.
+        started, ended: seconds of a clock.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[Note] = []
+        self.calls: dict[Call, int] = {}
+        self.started = self.ended = 0.0
+        self._call: Call | None = None
+        self._in_flight: dict[int, Note] = {}
+
+    @contextmanager
+    def exchange(self, busiest: Callable[[], int]) -> Iterator[None]:
+        count = len(self.collectives)
+        with super().exchange(busiest):
+            yield
+        for note in self.notes[count:]:
+            note.end = max(note.end, perf_counter() - self.started)
+
+    def __enter__(self) -> Profiler:
+        super().__enter__()
+        self.started = perf_counter()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.ended = perf_counter()
+        super().__exit__(*raised)
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or takes until now."""
+        return (self.ended or perf_counter()) - self.started
+
+    def met(self, func: Any, args: Any, kwargs: Any) -> None:
+        place, backward = self._lines.here()
+        named = tuple([(name, _kept(value)) for name, value in kwargs.items()]) if kwargs else ()
+        call = Call(place, backward, func, _kept(args), named, in_force())
+        try:
+            self.calls[call] = self.calls.get(call, 0) + 1
+        except TypeError:  # an argument that cannot be hashed
+            call = call._replace(args=(PLAIN,), kwargs=())
+            self.calls[call] = self.calls.get(call, 0) + 1
+        self._call = call
+
+    def added(self, collective: Collective, found: Found) -> None:
+        source: Hashable = self._call
+        kind, function = _kind_of(found)
+        if kind != "op" or self._call is None:
+            before, after = found.moved or (None, None)
+            source = Asked(found.place, found.backward, function, kind, before, after, in_force())
+        number = self.calls.get(self._call, 0) if kind == "op" and self._call else 0
+        self.notes.append(Note(source, found.at - self.started, found.moved, number))
+
+    def send(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = super().send(func, args, kwargs)
+        if self.notes and not self.is_in_batch:
+            note = self.notes[-1]
+            note.end = perf_counter() - self.started
+            for tensor in result if isinstance(result, list) else [result]:
+                if isinstance(tensor, torch.Tensor):
+                    self._in_flight[observing.memory_of(tensor)] = note
+        return result
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = super().run(func, args, kwargs)
+        if self._in_flight and observing.is_wait(func):
+            note = self._in_flight.pop(observing.memory_of(args[0]), None)
+            if note is not None:
+                note.end = perf_counter() - self.started
+        return result
+
+
+def _kept(value: Any) -> Any:
+    """An argument, without the elements of tensors."""
+    if isinstance(value, torch.Tensor):
+        spec = getattr(value, "_spec", None)
+        return PLAIN if spec is None else spec
+    if isinstance(value, (list, tuple)):
+        return tuple([_kept(each) for each in value])
+    return value
+
+
+_API = "torch.distributed.tensor._api"
+_REDISTRIBUTE = "torch.distributed.tensor._redistribute"
+_COMPILED = ("torch._functorch", "torch._inductor", "torch.fx")
+
+
+def _kind_of(found: Found) -> tuple[str, str]:
+    """(what asks for a collective, its name), by the functions on the way to it."""
+    within = found.within
+    called = [name for module, name in within if module == _API and not name.startswith("_")]
+    if (_REDISTRIBUTE, "forward") in within or (_REDISTRIBUTE, "backward") in within:
+        return "asked", called[-1] if called else "redistribute"
+    for module, name in within:
+        if module.startswith(_COMPILED):
+            return "compiled", "compiled program"
+        if module == "torch.distributed.distributed_c10d" and not name.startswith("_"):
+            outer = _outer(within)
+            if called:
+                return "asked", called[-1]
+            return "direct", outer[-1] if outer else name
+        if module == "torch.distributed.tensor._dispatch":
+            return "op", ""
+    if any(module.startswith("cute_sharding.dtensor.decide") for module, _ in within):
+        return "op", ""
+    ours = [(module, name) for module, name in within if module.startswith("cute_sharding.dtensor")]
+    asked = [n for m, n in ours if m.endswith((".any_mesh", ".reshard", ".refit.plan"))]
+    if asked:
+        return "asked", asked[-1]
+    if ours and not all(".profile" in module or ".observing" in module for module, _ in ours):
+        return "op", ""
+    if any(module.startswith("torch.distributed.tensor") for module, _ in within):
+        return ("asked", called[-1]) if called else ("op", "")
+    outer = _outer(within)
+    return "direct", outer[-1] if outer else "a collective"
+
+
+def _outer(within: tuple[tuple[str, str], ...]) -> list[str]:
+    """The functions of torch.distributed on the way, from the inside out."""
+    logs = "torch.distributed.c10d_logger"
+    return [n for m, n in within if m.startswith("torch.distributed") and m != logs]
