@@ -10,14 +10,16 @@
 - :mod:`cute_sharding.models`: many tensors at once.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
+- :mod:`cute_sharding.showing`: what a program sends, line by line.
 
-The public names are those in the ``__all__`` of this package and of the nine above, and of
+The public names are those in the ``__all__`` of this package and of the ten above, and of
 :mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing
 else is promised: modules inside these packages, and names that are in no ``__all__``, may change
 with any release. Versions are semantic from 0.2.0 on (https://semver.org): public names change
 their meaning, or go, with a new major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
+``with profile() as p: ...``, ``with no_communication(): ...``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
 ``reshard(state, placements, mesh)``, ``plan_refit(generator, source, target)``,
 ``local_boxes(tensor)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
@@ -36,6 +38,7 @@ if typing.TYPE_CHECKING:
         enabled,
         is_enabled,
         local_boxes,
+        no_communication,
         plan_redistribution,
         plan_refit,
         plan_reshard,
@@ -47,10 +50,12 @@ if typing.TYPE_CHECKING:
         stats,
     )
     from cute_sharding.sharding import Box, intersection
+    from cute_sharding.showing import Profile, profile
 
 __version__ = "0.2.0"
 __all__ = [
     "Box",
+    "Profile",
     "RefitPlan",
     "Spec",
     "disable",
@@ -60,10 +65,12 @@ __all__ = [
     "intersection",
     "is_enabled",
     "local_boxes",
+    "no_communication",
     "plan_redistribution",
     "plan_refit",
     "plan_reshard",
     "prepare_groups",
+    "profile",
     "redistribute",
     "reset_stats",
     "reshard",
@@ -79,6 +86,10 @@ def __getattr__(name: str) -> typing.Any:
         from cute_sharding.drawing import draw
 
         return draw
+    if name in ("Profile", "profile"):
+        from cute_sharding import showing
+
+        return getattr(showing, name)
     if name in ("Box", "intersection"):
         from cute_sharding import sharding
 

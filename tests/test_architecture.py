@@ -32,6 +32,7 @@ LAYERS = [
     "profiling",
     "dtensor",
     "drawing",
+    "showing",
 ]
 ADAPTER = "dtensor"
 # Optional, so imported when a picture is rendered, and by one function alone.
@@ -176,7 +177,7 @@ def test_only_the_adapter_imports_torch(layer):
     for path in FILES:
         for name, line, runs in imports(path) if layer_of(module_name(path)) == layer else ():
             assert not of_torch(name), f"{path}:{line} imports {name}"
-            if layer in (None, "drawing"):
+            if layer in (None, "drawing", "showing"):
                 # The package's face and the autoload hook run in every program, and most commands
                 # and pictures need no torch: the adapter waits until it is needed.
                 at_once = runs and layer_of(name) == ADAPTER

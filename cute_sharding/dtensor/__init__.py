@@ -26,6 +26,7 @@ from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sha
 from cute_sharding.dtensor.door.held import local_boxes
 from cute_sharding.dtensor.models.plan import plan_reshard
 from cute_sharding.dtensor.models.reshard import reshard
+from cute_sharding.dtensor.profile import no_communication
 from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
 from cute_sharding.dtensor.reports.plan import plan_redistribution
 from cute_sharding.dtensor.reports.stats import reset_stats, stats
@@ -42,6 +43,7 @@ __all__ = [
     "enabled",
     "is_enabled",
     "local_boxes",
+    "no_communication",
     "plan_redistribution",
     "plan_refit",
     "plan_reshard",

@@ -135,6 +135,11 @@ class Line(NamedTuple):
         return sum(event.received for event in self.events)
 
     @property
+    def is_of_busiest(self) -> bool:
+        """Whether that is known of the busiest rank; else some of it is of this rank."""
+        return all(event.collective.busiest is not None for event in self.events)
+
+    @property
     def model(self) -> float:
         """Seconds by the network's model."""
         return sum(event.model for event in self.events)

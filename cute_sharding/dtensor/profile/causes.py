@@ -39,8 +39,8 @@ def of_asked(asked: Asked, network: Any) -> Cause:
     if asked.kind == "direct":
         why = f"the program, or a library that it uses, calls {name} itself"
     elif asked.kind == "compiled":
-        why = "a compiled program runs it: which DTensor op it is for is not known when it runs"
-        todo = ("profile the program without torch.compile to see which op it is for",)
+        why = "a compiled program sends it: tensors and rules are not known when it runs"
+        todo = ("profile the program without torch.compile to see them",)
     elif asked.before is not None and asked.after is not None:
         pair = asked.before, asked.after
         moved = (moved_of(*pair),)

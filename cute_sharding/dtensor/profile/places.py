@@ -26,6 +26,7 @@ class Found(NamedTuple):
         recomputed: whether it runs again, for a checkpoint.
         at: when, in seconds of a clock.
         moved: the specs before and after, if a redistribution is on its way.
+        traced_op: what the program called, where a graph's own code runs.
         within: the names of torch's and this package's functions on the way, from the inside out.
     """
 
@@ -35,6 +36,7 @@ class Found(NamedTuple):
     at: float
     moved: tuple[Any, Any] | None
     within: tuple[tuple[str, str], ...]
+    traced_op: str | None = None
 
 
 class Lines:
@@ -75,7 +77,7 @@ class Lines:
     def found(self, start: FrameType) -> Found:
         """Where what runs in the frame ``start`` is."""
         node = observing.current_node()
-        place, recomputed, moved = None, False, None
+        place, recomputed, moved, traced = None, False, None, None
         within: list[tuple[str, str]] = []
         for frame, is_own in observing.frames_of_program(start):
             if is_own and place is None:
@@ -85,13 +87,19 @@ class Lines:
             if place is None:
                 within.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
                 moved = moved or observing.is_redistribution(frame)
+            if traced is None:
+                traced = observing.node_of_graph(frame)
             if observing.is_backward(frame):
                 break
             recomputed = recomputed or (node is not None and observing.is_recomputing(frame))
         if node is not None and not recomputed:
             place = self._of_node.get(observing.number_of_node(node), place)
+        op = None
+        if traced is not None:
+            line, op = observing.line_of_node(traced), observing.op_of_node(traced)
+            place = place if line is None else self._known.setdefault(Place(*line), Place(*line))
         at = perf_counter()
-        return Found(place, node is not None, recomputed, at, moved, tuple(within))
+        return Found(place, node is not None, recomputed, at, moved, tuple(within), op)
 
     def _place(self, frame: FrameType) -> Place:
         code = frame.f_code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -60,11 +60,8 @@ class Asked(NamedTuple):
 class Note:
     """When a collective ran, and what for."""
 
-    def __init__(
-        self, source: Hashable, start: float, moved: tuple[Any, Any] | None, number: int
-    ) -> None:
-        self.source, self.start, self.moved, self.number = source, start, moved, number
-        self.end = start
+    def __init__(self, source: Call | Asked, start: float, moved: tuple[Any, Any] | None) -> None:
+        self.source, self.start, self.moved, self.end = source, start, moved, start
 
 
 # A plain tensor among the arguments: what it holds is the program's, and is not kept.
@@ -122,13 +119,17 @@ class Profiler(Recorder):
         self._call = call
 
     def added(self, collective: Collective, found: Found) -> None:
-        source: Hashable = self._call
+        source = self.source_of(found)
+        start = found.at - self.started
+        self.notes.append(Note(source, start, found.moved))
+
+    def source_of(self, found: Found) -> Call | Asked:
+        """What a collective is for."""
         kind, function = _kind_of(found)
-        if kind != "op" or self._call is None:
-            before, after = found.moved or (None, None)
-            source = Asked(found.place, found.backward, function, kind, before, after, in_force())
-        number = self.calls.get(self._call, 0) if kind == "op" and self._call else 0
-        self.notes.append(Note(source, found.at - self.started, found.moved, number))
+        if kind == "op" and self._call is not None:
+            return self._call
+        moved = found.moved or (None, None)
+        return Asked(found.place, found.backward, function, kind, *moved, in_force())
 
     def send(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = super().send(func, args, kwargs)
@@ -172,7 +173,7 @@ def _kind_of(found: Found) -> tuple[str, str]:
         return "asked", called[-1] if called else "redistribute"
     for module, name in within:
         if module.startswith(_COMPILED):
-            return "compiled", "compiled program"
+            return "compiled", found.traced_op or "compiled program"
         if module == "torch.distributed.distributed_c10d" and not name.startswith("_"):
             outer = _outer(within)
             if called:

@@ -87,22 +87,29 @@ class Recorder(observing.Observer):
             self._add(sent, name, found, self._busiest)
 
     def _add(self, sent: Sent, name: str, found: Found, busiest: Callable[[], int] | None) -> None:
-        itemsize, amount = sent.tensor.element_size(), sent.amount
-        collective = Collective(
-            sent.kind,
-            name,
-            sent.ranks,
-            str(sent.tensor.dtype).removeprefix("torch."),
-            itemsize,
-            amount.received,
-            amount.sent,
-            amount.busiest if busiest is None else max(busiest() // itemsize, amount.received),
-            found.place,
-            found.backward,
-            found.recomputed,
-        )
+        collective = collective_of(sent, name, found, busiest)
         self.collectives.append(collective)
         self.added(collective, found)
+
+
+def collective_of(
+    sent: Sent, name: str, found: Found, busiest: Callable[[], int] | None
+) -> Collective:
+    """As a value. ``busiest`` is in bytes."""
+    itemsize, amount = sent.tensor.element_size(), sent.amount
+    return Collective(
+        sent.kind,
+        name,
+        sent.ranks,
+        str(sent.tensor.dtype).removeprefix("torch."),
+        itemsize,
+        amount.received,
+        amount.sent,
+        amount.busiest if busiest is None else max(busiest() // itemsize, amount.received),
+        found.place,
+        found.backward,
+        found.recomputed,
+    )
 
 
 def _one_batch(messages: list[Sent]) -> Sent:

@@ -43,7 +43,7 @@ def report(profiler: Profiler, network: Network | str | None = None) -> Report:
     for call, calls in list(profiler.calls.items()):
         if call not in by_source and _may_be_freed(call):
             cause = of_call(call, (), (), chosen)
-            if cause.torch.received:
+            if cause.torch.received or cause.torch.error:
                 lines.append(Line(cause, calls, ()))
     return Report(
         in_order(lines),

@@ -6,9 +6,11 @@ Seen here; nothing is replaced.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.autograd import _get_sequence_nr as nodes_made
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "Observer",
@@ -29,10 +32,13 @@ __all__ = [
     "is_recomputing",
     "is_redistribution",
     "is_wait",
+    "line_of_node",
     "memory_of",
     "name_of",
+    "node_of_graph",
     "nodes_made",
     "number_of_node",
+    "op_of_node",
 ]
 
 _WAIT: Any = torch.ops._c10d_functional.wait_tensor.default
@@ -58,10 +64,12 @@ class Observer(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def run_inside(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op of which each op that it runs comes by here as well."""
+        """Run an op by its kernel, of which each op that it runs comes by here as well."""
+        tensor = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+        keys = torch._C._dispatch_keys(tensor) & torch._C._after_ADInplaceOrView_keyset
         super().__enter__()
         try:
-            return func(*args, **kwargs)
+            return func.redispatch(keys, *args, **kwargs)
         finally:
             super().__exit__(None, None, None)
 
@@ -114,13 +122,17 @@ def group_of_argument(group: Any) -> Any:
 _REDISTRIBUTE = ("torch.distributed.tensor._redistribute", "cute_sharding.dtensor.run.redistribute")
 
 
+_TORCH = str(Path(torch.__file__).parent)
+_NOT_OWN = (_TORCH, str(Path(__file__).parents[2]))
+
+
 @lru_cache(maxsize=1 << 12)
 def _is_of_program(module: str, file: str) -> bool:
     """Not of torch's, this package's or Python's own modules, nor code that a compiler made."""
     top = module.partition(".")[0]
     if top in ("torch", "cute_sharding", "torchgen", "functorch"):
         return False
-    is_made = file.startswith(("<eval_with_key>", "<frozen"))
+    is_made = file.startswith(("<eval_with_key>", "<frozen", _TORCH))
     return top not in sys.stdlib_module_names and not is_made
 
 
@@ -152,3 +164,35 @@ def is_redistribution(frame: FrameType) -> tuple[Any, Any] | None:
     found = frame.f_locals
     before, after = (found.get(name) for name in code.co_varnames[1:3])
     return before, after
+
+
+def node_of_graph(frame: FrameType) -> Any | None:
+    """The node of a graph that the frame runs, where it is of an fx graph's own code."""
+    if not frame.f_code.co_filename.startswith("<eval_with_key>"):
+        return None
+    module = frame.f_locals.get("self")
+    lines = getattr(module, "_lineno_map", None)
+    if not isinstance(module, torch.fx.GraphModule) or not lines:
+        return None
+    number = lines.get(frame.f_lineno - frame.f_code.co_firstlineno)
+    nodes = list(module.graph.nodes)
+    return nodes[number] if number is not None and number < len(nodes) else None
+
+
+def line_of_node(node: Any) -> tuple[str, int, str] | None:
+    """(file, line, function) of the program's own that a node was traced from."""
+    found = re.findall(r'File "(.*)", line (\d+), in (.*)', node.meta.get("stack_trace") or "")
+    own = [(file, int(line), name) for file, line, name in found if not file.startswith(_NOT_OWN)]
+    return own[-1] if own else None
+
+
+def op_of_node(node: Any) -> str | None:
+    """What the program called there, by name; of a node of a backward, what it is the gradient
+    of.
+    """
+    meta = node.meta
+    stack = meta.get("source_fn_stack") or meta.get("fwd_source_fn_stack")
+    target = stack[-1][1] if stack else None
+    return (
+        target if target is None or isinstance(target, str) else getattr(target, "__name__", None)
+    )

@@ -226,6 +226,13 @@ TABLE: tuple[Used, ...] = (
         "_sequence_nr",
     ),
     *_of(
+        "torch.fx",
+        "GraphModule",
+        "torch/fx/graph_module.py",
+        "collectives of a graph could not be put under the line that they were traced from",
+        "_lineno_map",
+    ),
+    *_of(
         "torch.library",
         "Library",
         "torch/library.py",
