@@ -38,8 +38,9 @@ class Collective(NamedTuple):
         itemsize: the bytes of an element that is sent.
         received, sent: elements that this rank received of others, and sent to others, by the rule
             of :mod:`cute_sharding.exchange.collectives`.
-        busiest: elements that the busiest rank received; None where this rank cannot know, as of an
-            all-to-all of the program's own with splits that differ.
+        busiest: elements that the busiest rank received: of all ranks where a plan of this package
+            runs, else of those of its group. None where this rank cannot know, as of an all-to-all
+            of the program's own with splits that differ.
         place: the line of the program that it ran for; of a gradient, that of the op that it is
             the gradient of. None where that is not known.
         backward: whether it ran while gradients were computed.

@@ -79,19 +79,18 @@ class Lines:
         node = observing.current_node()
         place, recomputed, moved, traced = None, False, None, None
         within: list[tuple[str, str]] = []
+        is_inside = True  # of what autograd's engine runs, if it is at work
         for frame, is_own in observing.frames_of_program(start):
             if is_own and place is None:
                 place = self._place(frame)
-                if node is None:
-                    break
-            if place is None:
+            if place is not None and (node is None or not is_inside):
+                break
+            if place is None and is_inside:
                 within.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
                 moved = moved or observing.is_redistribution(frame)
-            if traced is None:
-                traced = observing.node_of_graph(frame)
-            if observing.is_backward(frame):
-                break
+                traced = traced or observing.node_of_graph(frame)
             recomputed = recomputed or (node is not None and observing.is_recomputing(frame))
+            is_inside = is_inside and not observing.is_backward(frame)
         if node is not None and not recomputed:
             place = self._of_node.get(observing.number_of_node(node), place)
         op = None

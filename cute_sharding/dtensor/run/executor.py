@@ -61,11 +61,12 @@ def run(
     """
     for step in steps:
         local = waited(local)
-        if isinstance(step, Reduction):
-            local = _reduce(step, local, mesh)
-        else:
-            assert isinstance(step, AllToAll)
-            local = _exchange(step, local, mesh)
+        with _told(step, local):
+            if isinstance(step, Reduction):
+                local = _reduce(step, local, mesh)
+            else:
+                assert isinstance(step, AllToAll)
+                local = _exchange(step, local, mesh)
     return local if async_op else waited(local)
 
 
@@ -155,7 +156,7 @@ def _exchange_once(
         gathers, part = False, parts(False)
 
     buffer = _packed(part, local)
-    with dispatch_modes.of_this_rank(), _told(step, local):
+    with dispatch_modes.of_this_rank():
         received = (
             collective_ops.all_gather(buffer, group)
             if gathers
@@ -178,9 +179,8 @@ def _exchange_once(
 
 def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
     """Those who watch are told what the busiest rank receives of a collective of the step."""
-    return watching.exchange(
-        lambda: -(-step.received_elements // step.collectives) * local.element_size()
-    )
+    width = local.element_size()
+    return watching.exchange(lambda: -(-step.received_elements // max(step.collectives, 1)) * width)
 
 
 def _packed(part: Callable[[int], Part], local: torch.Tensor) -> torch.Tensor:
@@ -292,8 +292,7 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
     buffer = _packed(part, local)
-    with _told(step, local):
-        received = waited(all_to_all(part, buffer, local, group, mesh))
+    received = waited(all_to_all(part, buffer, local, group, mesh))
     result = on_each_rank(
         lambda rank, got: _REDUCE[step.op](
             from_wire(got, local.dtype).view(step.parts, *shape(rank))
