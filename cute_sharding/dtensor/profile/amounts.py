@@ -229,15 +229,21 @@ ROWS = {
     "c10d": _C10D,
     "_dtensor": {"shard_dim_alltoall": Row("all-to-all", "input", _shard_to_shard)},
 }
-# Ops of which each runs those that communicate: torch's older names for them, and ours of graphs.
-AROUND = ("c10d_functional", "cute_sharding")
+# An op that waits for what a collective brings; and one that runs others, which communicate: ours
+# of graphs, and torch's older names for them.
+WAIT = Row("wait", "tensor", lambda call: [])
+AROUND = Row("around", "", lambda call: [])
 
 
 @lru_cache(maxsize=1 << 12)
-def row_of(func: Any) -> Row | str | None:
-    """The row of an op; its namespace, if it runs others that communicate; or None."""
+def row_of(func: Any) -> Row | None:
+    """The row of an op; None where it is no matter of communication."""
     namespace, name = observing.name_of(func)
-    return namespace if namespace in AROUND else ROWS.get(namespace, {}).get(name)
+    if namespace == "c10d_functional" or (namespace, name) == ("cute_sharding", "exchange"):
+        return AROUND
+    if (namespace, name) == ("_c10d_functional", "wait_tensor"):
+        return WAIT
+    return ROWS.get(namespace, {}).get(name)
 
 
 def sent_by(row: Row, func: Any, args: Any, kwargs: Any) -> Sent:

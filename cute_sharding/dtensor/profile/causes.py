@@ -75,8 +75,8 @@ def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], netwo
     specs = op_schemas.specs_of(schema)
     cause = cause._replace(operands=tuple(map(spec_text, specs)))
     theirs = _asked(partial(by_torch, schema, network))
-    ours = _asked(partial(by_package, schema, call.settings or EVERYTHING, network))
-    now = ours if call.settings is not None else theirs
+    ours = _asked(partial(by_package, schema, call.when.settings or EVERYTHING, network))
+    now = ours if call.when.settings is not None else theirs
     if isinstance(now, Answered):
         cause = cause._replace(results=tuple(map(spec_text, now.results)))
         if not moved:
@@ -84,9 +84,9 @@ def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], netwo
     cause = cause._replace(torch=_other(theirs), package=_other(ours))
     if not sent:
         return cause._replace(why=_free(name, theirs))
-    ask = _asker(call.settings, network)
+    ask = _asker(call.when.settings, network)
     todo = () if call.backward else _avoiding(schema, now, sent, ask)
-    return cause._replace(why=_why(name, cause, now, call.settings, schema), todo=todo)
+    return cause._replace(why=_why(name, cause, now, call.when.settings, schema), todo=todo)
 
 
 def _asked(ask: Callable[[], Answered]) -> Answered | Exception:

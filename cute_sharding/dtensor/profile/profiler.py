@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.profile.places import Found
@@ -15,6 +16,13 @@ from cute_sharding.dtensor.profile.recorder import Recorder
 from cute_sharding.dtensor.replaced import observing
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.profiling import Collective, Place
+
+
+class When:
+    """A time in which the settings stayed: ``settings``, None where nothing was on."""
+
+    def __init__(self, settings: Settings | None) -> None:
+        self.settings = settings
 
 
 class Call(NamedTuple):
@@ -26,7 +34,7 @@ class Call(NamedTuple):
         op: the aten overload.
         args: its arguments, with the spec of each DTensor; lists as tuples.
         kwargs: its keywords, by name.
-        settings: what of this package was on.
+        when: what of this package was on.
     """
 
     place: Place | None
@@ -34,7 +42,7 @@ class Call(NamedTuple):
     op: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
-    settings: Settings | None
+    when: When
 
 
 class Asked(NamedTuple):
@@ -45,7 +53,7 @@ class Asked(NamedTuple):
         function: its name.
         kind: "asked", "direct" or "compiled", as of a :class:`..profiling.Cause`.
         before, after: the specs, where a tensor is redistributed.
-        settings: what of this package was on.
+        when: what of this package was on.
     """
 
     place: Place | None
@@ -54,7 +62,7 @@ class Asked(NamedTuple):
     kind: str
     before: DTensorSpec | None
     after: DTensorSpec | None
-    settings: Settings | None
+    when: When
 
 
 class Note:
@@ -66,6 +74,8 @@ class Note:
 
 # A plain tensor among the arguments: what it holds is the program's, and is not kept.
 PLAIN = "a plain tensor"
+# So many calls wait to be counted.
+MOST_MET = 1 << 15
 
 
 class Profiler(Recorder):
@@ -73,16 +83,17 @@ class Profiler(Recorder):
 
     Attributes:
         notes: of each of ``collectives``.
-        calls: how often each op ran on DTensors that lie in one way.
         started, ended: seconds of a clock.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[Note] = []
-        self.calls: dict[Call, int] = {}
         self.started = self.ended = 0.0
         self._call: Call | None = None
+        self._met: list[Call] = []
+        self._calls: dict[Call, int] = {}
+        self._now = When(None)
         self._in_flight: dict[int, Note] = {}
 
     @contextmanager
@@ -109,14 +120,29 @@ class Profiler(Recorder):
 
     def met(self, func: Any, args: Any, kwargs: Any) -> None:
         place, backward = self._lines.here()
-        named = tuple([(name, _kept(value)) for name, value in kwargs.items()]) if kwargs else ()
-        call = Call(place, backward, func, _kept(args), named, in_force())
-        try:
-            self.calls[call] = self.calls.get(call, 0) + 1
-        except TypeError:  # an argument that cannot be hashed
-            call = call._replace(args=(PLAIN,), kwargs=())
-            self.calls[call] = self.calls.get(call, 0) + 1
-        self._call = call
+        named = tuple([(name, _kept_of(value)) for name, value in kwargs.items()]) if kwargs else ()
+        self._call = Call(place, backward, func, _kept(args), named, self._when())
+        self._met.append(self._call)
+        if len(self._met) > MOST_MET:
+            self._count()
+
+    @property
+    def calls(self) -> dict[Call, int]:
+        """How often each op ran on DTensors that lie in one way."""
+        self._count()
+        return self._calls
+
+    def _count(self) -> None:
+        """Calls that are equal are one: not worked out while the program waits."""
+        for call in self._met:
+            self._calls[call] = self._calls.get(call, 0) + 1
+        self._met.clear()
+
+    def _when(self) -> When:
+        settings = in_force()
+        if settings is not self._now.settings:
+            self._now = When(settings)
+        return self._now
 
     def added(self, collective: Collective, found: Found) -> None:
         source = self.source_of(found)
@@ -129,7 +155,7 @@ class Profiler(Recorder):
         if kind == "op" and self._call is not None:
             return self._call
         moved = found.moved or (None, None)
-        return Asked(found.place, found.backward, function, kind, *moved, in_force())
+        return Asked(found.place, found.backward, function, kind, *moved, self._when())
 
     def send(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = super().send(func, args, kwargs)
@@ -141,23 +167,35 @@ class Profiler(Recorder):
                     self._in_flight[observing.memory_of(tensor)] = note
         return result
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        result = super().run(func, args, kwargs)
-        if self._in_flight and observing.is_wait(func):
-            note = self._in_flight.pop(observing.memory_of(args[0]), None)
-            if note is not None:
-                note.end = perf_counter() - self.started
+    def wait(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = super().wait(func, args, kwargs)
+        note = self._in_flight.pop(observing.memory_of(args[0]), None)
+        if note is not None:
+            note.end = perf_counter() - self.started
         return result
 
 
-def _kept(value: Any) -> Any:
-    """An argument, without the elements of tensors."""
+def _kept(args: Sequence[Any]) -> Any:
+    """Arguments, without the elements of tensors, and such as can be hashed."""
+    return tuple([_SIMPLE.get(type(arg), _kept_of)(arg) for arg in args])
+
+
+def _kept_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        spec = getattr(value, "_spec", None)
-        return PLAIN if spec is None else spec
+        return value._spec if isinstance(value, DTensor) else PLAIN
     if isinstance(value, (list, tuple)):
-        return tuple([_kept(each) for each in value])
+        return _kept(value)
+    try:
+        hash(value)
+    except TypeError:
+        return PLAIN  # nothing can be asked about it
     return value
+
+
+_SIMPLE: dict[type, Callable[[Any], Any]] = {
+    DTensor: lambda value: value._spec,
+    **dict.fromkeys((int, float, bool, type(None), torch.dtype), lambda value: value),
+}
 
 
 _API = "torch.distributed.tensor._api"
@@ -168,7 +206,7 @@ _COMPILED = ("torch._functorch", "torch._inductor", "torch.fx")
 def _kind_of(found: Found) -> tuple[str, str]:
     """(what asks for a collective, its name), by the functions on the way to it."""
     within = found.within
-    called = [name for module, name in within if module == _API and not name.startswith("_")]
+    called = [name for module, name in within if module == _API and name[0] not in "_<"]
     if (_REDISTRIBUTE, "forward") in within or (_REDISTRIBUTE, "backward") in within:
         return "asked", called[-1] if called else "redistribute"
     for module, name in within:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cute_sharding.dtensor.bookkeeping import watching
-from cute_sharding.dtensor.profile.amounts import Row, Sent, row_of, sent_by, together
+from cute_sharding.dtensor.profile.amounts import AROUND, WAIT, Row, Sent, row_of, sent_by, together
 from cute_sharding.dtensor.profile.places import Found, Lines
 from cute_sharding.dtensor.replaced import observing
 from cute_sharding.profiling import Collective
@@ -58,18 +58,26 @@ class Recorder(observing.Observer):
         return bool(self._messages)
 
     def met(self, func: Any, args: Any, kwargs: Any) -> None:
-        self._lines.note()
+        if observing.nodes_made() > self._lines.noted:
+            self._lines.here()
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         row = row_of(func)
-        self._lines.note()
+        if observing.nodes_made() > self._lines.noted:
+            self._lines.here()
         if row is None:
             return func(*args, **kwargs)
-        if isinstance(row, str):
+        if row is WAIT:
+            return self.wait(func, args, kwargs)
+        if row is AROUND:
             return self.run_inside(func, args, kwargs)
         found = self._lines.found(sys._getframe(1))
         self.about_to_send(row, func, args, kwargs, found)
         return self.send(func, args, kwargs)
+
+    def wait(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Wait for what a collective brings."""
+        return func(*args, **kwargs)
 
     def send(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a collective."""

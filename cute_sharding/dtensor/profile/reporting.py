@@ -77,7 +77,7 @@ def _mesh_text(mesh: Any) -> str:
 
 def _settings_text(profiler: Profiler) -> str:
     """What was on, of the ops that ran; the last of them, where that changed."""
-    every = [call.settings for call in profiler.calls if call.settings is not None]
+    every = [call.when.settings for call in profiler.calls if call.when.settings is not None]
     if not every:
         return ""
     flags = ("views", "ops", "redistribution", "movement")
@@ -88,7 +88,7 @@ def _may_be_freed(call: Call) -> bool:
     """Whether the op is one of which this package may have made what PyTorch would have sent
     unnecessary: views, movements, and ops on placements that views make.
     """
-    if call.settings is None:
+    if call.when.settings is None:
         return False
     name = registry.name_of(call.op)
     if name in VIEWS or name in MOVEMENTS:

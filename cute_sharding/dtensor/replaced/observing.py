@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,17 +23,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "Kind",
     "Observer",
     "arguments_by_name",
     "current_node",
-    "frames_of_program",
     "group_of_argument",
-    "is_backward",
-    "is_recomputing",
-    "is_redistribution",
-    "is_wait",
+    "kind_of",
     "line_of_node",
+    "may_recompute",
     "memory_of",
+    "moved_in",
     "name_of",
     "node_of_graph",
     "nodes_made",
@@ -41,7 +40,6 @@ __all__ = [
     "op_of_node",
 ]
 
-_WAIT: Any = torch.ops._c10d_functional.wait_tensor.default
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
@@ -74,9 +72,10 @@ class Observer(TorchDispatchMode):
             super().__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            self.met(func, args, kwargs or {})
-            return NotImplemented  # its ops on local tensors come by here as well
+        for kind in types:
+            if issubclass(kind, DTensor):
+                self.met(func, args, kwargs or {})
+                return NotImplemented  # its ops on local tensors come by here as well
         return self.run(func, args, kwargs or {})
 
 
@@ -85,11 +84,6 @@ def name_of(func: Any) -> tuple[str, str]:
     if not isinstance(func, torch._ops.OpOverload):
         return "", ""
     return func.namespace, func._opname
-
-
-def is_wait(func: Any) -> bool:
-    """Whether an op waits for what a collective brings."""
-    return func is _WAIT
 
 
 def memory_of(tensor: torch.Tensor) -> int:
@@ -105,8 +99,12 @@ def number_of_node(node: Any) -> int:
 
 def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a call of an op, by the names that its schema gives them."""
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args)), **kwargs}
+    return {**dict(zip(_names_of_arguments(func), args)), **kwargs}
+
+
+@lru_cache(maxsize=1 << 8)
+def _names_of_arguments(func: Any) -> list[str]:
+    return [argument.name for argument in func._schema.arguments]
 
 
 def group_of_argument(group: Any) -> Any:
@@ -126,50 +124,61 @@ _TORCH = str(Path(torch.__file__).parent)
 _NOT_OWN = (_TORCH, str(Path(__file__).parents[2]))
 
 
-@lru_cache(maxsize=1 << 12)
-def _is_of_program(module: str, file: str) -> bool:
-    """Not of torch's, this package's or Python's own modules, nor code that a compiler made."""
-    top = module.partition(".")[0]
-    if top in ("torch", "cute_sharding", "torchgen", "functorch"):
-        return False
-    is_made = file.startswith(("<eval_with_key>", "<frozen", _TORCH))
-    return top not in sys.stdlib_module_names and not is_made
+class Kind(NamedTuple):
+    """What the code of a frame is.
+
+    Attributes:
+        is_own: the program's own: not of torch's, this package's or Python's modules, and not made
+            by a compiler.
+        called: the module and the name of the function.
+        starts_backward: it starts autograd's engine.
+        recomputes: it is of a checkpoint, which runs a forward again in a backward.
+        moves: it redistributes; :func:`moved_in`.
+        is_graph: it is an fx graph's own code; :func:`node_of_graph`.
+    """
+
+    is_own: bool
+    called: tuple[str, str]
+    starts_backward: bool
+    recomputes: bool
+    moves: bool
+    is_graph: bool
 
 
-def frames_of_program(frame: FrameType | None) -> Iterator[tuple[FrameType, bool]]:
-    """(frame, whether it is the program's own), from the inside out."""
-    while frame is not None:
-        name = frame.f_globals.get("__name__") or ""
-        yield frame, _is_of_program(str(name), frame.f_code.co_filename)
-        frame = frame.f_back
+def kind_of(frame: FrameType) -> Kind:
+    """What the code of a frame is."""
+    code, module = frame.f_code, str(frame.f_globals.get("__name__") or "")
+    top, is_graph = module.partition(".")[0], code.co_filename.startswith("<eval_with_key>")
+    is_others = top in ("torch", "cute_sharding", "torchgen", "functorch")
+    is_made = is_graph or code.co_filename.startswith(("<frozen", _TORCH))
+    return Kind(
+        not is_others and not is_made and top not in sys.stdlib_module_names,
+        (module, code.co_name),
+        code.co_name == "_engine_run_backward",
+        module == "torch.utils.checkpoint",
+        code.co_name == "redistribute_local_tensor"
+        and module in _REDISTRIBUTE
+        and code.co_argcount >= 3,
+        is_graph,
+    )
 
 
-def is_backward(frame: FrameType) -> bool:
-    """Whether the frame starts autograd's engine."""
-    return frame.f_code.co_name == "_engine_run_backward"
+def may_recompute() -> bool:
+    """Whether a forward may run again inside of a backward: gradients are off in most backwards,
+    and on where they are to have gradients themselves.
+    """
+    return torch.is_grad_enabled()
 
 
-def is_recomputing(frame: FrameType) -> bool:
-    """Whether the frame is of a checkpoint, that runs a forward again in a backward."""
-    return frame.f_globals.get("__name__") == "torch.utils.checkpoint"
-
-
-def is_redistribution(frame: FrameType) -> tuple[Any, Any] | None:
-    """The specs before and after, where the frame is of a redistribution, torch's or ours."""
-    code = frame.f_code
-    if code.co_name != "redistribute_local_tensor":
-        return None
-    if frame.f_globals.get("__name__") not in _REDISTRIBUTE or code.co_argcount < 3:
-        return None
-    found = frame.f_locals
-    before, after = (found.get(name) for name in code.co_varnames[1:3])
+def moved_in(frame: FrameType) -> tuple[Any, Any]:
+    """The specs before and after, of a frame that redistributes, torch's or ours."""
+    found, names = frame.f_locals, frame.f_code.co_varnames[1:3]
+    before, after = (found.get(name) for name in names)
     return before, after
 
 
 def node_of_graph(frame: FrameType) -> Any | None:
-    """The node of a graph that the frame runs, where it is of an fx graph's own code."""
-    if not frame.f_code.co_filename.startswith("<eval_with_key>"):
-        return None
+    """The node of a graph that the frame runs, which is of an fx graph's own code."""
     module = frame.f_locals.get("self")
     lines = getattr(module, "_lineno_map", None)
     if not isinstance(module, torch.fx.GraphModule) or not lines:
