@@ -13,6 +13,8 @@ from cute_sharding.profiling import Cause, Line, Report
 from cute_sharding.showing.amounts import bytes_text, of_many, seconds_text
 
 NARROWEST = 72
+# Narrower tables leave out seconds.
+WIDE = 96
 SWITCH = "cute_sharding.enable(redistribution=True, movement=True)"
 
 
@@ -116,6 +118,8 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
     )
     if not all(line.is_of_busiest for line in lines):
         note += " *: by this rank, as the busiest is not known."
+    if width < WIDE:
+        rows = [(*row[:6], *row[8:]) for row in rows]  # without seconds
     table = aligned(rows, width, {1, 2, 3, 4}, {1, 3, 4})
     return ["What is sent, the most first", *table, *wrap(note, width)]
 
@@ -155,7 +159,7 @@ def aligned(
     widths = [max(map(len, column)) for column in zip(*rows)]
     while sum(widths) + 2 * (len(widths) - 1) > width:
         at = max(shrinks, key=lambda i: widths[i])
-        if widths[at] <= 12:
+        if widths[at] <= 8:
             break
         widths[at] -= 1
 
