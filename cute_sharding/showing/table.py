@@ -5,6 +5,7 @@ has removed.
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from textwrap import wrap
@@ -82,7 +83,8 @@ def _compared(report: Report) -> list[str]:
     said = f"With {SWITCH} the same ops would receive {bytes_text(ours)} of {bytes_text(theirs)}"
     less = theirs - ours
     tail = f": {bytes_text(less)} less ({less / theirs:.0%})." if less > 0 else ", no less."
-    return [said + tail + _left_out(unknown, "this package")]
+    again = " Later ops would see other placements: profile the program switched on for its own."
+    return [said + tail + _left_out(unknown, "this package") + again]
 
 
 def _left_out(unknown: int, who: str) -> str:
@@ -120,8 +122,8 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
         note += " *: by this rank, as the busiest is not known."
     if width < WIDE:
         rows = [(*row[:6], *row[8:]) for row in rows]  # without seconds
-    table = aligned(rows, width, {1, 2, 3, 4}, {1, 3, 4})
-    return ["What is sent, the most first", *table, *wrap(note, width)]
+    table = aligned(rows, width, {1, 2, 3, 4}, {1: 16, 3: 10, 4: 12})
+    return ["What is sent, the most first", *table, *_wrapped([note], width)]
 
 
 def place_text(cause: Cause, *, with_function: bool = False) -> str:
@@ -132,7 +134,7 @@ def place_text(cause: Cause, *, with_function: bool = False) -> str:
         where = str(cause.place).partition(" ")[0]
         function = cause.place.function.rpartition("<locals>.")[2]
         place = f"{where} in {function}" if with_function else where
-    return f"{place} (grad)" if cause.backward else place
+    return f"{place} grad" if cause.backward else place
 
 
 def kinds_text(line: Line) -> str:
@@ -151,21 +153,24 @@ def _as_lies(cause: Cause) -> str:
 
 
 def aligned(
-    rows: Sequence[tuple[str, ...]], width: int, left: set[int], shrinks: set[int]
+    rows: Sequence[tuple[str, ...]], width: int, left: set[int], least: dict[int, int]
 ) -> list[str]:
     """Columns: those of ``left`` to the left, the others to the right. Where they do not fit, those
-    that may shrink are cut, the widest first.
+    that have a ``least`` width are cut, the widest first; a line of the program in front, as its
+    number is at the end.
     """
     widths = [max(map(len, column)) for column in zip(*rows)]
     while sum(widths) + 2 * (len(widths) - 1) > width:
-        at = max(shrinks, key=lambda i: widths[i])
-        if widths[at] <= 8:
+        wide = [i for i in least if widths[i] > least[i]]
+        if not wide:
             break
-        widths[at] -= 1
+        widths[max(wide, key=lambda i: widths[i])] -= 1
 
     def cell(i: int, value: str) -> str:
-        if len(value) > widths[i]:
-            value = value[: widths[i] - 2] + ".."
+        over = len(value) - widths[i]
+        if over > 0:
+            is_line = ".py:" in value
+            value = f"..{value[over + 2 :]}" if is_line else f"{value[: widths[i] - 2]}.."
         return value.ljust(widths[i]) if i in left else value.rjust(widths[i])
 
     return ["  ".join(cell(i, value) for i, value in enumerate(row)).rstrip() for row in rows]
@@ -191,9 +196,9 @@ def _reasons(lines: Sequence[Line], width: int) -> list[str]:
         said += _wrapped(
             [f"{numbers}. {place_text(line.cause)}{f':  {code}' if code else ''}"], width
         )
-        said += wrap(f"{line.cause.why}.", width, initial_indent="   ", subsequent_indent="   ")
+        said += _wrapped([f"{line.cause.why}."], width, "   ", "   ")
         for todo in line.cause.todo:
-            said += wrap(f"- {todo}.", width, initial_indent="   ", subsequent_indent="     ")
+            said += _wrapped([f"- {todo}."], width, "   ", "     ")
     return said
 
 
@@ -217,11 +222,14 @@ def _freed(lines: Sequence[Line], width: int) -> list[str]:
         )
     return [
         "What cute_sharding removes: nothing is sent here",
-        *aligned(rows, width, {0, 1, 4}, {0, 4}),
+        *aligned(rows, width, {0, 1, 4}, {0: 20, 4: 12}),
     ]
 
 
-def _wrapped(sentences: Sequence[str], width: int) -> list[str]:
-    return [
-        line for sentence in sentences for line in wrap(sentence, width, subsequent_indent="  ")
-    ]
+def _wrapped(sentences: Sequence[str], width: int, first: str = "", then: str = "  ") -> list[str]:
+    """Lines of so many columns; a number stays with its unit."""
+    found = []
+    for sentence in sentences:
+        joined = re.sub(r"(\d) (?=[kMG]?B\b|[um]?s\b)", "\\1\N{NO-BREAK SPACE}", sentence)
+        found += wrap(joined, width, initial_indent=first, subsequent_indent=then)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in found]

@@ -64,8 +64,8 @@ def of_asked(asked: Asked, network: Any) -> Cause:
 def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], network: Any) -> Cause:
     """Of an op on DTensors; ``sent`` is what it sent, if anything."""
     name = registry.name_of(call.op).removesuffix(".default").partition(".")[0]
-    seen: list[Pair] = list(dict.fromkeys(n.moved for n in notes if n.moved is not None))  # type: ignore[misc]
-    moved = tuple([moved_of(*pair) for pair in seen if None not in pair])
+    seen = dict.fromkeys(note.moved for note in notes)
+    moved = tuple([moved_of(*pair) for pair in seen if pair is not None and None not in pair])
     cause = Cause(call.place, call.backward, name, "op", moved)
     schema = schema_of(call)
     if schema is None:

@@ -151,7 +151,9 @@ class Profiler(Recorder):
 
     def source_of(self, found: Found) -> Call | Asked:
         """What a collective is for."""
-        kind, function = _kind_of(found)
+        kind, function = observing.asked_by(found.within)
+        if kind == "compiled":
+            function = found.traced_op or function
         if kind == "op" and self._call is not None:
             return self._call
         moved = found.moved or (None, None)
@@ -196,44 +198,3 @@ _SIMPLE: dict[type, Callable[[Any], Any]] = {
     DTensor: lambda value: value._spec,
     **dict.fromkeys((int, float, bool, type(None), torch.dtype), lambda value: value),
 }
-
-
-_API = "torch.distributed.tensor._api"
-_REDISTRIBUTE = "torch.distributed.tensor._redistribute"
-_COMPILED = ("torch._functorch", "torch._inductor", "torch.fx")
-
-
-def _kind_of(found: Found) -> tuple[str, str]:
-    """(what asks for a collective, its name), by the functions on the way to it."""
-    within = found.within
-    called = [name for module, name in within if module == _API and name[0] not in "_<"]
-    if (_REDISTRIBUTE, "forward") in within or (_REDISTRIBUTE, "backward") in within:
-        return "asked", called[-1] if called else "redistribute"
-    for module, name in within:
-        if module.startswith(_COMPILED):
-            return "compiled", found.traced_op or "compiled program"
-        if module == "torch.distributed.distributed_c10d" and not name.startswith("_"):
-            outer = _outer(within)
-            if called:
-                return "asked", called[-1]
-            return "direct", outer[-1] if outer else name
-        if module == "torch.distributed.tensor._dispatch":
-            return "op", ""
-    if any(module.startswith("cute_sharding.dtensor.decide") for module, _ in within):
-        return "op", ""
-    ours = [(module, name) for module, name in within if module.startswith("cute_sharding.dtensor")]
-    asked = [n for m, n in ours if m.endswith((".any_mesh", ".reshard", ".refit.plan"))]
-    if asked:
-        return "asked", asked[-1]
-    if ours and not all(".profile" in module or ".observing" in module for module, _ in ours):
-        return "op", ""
-    if any(module.startswith("torch.distributed.tensor") for module, _ in within):
-        return ("asked", called[-1]) if called else ("op", "")
-    outer = _outer(within)
-    return "direct", outer[-1] if outer else "a collective"
-
-
-def _outer(within: tuple[tuple[str, str], ...]) -> list[str]:
-    """The functions of torch.distributed on the way, from the inside out."""
-    logs = "torch.distributed.c10d_logger"
-    return [n for m, n in within if m.startswith("torch.distributed") and m != logs]

@@ -45,14 +45,15 @@ class _Refusing(Profiler):
         else:
             assert isinstance(source, Asked)
             cause = of_asked(source, None)
-        said = _said(row.kind, sent.ranks, cause)
         if self._action == "raise":
-            raise CommunicationError(said)
+            raise CommunicationError(communicates(row.kind, sent.ranks, cause))
+        said = communicates(row.kind, sent.ranks, cause)
         place = cause.place or Place("unknown", 0, "")
         warnings.warn_explicit(said, RuntimeWarning, place.file, place.line)
 
 
-def _said(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
+def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
+    """What is sent where nothing may be, for which line and op, why, and what to do."""
     where = (
         "a line that is not known"
         if cause.place is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ __all__ = [
     "Kind",
     "Observer",
     "arguments_by_name",
+    "asked_by",
     "current_node",
     "group_of_argument",
     "kind_of",
@@ -205,3 +206,44 @@ def op_of_node(node: Any) -> str | None:
     return (
         target if target is None or isinstance(target, str) else getattr(target, "__name__", None)
     )
+
+
+# -- who asks --------------------------------------------------------------------------------------
+
+_API = "torch.distributed.tensor._api"
+_COMPILED = ("torch._functorch", "torch._inductor", "torch.fx")
+# Modules of ours whose functions a program calls.
+_ASKED = (".run.any_mesh", ".models.reshard", ".refit.plan")
+# Modules of ours that watch.
+_WATCHING = ("cute_sharding.dtensor.profile", "cute_sharding.dtensor.replaced.observing")
+
+
+def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """What a collective is for, by the functions on the way to it, from the inside out: ("op", "")
+    for the op of a DTensor that was met last; else what the program has called, by name, to
+    redistribute a DTensor ("asked") or to communicate ("direct"), or "compiled".
+    """
+    api = [name for module, name in within if module == _API and name[0] not in "_<"]
+    asked = [name for module, name in within if module.endswith(_ASKED)]
+    outer = [name for module, name in within if module.startswith("torch.distributed")]
+    outer = [name for name in outer if name != "wrapper"]  # of its log
+    for module, name in within:
+        if module == _REDISTRIBUTE[0] and name in ("forward", "backward"):
+            return "asked", (api or ["redistribute"])[-1]
+        if module.startswith(_COMPILED):
+            return "compiled", "compiled program"
+        if module == "torch.distributed.distributed_c10d" and name[0] != "_":
+            called = api or asked
+            return ("asked", called[-1]) if called else ("direct", (outer or [name])[-1])
+        if module == "torch.distributed.tensor._dispatch":
+            return "op", ""
+    if asked:
+        return "asked", asked[-1]
+    modules = [module for module, _ in within]
+    is_ours = any(
+        module.startswith("cute_sharding.") and not module.startswith(_WATCHING)
+        for module in modules
+    )
+    if is_ours or any(module.startswith("torch.distributed.tensor") for module in modules):
+        return ("asked", api[-1]) if api and not is_ours else ("op", "")
+    return "direct", (outer or ["a collective"])[-1]
