@@ -10,7 +10,7 @@
 - :mod:`cute_sharding.models`: many tensors at once.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
-- :mod:`cute_sharding.showing`: what a program sends, line by line.
+- :mod:`cute_sharding.profiling`: what a program sends, line by line.
 
 The public names are those in the ``__all__`` of this package and of the ten above, and of
 :mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing

@@ -120,9 +120,8 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
     )
     if not all(line.is_of_busiest for line in lines):
         note += " *: by this rank, as the busiest is not known."
-    if width < WIDE:
-        rows = [(*row[:6], *row[8:]) for row in rows]  # without seconds
-    table = aligned(rows, width, {1, 2, 3, 4}, {1: 16, 3: 10, 4: 12})
+    kept = [row if width >= WIDE else (*row[:6], *row[8:]) for row in rows]
+    table = aligned(kept, width, {1, 2, 3, 4}, {1: 16, 3: 10, 4: 12})
     return ["What is sent, the most first", *table, *_wrapped([note], width)]
 
 

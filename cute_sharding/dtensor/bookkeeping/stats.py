@@ -181,9 +181,10 @@ def aside() -> Iterator[Counted]:
             found.outcomes.update({key: n for key, n in now.items() if n})
             found.places.extend(_places)
         finally:
-            for table, values in ((_counts, kept[0]), (_moves, kept[3])):
-                table.clear()
-                table.update(values)
+            _counts.clear()
+            _counts.update(kept[0])
+            _moves.clear()
+            _moves.update(kept[3])
             _places[:], _moved = kept[1], kept[2]
             logger.disabled = was
 

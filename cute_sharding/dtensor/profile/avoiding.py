@@ -83,8 +83,9 @@ def _received(spec: DTensorSpec, placements: Sequence[Placement]) -> int | None:
     before: Sequence[Any] = spec.placements
     if any(isinstance(p, Partial) for p in before):
         return None
-    cuts = [[cut_of(p) for p in each] for each in (before, placements)]
-    elements = received_elements(tuple(spec.shape), *cuts, tuple(spec.mesh.shape))
+    source, target = ([cut_of(p) for p in each] for each in (before, placements))
+    mesh: tuple[int, ...] = tuple(spec.mesh.shape)
+    elements = received_elements(tuple(spec.shape), source, target, mesh)
     return elements * spec.tensor_meta.dtype.itemsize  # type: ignore[union-attr]
 
 

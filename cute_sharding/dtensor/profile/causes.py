@@ -28,12 +28,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
 from cute_sharding.profiling import Cause, Collective, Moved, Other
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
-Pair = tuple[DTensorSpec, DTensorSpec]
-
 
 def of_asked(asked: Asked, network: Any) -> Cause:
     """Of what the program asks for itself."""
-    name, why, todo = asked.function, "", ()
+    name, why = asked.function, ""
+    todo: tuple[str, ...] = ()
     moved: tuple[Moved, ...] = ()
     theirs = ours = Other(None)
     if asked.kind == "direct":
@@ -47,7 +46,7 @@ def of_asked(asked: Asked, network: Any) -> Cause:
         what = (
             f"the gradient of {name}() goes the way back"
             if asked.backward
-            else (f"the program calls {name}()")
+            else f"the program calls {name}()"
         )
         why = f"{what}: {_from_to(moved[0])}"
         theirs, ours = (
@@ -217,7 +216,8 @@ def _avoiding(
 ) -> tuple[str, ...]:
     if not isinstance(now, Answered):
         return ()
-    specs, todo = op_schemas.specs_of(schema), []
+    specs = op_schemas.specs_of(schema)
+    todo: list[str] = []
     for at, dims in _to_change(specs, now):
         spec = specs[at]
         if any(isinstance(spec.placements[m], Partial) for m in dims):

@@ -156,8 +156,8 @@ class Profiler(Recorder):
             function = found.traced_op or function
         if kind == "op" and self._call is not None:
             return self._call
-        moved = found.moved or (None, None)
-        return Asked(found.place, found.backward, function, kind, *moved, self._when())
+        before, after = found.moved or (None, None)
+        return Asked(found.place, found.backward, function, kind, before, after, self._when())
 
     def send(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = super().send(func, args, kwargs)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.autograd import _get_sequence_nr as nodes_made
+from torch._C._autograd import _get_sequence_nr as nodes_made
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
