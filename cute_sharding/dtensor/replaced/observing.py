@@ -181,10 +181,10 @@ def moved_in(frame: FrameType) -> tuple[Any, Any]:
 def node_of_graph(frame: FrameType) -> Any | None:
     """The node of a graph that the frame runs, which is of an fx graph's own code."""
     module = frame.f_locals.get("self")
-    lines = getattr(module, "_lineno_map", None)
-    if not isinstance(module, torch.fx.GraphModule) or not lines:
+    if not isinstance(module, torch.fx.GraphModule):
         return None
-    number = lines.get(frame.f_lineno - frame.f_code.co_firstlineno)
+    lines: Any = module._lineno_map
+    number = (lines or {}).get(frame.f_lineno - frame.f_code.co_firstlineno)
     nodes = list(module.graph.nodes)
     return nodes[number] if number is not None and number < len(nodes) else None
 

@@ -193,6 +193,7 @@ TABLE: tuple[Used, ...] = (
         "torch/csrc/utils/python_dispatch.cpp",
         "ops that torch takes apart could not be met before",
         "_ExcludeDispatchKeyGuard",
+        "_after_ADInplaceOrView_keyset",
         "_dispatch_keys",
         "_dispatch_tls_is_dispatch_key_excluded",
     ),

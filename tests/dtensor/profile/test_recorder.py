@@ -182,3 +182,24 @@ def test_a_compiled_program_is_under_the_lines_of_its_graph(operands):
     assert {line_of("gathered"), line_of("sliced")} <= lines
     assert lines <= {*range(line_of("gathered"), line_of("sliced") + 1)}
     assert ("all-reduce", line_of("product"), True) in by_line(recorder)
+
+
+def sliced_by_rows(x):
+    return x[1:5] * 2  # line: dynamic
+
+
+def test_what_the_op_of_graphs_exchanges_is_seen():
+    """Of sizes that are symbols one op of this package plans and sends in each call."""
+    mesh = DeviceMesh("cpu", torch.arange(4))
+    compiled = torch.compile(sliced_by_rows, backend="aot_eager", dynamic=True)
+    seen = []
+    with cute_sharding.enabled(redistribution=True, movement=True):
+        for rows in (2, 3):
+            x = DTensor.from_local(torch.ones(rows, 6), mesh, [Shard(0)])
+            for run in (sliced_by_rows, compiled):
+                run(x)  # compiles, which is not recorded
+                with Recorder() as recorder:
+                    run(x)
+                found = recorder.collectives
+                seen.append([(x.op, x.received, x.busiest, x.place.line) for x in found])
+    assert seen[0] and seen[1::2] == seen[::2], seen
