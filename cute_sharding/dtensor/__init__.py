@@ -20,20 +20,25 @@ list. The words are those of docs/glossary.md.
 - :mod:`.profile`: what a program sends, line by line
 """
 
+import importlib
+import typing
+
 # First: a torch that is too old is refused by name, and not by what it lacks.
 from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
-from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
-from cute_sharding.dtensor.door.held import local_boxes
-from cute_sharding.dtensor.models.plan import plan_reshard
-from cute_sharding.dtensor.models.reshard import reshard
-from cute_sharding.dtensor.profile import no_communication
-from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
-from cute_sharding.dtensor.reports.plan import plan_redistribution
-from cute_sharding.dtensor.reports.stats import reset_stats, stats
-from cute_sharding.dtensor.run.any_mesh import redistribute
-from cute_sharding.dtensor.run.groups import prepare_groups
-from cute_sharding.dtensor.run.specs import Spec
 from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_enabled, settings
+
+if typing.TYPE_CHECKING:
+    from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
+    from cute_sharding.dtensor.door.held import local_boxes
+    from cute_sharding.dtensor.models.plan import plan_reshard
+    from cute_sharding.dtensor.models.reshard import reshard
+    from cute_sharding.dtensor.profile.refusing import no_communication
+    from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
+    from cute_sharding.dtensor.reports.plan import plan_redistribution
+    from cute_sharding.dtensor.reports.stats import reset_stats, stats
+    from cute_sharding.dtensor.run.any_mesh import redistribute
+    from cute_sharding.dtensor.run.groups import prepare_groups
+    from cute_sharding.dtensor.run.specs import Spec
 
 __all__ = [
     "RefitPlan",
@@ -55,3 +60,30 @@ __all__ = [
     "settings",
     "stats",
 ]
+
+# What a program that has switched this on may never ask for: imported when it does.
+_WHERE = {
+    "propagate_shape_and_sharding": "decide.view_placements",
+    "local_boxes": "door.held",
+    "no_communication": "profile.refusing",
+    "plan_reshard": "models.plan",
+    "reshard": "models.reshard",
+    "RefitPlan": "refit.plan",
+    "plan_refit": "refit.plan",
+    "plan_redistribution": "reports.plan",
+    "reset_stats": "reports.stats",
+    "stats": "reports.stats",
+    "redistribute": "run.any_mesh",
+    "prepare_groups": "run.groups",
+    "Spec": "run.specs",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'cute_sharding.dtensor' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -7,12 +7,12 @@ a multiple of the widest. Sender and receiver work the order out from the exchan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cute_sharding.exchange.copies import Copy, folded
 from cute_sharding.exchange.exchange import Exchange
@@ -21,6 +21,7 @@ from cute_sharding.exchange.part import Part
 from cute_sharding.exchange.placed import standing_for_all
 
 _ByPeer: TypeAlias = "Mapping[int, list[Message]]"
+_Own = TypeVar("_Own", bound="Part | BundlePart")
 
 
 class Item(NamedTuple):
@@ -50,6 +51,23 @@ class BundlePart(NamedTuple):
     sends: tuple[int, ...]
     receives: tuple[int, ...]
     parts: tuple[Part, ...]
+
+
+def among(part: _Own, ranks: Sequence[int]) -> _Own:
+    """The part with all of ``ranks`` as its peers, also those with which it has nothing to do. Its
+    own follow one another in the same order there.
+
+    >>> among(BundlePart((1, 3), (32, 8), (32, 0), ()), (0, 1, 2, 3))[:3]
+    ((0, 1, 2, 3), (0, 32, 0, 8), (0, 32, 0, 0))
+    """
+    sends, receives = (dict(zip(part.peers, n)) for n in (part.sends, part.receives))
+    found: Any = part._replace(
+        peers=tuple(ranks),
+        sends=tuple([sends.get(peer, 0) for peer in ranks]),
+        receives=tuple([receives.get(peer, 0) for peer in ranks]),
+    )
+    of_the_kind: _Own = found
+    return of_the_kind
 
 
 @dataclass(frozen=True)

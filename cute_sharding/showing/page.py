@@ -25,6 +25,7 @@ th, td { border-bottom: 1px solid var(--line); padding: .35rem .5rem; text-align
 th { cursor: pointer; white-space: nowrap; background: var(--soft) }
 td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 code { font-family: ui-monospace, monospace; font-size: 12px }
+.why { margin-top: .2rem; max-width: 30rem; opacity: .85 }
 .todo { margin: .2rem 0 0; padding-left: 1.1rem }
 .flame { position: relative; font-size: 12px }
 .box { position: absolute; height: 24px; line-height: 24px; overflow: hidden; padding: 0 4px;
@@ -46,7 +47,7 @@ for (const head of document.querySelectorAll("th")) head.addEventListener("click
 });
 """
 _COLUMNS = (
-    ("line", False),
+    ("line, why, and what would avoid it", False),
     ("op", False),
     ("placements", False),
     ("collectives", False),
@@ -55,7 +56,6 @@ _COLUMNS = (
     ("measured", True),
     ("PyTorch alone", True),
     ("cute_sharding", True),
-    ("why, and what would avoid it", False),
 )
 
 
@@ -102,6 +102,7 @@ def _row(line: Line) -> str:
     todo = "".join(f"<li>{escape(each)}</li>" for each in cause.todo)
     why = escape(cause.why) + (f'<ul class="todo">{todo}</ul>' if todo else "")
     collectives = escape(kinds_text(line)) or f"none, {of_many(line.calls, 'call')}"
+    where += f'<div class="why">{why}</div>'
     cells = [where, escape(cause.op), changes, collectives]
     numbers = [
         (line.received, bytes_text(line.received)),
@@ -114,7 +115,7 @@ def _row(line: Line) -> str:
         "<tr>"
         + "".join(f"<td>{cell}</td>" for cell in cells)
         + "".join(f'<td class="number" data-value="{value}">{text}</td>' for value, text in numbers)
-        + f"<td>{why}</td></tr>"
+        + "</tr>"
     )
 
 

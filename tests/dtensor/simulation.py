@@ -168,13 +168,13 @@ def watched_wire(monkeypatch):
             if i != me
         )
 
-    def watched_all_to_all(buffer, receives, sends, group):
+    def watched_all_to_all(buffer, receives, sends, group, **how):
         wire.append(
             (buffer.dtype, {rank: from_others(receives, rank, group) for rank in buffer._ranks})
         )
-        return all_to_all(buffer, receives, sends, group)
+        return all_to_all(buffer, receives, sends, group, **how)
 
-    def watched_all_gather(buffer, group, dim=0):
+    def watched_all_gather(buffer, group, dim=0, **how):
         parts = dist.get_world_size(group)
         wire.append(
             (
@@ -185,7 +185,7 @@ def watched_wire(monkeypatch):
                 },
             )
         )
-        return all_gather(buffer, group, dim)
+        return all_gather(buffer, group, dim, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(collective_ops, "all_to_all", watched_all_to_all)

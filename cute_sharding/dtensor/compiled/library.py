@@ -26,9 +26,6 @@ def _after(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 library.define("after(Tensor tensor, Tensor other) -> Tensor")
 library.impl("after", _after, "CompositeExplicitAutograd")
-torch.library.register_fake(
-    "cute_sharding::after", lambda tensor, other: tensor.clone(), lib=library
-)
 
 
 def after(tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:

@@ -128,9 +128,17 @@ def _torchs(question: Question) -> Any:
     if wanted is question.schema or not question.is_sharded:
         return found
     if question.is_strided:
-        return question.signed() or found
+        return question.signed() or _brought(question, found)
     less = for_less(row, question.name, question.schema, question.specs, found)
-    return less or answers.from_other_specs(found, question.schema)
+    return less or _brought(question, found)
+
+
+def _brought(question: Question, found: Any) -> Any:
+    """torch's answer, with the operands that it moves brought by plan where the op has a row."""
+    wanted = getattr(found, "redistribute_schema", None)
+    if wanted is None or question.row is None or not question.is_sharded:
+        return found
+    return answers.from_other_specs(found, question.schema)
 
 
 def _where_torch_refuses(question: Question) -> Any | None:
@@ -150,7 +158,8 @@ def _written(question: Question) -> Any:
     """
     schema, stock = question.schema, question.stock
     try:
-        return as_what_is_written(question.name, schema, question.specs) or stock(schema)
+        found = as_what_is_written(question.name, schema, question.specs)
+        return _brought(question, stock(schema)) if found is None else found
     except Exception:
         if dispatch_modes.is_tracing() or not any(
             isinstance(p, Partial)

@@ -5,7 +5,7 @@ stand in for torch's of ops that go past the propagator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from cute_sharding.dtensor.replaced import (
     tensor_specs,
 )
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import Replicate, Shard, StridedShard
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Replicate, Shard, StridedShard
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.movement.signatures import SIGNATURES
@@ -165,9 +165,7 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
             return convolution(op, args, kwargs)
         dim = op_schemas.argument(op, args, kwargs, "dim")
         for tensor in _dtensors(args, kwargs):
-            if tensor_specs.split_factors(tensor._spec) or (
-                _cuts(tensor, dim) and some_device_is_empty(tensor._spec)
-            ):
+            if _is_searched_wrongly(tensor._spec, dim):
                 return signed(op, args, kwargs)
         if dim is not None and dim < 0:  # which torch compares with dims from the front
             ndim = max(op_schemas.argument(op, args, kwargs, "self").ndim, 1)
@@ -192,11 +190,23 @@ def _with_dim(
     return (args[0], dim, *args[2:]), kwargs
 
 
-def _cuts(tensor: Any, dim: int | None) -> bool:
+def _is_searched_wrongly(spec: DTensorSpec, dim: int | None) -> bool:
+    """Whether torch's search of a dim, of all where none is named, is not known to be right."""
+    factors = tensor_specs.split_factors(spec)
+    if factors or symints.is_symbolic(spec.shape):
+        return bool(factors) or (_cuts(spec, dim) and some_device_is_empty(spec))
+    return _lacks_rows(spec, dim)
+
+
+@lru_cache(maxsize=1 << 12)
+def _lacks_rows(spec: DTensorSpec, dim: int | None) -> bool:
+    return _cuts(spec, dim) and some_device_is_empty(spec)
+
+
+def _cuts(spec: DTensorSpec, dim: int | None) -> bool:
     """Whether a dim that is searched is cut; all dims are where none is named."""
-    placements, ndim = tensor._spec.placements, tensor.ndim
-    for p in placements:
-        if isinstance(p, Shard) and (dim is None or p.dim % ndim == dim % ndim):
+    for p in spec.placements:
+        if isinstance(p, Shard) and (dim is None or p.dim % spec.ndim == dim % spec.ndim):
             return True
     return False
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.graph_keys import tag
+from cute_sharding.dtensor.run.lists import Wanted, exchanged_together
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import OtherShape
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
@@ -56,7 +58,9 @@ def by_plan(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> t
 
 
 def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[..., None]:
-    """The dispatcher's step that redistributes an op's arguments; by plan for rules of ours."""
+    """The dispatcher's step that redistributes an op's arguments; by plan for rules of ours. Of
+    lists, what goes by plan goes together.
+    """
 
     def redistribute_local_args(
         op_info: Any, suggested_input_schema: OpSchema, use_val_from_redistribute_schema: bool
@@ -67,19 +71,53 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
             answer.read(op_info)
         if answer is not None and answer.takes_all:
             return  # it is given them as they are
-        if answer is None or settings is None or not settings.views:
-            local_args(op_info, schema, takes_others)
-            return
-        before = op_info.local_args
-        if answer.by_plan:
-            dispatch.redistribute_arguments(op_info, schema, takes_others, by_plan)
+        if settings is None or not settings.views:
+            answer = None
+        before, answered = op_info.local_args, answer is not None and answer.by_plan
+        of_lists = dispatch.is_of_lists(op_info)
+        if answered or (of_lists and settings is not None and settings.redistribution):
+            move = partial(_all_redistributed, at_once=of_lists, answered=answered)
+            dispatch.redistribute_arguments(op_info, schema, takes_others, move)
         else:
             local_args(op_info, schema, takes_others)
+        if answer is None:
+            return
         dispatch.finish(op_info, schema, answer, by_plan)
         if answer.copied is not None:
             note_copy(before[0], *answer.copied, op_info.local_args[0])
 
     return redistribute_local_args
+
+
+def _all_redistributed(
+    moves: Sequence[tuple[torch.Tensor, DTensorSpec, DTensorSpec]],
+    *,
+    at_once: bool,
+    answered: bool,
+) -> list[torch.Tensor]:
+    """The arguments of an op, where they are to be; what is exchanged of them ``at_once``, if it
+    takes them in lists.
+    """
+    settings = in_force()
+    alone = by_plan if answered else partial(_redistributed, redistribution_hook.stock_redistribute)
+    moved: list[torch.Tensor | None] = [None] * len(moves)
+    if at_once and len(moves) > 1 and settings is not None:
+        wanted = [Wanted(x, *_settled(before, after, settings)) for x, before, after in moves]
+        some = [i for i, one in enumerate(wanted) if _is_planned(*one, settings, answered)]
+        counted = settings.redistribution or not answered
+        together = exchanged_together([wanted[i] for i in some], counted=counted)
+        for i, local in zip(some, together):
+            moved[i] = local
+    return [alone(*move) if local is None else local for move, local in zip(moves, moved)]
+
+
+def _settled(
+    current: DTensorSpec, target: DTensorSpec, settings: Settings
+) -> tuple[DTensorSpec, DTensorSpec]:
+    if not dispatch_modes.is_tracing():
+        return current, target
+    tag(settings)  # dynamo comes by here before a cache is asked
+    return symints.settled_spec(current), symints.settled_spec(target)
 
 
 def _redistributed(
@@ -100,9 +138,7 @@ def _redistributed(
     how = {"async_op": async_op, "is_explicit": is_explicit}
     if settings is None:
         return stock(local, current, target, **how, **options)
-    if dispatch_modes.is_tracing():
-        tag(settings)  # dynamo comes by here before a cache is asked
-        current, target = symints.settled_spec(current), symints.settled_spec(target)
+    current, target = _settled(current, target, settings)
     if _is_planned(local, current, target, settings, answered):
         counted = settings.redistribution or not answered
         try:
@@ -133,9 +169,11 @@ def _is_planned(
     """
     if local_tensors.is_wrapper(local):
         return False
-    if not tensor_specs.are_known((*current.placements, *target.placements)):
+    if not (
+        tensor_specs.are_known(current.placements) and tensor_specs.are_known(target.placements)
+    ):
         return False
-    shape = tuple(current.shape)
+    shape = current.shape
     is_symbolic = symints.is_symbolic(shape)
     if settings.redistribution or answered:
         wanted = True

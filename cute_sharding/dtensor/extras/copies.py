@@ -16,8 +16,9 @@ not know of one another. ``to_local()`` is no such meeting, as one rank may ask 
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ from cute_sharding.dtensor.replaced import (
     dispatch_modes,
     local_tensors,
     symints,
-    tensor_specs,
 )
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Replicate
@@ -45,55 +45,69 @@ _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
 
 
 class CopiesOfOne:
-    """The copies of what lies in one memory, to which it belongs: by their ids, so that they are
-    kept no longer than what lies in them.
-
-    Attributes:
-        alike: those of which each has all that any other has, by what they have.
+    """The copies of what lies in one memory, to which it belongs; they are kept no longer than what
+    lies in them.
     """
 
     def __init__(self) -> None:
-        self._live: set[int] = set()
-        self._fresh: set[int] = set()
-        self.alike: dict[Hashable, weakref.WeakSet[Copy]] = {}
-        weakref.finalize(self, _STALE.discard, id(self))
+        self._writes = 0  # of which copies were told, or not
+        self._live = self._fresh = 0  # how many there are, and how many of them are up to date
+        # Those of which each has all that any other has, by what they have.
+        self._alike: dict[Hashable, dict[int, weakref.ref[Copy]]] = {}
+
+    def __del__(self, forget: Callable[[int], None] = _STALE.discard) -> None:
+        forget(id(self))
 
     def add(self, copy: Copy) -> None:
         """Know of a copy that was just made."""
-        key = id(copy)
-        self._live.add(key)
-        LIVE.add(key)
-        self.refreshed(copy)
-        weakref.finalize(copy, self._forget, key, copy.has)  # runs when ``alike`` has let it go
+        LIVE.add(id(copy))
+        copy.writes = self._writes
+        self._live += 1
+        self._fresh += 1
         if copy.has is not None:
-            self.alike.setdefault(copy.has, weakref.WeakSet()).add(copy)
+            self._alike.setdefault(copy.has, {})[id(copy)] = weakref.ref(copy)
+
+    def alike(self, copy: Copy) -> list[Copy]:
+        """The copies that have what that one has, if it is known, and itself."""
+        found = (each() for each in list(self._alike.get(copy.has, {}).values()))
+        return [each for each in found if each is not None]
 
     def is_fresh(self, copy: Copy) -> bool:
         """Whether nothing was written to the memory that the copy has not got."""
-        return id(copy) in self._fresh
+        return copy.writes == self._writes
 
     def refreshed(self, copy: Copy) -> None:
         """The copy has what the memory has."""
-        self._fresh.add(id(copy))
+        self._fresh += not self.is_fresh(copy)
+        copy.writes = self._writes
         self._note()
 
     def outdate(self, told: Iterable[Copy]) -> None:
         """Something was written to the memory. The copies ``told`` have it, if they had what was
         there before.
         """
-        self._fresh = {id(copy) for copy in told if self.is_fresh(copy)}
+        fresh = [copy for copy in told if copy.of is self and self.is_fresh(copy)]
+        self._writes += 1
+        self._fresh = len(fresh)
+        for copy in fresh:
+            copy.writes = self._writes
         self._note()
 
-    def _forget(self, key: int, has: Hashable) -> None:
-        LIVE.discard(key)
-        self._live.discard(key)
-        self._fresh.discard(key)
-        if has is not None and not self.alike.get(has, True):
-            del self.alike[has]
-        self._note()
+    def forget(self, copy: Copy) -> None:
+        """The copy is about to be gone."""
+        LIVE.discard(id(copy))
+        self._live -= 1
+        self._fresh -= self.is_fresh(copy)
+        alike = self._alike.get(copy.has)
+        if alike is not None:
+            alike.pop(id(copy), None)
+            if not alike:
+                del self._alike[copy.has]
+        if self._fresh == self._live:
+            _STALE.discard(id(self))
 
     def _note(self) -> None:
-        if len(self._fresh) < len(self._live):
+        if self._fresh < self._live:
             _STALE.add(id(self))
             Reads.watch()
         else:
@@ -110,9 +124,11 @@ class Copy:
         has: what it has of the memory of the source: copies that have the same, and are up to date,
             are equal. None: it is not known to be what another has.
         of: it, and the other copies of that memory.
+        writes: how many writes to that memory it has got, of those that ``of`` counts.
     """
 
     has: Hashable = None
+    writes = 0
 
     def __init__(
         self,
@@ -140,10 +156,16 @@ class Copy:
         self._count = count_of_writes(source)
         self.has = self._what_it_has()
         memory = local_tensors.storage_of(source)
-        if not hasattr(memory, _COPIES):
-            setattr(memory, _COPIES, CopiesOfOne())
-        self.of: CopiesOfOne = getattr(memory, _COPIES)
+        of: CopiesOfOne | None = getattr(memory, _COPIES, None)
+        if of is None:
+            of = CopiesOfOne()
+            setattr(memory, _COPIES, of)
+        self.of: CopiesOfOne = of
         self.of.add(self)
+
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending() and hasattr(self, "of"):
+            self.of.forget(self)
 
     @property
     def is_stale(self) -> bool:
@@ -169,15 +191,15 @@ class Copy:
         """See ``has``: the same elements moved to the same placements. Symbols stand as text: they
         have no hash.
         """
-        sizes = [
-            (part.storage_offset(), *part.size(), *part.stride())
-            for part in local_tensors.parts_of(self.source).values()
-        ]
-        numbers = [n for some in (*sizes, self.spec.shape) for n in some]
-        if symints.is_symbolic(*numbers, *tensor_specs.split_factors(self.spec_of_moved)):
-            said = map(str, self.spec_of_moved.placements)
-            return (*map(symints.size_text, numbers), *said)
-        return (*numbers, tuple(self.spec_of_moved.placements))
+        parts, placements = local_tensors.parts_of(self.source), self.spec_of_moved.placements
+        lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts.values()]
+        found = (*lies, self.spec.shape, placements)
+        try:
+            hash(found)
+        except TypeError:
+            sizes = local_tensors.leaves(lies, list(self.spec.shape))
+            return (*map(symints.size_text, sizes), *map(str, placements))
+        return found
 
     def moved_again(self) -> torch.Tensor:
         """What the source now has, moved as it was."""
@@ -240,10 +262,12 @@ def note_copy(
 def is_another(source: torch.Tensor, moved: torch.Tensor) -> bool:
     """Whether ``moved`` lies in other memory than the local tensor ``source``, both at hand."""
     return (
-        is_followed(source)
-        and is_followed(moved)
-        and has_memory(source)
+        has_memory(source)
         and has_memory(moved)
+        and (
+            not dispatch_modes.is_tracing()
+            or (local_tensors.is_functional(source) and local_tensors.is_functional(moved))
+        )
         and not local_tensors.share_memory(source, moved)
     )
 
@@ -286,8 +310,7 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
         return
     has = None if by is None else by.moved()
     told = [] if by is None else [by]
-    alike = () if by is None or has is None else copies.alike.get(by.has, ())
-    for copy in list(alike):
+    for copy in () if by is None or has is None else copies.alike(by):
         moved = copy.moved()
         if has is not None and copy is not by and moved is not None and not copy.is_stale:
             moved.copy_(has)
@@ -349,13 +372,11 @@ def count_of_writes(local: torch.Tensor) -> int | None:
     """How often a plain tensor was written to, or its views; None where torch does not count.
     (DTensor's own writes it does not count there.)
     """
-    return (
-        None
-        if isinstance(local, local_tensors.LocalTensor)
-        or local_tensors.is_functional(local)
-        or local.is_inference()
-        else local._version
-    )
+    if type(local) is not torch.Tensor and (
+        isinstance(local, local_tensors.LocalTensor) or local_tensors.is_functional(local)
+    ):
+        return None
+    return None if local.is_inference() else local._version
 
 
 def is_followed(local: torch.Tensor) -> bool:

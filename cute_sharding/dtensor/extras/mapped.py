@@ -65,7 +65,7 @@ def _gathered(
     found = torch.tensor(numbers, dtype=torch.int64, device=device)
     for m in reversed(range(mesh.ndim)):
         group = process_groups.group_of_dim(mesh, m)
-        parts = collective_ops.waited(collective_ops.all_gather(found.unsqueeze(0), group))
+        parts = collective_ops.all_gather(found.unsqueeze(0), group)
         order = process_groups.coordinates_in_groups(mesh, m)[process_groups.this_rank()]
         found = parts[[order.index(k) for k in range(len(order))]]
     return {

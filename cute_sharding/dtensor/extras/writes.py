@@ -41,8 +41,8 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.answers import Prepare
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
+from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
-from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
 
 def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -207,29 +207,46 @@ class TakingBack:
 
 def _moved(local: Any, spec: Any, to: Any) -> Any:
     """What is given to the op as an argument, a tensor or a list of them."""
-    if isinstance(spec, (list, tuple)):
-        return [*map(_moved, local, spec, to)]
-    if not isinstance(spec, DTensorSpec) or tuple(spec.placements) == tuple(to.placements):
-        return local
-    return redistribute_local_tensor(local, spec, to, counted=False)
+    if not isinstance(spec, (list, tuple)):
+        return _moved([local], [spec], [to])[0]
+    moving = _places_moved(spec, to)
+    moved = redistribute_all([Wanted(local[i], spec[i], to[i]) for i in moving], counted=False)
+    result = list(local)
+    for i, x in zip(moving, moved):
+        result[i] = x
+    return result
 
 
 def _take_back(local: Any, wrote: Any, spec: Any, to: Any) -> None:
     """Have an argument, a tensor or a list of them, be what was written to what it was moved to."""
-    if isinstance(spec, (list, tuple)):
-        for each in zip(local, wrote, spec, to):
-            _take_back(*each)
-    elif isinstance(spec, DTensorSpec) and tuple(spec.placements) != tuple(to.placements):
-        pending = {
-            m: placement
-            for m, (placement, finished) in enumerate(zip(spec.placements, to.placements))
-            if isinstance(placement, Partial) and not isinstance(finished, Partial)
-        }
-        lies = tensor_specs.placed_as(
-            spec, tuple([Replicate() if m in pending else p for m, p in enumerate(spec.placements)])
-        )
-        value = redistribute_local_tensor(wrote, to, lies, counted=False)
-        local.copy_(_contributed(value, spec.mesh, pending))
+    if not isinstance(spec, (list, tuple)):
+        local, wrote, spec, to = [local], [wrote], [spec], [to]
+    moving = _places_moved(spec, to)
+    pending = {i: _finished(spec[i], to[i]) for i in moving}
+    back = []
+    for i in moving:
+        placed = [Replicate() if m in pending[i] else p for m, p in enumerate(spec[i].placements)]
+        back.append(Wanted(wrote[i], to[i], tensor_specs.placed_as(spec[i], tuple(placed))))
+    for i, value in zip(moving, redistribute_all(back, counted=False)):
+        local[i].copy_(_contributed(value, spec[i].mesh, pending[i]))
+
+
+def _places_moved(specs: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
+    """Which of the tensors have to be redistributed."""
+    return [
+        i
+        for i, (spec, to) in enumerate(zip(specs, wanted))
+        if isinstance(spec, DTensorSpec) and tuple(spec.placements) != tuple(to.placements)
+    ]
+
+
+def _finished(spec: DTensorSpec, to: DTensorSpec) -> dict[int, Partial]:
+    """What is pending of a tensor and no longer of what it is redistributed to."""
+    return {
+        m: placement
+        for m, (placement, finished) in enumerate(zip(spec.placements, to.placements))
+        if isinstance(placement, Partial) and not isinstance(finished, Partial)
+    }
 
 
 # What devices but the first add to a reduction, where it is not what the first adds.

@@ -21,7 +21,7 @@ from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
 from cute_sharding.dtensor.run.messages import is_sealed, sealed, started
 from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.packing import in_shape, own_view, unpacked, write
+from cute_sharding.dtensor.run.packing import filled, in_shape, own_view, unpacked
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.models.plan import Packed
@@ -86,12 +86,7 @@ class Bucket:
         if self.packed.bundle.is_free:
             return Flight(self, finished, None)
         device = device_of(self.specs[0].target.mesh)
-        buffer = torch.empty(sum(self.part.sends), dtype=torch.uint8, device=device)
-        for x, mine, way in zip(finished, self.part.parts, self.ways):
-            if x is not None:
-                flat = buffer.view(_on_the_way(way))
-                for copy in mine.packs[0] or ():
-                    write(copy, x, flat)
+        buffer = filled(self.part, finished, [*map(_on_the_way, self.ways)], device)
         if self.is_told:
             buffer = sealed(self.part, buffer, self.packed.bundle.seal, 1)
         mesh, part = self.specs[0].current.mesh, self.part

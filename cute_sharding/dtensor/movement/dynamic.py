@@ -12,7 +12,7 @@ run/dynamic.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import combinations, islice
 from typing import Any, NamedTuple
 
@@ -325,12 +325,14 @@ def _exchange(
 def _shapes_of(
     operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str
 ) -> list[torch.Tensor]:
-    dtype = operands[0].dtype
-    for x in operands[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
+    kind, _, dims, *_ = parsed(how)
+    dtypes = [x.dtype for x in operands]
+    if kind != "redistribute":  # there each operand has a result, of its own dtype
+        dtypes = [reduce(torch.promote_types, dtypes)] * len(dims)
     remaining = iter(sizes)
     return [
-        operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype) for ndim in parsed(how)[2]
+        operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype)
+        for ndim, dtype in zip(dims, dtypes)
     ]
 
 
@@ -341,4 +343,6 @@ library.define(
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 library.impl("exchange", _exchange, "CompositeExplicitAutograd")
-torch.library.register_fake("cute_sharding::exchange", _shapes_of, lib=library)
+# As a kernel of meta tensors: torch's register_fake looks through all modules there are for the
+# caller's, which takes longer than to import all of this package's.
+library.impl("exchange", _shapes_of, "Meta")

@@ -27,6 +27,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, Replicate
 from cute_sharding.dtensor.run.executor import all_to_all
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
+from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import (
     from_wire,
@@ -36,7 +37,6 @@ from cute_sharding.dtensor.run.packing import (
     unpacked,
 )
 from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
-from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 from cute_sharding.exchange import Exchange, Part
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.movement.slices import is_view, keeps, slices
@@ -77,7 +77,7 @@ class Runner:
         given = _tensors_of((*args, *kwargs.values()))
         for spec, whole in self._gathered:
             dispatch.observe(spec, whole, self.name)
-        operands = [self._brought(x, i) for i, x in enumerate(given)]
+        operands = self._brought([collective_ops.waited(x) for x in given])
         results = self._views(operands) if self._is_viewed else None
         if results is None:
             part = result_of(self.exchange, given[0], operands)
@@ -100,13 +100,15 @@ class Runner:
                 found.append((spec, DTensorSpec(self.mesh, tuple(whole), spec.tensor_meta)))
         return found
 
-    def _brought(self, local: torch.Tensor, i: int) -> torch.Tensor:
-        spec, placements = self.specs[i], self.placements[i]
-        local = collective_ops.waited(local)
-        if placements == tuple(spec.placements):
-            return local
-        target = DTensorSpec(self.mesh, placements, spec.tensor_meta)
-        return redistribute_local_tensor(local, spec, target, counted=False)
+    def _brought(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The operands where the movement starts."""
+        moving = {
+            i: Wanted(x, spec, DTensorSpec(self.mesh, placements, spec.tensor_meta))
+            for i, (x, spec, placements) in enumerate(zip(given, self.specs, self.placements))
+            if placements != tuple(spec.placements)
+        }
+        moved = dict(zip(moving, redistribute_all([*moving.values()], counted=False)))
+        return [moved.get(i, x) for i, x in enumerate(given)]
 
     # -- without communication ---------------------------------------------------------------------
 
@@ -124,8 +126,7 @@ class Runner:
         """Of each result the local tensor as a view of the operand's."""
 
         def view(rank: int, x: torch.Tensor, k: int) -> torch.Tensor:
-            device = place(self.mesh, rank)
-            return self._finished(_sliced(x, self.exchange, k, device), k, device)
+            return self._finished(_sliced(x, self.exchange, k, place(self.mesh, rank)), k, rank)
 
         return [
             on_each_rank(lambda rank, x, k=k: view(rank, x, k), operands[0])
@@ -198,8 +199,7 @@ class Runner:
             buffer = after(buffer, *(x for x, some in zip(operands, packs) if not some))
         group, width = group_of(self.mesh, self.dims), operands[0].element_size()
         with watching.exchange(lambda: self.exchange.received_elements * width):
-            received = all_to_all(self._part, buffer, operands[0], group, self.mesh)
-        return collective_ops.waited(received)
+            return all_to_all(self._part, buffer, operands[0], group, self.mesh)
 
     def write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
         """Write to the one result, a local tensor that is there, what the operand has of it. Its
@@ -233,58 +233,76 @@ class Runner:
         pairs = (pair for link in self.exchange.move.links for pair in link.pairs)
         return next((rows for _, rows in pairs if isinstance(rows.form, Diagonal)), None)
 
+    @cached_property
+    def _collapsed(self) -> tuple[tuple[Rows, ...], ...]:
+        """Of each operand the rows that do not stand for those of the exchange one for one."""
+        found = []
+        for i in range(len(self.exchange.sources)):
+            links = [link for link in self.exchange.move.links if link.source == i]
+            pairs = links[0].pairs if links else ()
+            found.append(tuple([rows for rows, _ in pairs if rows.form is not None]))
+        return tuple(found)
+
     def _prepared(self, local: torch.Tensor, i: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
         """The operand as the exchange numbers its rows, and of the results' dtype."""
         if local.is_conj() or local.is_neg():
             local = local.resolve_conj().resolve_neg()
         local = local if local.dtype == dtype else local.to(dtype)
-        links = [link for link in self.exchange.move.links if link.source == i]
-        for source, _ in links[0].pairs if links else ():
-            if source.form is not None:
-                side = side_of(self.exchange.sources[i], source, place(self.mesh, rank))
-                local = collapsed(local, source, side)
+        for rows in self._collapsed[i]:
+            side = side_of(self.exchange.sources[i], rows, place(self.mesh, rank))
+            local = collapsed(local, rows, side)
         return local
 
     def _result(
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        part, move, device = self._part(rank), self.exchange.move, place(self.mesh, rank)
+        part, move = self._part(rank), self.exchange.move
         own = None if move.adds else own_view(part, k, operands)
         if own is None:
             received = from_wire(received, operands[0].dtype)
-            fill, adds = self._fill(device), move.adds
+            fill, adds = self._fill(rank), move.adds
             found = unpacked(part, k, received, operands, fill=fill, adds=adds)
-            return self._finished(found, k, device)
-        result = self._finished(own.clone() if move.is_view else own, k, device)
+            return self._finished(found, k, rank)
+        result = self._finished(own.clone() if move.is_view else own, k, rank)
         return result.clone() if result is own else result
 
-    def _fill(self, device: tuple[int, ...]) -> Any:
+    def _fill(self, rank: int) -> Any:
         """What rows that are made of no row have on a device: where something is pending, so that
         it comes to the fill.
         """
         fill = 0 if self.exchange.move.adds else self.exchange.move.fill
         for m, op in self.pending:
-            if device[m] and op in ("sum", "product"):
+            if op in ("sum", "product") and place(self.mesh, rank)[m]:
                 fill = 0 if op == "sum" else 1
         return fill
 
-    def _finished(self, target: torch.Tensor, k: int, device: tuple[int, ...]) -> torch.Tensor:
+    @cached_property
+    def _expanded(self) -> tuple[tuple[tuple[Rows, ...], tuple[int, ...]], ...]:
+        """Of each result the rows for which those of the exchange do not stand one for one, and the
+        dims that lie backward.
+        """
+        found = []
+        for k in range(len(self.exchange.targets)):
+            links = [link for link in self.exchange.move.links if link.target == k]
+            every = [rows for link in links for _, rows in link.pairs]
+            backward = [rows.dim for rows in every if rows.backward and rows.dim is not None]
+            forms = tuple([rows for rows in every if rows.form is not None])
+            found.append((forms, tuple(backward)))
+        return tuple(found)
+
+    def _finished(self, target: torch.Tensor, k: int, rank: int) -> torch.Tensor:
         """Rows that lie backward are turned; windows are taken; triangles are cut out."""
         if self.exchange.move.triangle is not None:
-            onto = self.exchange.targets[k]
+            onto, device = self.exchange.targets[k], place(self.mesh, rank)
             held, across = (
                 rows_held(onto.shape[d], onto.chain(d, device))
                 for d in range(len(onto.shape) - 2, len(onto.shape))
             )
             return triangle_of(target, *self.exchange.move.triangle, held, across)
-        backward = []
-        for link in self.exchange.move.links:
-            for _, rows in link.pairs if link.target == k else ():
-                if rows.form is not None:
-                    side = side_of(self.exchange.targets[k], rows, device)
-                    target = expanded(target, rows, side)
-                if rows.backward and rows.dim is not None:
-                    backward.append(rows.dim)
+        forms, backward = self._expanded[k]
+        for rows in forms:
+            side = side_of(self.exchange.targets[k], rows, place(self.mesh, rank))
+            target = expanded(target, rows, side)
         return target.flip(backward) if backward else target
 
 
@@ -292,8 +310,10 @@ def _tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among an op's arguments, also those in a list."""
     found: list[torch.Tensor] = []
     for argument in arguments:
-        some = argument if isinstance(argument, (list, tuple)) else (argument,)
-        found += [x for x in some if isinstance(x, torch.Tensor)]
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            found += [x for x in argument if isinstance(x, torch.Tensor)]
     return found
 
 

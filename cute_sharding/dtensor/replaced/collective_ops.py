@@ -33,50 +33,72 @@ __all__ = [
     "waited_in_graph",
 ]
 
-# torch's functional ones. What they give may not have ended: it is to be :func:`waited` for.
-# Eagerly it is wrapped without the custom op that torch wraps with for autograd's sake, which costs
-# the host as much as the collective itself; redistribution is an autograd function of its own.
+# torch's functional ones, waited for; with ``async_op`` what they give may not have ended, and is
+# to be :func:`waited` for. Eagerly they are called below autograd: redistribution is an autograd
+# function of its own, and torch's kernels for them there, which are Python, take the host twice as
+# long as the collective itself.
 
 _c10d: Any = torch.ops._c10d_functional
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 def all_to_all(
-    buffer: torch.Tensor, receives: list[Any], sends: list[Any], group: Any
+    buffer: torch.Tensor,
+    receives: list[Any],
+    sends: list[Any],
+    group: Any,
+    *,
+    async_op: bool = False,
 ) -> torch.Tensor:
     if not _is_plain(buffer):
         with of_this_rank():
-            return funcol.all_to_all_single(buffer, receives, sends, group)
-    return funcol.AsyncCollectiveTensor(
-        _c10d.all_to_all_single(buffer, receives, sends, group.group_name)
-    )
+            result = funcol.all_to_all_single(buffer, receives, sends, group)
+        return result if async_op else waited(result)
+    with _below_autograd():
+        return _given(_c10d.all_to_all_single(buffer, receives, sends, group.group_name), async_op)
 
 
-def all_gather(tensor: torch.Tensor, group: Any, dim: int = 0) -> torch.Tensor:
+def all_gather(
+    tensor: torch.Tensor, group: Any, dim: int = 0, *, async_op: bool = False
+) -> torch.Tensor:
     if not _is_plain(tensor):
-        return funcol.all_gather_single(tensor, dim, group)
+        result = funcol.all_gather_single(tensor, dim, group)
+        return result if async_op else waited(result)
     parts, outer = group.size(), tensor.shape[:dim]
-    blocks: torch.Tensor = _c10d.all_gather_into_tensor(tensor, parts, group.group_name)
-    if prod(outer) == 1:
-        return funcol.AsyncCollectiveTensor(
-            blocks.view(*outer, parts * tensor.shape[dim], *tensor.shape[dim + 1 :])
-            if dim
-            else blocks
-        )
-    return torch.cat(waited_in_graph(blocks).chunk(parts), dim)
+    with _below_autograd():
+        blocks: torch.Tensor = _c10d.all_gather_into_tensor(tensor, parts, group.group_name)
+        if prod(outer) == 1:
+            whole = (*outer, parts * tensor.shape[dim], *tensor.shape[dim + 1 :])
+            return _given(blocks.view(whole) if dim else blocks, async_op)
+        return torch.cat(waited_in_graph(blocks).chunk(parts), dim)
 
 
-def reduce_scatter(tensor: torch.Tensor, op: str, group: Any, dim: int = 0) -> torch.Tensor:
+def reduce_scatter(
+    tensor: torch.Tensor, op: str, group: Any, dim: int = 0, *, async_op: bool = False
+) -> torch.Tensor:
     if dim or not _is_plain(tensor):
-        return funcol.reduce_scatter_single(tensor, op, dim, group)
-    return funcol.AsyncCollectiveTensor(
-        _c10d.reduce_scatter_tensor(tensor, op.lower(), group.size(), group.group_name)
-    )
+        result = funcol.reduce_scatter_single(tensor, op, dim, group)
+        return result if async_op else waited(result)
+    with _below_autograd():
+        return _given(
+            _c10d.reduce_scatter_tensor(tensor, op.lower(), group.size(), group.group_name),
+            async_op,
+        )
 
 
-def all_reduce(tensor: torch.Tensor, op: str, group: Any) -> torch.Tensor:
+def all_reduce(
+    tensor: torch.Tensor, op: str, group: Any, *, async_op: bool = False
+) -> torch.Tensor:
     if not _is_plain(tensor):
-        return funcol.all_reduce(tensor, op, group)
-    return funcol.AsyncCollectiveTensor(_c10d.all_reduce(tensor, op.lower(), group.group_name))
+        result = funcol.all_reduce(tensor, op, group)
+        return result if async_op else waited(result)
+    with _below_autograd():
+        return _given(_c10d.all_reduce(tensor, op.lower(), group.group_name), async_op)
+
+
+def _given(result: torch.Tensor, async_op: bool) -> torch.Tensor:
+    """What a plain collective has begun to write to."""
+    return funcol.AsyncCollectiveTensor(result) if async_op else waited_in_graph(result)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ the handlers of :mod:`.views_in_place`, whatever the settings are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ __all__ = [
     "finish",
     "function_of",
     "give",
+    "is_of_lists",
     "local_arguments",
     "observe",
     "redistribute_arguments",
@@ -81,10 +82,11 @@ def redistribute_arguments(
     op_info: Any,
     schema: OpSchema,
     use_val_from_redistribute_schema: bool,
-    move: Callable[[torch.Tensor, DTensorSpec, DTensorSpec], torch.Tensor],
+    move: Callable[[Sequence[tuple[torch.Tensor, DTensorSpec, DTensorSpec]]], list[torch.Tensor]],
 ) -> None:
-    """What torch's dispatcher does with local arguments before an op runs, by ``move(local, spec,
-    spec)``: redistributes them to the specs of ``schema``, and takes other arguments of that.
+    """What torch's dispatcher does with local arguments before an op runs, by ``move`` of several
+    (local, spec, spec): redistributes them to the specs of ``schema``, and takes other arguments of
+    that.
     """
     dispatch: Any = _dispatch
     debug_mode = dispatch.get_active_debug_mode()
@@ -93,25 +95,29 @@ def redistribute_arguments(
         if op_info.args_tree_spec is not None
         else schema.args_schema
     )
-    local_args: list[Any] = []
+    local_args: list[Any] = list(op_info.local_args)
+    moving: list[int] = []
     for i, spec in enumerate(op_info.flat_args_schema):
         if not isinstance(spec, DTensorSpec):
-            local_args.append(wanted[i] if use_val_from_redistribute_schema else spec)
-            continue
-        local, to = op_info.local_args[i], wanted[i]
-        if spec != to:
-            observe(spec, to, op_info.schema or schema.op)
-            noted = (
-                nullcontext()
-                if debug_mode is None
-                else debug_mode.record_redistribute_calls(i, spec, to)
-            )
-            with noted:
-                local = move(local, spec, to)
-        local_args.append(local)
+            local_args[i] = wanted[i] if use_val_from_redistribute_schema else spec
+        elif spec != wanted[i]:
+            observe(spec, wanted[i], op_info.schema or schema.op)
+            moving.append(i)
+    specs = op_info.flat_args_schema
+    with ExitStack() as noted:
+        for i in moving if debug_mode is not None else ():
+            noted.enter_context(debug_mode.record_redistribute_calls(i, specs[i], wanted[i]))
+        moved = move([(local_args[i], specs[i], wanted[i]) for i in moving])
+    for i, local in zip(moving, moved):
+        local_args[i] = local
     if use_val_from_redistribute_schema:
         local_args += wanted[len(local_args) :]
     op_info.local_args = tuple(local_args)
+
+
+def is_of_lists(op_info: Any) -> bool:
+    """Whether the op of the call at hand takes tensors in lists."""
+    return op_info.args_tree_spec is not None
 
 
 def finish(

@@ -38,13 +38,17 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether the tensor is a subclass that wraps others (a float8 tensor with its scale): it has
     its own ways to be split and gathered.
     """
-    return is_traceable_wrapper_subclass(tensor) and not isinstance(
-        tensor, (LocalTensor, funcol.AsyncCollectiveTensor)
+    return (
+        type(tensor) is not torch.Tensor
+        and is_traceable_wrapper_subclass(tensor)
+        and not isinstance(tensor, (LocalTensor, funcol.AsyncCollectiveTensor))
     )
 
 
 def is_imagined(tensor: torch.Tensor) -> bool:
     """Whether the tensor has no data: it is on meta, or a fake of a tensor."""
+    if type(tensor) is torch.Tensor:  # by far the most
+        return tensor.is_meta
     return tensor.is_meta or isinstance(in_flight(tensor), FakeTensor)
 
 
@@ -76,7 +80,9 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     """The memory of a local tensor; of a LocalTensor that of its first rank. torch keeps the
     object, and what is set on it, for as long as there is the memory.
     """
-    return next(iter(parts_of(tensor).values())).untyped_storage()
+    if isinstance(tensor, LocalTensor):
+        tensor = next(iter(tensor._local_tensors.values()))
+    return tensor.untyped_storage()
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

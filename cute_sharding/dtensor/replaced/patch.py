@@ -379,8 +379,8 @@ def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
     Raises:
         OSError: there are no sources. That is not remembered.
     """
-    tree = ast.parse(dedent(inspect.getsource(function)))
-    ast.increment_lineno(tree, code.co_firstlineno - 1)
+    lines_before = "\n" * (code.co_firstlineno - 1)
+    tree = ast.parse(lines_before + dedent(inspect.getsource(function)))
     body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
     first = [_WithConstant().visit(statement) for statement in ast.parse(statements).body]
     for node in (node for statement in first for node in ast.walk(statement)):

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
+from torch.compiler import is_compiling
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import _redistribute
 
@@ -113,6 +115,10 @@ def flattened_mesh(mesh: Any, dims: tuple[int, ...]) -> Any | None:
 
 def group_of_dim(mesh: Any, dim: int) -> Any:
     """The process group of a mesh dim."""
+    if has_groups(mesh) and not is_compiling():
+        # what the mesh itself looks up, by a longer way
+        c10d: Any = distributed_c10d
+        return c10d._resolve_process_group(mesh._dim_group_names[dim])
     group = _living(mesh.get_group(dim))
     if group is None:
         raise RuntimeError(f"the process group of dim {dim} of the mesh {mesh} is gone")
@@ -201,9 +207,15 @@ def timeout_of(group: Any, device_type: str) -> Any | None:
 def backend_name(group: Any, device_type: str) -> str | None:
     """The name of the group's backend for a kind of device; None where it has none."""
     try:
-        return str(group._get_backend(torch.device(device_type)).name())
+        return _backend_name(ref(group), device_type)
     except RuntimeError:
         return None
+
+
+@lru_cache(maxsize=1 << 8)
+def _backend_name(group: ref[Any], device_type: str) -> str:
+    living: Any = group()
+    return str(living._get_backend(torch.device(device_type)).name())
 
 
 def averages(group: Any, device_type: str) -> bool:

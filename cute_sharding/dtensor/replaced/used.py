@@ -127,6 +127,7 @@ TABLE: tuple[Used, ...] = (
         "DeviceMesh",
         "torch/distributed/device_mesh.py",
         "the ranks of a mesh could not be read",
+        "_dim_group_names",
         "_flatten_mapping",
         "_flatten_rank_map",
         "_get_root_mesh",
@@ -204,6 +205,13 @@ TABLE: tuple[Used, ...] = (
         "whether a program is traced could not be asked about each op in little time",
         "_dispatch_tls_is_dispatch_key_included",
         "_get_dispatch_mode",
+    ),
+    *_of(
+        "torch._C",
+        "",
+        "torch/csrc/autograd/init.cpp",
+        "collectives would take the host twice as long",
+        "_AutoDispatchBelowAutograd",
     ),
     *_of(
         "torch._ops",

@@ -9,6 +9,7 @@ in which group, must not depend on what one rank alone knows.
 - :mod:`.ranks`, :mod:`.groups`: ranks of a mesh; the process groups at hand
 - :mod:`.reading`: how the _StridedShard placements of a tensor are to be read
 - :mod:`.packing`, :mod:`.executor`: what each rank sends and receives; sending it
+- :mod:`.together`: steps of several tensors' plans, run at once
 - :mod:`.dynamic`: one op of a graph that plans and runs anew in each call
 - :mod:`.on_symbols`: a plan where sizes are symbols: by steps that the compiler sees, or by that op
 - :mod:`.stock`: where torch itself redistributes rightly
@@ -16,4 +17,5 @@ in which group, must not depend on what one rank alone knows.
 - :mod:`.places`: what ops receive where they are answered, beside torch's own rules
 - :mod:`.words`: what the log says
 - :mod:`.redistribute`: the whole of it
+- :mod:`.lists`: of several tensors, together where they can be
 """

@@ -13,14 +13,15 @@ from ast import literal_eval
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha1
+from itertools import islice
 from typing import Any
 
 import torch
 
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
-from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
+from cute_sharding.dtensor.run.together import run_together
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan
 from cute_sharding.redistribution.planner import plan_steps
@@ -56,14 +57,21 @@ def exchanged(
 
 
 def run_opaque(
-    plan: RedistributionPlan, local: torch.Tensor, mesh: Any, shape: tuple[Any, ...]
-) -> torch.Tensor:
-    """What ``plan`` does, on this rank's tensor of a DTensor of symbolic ``shape``."""
-    source, target = plan.source, plan.target.chains
-    how = source.chains, source.pending, source.kept, target
-    onto = local_shape_of(shape, target, mesh)
-    (result,) = exchanged("redistribute", [local], [onto], shape, mesh, *how)
-    return result
+    plans: Sequence[RedistributionPlan],
+    tensors: Sequence[torch.Tensor],
+    mesh: Any,
+    shapes: Sequence[tuple[Any, ...]],
+) -> list[torch.Tensor]:
+    """What plans do, run together, on this rank's tensors of DTensors of those shapes, which may be
+    symbolic.
+    """
+    how, onto = [], []
+    for plan, shape in zip(plans, shapes):
+        source, target = plan.source, plan.target.chains
+        how.append((source.chains, source.pending, source.kept, target))
+        onto.append(local_shape_of(shape, target, mesh))
+    sizes = [n for shape in shapes for n in shape]
+    return exchanged("redistribute", tensors, onto, sizes, mesh, *how)
 
 
 def _name_of(mesh: Any) -> str:
@@ -118,19 +126,15 @@ def mesh_named(key: str, how: str) -> Any:
 def redistributed(
     mesh: Any,
     operands: list[torch.Tensor],
-    shape: tuple[int, ...],
-    chains: Chains,
-    pending: tuple[tuple[int, str], ...],
-    kept: tuple[int, ...],
-    target: Chains,
+    numbers: tuple[int, ...],
+    *how: tuple[Chains, tuple[tuple[int, str], ...], tuple[int, ...], Chains],
 ) -> list[torch.Tensor]:
-    sizes, by = tuple(mesh.shape), means(mesh)
-    steps = plan_steps(
-        shape,
-        sizes,
-        Held(chains, pending, kept),
-        target,
-        Network.of_programs(sizes, by.network),
-        *by[1:],
-    )
-    return [run(steps, operands[0], mesh)]
+    """The operands, whose shapes are the ``numbers``, brought from chains to chains."""
+    sizes, by, remaining = tuple(mesh.shape), means(mesh), iter(numbers)
+    network = Network.of_programs(sizes, by.network)
+    plans = []
+    for chains, pending, kept, target in how:
+        shape = tuple(islice(remaining, len(target)))
+        held = Held(chains, pending, kept)
+        plans.append(plan_steps(shape, sizes, held, target, network, *by[1:]))
+    return run_together(plans, operands, mesh)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -31,8 +30,8 @@ from cute_sharding.dtensor.run.packing import (
     keep,
     packed,
     padded,
+    parts_of,
     to_wire,
-    transfer_of,
     unpacked,
 )
 from cute_sharding.dtensor.run.ranks import (
@@ -59,14 +58,14 @@ def run(
     With ``async_op``, what the last collective brings is returned unwaited, if it is the result as
     it lies.
     """
-    for step in steps:
-        local = waited(local)
+    for k, step in enumerate(steps, 1):
+        local, is_async = waited(local), async_op and k == len(steps)
         with _told(step, local):
             if isinstance(step, Reduction):
-                local = _reduce(step, local, mesh)
+                local = _reduce(step, local, mesh, is_async)
             else:
                 assert isinstance(step, AllToAll)
-                local = _exchange(step, local, mesh)
+                local = _exchange(step, local, mesh, is_async)
     return local if async_op else waited(local)
 
 
@@ -93,43 +92,55 @@ def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
     return how is None or not how.even
 
 
-def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
     if not step.dims:
         return on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=False), local)
     group = group_of(mesh, step.dims)
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
         if not how.even:
-            return _gather_padded(step, how, local, mesh, group)
+            return _gather_padded(step, local, mesh, group)
         whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank)[0], x), local)
-        return collective_ops.all_gather(whole, group, how.gathered or 0)
+        return collective_ops.all_gather(whole, group, how.gathered or 0, async_op=async_op)
     target: torch.Tensor | None = None
     for turn in range(step.rounds):
-        target = _exchange_once(step, turn, local, mesh, group, target)
+        target = _exchange_once(step, turn, local, mesh, group, target, async_op)
     assert target is not None
     return target
 
 
-def _gather_padded(
-    step: AllToAll, how: Along, local: torch.Tensor, mesh: Any, group: Any
-) -> torch.Tensor:
-    """An all-gather of blocks made equal. They lie in the order of their rows, and only the last
-    ones are short: so what was added lies behind all rows.
-    """
-    dim, parts = how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
-
-    def shape(rank: int) -> tuple[int, ...]:
-        return alone(step, mesh, rank)[0].target_shape()
-
-    equal = on_each_rank(
-        lambda rank, x: padded(
-            checked(alone(step, mesh, rank)[0], x), dim, -(-shape(rank)[dim] // parts)
-        ),
-        local,
-    )
+def _gather_padded(step: AllToAll, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
+    """An all-gather of blocks made equal."""
+    equal = block_of(step, local, mesh)
     with dispatch_modes.of_this_rank():  # others may have added nothing
-        gathered = waited(collective_ops.all_gather(equal, group))
-    return on_each_rank(lambda rank, x: joined(x, dim, parts, shape(rank)), gathered)
+        gathered = collective_ops.all_gather(equal, group)
+    return on_each_rank(lambda rank, x: whole_of(step, x, mesh, rank), gathered)
+
+
+def block_of(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """What a rank gives to a gather of a whole tensor dim: as many rows as any other. They lie in
+    the order of the blocks, and only the last ones are short: so what was added lies behind all
+    rows.
+    """
+    dim, parts = _gathered(step, mesh)
+
+    def block(rank: int, x: torch.Tensor) -> torch.Tensor:
+        part, _ = alone(step, mesh, rank)
+        return padded(checked(part, x), dim, -(-part.target_shape()[dim] // parts))
+
+    return on_each_rank(block, local)
+
+
+def whole_of(step: AllToAll, blocks: torch.Tensor, mesh: Any, rank: int) -> torch.Tensor:
+    """What comes of the blocks of all ranks, one behind the other."""
+    return joined(blocks, *_gathered(step, mesh), alone(step, mesh, rank)[0].target_shape())
+
+
+def _gathered(step: AllToAll, mesh: Any) -> tuple[int, int]:
+    """The tensor dim that is gathered, and from how many ranks."""
+    how = step.along
+    assert how is not None, "a step is asked before (whole_dim)"
+    return how.gathered or 0, prod(mesh.size(m) for m in how.mesh_dims)
 
 
 def _exchange_once(
@@ -139,32 +150,24 @@ def _exchange_once(
     mesh: Any,
     group: Any,
     target: torch.Tensor | None,
+    async_op: bool,
 ) -> torch.Tensor:
     """One round, into ``target`` where an earlier one has made it."""
     gathers = step.gathers and step.rounds == 1
-
-    def parts(gathers: bool) -> Callable[[int], Part]:
-        return cache(lambda rank: transfer_of(step, mesh, rank, gathers, turn))
-
-    part = parts(gathers)
+    part = parts_of(step, mesh, gathers, turn)
+    is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
     # What a gather brings lies the same on all ranks of the group, so all of them decide alike.
-    if (
-        gathers
-        and not copies_natively(group, mesh)
-        and not true_on_each_rank(lambda rank: None in part(rank).unpacks)
-    ):
-        gathers, part = False, parts(False)
-
-    buffer = _packed(part, local)
+    if gathers and not is_result and not copies_natively(group, mesh):
+        gathers, part = False, parts_of(step, mesh, False, turn)
+        is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
+    buffer, is_async = _packed(part, local), async_op and is_result
     with dispatch_modes.of_this_rank():
         received = (
-            collective_ops.all_gather(buffer, group)
+            collective_ops.all_gather(buffer, group, async_op=is_async)
             if gathers
-            else all_to_all(part, buffer, local, group, mesh)
+            else all_to_all(part, buffer, local, group, mesh, async_op=is_async)
         )
     del buffer
-    if not true_on_each_rank(lambda rank: None in part(rank).unpacks):
-        received = waited(received)
     into = () if target is None else (target,)
     result = on_each_rank(
         lambda rank, got, x, *out: _unpacked(part(rank), got, x, *out),
@@ -206,6 +209,8 @@ def all_to_all(
     local: torch.Tensor,
     group: Any,
     mesh: Any,
+    *,
+    async_op: bool = False,
 ) -> torch.Tensor:
     """What a rank gets for its buffer, by the ``sends`` and ``receives`` of ``part(rank)``."""
     width = 1 if local.dtype in WIRE else local.element_size()
@@ -224,15 +229,16 @@ def all_to_all(
         given = buffer.new_zeros(width)
         if dispatch_modes.is_tracing():
             given = after(given, buffer)
-        got = waited(collective_ops.all_to_all(given, receives, sends, group))
-        return got[width:]
-    return collective_ops.all_to_all(buffer, receives, sends, group)
+        got = collective_ops.all_to_all(given, receives, sends, group)
+        return got[width:].clone()  # of other dtypes, too, it may be seen as elements
+    return collective_ops.all_to_all(buffer, receives, sends, group, async_op=async_op)
 
 
-def _reduce(step: Reduction, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+def _reduce(step: Reduction, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
     group = group_of(mesh, step.dims)
     op, local, finish = _scaled(step, local, group, mesh)
-    return finish((_scatter if step.scatters else _all_reduce)(step, op, local, mesh, group))
+    reduce = _scatter if step.scatters else _all_reduce
+    return finish(reduce(step, op, local, mesh, group, async_op))
 
 
 def _scaled(
@@ -258,16 +264,17 @@ def _scaled(
 
 
 def _all_reduce(
-    step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any
+    step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
 ) -> torch.Tensor:
     # Of what its source has, a device keeps its target; all of the group keep the same.
     kept = on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=True), local)
-    return collective_ops.all_reduce(kept, op, group)
+    return collective_ops.all_reduce(kept, op, group, async_op=async_op)
 
 
-def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any) -> torch.Tensor:
-    def part(rank: int) -> Part:
-        return transfer_of(step, mesh, rank)
+def _scatter(
+    step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
+) -> torch.Tensor:
+    part = parts_of(step, mesh)
 
     def shape(rank: int) -> tuple[int, ...]:
         return alone(step, mesh, rank)[0].target_shape()
@@ -277,9 +284,9 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
         dim = how.scattered or 0
         whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank)[0], x), local)
         if how.even:
-            return collective_ops.reduce_scatter(whole, op, group, dim)
+            return collective_ops.reduce_scatter(whole, op, group, dim, async_op=async_op)
         blocks = on_each_rank(lambda rank, x: in_blocks(x, dim, step.parts), whole)
-        scattered = waited(collective_ops.reduce_scatter(blocks, op, group))
+        scattered = collective_ops.reduce_scatter(blocks, op, group)
         return on_each_rank(
             lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered
         )
@@ -288,11 +295,12 @@ def _scatter(step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: An
             on_each_rank(lambda rank, x: packed(part(rank), [checked(part(rank), x)]), local),
             op,
             group,
+            async_op=async_op,
         )
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
     buffer = _packed(part, local)
-    received = waited(all_to_all(part, buffer, local, group, mesh))
+    received = all_to_all(part, buffer, local, group, mesh)
     result = on_each_rank(
         lambda rank, got: _REDUCE[step.op](
             from_wire(got, local.dtype).view(step.parts, *shape(rank))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import cache
 from pathlib import Path
 
@@ -35,6 +36,10 @@ def _fingerprint() -> str:
     process.
     """
     digest = hashlib.sha1(usedforsecurity=False)
-    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
-        digest.update(path.read_bytes())
+    for folder, folders, names in os.walk(Path(__file__).parents[2]):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                with open(os.path.join(folder, name), "rb") as file:
+                    digest.update(file.read())
     return digest.hexdigest()[:16]

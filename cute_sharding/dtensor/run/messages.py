@@ -22,6 +22,7 @@ from cute_sharding.dtensor.run.executor import all_to_all
 from cute_sharding.dtensor.run.packing import WIRE
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.exchange import BundlePart, Part
+from cute_sharding.exchange.bundle import among
 
 # Whom a rank sends how much to, and who it: a part in one exchange, or in those of many tensors.
 Peers: TypeAlias = "Part | BundlePart"
@@ -57,15 +58,10 @@ def started(
         ranks = dist.get_process_group_ranks(group)
 
         def in_group(rank: int) -> Peers:
-            found = part(rank)
-            sends, receives = (dict(zip(found.peers, n)) for n in (found.sends, found.receives))
-            return found._replace(
-                peers=tuple(ranks),
-                sends=tuple([sends.get(peer, 0) for peer in ranks]),
-                receives=tuple([receives.get(peer, 0) for peer in ranks]),
-            )
+            return among(part(rank), ranks)
 
-        return partial(_waited, [all_to_all(in_group, buffer, local, group, mesh)], [buffer], [])
+        received = all_to_all(in_group, buffer, local, group, mesh, async_op=True)
+        return partial(_waited, [received], [buffer], [])
     width = 1 if local.dtype in WIRE else local.element_size()
     if dispatch_modes.local_tensor_mode() is not None:
         found = on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm, prod
+from typing import Any
 
 import torch
 
@@ -35,16 +36,9 @@ def run_on_symbols(
     """
     if not plan.steps:
         return local
-    asked = questions(
-        plan.shape, plan.mesh, plan.source, plan.target.chains, groups_at_hand(spec.mesh)
-    )
-    # A size with fewer rows than steps are chosen for would have to be a number, and so would all
-    # that is computed with it: too late, where a backward pass is traced.
-    if any(
-        n % _count(d, plan.steps) or (isinstance(size, torch.SymInt) and n < least)
-        for d, (n, size, (least, _)) in enumerate(zip(plan.shape, spec.shape, asked))
-    ):
-        return run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+    asked = _asked(plan, spec.mesh)
+    if _is_of_any_size(plan, tuple(spec.shape), asked):
+        return run_opaque([plan], [local], spec.mesh, [tuple(spec.shape)])[0]
     alone = not any(step.communicates for step in plan.steps)
     seen = alone or not any(looks_at_sizes(step, local.dtype, spec.mesh) for step in plan.steps)
     with symbols_of(tuple(spec.shape)):
@@ -58,7 +52,35 @@ def run_on_symbols(
     return (
         run(plan.steps, local, spec.mesh)
         if seen
-        else run_opaque(plan, local, spec.mesh, tuple(spec.shape))
+        else run_opaque([plan], [local], spec.mesh, [tuple(spec.shape)])[0]
+    )
+
+
+def settle_divisions(plan: RedistributionPlan, shape: tuple[Any, ...], mesh: Any) -> None:
+    """Have it a guard that sizes divide, where they do at hand, of a plan that the op runs."""
+    if not _is_of_any_size(plan, shape, _asked(plan, mesh)):
+        with symbols_of(shape):
+            for d, n in enumerate(known(shape)):
+                if isinstance(n, Size):
+                    _ = n % _count(d, plan.steps) == 0
+
+
+def _asked(plan: RedistributionPlan, mesh: Any) -> list[tuple[int, tuple[int, ...]]]:
+    groups = groups_at_hand(mesh)
+    return questions(plan.shape, plan.mesh, plan.source, plan.target.chains, groups)
+
+
+def _is_of_any_size(
+    plan: RedistributionPlan, shape: tuple[Any, ...], asked: Sequence[tuple[int, Any]]
+) -> bool:
+    """Whether a graph is told nothing of the sizes, as these do not divide, or are too few.
+
+    A size with fewer rows than steps are chosen for would have to be a number, and so would all
+    that is computed with it: too late, where a backward pass is traced.
+    """
+    return any(
+        n % _count(d, plan.steps) or (isinstance(size, torch.SymInt) and n < least)
+        for d, (n, size, (least, _)) in enumerate(zip(plan.shape, shape, asked))
     )
 
 

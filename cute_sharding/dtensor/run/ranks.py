@@ -27,6 +27,8 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     rank.
     """
     mode = dispatch_modes.local_tensor_mode()
+    if mode is None and not dispatch_modes.is_tracing():  # by far the most: it is to cost nothing
+        return function(process_groups.this_rank(), *tensors)
     if mode is None:
         with dispatch_modes.of_this_rank():
             return function(process_groups.this_rank(), *tensors)

@@ -204,7 +204,5 @@ def _fits(spec: DTensorSpec, chains: Chains, local: torch.Tensor) -> bool:
     )
     for m, n in enumerate(sizes):
         if n > 1:
-            mine = collective_ops.waited(
-                collective_ops.all_reduce(mine, "min", group_of(mesh, (m,)))
-            )
+            mine = collective_ops.all_reduce(mine, "min", group_of(mesh, (m,)))
     return bool(mine.item())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
+from cute_sharding.dtensor.bookkeeping.stats import Moved, Question, Received, count_moves
 from cute_sharding.dtensor.compiled.symbols import sizes_at_hand
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
@@ -36,7 +36,7 @@ from cute_sharding.dtensor.run.foreign import cheapest
 from cute_sharding.dtensor.run.groups import Means, means
 from cute_sharding.dtensor.run.on_symbols import run_on_symbols
 from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target
+from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target, readings
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
 from cute_sharding.redistribution.network import Chosen, Network
 from cute_sharding.redistribution.plan import Held, RedistributionPlan, received_by
@@ -53,23 +53,26 @@ MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
 class Traffic:
     """What one redistribution moves each time that it runs, for :func:`cute_sharding.stats`. Worked
     out when somebody asks.
+
+    ``collectives``: of several tensors that share theirs, how many are counted for this one; None:
+    those of its steps.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        mesh: tuple[int, ...],
-        before: tuple[Placement, ...],
-        after: tuple[Placement, ...],
-        steps: Sequence[Step],
+        self, question: Question, steps: Sequence[Step], collectives: int | None = None
     ) -> None:
-        self.question, self._steps = (shape, mesh, before, after), steps
+        self.question, self._steps, self._collectives = question, steps, collectives
+
+    def counting(self, collectives: int) -> Traffic:
+        """The same, with another number of collectives."""
+        return Traffic(self.question, self._steps, collectives)
 
     @cached_property
     def moved(self) -> Moved:
+        own = self._collectives
         return Moved(
             plan=1,
-            collectives=sum(step.collectives for step in self._steps),
+            collectives=sum(step.collectives for step in self._steps) if own is None else own,
             received=Received(received_by(self._steps), received_by_all(self._steps)),
         )
 
@@ -122,29 +125,50 @@ def redistribute_local_tensor(
         return across(local, current, target)
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
-    before, after = tuple(current.placements), tuple(target.placements)
-    shape = sizes_at_hand(current.shape)
-    is_symbolic = symints.is_symbolic(tuple(current.shape))
-    source, wanted = current, target
-    if is_symbolic:
-        source, wanted = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
-    found = planned(
-        mesh,
-        shape,
-        before,
-        after,
-        of_source(source, local),
-        of_target(wanted, is_explicit=is_explicit),
-    )
+    found = planned_for(local, current, target, is_explicit=is_explicit)
     if found.handed_out and not process_groups.is_ascending(mesh):
         return _in_two(local, current, target, found.handed_out[0], counted)
-    plan = found.plan
+    plan, before, after = found.plan, current.placements, target.placements
     if plan.steps and counted:
         count_moves(found.traffic)
-        say_redistributed(mesh, shape, before, after, plan)
+        say_redistributed(mesh, plan.shape, before, after, plan)
     with _recorded(plan, local, before, after, is_explicit):
         moved = _done(found, local, current, target, async_op=async_op)
     return local if moved is local else laid_out(moved, target.tensor_meta)
+
+
+def planned_for(
+    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, is_explicit: bool = False
+) -> Prepared:
+    """The plan for a local tensor, on one mesh; of sizes that are symbols for those at hand."""
+    mesh, source, wanted = current.mesh, current, target
+    if not symints.is_symbolic(current.shape):
+        found = _between_numbers(current, target, means(mesh))
+        if found is not None:
+            return found
+    else:
+        shape = sizes_at_hand(current.shape)
+        source, wanted = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
+    return planned(
+        mesh,
+        tuple(source.shape),
+        tuple(current.placements),
+        tuple(target.placements),
+        of_source(source, local),
+        of_target(wanted, is_explicit=is_explicit),
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _between_numbers(current: DTensorSpec, target: DTensorSpec, by: Means) -> Prepared | None:
+    """The plan between two specs; None where one of them can be read in two ways, and local tensors
+    tell which is meant.
+    """
+    (source, other), (goal, another) = readings(current), readings(target)
+    if other is not None or another is not None:
+        return None
+    placements = tuple(current.placements), tuple(target.placements)
+    return _planned(current.mesh, tuple(current.shape), *placements, source, goal, by)
 
 
 def _done(
@@ -157,7 +181,7 @@ def _done(
 ) -> torch.Tensor:
     """The local tensor after the plan, and what placements do by methods of their own."""
     mesh, before, after = current.mesh, tuple(current.placements), tuple(target.placements)
-    is_symbolic = symints.is_symbolic(tuple(current.shape))
+    is_symbolic = symints.is_symbolic(current.shape)
     if found.first is not None:
         if is_symbolic:
             local = run_on_symbols(found.first, local, current)
@@ -321,7 +345,7 @@ def prepare(
     shards = frozenset(m for m in foreign if type(after[m]) is Shard)
     may_move = all(is_by_elements(before[m]) for m in foreign)
     way = cheapest(plan, shape, mesh, held, target, foreign, shards, may_move=may_move)
-    traffic = Traffic(shape, mesh, before, after, way.steps)
+    traffic = Traffic((shape, mesh, before, after), way.steps)
     return Prepared(way.then, foreign, changes.made, traffic, way.handed_out, way.first)
 
 

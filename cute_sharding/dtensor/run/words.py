@@ -26,9 +26,11 @@ def say_redistributed(
     before: Placements,
     after: Placements,
     plan: RedistributionPlan | None,
+    *,
+    among: int = 1,
 ) -> None:
     """At level INFO, once for a mesh, a shape and placements. ``plan``: None where torch's own
-    steps run.
+    steps run. ``among``: so many tensors share the collectives.
     """
     if not logger.isEnabledFor(logging.INFO) or not process_groups.is_first_rank(mesh):
         return
@@ -40,9 +42,10 @@ def say_redistributed(
         how = "nothing is sent"
     else:
         n = plan.collectives
+        shared = f", shared by {among} tensors" if among > 1 else ""
         how = (
-            f"{n} collective{'s' * (n != 1)}, each device receives up to {plan.received_elements} "
-            "elements"
+            f"{n} collective{'s' * (n != 1)}{shared}, each device receives up to "
+            f"{plan.received_elements} elements"
         )
     if is_new((mesh, what, how)):
         logger.info("%s: %s", what, how)

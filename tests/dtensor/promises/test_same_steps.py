@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -167,6 +168,47 @@ def test_graphs_send_what_eager_programs_send(name, dynamic, prepared, no_groups
                 communicated += len(eager)
     assert distributed_c10d._world.group_count == made
     assert communicated
+
+
+ON_LISTS = {
+    "add": lambda a, b: torch._foreach_add(a, b),
+    "write": lambda a, b: (torch._foreach_add_(a, b), a)[1],
+    "cat": lambda a, b: [torch.cat([*a, *b])],
+}
+OF_LISTS = {
+    "2x2": [([Shard(0), Shard(1)], [Shard(1), Shard(0)]), ([R, Shard(0)], [Shard(0), Shard(0)])],
+    "4": [([Shard(0)], [Shard(1)]), ([R], [Shard(0)])],
+}
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OF_LISTS)
+def test_graphs_send_of_lists_what_eager_programs_send(name, dynamic, prepared, no_groups):
+    mesh = DeviceMesh("cpu", torch.tensor(MESHES[name]))
+    if prepared:
+        cute_sharding.prepare_groups(mesh)
+    sent = []
+    with cute_sharding.enabled(redistribution=True):
+        for (before, after), op in product(OF_LISTS[name], ["add", "cat"] if dynamic else ON_LISTS):
+
+            def program(a, b, run=ON_LISTS[op]):
+                return [x * 2 for x in run([x * 2 for x in a], [x * 2 for x in b])]
+
+            graph, seen = compiled(program, dynamic)
+            for shape in [(24, 12), (48, 24)] if dynamic else [(11, 7)]:
+                a, b = (
+                    [tensor_of(mesh, shape, placements).detach() for placements in some]
+                    for some in ([before] * 3, [before, after, after])
+                )
+                eager, results = recorded(program, a, b)
+                seen.clear()
+                for got, wanted in zip(graph(a, b), results, strict=True):
+                    assert got.placements == wanted.placements and got.shape == wanted.shape
+                assert seen == eager, (op, before, after, shape)
+                sent.append(len(eager))
+    assert 0 < max(sent) <= (1 if prepared or name == "4" else 3), sent
 
 
 def test_more_groups_are_never_worse():

@@ -1,0 +1,125 @@
+"""Redistributions of several tensors at once: what is exchanged of those on one mesh is exchanged
+together.
+
+So it is of operands that an op takes in lists (``_foreach_``, ``_fused_``, ``cat``, ``stack``).
+With others go those of which something is sent and nothing is pending or made pending; a reduction
+and what is cut on each device alone go as they do of one tensor. Which go together follows from
+what each of them is told (:mod:`.redistribute`), so from the same on all ranks, eagerly and in
+graphs. A graph has one op for them (:mod:`.dynamic`); or the all-gather that they are, where sizes
+are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_sharding.dtensor.bookkeeping.stats import count_moves
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.dynamic import run_opaque
+from cute_sharding.dtensor.run.on_symbols import settle_divisions
+from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.run.redistribute import (
+    Prepared,
+    Traffic,
+    planned_for,
+    redistribute_local_tensor,
+)
+from cute_sharding.dtensor.run.together import are_gathers, run_together, turns
+from cute_sharding.dtensor.run.words import say_redistributed
+from cute_sharding.redistribution.all_to_all import AllToAll
+
+
+class Wanted(NamedTuple):
+    """A local tensor, and the specs between which it is to be redistributed."""
+
+    local: torch.Tensor
+    current: DTensorSpec
+    target: DTensorSpec
+
+
+def redistribute_all(wanted: Sequence[Wanted], *, counted: bool = True) -> list[torch.Tensor]:
+    """Each of them redistributed, together where they can be."""
+    return [
+        redistribute_local_tensor(*one, counted=counted) if moved is None else moved
+        for one, moved in zip(wanted, exchanged_together(wanted, counted=counted))
+    ]
+
+
+def exchanged_together(
+    wanted: Sequence[Wanted], *, counted: bool = True
+) -> list[torch.Tensor | None]:
+    """What is exchanged together, redistributed; None for what goes by itself: a mesh has no other
+    tensor that goes with it.
+
+    Raises:
+        OtherShape: a local tensor is not of the shape that its spec gives it.
+    """
+    results: list[torch.Tensor | None] = [None] * len(wanted)
+    on_mesh: dict[Any, dict[int, Prepared]] = {}
+    for i, one in enumerate(wanted if len(wanted) > 1 else ()):
+        found = _exchanges(one)
+        if found is not None:
+            on_mesh.setdefault(one.current.mesh, {})[i] = found
+    for mesh, found_of in on_mesh.items():
+        if len(found_of) > 1:
+            some = [wanted[i] for i in found_of]
+            moved = _together([*found_of.values()], some, mesh, counted=counted)
+            for i, x in zip(found_of, moved):
+                results[i] = x
+    return results
+
+
+def _exchanges(one: Wanted) -> Prepared | None:
+    """The plan, where it is exchanges alone; None where it is anything else."""
+    local, current, target = one
+    mesh: Any = current.mesh
+    if mesh != target.mesh or not mesh._is_current_rank_part_of_mesh():
+        return None
+    found = planned_for(local, current, target)
+    steps = found.plan.steps
+    if found.first is not None or found.foreign or found.made:
+        return None
+    if not all(isinstance(step, AllToAll) and step.rounds == 1 for step in steps):
+        return None
+    return found if any(step.communicates for step in steps) else None
+
+
+def _together(
+    found: Sequence[Prepared], wanted: Sequence[Wanted], mesh: Any, *, counted: bool
+) -> list[torch.Tensor]:
+    plans = tuple([tuple(each.plan.steps) for each in found])
+    dtypes = tuple([one.local.dtype for one in wanted])
+    if counted:
+        for each, one, traffic in zip(
+            found, wanted, _shared(plans, dtypes, tuple([each.traffic for each in found]))
+        ):
+            count_moves(traffic)
+            plan, before, after = each.plan, one.current.placements, one.target.placements
+            say_redistributed(mesh, plan.shape, before, after, plan, among=len(wanted))
+    tensors = [collective_ops.waited(one.local) for one in wanted]
+    shapes = [tuple(one.current.shape) for one in wanted]
+    is_seen = not symints.is_symbolic(*shapes) and all(
+        len(steps) == 1 or are_gathers(steps, [dtypes[i] for i in members], mesh)
+        for members, steps in turns(plans, dtypes)
+    )
+    if dispatch_modes.is_tracing() and not is_seen:
+        for each, shape in zip(found, shapes):
+            settle_divisions(each.plan, shape, mesh)
+        moved = run_opaque([each.plan for each in found], tensors, mesh, shapes)
+    else:
+        moved = run_together(plans, tensors, mesh)
+    return [laid_out(x, one.target.tensor_meta) for x, one in zip(moved, wanted)]
+
+
+@lru_cache(maxsize=1 << 10)
+def _shared(
+    plans: Any, dtypes: tuple[torch.dtype, ...], traffics: tuple[Traffic, ...]
+) -> list[Traffic]:
+    """What each of them moves; the collectives, which are those of all, count for the first."""
+    together = sum(turn.collectives for turn in turns(plans, dtypes))
+    return [traffic.counting(0 if i else together) for i, traffic in enumerate(traffics)]

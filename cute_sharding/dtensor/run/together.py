@@ -1,0 +1,193 @@
+"""Steps of the plans of several tensors on one mesh, run at once: of those that go over the same
+mesh dims, or over some of these, what a rank sends another is one message
+(:mod:`cute_sharding.exchange.bundle`).
+
+Where each of them by itself is an all-gather of the backend's own, all of them are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
+from cute_sharding.dtensor.replaced.collective_ops import waited
+from cute_sharding.dtensor.run.executor import all_to_all, block_of, run, whole_dim, whole_of
+from cute_sharding.dtensor.run.groups import group_of
+from cute_sharding.dtensor.run.packing import checked, filled, unpacked
+from cute_sharding.dtensor.run.ranks import on_each_rank, peers, places
+from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
+from cute_sharding.exchange.bundle import among
+from cute_sharding.redistribution.all_to_all import AllToAll
+from cute_sharding.redistribution.step import Step
+
+# So many bytes a rank receives in one exchange of several tensors, unless one of them alone is
+# more. What is as long on its way gains little by company, and all that goes together is held
+# twice more, as it is sent and as it is received.
+MOST = 1 << 24
+
+
+class Turn(NamedTuple):
+    """What runs at once.
+
+    Attributes:
+        members: of which of the tensors.
+        steps: one of each of their plans.
+    """
+
+    members: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def collectives(self) -> int:
+        return 1 if len(self.steps) > 1 else self.steps[0].collectives
+
+
+@lru_cache(maxsize=1 << 10)
+def turns(plans: tuple[tuple[Step, ...], ...], dtypes: tuple[torch.dtype, ...]) -> tuple[Turn, ...]:
+    """The steps of all plans, each in its order, in as few turns as go one after the other: a
+    function of what all ranks know.
+    """
+    left, found = [list(steps) for steps in plans], []
+    while any(left):
+        for i, steps in enumerate(left):
+            while steps and not steps[0].communicates:
+                found.append(Turn((i,), (steps.pop(0),)))
+        members = tuple(_members(left, dtypes))
+        if members:
+            found.append(Turn(members, tuple([left[i].pop(0) for i in members])))
+    return tuple(found)
+
+
+def _members(left: Sequence[Sequence[Step]], dtypes: Sequence[torch.dtype]) -> Iterator[int]:
+    """Of the tensors that have steps left, whose next ones run at once: those over the most mesh
+    dims, and over some of these.
+    """
+    fronts = {i: steps[0] for i, steps in enumerate(left) if steps}
+    dims = dims_of([*fronts.values()])
+    some = [i for i, step in fronts.items() if {*step.mesh_dims} <= {*dims}]
+    some.sort(key=lambda i: fronts[i].mesh_dims != dims)  # those that need the group come first
+    room = MOST
+    for i in some:
+        size = fronts[i].received_elements * dtypes[i].itemsize
+        if i == some[0] or size <= room:
+            yield i
+            room -= size
+
+
+def dims_of(steps: Sequence[Step]) -> tuple[int, ...]:
+    """The most mesh dims over which one of the steps goes."""
+    return max([step.mesh_dims for step in steps], key=len, default=())
+
+
+def are_gathers(steps: Sequence[Step], dtypes: Sequence[torch.dtype], mesh: Any) -> bool:
+    """Whether each of the steps is a gather of the backend's own, and all are in one group."""
+    return len({step.mesh_dims for step in steps}) == 1 and all(
+        whole_dim(step, dtype, mesh) is not None for step, dtype in zip(steps, dtypes)
+    )
+
+
+def run_together(
+    plans: Sequence[tuple[Step, ...]], tensors: Sequence[torch.Tensor], mesh: Any
+) -> list[torch.Tensor]:
+    """Take this rank's local tensor of each of the tensors through the steps of its plan, which are
+    exchanges, in one round each.
+    """
+    at, dtypes = list(tensors), tuple([x.dtype for x in tensors])
+    for members, steps in turns(tuple(plans), dtypes):
+        given = [waited(at[i]) for i in members]
+        if len(members) == 1:
+            moved = [run(steps, given[0], mesh)]
+        elif are_gathers(steps, [x.dtype for x in given], mesh):
+            moved = _gathered(steps, given, mesh)
+        else:
+            moved = _exchanged(steps, given, mesh)
+        for i, x in zip(members, moved):
+            at[i] = x
+    return at
+
+
+# -- one all-to-all -------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 12)
+def _exchange_of(step: AllToAll, mesh: Mesh) -> Exchange:
+    source, target = (Placed(step.shape, mesh, chains) for chains in (step.source, step.target))
+    return Exchange(identity(step.shape), (source,), (target,))
+
+
+@lru_cache(maxsize=1 << 10)
+def _part_of(
+    steps: tuple[AllToAll, ...], sizes: tuple[int, ...], mesh: Any, rank: int
+) -> BundlePart:
+    """What a rank does, its messages in the order of its group."""
+    ranks = places(mesh, rank)
+    on = Mesh(tuple(mesh.shape), tuple(ranks))
+    items = [Item(_exchange_of(step, on), size) for step, size in zip(steps, sizes)]
+    group = {*peers(mesh, dims_of(steps), rank)}
+    members = sorted(r for r, place in ranks.items() if place in group)
+    return among(Bundle(tuple(items)).part(rank), members)
+
+
+def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
+    dtypes = [x.dtype for x in given]
+    sizes = tuple([dtype.itemsize for dtype in dtypes])
+
+    def part(rank: int) -> BundlePart:
+        return _part_of(steps, sizes, mesh, rank)
+
+    def sent(rank: int, *some: torch.Tensor) -> torch.Tensor:
+        operands = [checked(own, x) for own, x in zip(part(rank).parts, some)]
+        return filled(part(rank), operands, dtypes, some[0].device)
+
+    def result(rank: int, k: int, got: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        own = part(rank).parts[k]
+        return unpacked(own, 0, got.view(x.dtype), [checked(own, x)])
+
+    buffer = on_each_rank(sent, *given)
+    group = group_of(mesh, dims_of(steps))
+    with dispatch_modes.of_this_rank():
+        received = waited(all_to_all(part, buffer, buffer, group, mesh))
+    return [
+        on_each_rank(lambda rank, got, x, k=k: result(rank, k, got, x), received, x)
+        for k, x in enumerate(given)
+    ]
+
+
+# -- one all-gather -------------------------------------------------------------------------------
+
+
+def _gathered(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
+    """Of each tensor a block, which is as long on all ranks; in bytes, the widest elements first,
+    where the dtypes differ.
+    """
+    blocks = [block_of(step, x, mesh) for step, x in zip(steps, given)]
+    dtypes = [x.dtype for x in blocks]
+    sizes = [x.numel() * x.dtype.itemsize for x in blocks]
+    order = sorted(range(len(blocks)), key=lambda k: -dtypes[k].itemsize)
+    ends = dict(zip(order, accumulate(sizes[k] for k in order)))
+    widest, total = dtypes[order[0]], sum(sizes)
+    kind = widest if len({*dtypes}) == 1 else torch.uint8
+
+    def sent(_: int, *some: torch.Tensor) -> torch.Tensor:
+        flat = [some[k].contiguous().view(-1).view(kind) for k in order]
+        gap = flat[0].new_zeros(-total % widest.itemsize)
+        return torch.cat([*flat, gap])
+
+    def result(rank: int, k: int, got: torch.Tensor) -> torch.Tensor:
+        start, size = (n // kind.itemsize for n in (ends[k] - sizes[k], sizes[k]))
+        mine = got.view(parts, -1).narrow(1, start, size).view(dtypes[k])
+        return whole_of(steps[k], mine, mesh, rank)
+
+    group = group_of(mesh, steps[0].dims)
+    parts = group.size()
+    buffer = on_each_rank(sent, *blocks)
+    with dispatch_modes.of_this_rank():
+        got = waited(collective_ops.all_gather(buffer, group))
+    return [
+        on_each_rank(lambda rank, got, k=k: result(rank, k, got), got) for k in range(len(blocks))
+    ]
