@@ -1,13 +1,13 @@
 """Whole models from mesh to mesh, beside what programs do without: real gloo processes, the same
 tensors, each way in turn.
 
-    python -m benchmarks.reshard [--width 640] [--layers 6] [--repeat 3] [--only fsdp]
+    python -m benchmarks.reshard [--width 640] [--layers 6] [--repeat 3] [--only fsdp] [--ways hand]
 
 The parameters are those of a Llama, scaled. Prints for each pair of meshes and each way the time of
 the slowest rank, the best of the repetitions; what the busiest rank receives; the most that a rank
 holds beside the model, by what the process has resident; and how many collectives a rank calls, and
 messages all ranks send. All results are compared with the parameters. Then, what is resident with a
-limit of memory, where the C library gives back what is freed.
+limit of memory.
 """
 
 from __future__ import annotations
@@ -99,6 +99,37 @@ def by_plan(case: Case, state: State) -> Callable[[], State]:
     return lambda: plan.run(dict(state))
 
 
+def by_plan_into(case: Case, state: State) -> Callable[[], State]:
+    """Into the memory of a model that is there."""
+    import cute_sharding
+
+    mesh, placements = case.target
+    plan: Any = cute_sharding.plan_reshard(state, lambda name, _: placements(name), mesh)
+    held = plan.run({name: x * 1 for name, x in state.items()})  # in memory of its own
+    return lambda: plan.run(state, into=held)
+
+
+def by_changes(case: Case, state: State) -> Callable[[], State]:
+    """The same where one element in a hundred has changed: only these."""
+    import cute_sharding
+
+    mesh, placements = case.target
+    plan: Any = cute_sharding.plan_reshard(state, lambda name, _: placements(name), mesh)
+    other = {name: x * 1 for name, x in state.items()}
+    for x in other.values():
+        x.to_local().view(-1)[::100] += 1
+    held = plan.run({name: x * 1 for name, x in other.items()})
+    states = [state, other]
+
+    def run() -> State:
+        states.reverse()
+        before, now = states
+        result: State = plan.run(now, into=held, since=before)
+        return result
+
+    return run
+
+
 def by_tensor(case: Case, state: State) -> Callable[[], State]:
     import cute_sharding
 
@@ -158,6 +189,8 @@ def by_hand(case: Case, state: State) -> Callable[[], State]:
 
 WAYS: dict[str, Callable[[Case, State], Callable[[], State] | None]] = {
     "reshard": by_plan,
+    "reshard, into": by_plan_into,
+    "reshard, 1 % changed": by_changes,
     "redistribute, each": by_tensor,
     "torch's, each": by_stock,
     "whole tensors": by_whole_tensors,
@@ -283,6 +316,7 @@ def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
     shapes = parameters(arguments.width, arguments.layers)
     full = whole_tensors(shapes)
+    ways = {name: way for name, way in WAYS.items() if arguments.ways in name or name == "reshard"}
     for case in cases():
         if arguments.only not in case.name:
             continue
@@ -291,7 +325,7 @@ def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
             name: distribute_tensor(full(name), mesh, placements(name), src_data_rank=None)
             for name in shapes
         }
-        runs = {name: made for name, way in WAYS.items() if (made := way(case, state)) is not None}
+        runs = {name: made for name, way in ways.items() if (made := way(case, state)) is not None}
         measured = {name: measure(run, case, full) for name, run in runs.items()}
         times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(arguments.repeat):
@@ -305,7 +339,7 @@ def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
 
 
 def limits(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
-    """What is resident, where the C library gives back what is freed."""
+    """What is resident with a limit of memory."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
     shapes = parameters(arguments.width, arguments.layers)
@@ -378,10 +412,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--ways", default="", help="ways whose name has this in it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(worker, (arguments, os.path.join(folder, "rendezvous")), nprocs=4)
-        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
         mp.spawn(limits, (arguments, os.path.join(folder, "of_limits")), nprocs=4)
 
 

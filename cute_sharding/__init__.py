@@ -21,7 +21,8 @@ their meaning, or go, with a new major version, or before 1.0 a new minor one.
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``with profile() as p: ...``, ``with no_communication(): ...``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
-``reshard(state, placements, mesh)``, ``plan_refit(generator, source, target)``,
+``reshard(state, placements, mesh)``, ``load_checkpoint(state, path)``,
+``plan_refit(generator, source, target)``,
 ``local_boxes(tensor)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
 ``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
@@ -31,12 +32,14 @@ import typing
 if typing.TYPE_CHECKING:
     from cute_sharding.drawing import draw
     from cute_sharding.dtensor import (
+        Loaded,
         RefitPlan,
         Spec,
         disable,
         enable,
         enabled,
         is_enabled,
+        load_checkpoint,
         local_boxes,
         no_communication,
         plan_redistribution,
@@ -55,6 +58,7 @@ if typing.TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Box",
+    "Loaded",
     "Profile",
     "RefitPlan",
     "Spec",
@@ -64,6 +68,7 @@ __all__ = [
     "enabled",
     "intersection",
     "is_enabled",
+    "load_checkpoint",
     "local_boxes",
     "no_communication",
     "plan_redistribution",

@@ -277,6 +277,7 @@ ROOMS = [
     "models",
     "door",
     "refit",
+    "checkpoints",
     "fixes",
     "extras",
     "movement",
@@ -331,6 +332,7 @@ TORCH_PRIVATE = [
     "answers",
     "dispatch",
     "views_in_place",
+    "operators",
     "filled",
     "op_hooks",
     "given_placements",
@@ -408,6 +410,10 @@ LONGER = {
     ("drawing", "draw"): "its docstring: what is drawn of each kind of argument",
     ("dtensor", "plan_redistribution"): "its docstring: arguments, result, errors, an example",
     ("dtensor", "reshard"): "its docstring: what a state is, what placements may be, a program",
+    (
+        "dtensor",
+        "load_checkpoint",
+    ): "its docstring: what a state and a checkpoint may be, a program",
     ("dtensor", "prepare_groups"): "its docstring: who is to call it, and a program that runs",
 }
 

@@ -11,6 +11,7 @@ list. The words are those of docs/glossary.md.
 - :mod:`.models`: many tensors at once
 - :mod:`.door`: from specs to how tensors lie
 - :mod:`.refit`: a model's weights as another program's, on any meshes
+- :mod:`.checkpoints`: checkpoints into tensors on any meshes
 - :mod:`.fixes`: torch's bugs, one row each
 - :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures
 - :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims
@@ -28,6 +29,7 @@ from cute_sharding.dtensor.bookkeeping import versions  # noqa: F401
 from cute_sharding.dtensor.switch.adapter import disable, enable, enabled, is_enabled, settings
 
 if typing.TYPE_CHECKING:
+    from cute_sharding.dtensor.checkpoints.load import Loaded, load_checkpoint
     from cute_sharding.dtensor.decide.view_placements import propagate_shape_and_sharding
     from cute_sharding.dtensor.door.held import local_boxes
     from cute_sharding.dtensor.models.plan import plan_reshard
@@ -41,12 +43,14 @@ if typing.TYPE_CHECKING:
     from cute_sharding.dtensor.run.specs import Spec
 
 __all__ = [
+    "Loaded",
     "RefitPlan",
     "Spec",
     "disable",
     "enable",
     "enabled",
     "is_enabled",
+    "load_checkpoint",
     "local_boxes",
     "no_communication",
     "plan_redistribution",
@@ -63,6 +67,8 @@ __all__ = [
 
 # What a program that has switched this on may never ask for: imported when it does.
 _WHERE = {
+    "Loaded": "checkpoints.load",
+    "load_checkpoint": "checkpoints.load",
     "propagate_shape_and_sharding": "decide.view_placements",
     "local_boxes": "door.held",
     "no_communication": "profile.refusing",

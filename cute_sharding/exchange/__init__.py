@@ -7,7 +7,8 @@
   one result.
 - :mod:`.exchange`: of a relation, from all operands to all results.
 - :mod:`.part`, :mod:`.copies`, :mod:`.all_peers`: one rank's part, as strided copies.
-- :mod:`.holders`, :mod:`.by_pieces`: the flow of a relation by pieces, between all of them.
+- :mod:`.holders`, :mod:`.wants`, :mod:`.by_pieces`: the flow of a relation by pieces, between all
+  of them.
 - :mod:`.bundle`: the exchanges of many tensors in one.
 - :mod:`.refit`: a model's weights as another program has them.
 """

@@ -2,25 +2,26 @@
 
 In a message stands what is sent of each tensor, one behind the other as bytes: first those of the
 widest elements, so that each begins at a multiple of its own width without gaps. A message ends at
-a multiple of the widest. Sender and receiver work the order out from the exchanges alone.
+a multiple of the widest. Sender and receiver work the order out from the exchanges alone. Long
+messages of one tensor may go by themselves (:mod:`.alone`), in front of the packed one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import prod
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from cute_sharding.exchange.alone import LONG, Alone, ByPeer, Single, alone
 from cute_sharding.exchange.copies import Copy, folded
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.flow import Message
 from cute_sharding.exchange.part import Part
 from cute_sharding.exchange.placed import standing_for_all
 
-_ByPeer: TypeAlias = "Mapping[int, list[Message]]"
 _Own = TypeVar("_Own", bound="Part | BundlePart")
 
 
@@ -30,10 +31,18 @@ class Item(NamedTuple):
     Attributes:
         exchange: what goes where.
         itemsize: the bytes of an element on its way.
+        as_they_are: whether elements are on their way as they are in the source, and as they are to
+            be in the target; else they are cast there, or are not to go by themselves.
     """
 
     exchange: Exchange
     itemsize: int
+    as_they_are: tuple[bool, bool] = (False, False)
+
+    def alone(self, rank: int) -> Alone:
+        """What a rank sends and receives of it in messages by themselves."""
+        least = max(-(-LONG // self.itemsize), 1)
+        return _alone(self.exchange, rank, least, self.as_they_are)
 
 
 class BundlePart(NamedTuple):
@@ -45,12 +54,26 @@ class BundlePart(NamedTuple):
             the peers.
         parts: its part in each of the exchanges, whose copies count the buffers in elements of that
             exchange, and whose ``sends`` and ``receives`` are elements as well.
+        alone: of each of the exchanges what goes by itself, and is none of the above.
     """
 
     peers: tuple[int, ...]
     sends: tuple[int, ...]
     receives: tuple[int, ...]
     parts: tuple[Part, ...]
+    alone: tuple[Alone, ...] = ()
+
+    def singles(self, *, is_run: bool) -> list[tuple[int, bool, Single]]:
+        """Messages that go by themselves, in the order in which they go: the number of the
+        exchange, and whether this rank sends it.
+        """
+        return [
+            (i, is_sent, single)
+            for i, alone in enumerate(self.alone)
+            for is_sent, some in ((True, alone.sent), (False, alone.taken))
+            for single in some
+            if single.is_run == is_run
+        ]
 
 
 def among(part: _Own, ranks: Sequence[int]) -> _Own:
@@ -144,8 +167,13 @@ class Bundle:
         ``room`` for so many bytes more.
         """
         mine = {each: own_part(each, rank) for each in self.exchanges}
-        sent = self._placed([mine[item.exchange].sent for item in self.items], room)
-        taken = self._placed([mine[item.exchange].taken for item in self.items], room)
+        alone = tuple([item.alone(rank) for item in self.items])
+        sent = self._placed(
+            [mine[i.exchange].sent for i in self.items], [a.sent for a in alone], room
+        )
+        taken = self._placed(
+            [mine[i.exchange].taken for i in self.items], [a.taken for a in alone], room
+        )
         peers = tuple(sorted({*sent.sizes, *taken.sizes}))
         return BundlePart(
             peers,
@@ -157,15 +185,19 @@ class Bundle:
                     for item, out, into in zip(self.items, sent.starts, taken.starts)
                 ]
             ),
+            alone,
         )
 
-    def _placed(self, of_items: list[_ByPeer], room: int) -> _Buffer:
-        """Where in a buffer there is what of each item."""
+    def _placed(self, every: list[ByPeer], alone: list[tuple[Single, ...]], room: int) -> _Buffer:
+        """Where in a buffer there is what of each item, but for what goes by itself. Who is sent
+        anything gets a message, where there is room in front of it.
+        """
+        of_items = [_without(some, singles) for some, singles in zip(every, alone)]
         widest = max([item.itemsize for item in self.items], default=1)
         order = sorted(range(len(self.items)), key=lambda i: -self.items[i].itemsize)
         starts: list[dict[int, int]] = [{} for _ in self.items]
         sizes, at = {}, 0
-        for peer in sorted({peer for some in of_items for peer in some}):
+        for peer in sorted({peer for some in (every if room else of_items) for peer in some}):
             first = at
             at = _up(at + room, widest)
             for i in order:
@@ -189,8 +221,8 @@ class OwnPart(NamedTuple):
     """One rank's part in an exchange by itself, and its messages by peer, ascending."""
 
     part: Part
-    sent: _ByPeer
-    taken: _ByPeer
+    sent: ByPeer
+    taken: ByPeer
 
     @property
     def kept(self) -> int:
@@ -210,12 +242,12 @@ def own_part(exchange: Exchange, rank: int) -> OwnPart:
     return OwnPart(exchange.part(rank), sent, taken)
 
 
-def size_of(messages: _ByPeer) -> int:
+def size_of(messages: ByPeer) -> int:
     """The elements of all messages."""
     return sum(message.size for some in messages.values() for message in some)
 
 
-def _by_peer(messages: Iterable[Message]) -> _ByPeer:
+def _by_peer(messages: Iterable[Message]) -> ByPeer:
     found: dict[int, list[Message]] = {}
     for message in messages:
         found.setdefault(message.peer, []).append(message)
@@ -239,13 +271,24 @@ def _laid(exchange: Exchange, mine: OwnPart, out: dict[int, int], into: dict[int
     )
 
 
-def _one_by_one(by_peer: _ByPeer, starts: dict[int, int]) -> Iterable[tuple[Message, int]]:
-    """Each message, and where in the buffer it begins."""
-    for peer, messages in by_peer.items():
-        at = starts[peer]
-        for message in messages:
+def _one_by_one(by_peer: ByPeer, starts: dict[int, int]) -> Iterable[tuple[Message, int]]:
+    """Each message that is packed, and where in the buffer it begins."""
+    for peer, at in starts.items():
+        for message in by_peer[peer]:
             yield message, at
             at += message.size
+
+
+def _without(by_peer: ByPeer, singles: Iterable[Single]) -> ByPeer:
+    """The messages that are packed."""
+    apart = {single.peer for single in singles}
+    return {peer: some for peer, some in by_peer.items() if peer not in apart}
+
+
+@lru_cache(maxsize=1 << 12)
+def _alone(exchange: Exchange, rank: int, least: int, as_they_are: tuple[bool, bool]) -> Alone:
+    mine = own_part(exchange, rank)
+    return alone(exchange, rank, (mine.sent, mine.taken), least, as_they_are)
 
 
 def _up(at: int, width: int) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.flow import Own
@@ -32,14 +32,12 @@ from cute_sharding.exchange.holders import (
     line_of,
     numbered,
 )
-from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.exchange.placed import Placed
+from cute_sharding.exchange.wants import Wanting, Wants
 from cute_sharding.relations.elements import read_once
 from cute_sharding.relations.piece import Piece, through
 from cute_sharding.relations.relation import Relation
 from cute_sharding.sharding.meeting import Run, count_rows, span
-
-# The coordinates of a rank on each mesh that results are on, as far as they tell what it needs.
-Wanting: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 
 class Box(NamedTuple):
@@ -118,53 +116,8 @@ class PieceFlow:
         return tuple(map(holders, self.sources))
 
     @cached_property
-    def _results(self) -> tuple[Holders, ...]:
-        return tuple(map(holders, self.targets))
-
-    @cached_property
-    def _cuts(self) -> dict[Mesh, list[int]]:
-        """The mesh dims that cut some result, of each mesh that has results."""
-        found: dict[Mesh, set[int]] = {}
-        for target in self.targets:
-            found.setdefault(target.mesh, set()).update(target.cut)
-        return {mesh: sorted(dims) for mesh, dims in found.items()}
-
-    def _wanting(self, rank: int) -> Wanting:
-        """Ranks of which that is the same need the same."""
-        found = []
-        for target in dict.fromkeys(target.mesh for target in self.targets):
-            device = target.coordinates(rank)
-            dims = self._cuts[target]
-            found.append(None if device is None else tuple([device[m] for m in dims]))
-        return tuple(found)
-
-    @cached_property
-    def _takers(self) -> dict[Wanting, list[int]]:
-        """Those that need the same, ascending."""
-        found: dict[Wanting, list[int]] = {}
-        for rank in sorted({rank for target in self.targets for rank in target.mesh.ranks}):
-            found.setdefault(self._wanting(rank), []).append(rank)
-        return found
-
-    @cached_property
-    def _wants(self) -> dict[Wanting, dict[int, list[Piece]]]:
-        return {}
-
-    def _wanted(self, wanting: Wanting) -> dict[int, list[Piece]]:
-        """What ranks need of each operand: from its elements to places of their results."""
-        if wanting not in self._wants:
-            rank = self._takers[wanting][0]
-            locals_ = [
-                each.turned._replace(source=t, target=t)
-                for t, some in enumerate(self._results)
-                if rank in some.of_rank
-                for each in some.pieces(some.of_rank[rank])
-            ]
-            found: dict[int, list[Piece]] = {}
-            for each in through(self.relation.pieces, locals_):
-                found.setdefault(each.source, []).append(each)
-            self._wants[wanting] = found
-        return self._wants[wanting]
+    def _wants(self) -> Wants:
+        return Wants(self.relation, self.targets)
 
     @cached_property
     def _boxes(self) -> dict[tuple[int, Holder, Wanting], Box]:
@@ -174,7 +127,7 @@ class PieceFlow:
         """What ranks take of those that hold the same of an operand."""
         key = operand, holder, wanting
         if key not in self._boxes:
-            wanted = self._wanted(wanting).get(operand, ())
+            wanted = self._wants.of(wanting, operand)
             has = [
                 each._replace(target=operand)
                 for each in (self._holders[operand].pieces(holder) if wanted else ())
@@ -209,7 +162,7 @@ class PieceFlow:
                 continue
             first, stop = self._share(k, holder, source.ranks[holder].index(rank))
             lines, at = (line_of(source.placed.local_shape(rank) or ()),), 0
-            for wanting, takers in self._takers.items():
+            for wanting, takers in self._wants.takers.items():
                 box = self._box(k, holder, wanting)
                 for peer in takers if box.size else ():
                     if source.of_rank.get(peer) == holder:
@@ -220,7 +173,7 @@ class PieceFlow:
                     at += box.size
 
     def _taken(self, rank: int) -> Iterator[Share]:
-        wanting, lines = self._wanting(rank), self._lines(rank)
+        wanting, lines = self._wants.wanting(rank), self._lines(rank)
         for k in self._operands(wanting):
             source = self._holders[k]
             for holder, senders in source.ranks.items():
@@ -241,9 +194,7 @@ class PieceFlow:
 
     def _operands(self, wanting: Wanting) -> list[int]:
         """Those of which ranks need something."""
-        if wanting not in self._takers:
-            return []
-        return sorted(k for k in self._wanted(wanting) if k >= 0)
+        return [k for k in self._wants.operands(wanting) if k >= 0]
 
     def _share(self, operand: int, holder: Holder, i: int) -> tuple[int, int]:
         """Of all that ranks which hold the same are to send, what the i-th of them sends."""
@@ -255,7 +206,7 @@ class PieceFlow:
         """How many elements are sent to those that come before a rank; None: to all."""
         of_rank = self._holders[operand].of_rank
         at = 0
-        for wanting, takers in self._takers.items():
+        for wanting, takers in self._wants.takers.items():
             size = self._box(operand, holder, wanting).size
             for peer in takers if size else ():
                 if peer == rank:
@@ -271,7 +222,7 @@ class PieceFlow:
         """What a rank has itself of what it needs, operand by operand; constants are operands of
         one element behind the others.
         """
-        wanting, lines = self._wanting(rank), self._lines(rank)
+        wanting, lines = self._wants.wanting(rank), self._lines(rank)
         for k, pieces in self._kept(rank, wanting):
             shape = self.sources[k].local_shape(rank) if k >= 0 else (1,)
             onto: dict[int, list[Copy]] = {}
@@ -287,14 +238,14 @@ class PieceFlow:
             holder = self._holders[k].of_rank.get(rank)
             if holder is not None and (box := self._box(k, holder, wanting)).size:
                 yield k, box.pieces
-        if wanting in self._takers:
-            yield from ((k, some) for k, some in self._wanted(wanting).items() if k < 0)
+        constants = [k for k in self._wants.operands(wanting) if k < 0]
+        yield from ((k, self._wants.of(wanting, k)) for k in constants)
 
     # -- how much ----------------------------------------------------------------------------------
 
     def missed_by(self, rank: int) -> int:
         """How many elements a rank is to have and has not, each counted once."""
-        wanting, missed = self._wanting(rank), 0
+        wanting, missed = self._wants.wanting(rank), 0
         for k in self._operands(wanting):
             own = self._holders[k].of_rank.get(rank)
             others = [holder for holder in self._holders[k].ranks if holder != own]
@@ -306,7 +257,7 @@ class PieceFlow:
         if sender == receiver:
             return sum(
                 self._box(k, holder, wanting).size
-                for wanting in (self._wanting(sender),)
+                for wanting in (self._wants.wanting(sender),)
                 for k in self._operands(wanting)
                 if (holder := self._holders[k].of_rank.get(sender)) is not None
             )

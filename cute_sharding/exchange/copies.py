@@ -150,3 +150,48 @@ def in_place(copies: Sequence[Copy], strides: Sequence[int]) -> bool:
         and all(flat(a, strides) == b[0] for a, b in zip(copy.dx, copy.dy))
         for copy in copies
     )
+
+
+def run_of(copies: Sequence[Copy], strides: Sequence[int]) -> int | None:
+    """Where the elements of x that are copied, one copy after the other, lie as one run in a tensor
+    of those strides; None: they do not.
+
+    >>> rows = Copy((2, 3), (1, 0), ((1, 0), (0, 1)), (0,), ((3,), (1,)))
+    >>> run_of([rows], (3, 1)), run_of([rows], (4, 1))
+    (3, None)
+    """
+    start = at = flat(copies[0].x, strides)
+    for copy in copies:
+        below = 1
+        for size, step in zip(reversed(copy.sizes), reversed(copy.dx)):
+            if flat(step, strides) != below:
+                return None
+            below *= size
+        if flat(copy.x, strides) != at:
+            return None
+        at += below
+    return start
+
+
+def cut_up(copy: Copy, most: int) -> Iterator[Copy]:
+    """The same copy, in its order, as copies of at most so many elements.
+
+    >>> rows = Copy((2, 3), (0,), ((3,), (1,)), (0,), ((3,), (1,)))
+    >>> [(piece.sizes, piece.x) for piece in cut_up(rows, 2)]
+    [((2,), (0,)), ((1,), (2,)), ((2,), (3,)), ((1,), (5,))]
+    """
+    if prod(copy.sizes) <= most:
+        yield copy
+        return
+    (first, *rest), inner = copy.sizes, prod(copy.sizes[1:])
+    together = max(most // inner, 1)
+    for k in range(0, first, together):
+        x, y = _onward(copy.x, copy.dx[0], k), _onward(copy.y, copy.dy[0], k)
+        if inner > most:
+            yield from cut_up(Copy(tuple(rest), x, copy.dx[1:], y, copy.dy[1:]), most)
+        else:
+            yield Copy((min(together, first - k), *rest), x, copy.dx, y, copy.dy)
+
+
+def _onward(start: Vector, step: Vector, times: int) -> Vector:
+    return tuple([a + times * b for a, b in zip(start, step)])

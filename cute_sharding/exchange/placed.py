@@ -213,6 +213,11 @@ class Placed:
         """The others: ranks that differ on those alone hold the same."""
         return tuple(m for m in range(len(self.mesh.sizes)) if m not in self.cut)
 
+    @property
+    def copies(self) -> int:
+        """How many ranks hold the same, where each holds something."""
+        return prod(self.mesh.sizes[m] for m in self.replicated)
+
     def chain(self, dim: int, device: Device) -> Chain:
         """What cuts a dim, with the coordinates of a device."""
         chain = self.chains[dim]

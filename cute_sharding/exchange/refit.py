@@ -4,7 +4,7 @@ relation of all results to all operands, run as one exchange.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
@@ -117,12 +117,9 @@ class Refit:
         for result, pieces in zip(self.results, self._by_result):
             for k in {each.source for each in pieces if each.source >= 0}:
                 of[k].add((result.dtype, result.itemsize))
-        found = []
-        for operand, dtypes in zip(self.operands, of):
-            own = operand.dtype, operand.itemsize
-            fewer = len(dtypes) == 1 and min(dtypes)[1] < own[1]
-            found.append(min(dtypes) if fewer else own)
-        return tuple(found)
+        return tuple(
+            [wire_of(each.dtype, each.itemsize, some) for each, some in zip(self.operands, of)]
+        )
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
@@ -275,6 +272,17 @@ class Refit:
             f"in all: {n} exchange{'s' * (n != 1)}, a rank receives {self.received_bytes:,} bytes "
             f"at the most; {total:,} bytes of results, {said}"
         )
+
+
+def wire_of(dtype: str, itemsize: int, results: Collection[tuple[str, int]]) -> tuple[str, int]:
+    """The dtype in which a tensor is sent, and its itemsize: that of the results made of it, where
+    it is one dtype of fewer bytes.
+
+    >>> wire_of("float32", 4, {("bfloat16", 2)}), wire_of("bfloat16", 2, {("float32", 4)})
+    (('bfloat16', 2), ('bfloat16', 2))
+    """
+    fewer = len(results) == 1 and min(results)[1] < itemsize
+    return min(results) if fewer else (dtype, itemsize)
 
 
 def _together(pieces: Sequence[Piece]) -> list[list[Piece]]:

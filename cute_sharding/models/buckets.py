@@ -15,11 +15,9 @@ from cute_sharding.models.way import Load
 # Of one tensor, or of several together, the load on each of the ranks that are looked at.
 Loads: TypeAlias = "tuple[Load, ...]"
 
-# Without a limit a rank's buffers have an eighth of what it sends and receives, so that packing and
-# unpacking hide behind what is on the wire; but 24 MiB at the least, and a GiB at the most. (What
-# is freed in pieces of less than 32 MiB glibc keeps, and the next costs no page faults:
-# mallopt(3), M_MMAP_THRESHOLD.)
-SHARE, LEAST, MOST = 8, 24 << 20, 1 << 30
+# Without a limit a bucket has an eighth of what a rank sends and receives, so that packing and
+# unpacking hide behind what is on the wire; but 64 MiB at the least, and a GiB at the most.
+SHARE, LEAST, MOST = 8, 64 << 20, 1 << 30
 
 
 class Bucket(NamedTuple):
@@ -43,7 +41,7 @@ def buckets(
     Raises:
         ValueError: a rank would hold more than ``limit`` bytes even with one tensor at a time.
 
-    >>> grows, shrinks = (Load(8, 0, 4, 4, 16, 16),), (Load(16, 0, 4, 4, 8, 8),)
+    >>> grows, shrinks = (Load(8, 0, 4, 4, 0, 16, 16, 8),), (Load(16, 0, 4, 4, 0, 8, 8, 8),)
     >>> buckets([grows, shrinks, shrinks])
     [Bucket(members=(1, 2, 0), follows_at_once=False)]
     >>> [each.members for each in buckets([grows, shrinks, shrinks], limit=60)]
@@ -86,7 +84,7 @@ def _next(
     most: int | None,
 ) -> tuple[list[int], Loads]:
     """The first tensor, and as many of its kind behind it as fit; and their load together.
-    ``most``: the most bytes of buffers, where there is no limit.
+    ``most``: the most bytes that are sent and received, where there is no limit.
     """
     first, *others = order
     members, load = [first], loads[first]
@@ -116,24 +114,24 @@ def peak(loads: Sequence[Loads], found: Sequence[Bucket]) -> int:
 def _peak(held: Sequence[int], load: Loads, then: Loads | None = None) -> int:
     """The most that a rank holds while a bucket moves, and the one behind it is packed and sent."""
     most = 0
-    nothing = (Load(0, 0, 0, 0, 0, 0),) * len(load)
+    nothing = (Load(0, 0, 0, 0, 0, 0, 0, 0),) * len(load)
     for h, x, y in zip(held, load, nothing if then is None else then):
-        on_the_wire = x.sent + x.received + y.finished + y.sent
-        unpacking = x.received + x.made + y.finished + y.sent + y.received
-        most = max(most, h + x.finished + max(on_the_wire, unpacking))
+        behind = y.finished + y.sent + y.received + y.early
+        on_the_wire, unpacking = x.sent + x.received + x.early, x.received + x.made
+        most = max(most, h + x.finished + max(on_the_wire, unpacking) + behind)
     return most
 
 
 def _fits(held: Sequence[int], load: Loads, limit: int | None, most: int | None) -> bool:
     """Whether tensors may go together: with as much room again for the buffers of the next."""
     if limit is None:
-        return most is None or all(x.sent + x.received <= most for x in load)
+        return most is None or all(x.moved <= most for x in load)
     return _peak(held, load, tuple([x._replace(finished=0) for x in load])) <= limit
 
 
 def _most_moved(loads: Sequence[Loads], members: Sequence[int]) -> int:
     """What the busiest rank sends and receives of those tensors."""
-    moved = zip(*([x.sent + x.received for x in loads[i]] for i in members))
+    moved = zip(*([x.moved for x in loads[i]] for i in members))
     return max(map(sum, moved), default=0)
 
 

@@ -20,17 +20,21 @@ class Load(NamedTuple):
     Attributes:
         before: until it has moved.
         finished: of what was pending, once that is done, and what it takes to do it.
-        sent, received: in the buffers.
+        sent, received: in buffers.
+        early: of the target's, where messages go straight into it.
         made: the target's, where it is not the source's own memory.
         after: once it has moved.
+        moved: what is sent and received, in buffers or not.
     """
 
     before: int
     finished: int
     sent: int
     received: int
+    early: int
     made: int
     after: int
+    moved: int
 
     def plus(self, other: Load) -> Load:
         """Of two tensors."""
@@ -49,7 +53,7 @@ class Way:
     >>> source, target = (PlacedTensor.of((8, 4), (2,), f"S({d})", "float32") for d in (0, 1))
     >>> way = Way(source, target, plan_exchange(source.placed, (), target.placed))
     >>> way.load(0)
-    Load(before=64, finished=0, sent=32, received=32, made=64, after=64)
+    Load(before=64, finished=0, sent=32, received=32, early=0, made=64, after=64, moved=64)
     """
 
     source: PlacedTensor
@@ -66,7 +70,10 @@ class Way:
         """What goes into a bundle: elements travel in the smaller of the two dtypes, the source's
         if they are of one size.
         """
-        return Item(self.plan.exchange, min(self.source.itemsize, self.target.itemsize))
+        before, after = self.source.itemsize, self.target.itemsize
+        on_its_way = self.target.dtype if before > after else self.source.dtype
+        as_they_are = self.source.dtype == on_its_way, self.target.dtype == on_its_way
+        return Item(self.plan.exchange, min(before, after), as_they_are)
 
     @cached_property
     def _shares_memory(self) -> bool:
@@ -85,8 +92,21 @@ class Way:
     def load(self, rank: int) -> Load:
         """What it takes of a rank's memory."""
         before, after = self.source.bytes_on(rank), self.target.bytes_on(rank)
-        mine, width = own_part(self.plan.exchange, rank), self.item.itemsize
-        sent, received = size_of(mine.sent) * width, size_of(mine.taken) * width
+        mine, item = own_part(self.plan.exchange, rank), self.item
+        sent, received = (size_of(side) * item.itemsize for side in (mine.sent, mine.taken))
+        straight = [
+            sum(single.size for single in side if single.start is not None) * item.itemsize
+            for side in item.alone(rank)
+        ]
         finished = self._finishing if before else 0
         made = after if not self._shares_memory or self.plan.steps else 0
-        return Load(before, finished, sent, received, made, after)
+        return Load(
+            before,
+            finished,
+            sent - straight[0],
+            received - straight[1],
+            after if straight[1] else 0,
+            made,
+            after,
+            sent + received,
+        )

@@ -2,7 +2,11 @@
 placements, and compares its own part with what the program makes of whole tensors.
 """
 
+import os
 import random
+import time
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -243,4 +247,71 @@ def of_memory_in_any_order():
     assert plan.run(state, into=into)["all"] is into["all"] and torch.equal(memory.t(), wanted)
 
 
-PROGRAMS = (of_memory_in_any_order, between_two_pairs, what_does_not_fit, ranks_of_neither)
+def dying(rank, world, rendezvous, folder):
+    """A trainer's rank dies between two steps. The others get the backend's error within its
+    timeout, and the generator's weights are wholly those of the step before.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=10),
+    )
+    trainer, generator = (DeviceMesh("cpu", torch.tensor(ranks)) for ranks in ([0, 1], [2, 3]))
+    names = [f"w{k}" for k in range(4)]
+    state = {n: _on(trainer, torch.ones(64, 6), [Shard(0)]) for n in names}
+    plan = cute_sharding.plan_refit(
+        lambda w: {"first": torch.cat([w["w0"], w["w1"]]), "last": torch.cat([w["w2"], w["w3"]])},
+        state,
+        {"*": (generator, [Shard(1)])},
+    )
+    into = plan.send(state) if rank < 2 else plan.receive()
+    dist.barrier()
+    if rank == 1:
+        os._exit(0)
+    for x in state.values():
+        x._local_tensor.fill_(2)
+    begin, outcome = time.monotonic(), "no error"
+    try:
+        _ = plan.send(state) if rank < 2 else plan.receive(into=into)
+    except RuntimeError as error:
+        outcome = type(error).__name__
+    took = time.monotonic() - begin
+    whole = rank < 2 or all(bool((x.to_local() == 1).all()) for x in into.values())
+    Path(folder, str(rank)).write_text(f"{outcome} {took < 20} {whole}")
+    os._exit(0)  # what is left of the group cannot be taken down in order
+
+
+def who_only_has_and_who_only_wants():
+    """Is told where a rank does both."""
+    one, two = (DeviceMesh("cpu", torch.tensor(ranks)) for ranks in ([0, 1], [1, 2]))
+    x = _on(one, torch.arange(6.0), [Shard(0)])
+    plan = cute_sharding.plan_refit(lambda w: {"y": w["x"]}, {"x": x}, {"y": (two, [Shard(0)])})
+    rank = dist.get_rank()
+    wrong = [plan.send] * (rank in (1, 2)) + [lambda state: plan.receive()] * (rank in (0, 1))
+    for call in wrong:
+        try:
+            call({"x": x})
+        except ValueError as error:
+            assert f"rank {rank} has " in str(error) and "call run(state) there" in str(error)
+        else:
+            raise AssertionError(call)
+    if rank == 0:
+        plan.send({"x": x})
+    elif rank == 1:
+        y = plan.run({"x": x})["y"]
+    elif rank == 2:
+        y = plan.receive()["y"]
+    if rank in (1, 2):
+        assert torch.equal(y.to_local(), torch.arange(6.0).chunk(2)[rank - 1])
+
+
+PROGRAMS = (
+    of_memory_in_any_order,
+    between_two_pairs,
+    what_does_not_fit,
+    ranks_of_neither,
+    who_only_has_and_who_only_wants,
+)

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Replicate
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
+from cute_sharding.exchange import bundle
 
 DTYPES = (
     torch.float64,
@@ -81,8 +82,11 @@ def draw_tensor(rng, one, sizes, target, others, pending):
     return x, after, local_of(whole, others, other, after, dist.get_rank()), whole.dtype
 
 
-def drawn_models(first, stop, prepared=False, limited=False):
-    """Draws in [first, stop); ``prepared``: the ranks of both meshes get a group."""
+def drawn_models(first, stop, prepared=False, limited=False, long=None):
+    """Draws in [first, stop); ``prepared``: the ranks of both meshes get a group; ``long``: from so
+    many bytes on a message goes by itself.
+    """
+    bundle.LONG = long or bundle.LONG
     world = dist.get_world_size()
     for seed in range(first, stop):
         rng = random.Random(seed)
@@ -134,21 +138,30 @@ def once(state, placements, target, wanted, said, limited):
             assert local.dtype == expected.dtype, said
             assert torch.equal(as_bytes(local), as_bytes(expected)), (said, name)
     if not pending and sent.counts and not limited:
-        received = sent.received - room(plan)
+        received = sent.received + alone(plan) - room(plan)
         assert received == sum(
             plan.packed[k].bundle.received_by(dist.get_rank()) for k in range(len(plan.packed))
         ), said
+
+
+def alone(plan):
+    """The bytes that this rank is sent in messages of one tensor by themselves."""
+    return sum(
+        single.size * item.itemsize
+        for each in plan._buckets
+        if each.is_mine
+        for item, of in zip(each.packed.bundle.items, each.part.alone)
+        for single in of.taken
+    )
 
 
 def room(plan):
     """What there is beside the elements in the messages to this rank: seals, and up to the widest
     element.
     """
-    parts = [bucket.part for bucket in plan._buckets if bucket.is_mine]
-    return sum(
-        sum(part.receives) - bucket.packed.bundle.received_by(dist.get_rank())
-        for part, bucket in zip(parts, (b for b in plan._buckets if b.is_mine))
-    )
+    mine = [each for each in plan._buckets if each.is_mine]
+    sent = sum(sum(each.part.receives) for each in mine) + alone(plan)
+    return sent - sum(each.packed.bundle.received_by(dist.get_rank()) for each in mine)
 
 
 def as_bytes(tensor):

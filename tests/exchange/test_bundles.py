@@ -1,10 +1,12 @@
 """The exchanges of many tensors in one, carried out byte by byte on lists, beside enumeration."""
 
 import random
+from itertools import product
 
 import pytest
 from test_any_meshes import drawn_pair, drawn_ranks, drawn_sharding, elements, locals_of, once, put
 
+import cute_sharding.exchange.bundle as bundles
 from cute_sharding.exchange import Bundle, Exchange, Item, Placed, identity
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.movement import BY_OP
@@ -18,7 +20,11 @@ def drawn_bundle(seed):
     pairs += draw.choices(pairs, k=draw.randint(0, 3))
     return Bundle(
         tuple(
-            Item(Exchange(identity(one.shape), (one,), (other,)), draw.choice([1, 1, 2, 4, 8, 16]))
+            Item(
+                Exchange(identity(one.shape), (one,), (other,)),
+                draw.choice([1, 1, 2, 4, 8, 16]),
+                draw.choice([(True, True), (True, True), (True, False), (False, True)]),
+            )
             for one, other in pairs
         )
     )
@@ -41,7 +47,7 @@ def carried_out(bundle, given, room):
             assert not count or message[:room] == [None] * room
             got += message
         for i, (item, mine) in enumerate(zip(bundle.items, part.parts)):
-            values = {}
+            values = alone(bundle, parts, given, i, rank)
             for _, _, copies in mine.own:
                 for copy in copies:
                     put(copy, given[i][rank].__getitem__, once(values))
@@ -49,6 +55,30 @@ def carried_out(bundle, given, room):
                 put(copy, lambda x: whole(got, x[0], item.itemsize), once(values))
             results[i, rank] = values
     return results
+
+
+def alone(bundle, parts, given, i, rank):
+    """What a rank is sent of an item in messages by themselves."""
+    values, item = {}, bundle.items[i]
+    (one,), (other,) = item.exchange.sources, item.exchange.targets
+    for single in parts[rank].alone[i].taken:
+        (sent,) = [s for s in parts[single.peer].alone[i].sent if s.peer == rank]
+        assert (sent.size, sent.is_run) == (single.size, single.is_run)
+        assert single.start is not None or sent.start is not None
+        assert single.size * item.itemsize >= bundles.LONG
+        message = {}
+        for copy in sent.copies:
+            put(copy, given[i][single.peer].__getitem__, once(message))
+        flat = [message[at,] for at in range(sent.size)]
+        if sent.start is not None:
+            run = [*product(*map(range, one.local_shape(single.peer)))][sent.start :][: sent.size]
+            assert flat == [given[i][single.peer][at] for at in run]
+        for copy in single.copies:
+            put(copy, lambda x: flat[x[0]], once(values))
+        if single.start is not None:
+            run = [*product(*map(range, other.local_shape(rank)))][single.start :][: sent.size]
+            assert flat == [values[at] for at in run]
+    return values
 
 
 def packed(bundle, part, given, rank):
@@ -72,8 +102,9 @@ def whole(buffer, at, width):
 
 
 @pytest.mark.parametrize("first", range(0, 500, 50))
-def test_each_tensor_arrives_whole_and_nothing_else_does(first):
+def test_each_tensor_arrives_whole_and_nothing_else_does(first, monkeypatch):
     for seed in range(first, first + 50):
+        monkeypatch.setattr(bundles, "LONG", random.Random(seed).choice([1, 8, 24, 1 << 20]))
         bundle, room = drawn_bundle(seed), random.Random(seed).choice([0, 0, 8])
         sides = [(item.exchange.sources[0], item.exchange.targets[0]) for item in bundle.items]
         given = [{rank: locals_of(one, rank) for rank in bundle.ranks} for one, _ in sides]
@@ -86,9 +117,16 @@ def test_each_tensor_arrives_whole_and_nothing_else_does(first):
                 least += len(needs - has) * bundle.items[i].itemsize
             assert bundle.received_by(rank) == least
             part = bundle.part(rank, room)
+            apart = sum(
+                single.size * item.itemsize
+                for item, of in zip(bundle.items, part.alone)
+                for single in of.taken
+            )
             widest = max(item.itemsize for item in bundle.items)
             messages = sum(map(bool, part.receives))
-            assert least <= sum(part.receives) <= least + messages * (2 * (widest - 1) + room)
+            assert (
+                least <= sum(part.receives) + apart <= least + messages * (2 * (widest - 1) + room)
+            )
 
 
 @pytest.mark.parametrize("seed", range(40))

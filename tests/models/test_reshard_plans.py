@@ -62,11 +62,16 @@ def events(plan, rank):
     waiting = None  # what is on the wire: (its sent, its received, its members)
 
     def sizes(each):
-        mine = [(own_part(item.exchange, rank), item.itemsize) for item in each.bundle.items]
-        return (
-            sum(size_of(part.sent) * width for part, width in mine),
-            sum(size_of(part.taken) * width for part, width in mine),
-        )
+        """In buffers, to send and to receive; and targets that something goes straight into."""
+        sent = received = early = 0
+        for i, item in zip(each.members, each.bundle.items):
+            mine, alone = own_part(item.exchange, rank), item.alone(rank)
+            straight = [sum(s.size for s in side if s.start is not None) for side in alone]
+            sent += (size_of(mine.sent) - straight[0]) * item.itemsize
+            received += (size_of(mine.taken) - straight[1]) * item.itemsize
+            if any(single.start is not None for single in alone.taken):
+                early += plan.tensors[i].way.target.bytes_on(rank)
+        return sent, received, early
 
     def landed(held, each, received):
         for i in each.members:
@@ -79,24 +84,20 @@ def events(plan, rank):
         yield held - received
 
     for each in plan.packed:
-        sent, received = sizes(each)
+        sent, received, early = sizes(each)
         if waiting is not None and not each.follows_at_once:
-            for held in landed(held - waiting[0], waiting[2], waiting[1]):
-                yield held
-            waiting = None
+            yield from (last := [*landed(held - waiting[0] - waiting[2], *waiting[3:], waiting[1])])
+            held, waiting = last[-1], None
         held += sent
         yield held
-        if waiting is not None:
-            held -= waiting[0]
-        held += received
+        held += received + early
         yield held
         if waiting is not None:
-            for held in landed(held, waiting[2], waiting[1]):
-                yield held
-        waiting = sent, received, each
+            yield from (last := [*landed(held - waiting[0] - waiting[2], *waiting[3:], waiting[1])])
+            held = last[-1]
+        waiting = sent, received, early, each
     if waiting is not None:
-        for held in landed(held - waiting[0], waiting[2], waiting[1]):
-            yield held
+        yield from landed(held - waiting[0] - waiting[2], waiting[3], waiting[1])
 
 
 @pytest.mark.parametrize("seed", range(150))

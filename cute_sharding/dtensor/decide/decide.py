@@ -11,6 +11,9 @@ this order:
 5. *Rule*: the signature, on what only views make.
 6. *Gate*: torch's rule, on operands without what it is not known to get right.
 
+Before all that, ops that torch takes apart where there are gradients, and meets whole in inference
+mode, are taken apart there too, where its way with them is not known to be right.
+
 A rule that the program has registered for an op comes before all of them, behind the gate. What
 writes to an operand, or makes it anew, comes after the fixes. What is pending of a result without
 dims is then reduced with the op (:mod:`.scalars`).
@@ -75,6 +78,8 @@ def decide(question: Question) -> Any:
         )
     if question.is_view:
         return question.viewed()
+    if question.is_wrong_in_one:
+        raise NotImplementedError  # then torch takes it apart
     fix = fix_of(question.schema, question.specs)
     if fix is not None:
         if fix.remedy is Remedy.FALSE:
@@ -143,6 +148,8 @@ def _brought(question: Question, found: Any) -> Any:
 
 def _where_torch_refuses(question: Question) -> Any | None:
     """The answer of the op's signature, if it has a row, and else the gate's."""
+    if question.is_composite:
+        raise NotImplementedError
     found = question.signed()
     if found is None and question.is_sharded:
         try:

@@ -14,8 +14,13 @@ from cute_sharding.dtensor.decide.carried import CARRIED
 from cute_sharding.dtensor.decide.gate import gated
 from cute_sharding.dtensor.decide.signatures import by_signature
 from cute_sharding.dtensor.decide.views import ViewQuestion
-from cute_sharding.dtensor.door.cuts import is_sharded, some_device_is_empty
-from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
+from cute_sharding.dtensor.door.cuts import (
+    is_of_views,
+    is_sharded,
+    is_uneven,
+    some_device_is_empty,
+)
+from cute_sharding.dtensor.replaced import answers, op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
 from cute_sharding.movement.signatures import SIGNATURES
@@ -97,6 +102,40 @@ class Question:
             and registry.is_derived(self.schema.op)
             and all(spec.mesh.size() > 1 for spec in self.specs)
         )
+
+    @property
+    def is_composite(self) -> bool:
+        """Whether the op is one that torch takes apart before it gets here, but in inference mode,
+        and that nobody has a rule for.
+        """
+        op = self.schema.op
+        return (
+            self.settings.ops
+            and self.name not in SIGNATURES
+            and registry.is_composite(op)
+            and registry.is_derived(op)
+            and all(spec.mesh.size() > 1 for spec in self.specs)
+        )
+
+    @property
+    def is_wrong_in_one(self) -> bool:
+        """Whether such an op is to be taken apart here too. torch derives a rule of what it comes
+        to, and runs the op on local tensors as it is. But what it computes of sizes are then those
+        of a part: a sum divided by the rows of a batch, a mean of blocks of different sizes. Sizes
+        that a view is told are those of the whole. And blocks of the results are others than their
+        placements say, where operands are uneven.
+        """
+        if not (self.is_sharded or self.is_pending) or not self.is_composite:
+            return False
+        if self.is_pending or any(is_uneven(spec) or is_of_views(spec) for spec in self.specs):
+            return True
+        if op_schemas.is_view_of_sizes(self.schema.op):
+            return True
+        try:
+            shapes = answers.shapes_of_results(registry.output_metas(self.schema) or ())
+        except op_schemas.DataDependentOutputException:
+            return True
+        return () in shapes
 
     @property
     def is_right_in_torch(self) -> bool:

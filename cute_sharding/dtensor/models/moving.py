@@ -6,14 +6,15 @@ A tensor is handed over when all of it is there, and what it was made of is let 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from cute_sharding.dtensor.bookkeeping import watching
+from cute_sharding.dtensor.models.straight import Straight
 from cute_sharding.dtensor.replaced import collective_ops, local_tensors, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import by_elements
@@ -24,6 +25,9 @@ from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import filled, in_shape, own_view, unpacked
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Part
+from cute_sharding.exchange.alone import in_a_row
+from cute_sharding.exchange.bundle import own_part
+from cute_sharding.exchange.copies import Copy
 from cute_sharding.models.plan import Packed
 from cute_sharding.models.way import Way
 from cute_sharding.redistribution import Network
@@ -35,6 +39,16 @@ class Specs(NamedTuple):
 
     current: DTensorSpec
     target: DTensorSpec
+
+
+class Piece(NamedTuple):
+    """What one rank sends another of one tensor: its number in the bucket, how many elements, and
+    the copies into a buffer, or out of it, in which they lie one behind the other.
+    """
+
+    number: int
+    size: int
+    copies: tuple[Copy, ...]
 
 
 @dataclass(frozen=True)
@@ -73,27 +87,65 @@ class Bucket:
         return bundle.part(process_groups.this_rank(), room)
 
     @cached_property
-    def _group(self) -> Any | None:
+    def pieces(self) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
+        """What this rank sends each peer, and what it is sent, tensor by tensor."""
+        sent: dict[int, list[Piece]] = {}
+        taken: dict[int, list[Piece]] = {}
+        for k, item in enumerate(self.packed.bundle.items):
+            mine = own_part(item.exchange, process_groups.this_rank())
+            for side, found in ((mine.sent, sent), (mine.taken, taken)):
+                for peer, messages in side.items():
+                    copies = in_a_row(messages, is_sent=found is sent)
+                    size = sum(message.size for message in messages)
+                    found.setdefault(peer, []).append(Piece(k, size, tuple(copies)))
+        return dict(sorted(sent.items())), dict(sorted(taken.items()))
+
+    @cached_property
+    def group(self) -> Any | None:
+        """On which it is one collective; None: messages from rank to rank."""
         first = self.specs[0]
         return on_which_group(self.packed.bundle, first.current.mesh, first.target.mesh)
 
-    def send(self, given: Sequence[torch.Tensor | None]) -> Flight:
-        """Pack what this rank has of the tensors, and send it."""
-        finished = [
+    def finished(self, given: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """What this rank has of the tensors, with nothing pending."""
+        return [
             None if x is None else _finished(x, way, spec.current)
             for x, way, spec in zip(given, self.ways, self.specs)
         ]
+
+    def send(
+        self, given: Sequence[torch.Tensor | None], into: Mapping[int, torch.Tensor]
+    ) -> Flight:
+        """Send what this rank has of the tensors: long messages straight from their memory, where
+        they lie so, and the rest packed, while those are on the wire. ``into``: what is written to,
+        by the number of the tensor in the plan; else targets are made.
+        """
+        finished = self.finished(given)
+        dtypes = [on_the_way(way) for way in self.ways]
+        there = {k: into[i] for k, i in enumerate(self.packed.members) if i in into}
+        straight = Straight(self.part, dtypes, finished, there, self._made)
         if self.packed.bundle.is_free:
-            return Flight(self, finished, None)
-        device = device_of(self.specs[0].target.mesh)
-        buffer = filled(self.part, finished, [*map(_on_the_way, self.ways)], device)
-        if self.is_told:
-            buffer = sealed(self.part, buffer, self.packed.bundle.seal, 1)
-        mesh, part = self.specs[0].current.mesh, self.part
+            return Flight(self, finished, into, straight, None)
         bundle: Any = self.packed.bundle
         with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at), default=0)):
-            wait = started(lambda _: part, buffer, buffer, self._group, mesh, self.number)
-        return Flight(self, finished, wait)
+            straight.post(self.group, self.number, is_run=True)
+            straight.post(self.group, self.number, is_run=False)
+            buffer = self._packed(finished)
+            mesh, part = self.specs[0].current.mesh, self.part
+            wait = started(lambda _: part, buffer, buffer, self.group, mesh, self.number)
+        return Flight(self, finished, into, straight, wait)
+
+    def _made(self, k: int) -> torch.Tensor:
+        """The target of a tensor, with nothing in it."""
+        shape, way = self.part.parts[k].target_shape(), self.ways[k]
+        device = device_of(self.specs[k].target.mesh)
+        return torch.empty(shape, dtype=_dtype(way.target.dtype), device=device)
+
+    def _packed(self, finished: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """What goes in messages of many tensors."""
+        device = device_of(self.specs[0].target.mesh)
+        buffer = filled(self.part, finished, [*map(on_the_way, self.ways)], device)
+        return sealed(self.part, buffer, self.packed.bundle.seal, 1) if self.is_told else buffer
 
     def pass_by(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
         """Hand over what a rank of none of the meshes has: tensors without elements."""
@@ -106,12 +158,18 @@ class Bucket:
         RuntimeError: other tensors were sent than are expected here, or they lie otherwise.
         """
         if self.is_told and not is_sealed(self.part, received, self.packed.bundle.seal, 1):
-            raise RuntimeError(
-                f"{len(self.ways)} tensors came from mesh {self.specs[0].current.mesh} and are not "
-                "all placed there as this rank, which is outside, was told, or are not the same as "
-                "there. Give the same tensors, placements and memory_limit on all ranks; what ops "
-                "have made is to be redistributed to placements that you name first"
-            )
+            self.refuse_others()
+
+    def refuse_others(self) -> NoReturn:
+        """Raises:
+        RuntimeError: messages are of other tensors.
+        """
+        raise RuntimeError(
+            f"{len(self.ways)} tensors came from mesh {self.specs[0].current.mesh} and are not "
+            "all placed there as this rank, which is outside, was told, or are not the same as "
+            "there. Give the same tensors, placements and memory_limit on all ranks; what ops "
+            "have made is to be redistributed to placements that you name first"
+        )
 
 
 class Flight(NamedTuple):
@@ -120,11 +178,15 @@ class Flight(NamedTuple):
     Attributes:
         bucket: what is on its way.
         given: what this rank has of each of the tensors.
-        wait: for what it is sent; None: no rank is sent anything.
+        into: what is written to, by the number of the tensor in the plan.
+        straight: what goes by itself.
+        wait: for what is packed; None: no rank is sent anything.
     """
 
     bucket: Bucket
     given: list[torch.Tensor | None]
+    into: Mapping[int, torch.Tensor]
+    straight: Straight
     wait: Callable[[], torch.Tensor] | None
 
     def land(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
@@ -134,12 +196,16 @@ class Flight(NamedTuple):
         bucket, received = self.bucket, None if self.wait is None else self.wait()
         if received is not None and not local_tensors.is_imagined(received):
             bucket.check_seal(received)
+        self.straight.land()
         for k, mine in enumerate(bucket.part.parts):
             local, self.given[k] = self.given[k], None
-            target = bucket.specs[k].target
-            result = _result(mine, received, local, bucket.ways[k], target)
-            del local
-            arrived(bucket.packed.members[k], laid_out(result, target.tensor_meta))
+            member, target = bucket.packed.members[k], bucket.specs[k].target
+            made = self.straight.made.pop(k, None)
+            result = _result(mine, received, local, bucket.ways[k], target, made)
+            del local, made
+            if member not in self.into:
+                result = laid_out(result, target.tensor_meta)
+            arrived(member, result)
 
 
 def device_of(mesh: Any) -> torch.device:
@@ -181,7 +247,7 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _on_the_way(way: Way) -> torch.dtype:
+def on_the_way(way: Way) -> torch.dtype:
     """The smaller of the two dtypes."""
     is_wider = way.source.itemsize > way.target.itemsize
     return _dtype(way.target.dtype if is_wider else way.source.dtype)
@@ -193,16 +259,17 @@ def _result(
     local: torch.Tensor | None,
     way: Way,
     target: DTensorSpec,
+    made: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What a rank is to have, from what it has and what it was sent."""
+    """What a rank is to have, from what it has and what it was sent; some of it is ``made``."""
     (shape,), dtype, device = part.target_shapes, _dtype(way.target.dtype), device_of(target.mesh)
     if shape is None:
         return torch.empty(0, dtype=dtype, device=device)
     operands = [] if local is None else [local]
-    if local is not None and local.dtype == dtype:
+    if made is None and local is not None and local.dtype == dtype:
         own = own_view(part, 0, operands)
         if own is not None:
             return own
-    result = torch.empty(shape, dtype=dtype, device=device)
-    flat = result if received is None else received.view(_on_the_way(way))  # of the one, nothing
+    result = torch.empty(shape, dtype=dtype, device=device) if made is None else made
+    flat = result if received is None else received.view(on_the_way(way))  # of the one, nothing
     return unpacked(part, 0, flat, operands, into=result)

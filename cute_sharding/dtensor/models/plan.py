@@ -50,7 +50,8 @@ def plan_reshard(
             ``.lower_bound``, ``.received_by_link``, ``.peak_bytes``, ``.coverage``, ``.seconds``,
             ``str()``, ``.to_dict()``. Between DTensors also ``.run(state)``, and for ranks that
             only have or only want ``.send(state)`` and ``.receive()``: no planning, and nothing is
-            sent but elements.
+            sent but elements. With ``into=`` they write to tensors that are there, and with
+            ``since=`` only what has changed is sent.
 
     Raises:
         ValueError, TypeError, RuntimeError: as :func:`reshard`.

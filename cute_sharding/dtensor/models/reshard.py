@@ -47,8 +47,8 @@ def reshard(
         mesh: of the same kind of device; by default that of each tensor.
         memory_limit: the most bytes that a device may hold of it: sources, targets and buffers. So
             the tensors go in more exchanges, what shrinks first, and old memory is freed as new
-            arrives. By default buffers have 24 MiB, or an eighth of what a device sends and
-            receives.
+            arrives. By default what goes together is 64 MiB, or an eighth of what a device sends
+            and receives.
         progress: show a bar of tensors, on the first rank, by tqdm.
         dtype: what floating point tensors become (but what goes with a parameter). They travel in
             the smaller of the two.
@@ -84,7 +84,7 @@ def reshard(
     [(4, 12), (8, 6)]
     >>> torch.distributed.destroy_process_group()
     """
-    bar_of: Any = _tqdm() if progress else None
+    bar_of: Any = tqdm_of("reshard") if progress else None
     whole = State(state)
     plan = planned(whole, Targets(placements, mesh, dtype), memory_limit)
     is_first = bar_of is not None and plan.ranks[:1] == (process_groups.this_rank(),)
@@ -97,12 +97,17 @@ def reshard(
     return result
 
 
-def _tqdm() -> Any:
+def tqdm_of(function: str) -> Any:
+    """The class of bars.
+
+    Raises:
+        ImportError: tqdm is not installed.
+    """
     try:
         return importlib.import_module("tqdm.auto").tqdm
     except ImportError as error:
         raise ImportError(
-            f"reshard(progress=True) needs tqdm, which cannot be imported ({error}): pip install "
-            "tqdm, or leave progress out",
+            f"{function}(progress=True) needs tqdm, which cannot be imported ({error}): pip "
+            "install tqdm, or leave progress out",
             name="tqdm",
         ) from error

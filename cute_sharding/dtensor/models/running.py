@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,15 +12,16 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from cute_sharding.dtensor.bookkeeping.names import listed
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
+from cute_sharding.dtensor.models.memory import give_back
 from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs, checked
 from cute_sharding.dtensor.models.nests import Place, State, put
+from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
+from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.models import ReshardPlan
-
-# So many names are written out in an error.
-NAMES_SHOWN = 8
 
 
 class ReshardError(RuntimeError):
@@ -35,12 +37,6 @@ class ReshardError(RuntimeError):
         self.moved, self.left = tuple(moved), tuple(left)
 
 
-def _names(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:NAMES_SHOWN]))
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{shown}{more}" or "none"
-
-
 @dataclass(frozen=True)
 class RunnablePlan(ReshardPlan):
     """A plan for tensors on DeviceMeshes, which runs on their ranks.
@@ -53,45 +49,73 @@ class RunnablePlan(ReshardPlan):
     names: tuple[tuple[str, ...], ...] = ()
     specs: tuple[Specs, ...] = ()
 
-    def run(self, state: Any) -> Any:
+    def run(self, state: Any, *, into: Any = None, since: Any = None) -> Any:
         """Move the tensors of a state that lies as the plan's source does. Modules, optimizers,
         dicts and lists are changed in place, and returned.
 
         To be called by all ranks of all the meshes; a rank of none sends and receives nothing.
 
+        Args:
+            into: a state of the same names that lies as the plan's target does, as a run has given
+                it: its tensors are written to in their memory, and it is returned. ``state`` stays
+                as it is.
+            since: a copy of the state of which ``into`` was given: of what is as it was there, bit
+                by bit, nothing is sent. On all ranks or on none.
+
         Raises:
-            ValueError: the state is another, or has gradients; nothing has moved.
-            ReshardError: something has failed; each tensor is as it was or wholly moved.
+            ValueError: the states are others, or have gradients; nothing has moved.
+            ReshardError: something has failed; each tensor is as it was or wholly moved. Of
+                ``into`` a tensor that has not moved may be written in part.
         """
+        if into is not None:
+            then = None if since is None else State(since)
+            self._write(State(state), State(into), then, is_update=since is not None)
+            return into
+        if since is not None:
+            raise ValueError(
+                "run(since=...) sends only what has changed: give into=, what the run has given "
+                "that sent the rest"
+            )
         return self.run_with(State(state))
 
-    def send(self, state: Any) -> None:
-        """The part of a rank that only has: the state stays as it is.
+    def send(self, state: Any, *, since: Any = None) -> None:
+        """The part of a rank that only has: the state stays as it is. ``since``: as :meth:`run`
+        has it; then all that want call ``receive(since=...)``.
 
         Raises:
-            ValueError: this rank is on a mesh that tensors go to, or the state is another.
+            ValueError: this rank is on a mesh that tensors go to, or the states are others.
         """
         self._check_side("send", "wants", [specs.target.mesh for specs in self.specs])
-        given = self._given(self._groups(State(state)))
-        self._move(given.get, lambda i, local: None)
+        then = None if since is None else State(since)
+        self._write(State(state), None, then, is_update=since is not None)
 
-    def receive(self) -> dict[str, DTensor]:
+    def receive(self, *, into: Any = None, since: Any = None) -> Any:
         """The part of a rank that only wants.
 
+        Args:
+            into: a state that lies as the plan's target does: its tensors are written to, in their
+                memory.
+            since: the same, as a run has given it, where the others call ``send(since=...)``: what
+                has changed since then is written to it.
+
         Returns:
-            Each DTensor by its names.
+            Each DTensor by its names; or what was given.
 
         Raises:
-            ValueError: this rank is on a mesh that tensors come from.
+            ValueError: this rank is on a mesh that tensors come from, or the state is another.
         """
         self._check_side("receive", "has", [specs.current.mesh for specs in self.specs])
+        held = into if since is None else since
+        if held is not None:
+            self._write(None, State(held), None, is_update=since is not None)
+            return held
         result: dict[str, DTensor] = {}
 
         def arrived(i: int, local: torch.Tensor) -> None:
             made = tensor_specs.made(local, self.specs[i].target, requires_grad=False)
             result.update(dict.fromkeys(self.names[i], made))
 
-        self._move(lambda i: None, arrived)
+        self._move(lambda bucket: bucket.send(_of(bucket, lambda i: None), {}), arrived)
         return result
 
     def run_with(self, state: State, progress: Callable[[], Any] = lambda: None) -> Any:
@@ -101,9 +125,6 @@ class RunnablePlan(ReshardPlan):
         state.places.clear()
         moved: set[int] = set()
 
-        def give(i: int) -> torch.Tensor | None:
-            return given.pop(i)
-
         def arrived(i: int, local: torch.Tensor) -> None:
             put(groups[i], local, self.specs[i].target)
             groups[i] = []  # and the old one is let go
@@ -111,18 +132,57 @@ class RunnablePlan(ReshardPlan):
             progress()
 
         try:
-            self._move(give, arrived)
-        except Exception as error:
-            some, left = self._moved_and_left(moved)
-            raise ReshardError(
-                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {_names(some)}. "
-                f"As they were: {_names(left)}",
-                some,
-                left,
-            ) from error
+            with self._said(moved, "As they were"):
+                self._move(lambda bucket: bucket.send(_of(bucket, given.pop), {}), arrived)
         finally:
             result = state.result
         return result
+
+    def _write(
+        self, state: State | None, into: State | None, since: State | None, *, is_update: bool
+    ) -> None:
+        """Write what the tensors of ``state`` are, or what of them differs from those of ``since``,
+        to those of ``into``. None: this rank has no such side.
+        """
+        groups = [] if state is None else self._groups(state)
+        before = {} if since is None else self._given(self._groups(since))
+        given, onto = self._given(groups), {} if into is None else self._onto(into)
+        _check_apart(given, before, self.names)
+        first = {i: some[0] for i, some in onto.items()}
+        moved: set[int] = set()
+
+        def arrived(i: int, local: torch.Tensor) -> None:
+            for x in onto.get(i, ())[1:]:
+                x.copy_(local)
+            moved.add(i)
+
+        def start(bucket: Bucket) -> Flight | Update:
+            now = _of(bucket, given.get)
+            return (
+                Update(bucket, now, _of(bucket, before.get), first)
+                if is_update
+                else bucket.send(now, first)
+            )
+
+        with torch.no_grad(), self._said(moved, "As they were, or written in part"):
+            for i, places in enumerate(groups):
+                for x in onto.get(i, ()) if self.tensors[i].stays else ():
+                    x.copy_(places[0].tensor._local_tensor)
+            self._move(start, arrived)
+
+    @contextmanager
+    def _said(self, moved: Collection[int], rest: str) -> Iterator[None]:
+        """What fails is said by the tensors that have moved, and by the ``rest``."""
+        try:
+            yield
+        except Exception as error:
+            some, left = self._moved_and_left(moved)
+            raise ReshardError(
+                f"reshard failed: {type(error).__name__}: {error}. Wholly moved: {listed(some)}. "
+                f"{rest}: {listed(left)}",
+                some,
+                left,
+            ) from error
 
     @cached_property
     def _buckets(self) -> list[Bucket]:
@@ -138,33 +198,38 @@ class RunnablePlan(ReshardPlan):
 
     def _move(
         self,
-        give: Callable[[int], torch.Tensor | None],
+        start: Callable[[Bucket], Flight | Update],
         arrived: Callable[[int, torch.Tensor], None],
     ) -> None:
         if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
             raise NotImplementedError(
                 "reshard under LocalTensorMode or in a graph: call it on real ranks, between graphs"
             )
-        flying: Flight | None = None
+        flying: Flight | Update | None = None
         with torch.no_grad():
             for bucket in self._buckets:
                 if not bucket.is_mine:
                     bucket.pass_by(arrived)
                     continue
                 if flying is not None and not bucket.packed.follows_at_once:
-                    flying.land(arrived)
+                    self._land(flying, arrived)
                     flying = None
-                following = bucket.send([give(i) for i in bucket.packed.members])
+                following = start(bucket)
                 if flying is not None:
-                    flying.land(arrived)
+                    self._land(flying, arrived)
                 flying = following
             if flying is not None:
-                flying.land(arrived)
+                self._land(flying, arrived)
         if process_groups.this_rank() in self.ranks:
             count_moves(_Counted(self))
 
-    def _groups(self, state: State) -> list[list[Place]]:
-        """The places of each tensor.
+    def _land(self, flight: Flight | Update, arrived: Callable[[int, torch.Tensor], None]) -> None:
+        flight.land(arrived)
+        if self.memory_limit is not None:
+            give_back()
+
+    def _groups(self, state: State, *, after: bool = False) -> list[list[Place]]:
+        """The places of each tensor; ``after``: of a state that lies as the target does.
 
         Raises:
             ValueError: the state is not the one that was planned.
@@ -175,14 +240,15 @@ class RunnablePlan(ReshardPlan):
             known = {name for names in self.names for name in names}
             more = [name for name in by_name if name not in known]
             raise ValueError(
-                f"the state is not the one that was planned: it lacks {_names(missing)}, and has "
-                f"{_names(more)} beside. Plan again"
+                f"the state is not the one that was planned: it lacks {listed(missing)}, and has "
+                f"{listed(more)} beside. Plan again"
             )
         for names, specs in zip(self.names, self.specs):
+            planned = specs.target if after else specs.current
             for name in names:
-                if by_name[name].tensor._spec != specs.current:
+                if by_name[name].tensor._spec != planned:
                     raise ValueError(
-                        f"{name} is {by_name[name].tensor._spec}, and was {specs.current} when "
+                        f"{name} is {by_name[name].tensor._spec}, and was {planned} when "
                         "this was planned: plan again"
                     )
         return [[by_name[name] for name in names] for names in self.names]
@@ -208,7 +274,22 @@ class RunnablePlan(ReshardPlan):
             found[i] = checked(tensor._local_tensor, way, places[0].name)
         return found
 
-    def _moved_and_left(self, moved: set[int]) -> tuple[list[str], list[str]]:
+    def _onto(self, into: State) -> dict[int, list[torch.Tensor]]:
+        """The memory of each tensor that is written to; of one that stands in several places, of
+        all of them.
+
+        Raises:
+            OtherShape: a local tensor is not of its shape.
+        """
+        found = {}
+        for i, places in enumerate(self._groups(into, after=True)):
+            shape = self.tensors[i].way.target.placed.local_shape(process_groups.this_rank())
+            if shape is not None:
+                every = {id(place.tensor): place for place in places}.values()
+                found[i] = [in_shape(p.tensor._local_tensor, shape, p.name) for p in every]
+        return found
+
+    def _moved_and_left(self, moved: Collection[int]) -> tuple[list[str], list[str]]:
         rank = process_groups.this_rank()
         moving = [i for each in self.packed if rank in each.bundle for i in each.members]
         some = [name for i in moving if i in moved for name in self.names[i]]
@@ -219,6 +300,27 @@ class RunnablePlan(ReshardPlan):
             raise ValueError(
                 f"{what}: rank {process_groups.this_rank()} {does} some of the tensors as well: "
                 "call run(state) there"
+            )
+
+
+def _of(bucket: Bucket, give: Callable[[int], torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """What this rank has of the tensors of a bucket."""
+    return [give(i) for i in bucket.packed.members]
+
+
+def _check_apart(
+    given: Mapping[int, torch.Tensor],
+    before: Mapping[int, torch.Tensor],
+    names: Sequence[Sequence[str]],
+) -> None:
+    """Raises:
+    ValueError: a tensor and what it was are in one memory, where nothing ever differs.
+    """
+    for i, x in before.items():
+        if x.numel() and x.data_ptr() == given[i].data_ptr():
+            raise ValueError(
+                f"since: {names[i][0]} is in the memory of the state itself, so nothing of it "
+                "differs: keep a copy, such as x.clone() of each tensor"
             )
 
 

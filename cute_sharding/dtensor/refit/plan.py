@@ -82,6 +82,27 @@ class RefitPlan:
             for (name, spec), local, tensor in zip(self.target.items(), results, given)
         }
 
+    def send(self, state: Mapping[str, DTensor]) -> None:
+        """:meth:`run` on a rank that only has: it gets none of the results.
+
+        Raises:
+            ValueError: results are on this rank as well; or as :meth:`run`.
+        """
+        self._check_side("send", "results", self.target)
+        self.run(state)
+
+    def receive(self, *, into: Mapping[str, DTensor] | None = None) -> dict[str, DTensor]:
+        """:meth:`run` on a rank that only wants: the results, by name.
+
+        Args:
+            into: tensors that are written to, as by :meth:`run`.
+
+        Raises:
+            ValueError: sources are on this rank as well; or as :meth:`run`.
+        """
+        self._check_side("receive", "sources", self.source)
+        return self.run(into=into)
+
     def inverse(self) -> RefitPlan:
         """Back from the results to the sources, as they lay: what undoes the generator.
 
@@ -174,6 +195,17 @@ class RefitPlan:
             raise ValueError(
                 f"a refit between meshes of {' and '.join(kinds)} devices: both are to be of one "
                 "kind, move the tensors first"
+            )
+
+    def _check_side(self, what: str, others: str, specs: Mapping[str, Spec]) -> None:
+        """Raises:
+        ValueError: some of those tensors are on this rank.
+        """
+        self._check_meshes()
+        rank = process_groups.this_rank()
+        if any(rank in spec.ranks.ranks for spec in specs.values()):
+            raise ValueError(
+                f"{what}: rank {rank} has {others} of the refit as well: call run(state) there"
             )
 
     def _local(self, state: Mapping[str, DTensor], name: str, spec: Spec) -> torch.Tensor:

@@ -41,12 +41,20 @@ class Running:
 
     Attributes:
         refit: what is moved.
-        meshes: the DeviceMeshes of operands and results.
+        meshes: the DeviceMeshes of operands and results; or what else says a kind of device.
         dtypes: of the results.
+        group: a process group on which it runs, all of whose ranks take part; by default that of
+            the ranks of the meshes.
     """
 
-    def __init__(self, refit: Refit, meshes: Sequence[Any], dtypes: Sequence[torch.dtype]) -> None:
-        self.refit = refit
+    def __init__(
+        self,
+        refit: Refit,
+        meshes: Sequence[Any],
+        dtypes: Sequence[torch.dtype],
+        group: Any | None = None,
+    ) -> None:
+        self.refit, self.group = refit, group
         self.meshes = sorted(dict.fromkeys(meshes), key=lambda mesh: -mesh.size())
         self.dtypes = tuple(dtypes)
         self._parts: dict[int, BundlePart] = {}
@@ -77,7 +85,8 @@ class Running:
             for k, x in enumerate(into)
         ]
         mode = dispatch_modes.local_tensor_mode()
-        if mode is None and process_groups.this_rank() not in self.refit.bundle:
+        takes_part = self.group is not None or process_groups.this_rank() in self.refit.bundle
+        if mode is None and not takes_part:
             return results
         received = self._received(given)
         for i, member in enumerate(self.refit.members):
@@ -108,7 +117,9 @@ class Running:
             return on_each_rank(lambda rank, x: _no_bytes(x), given[0])
         buffer = on_each_rank(lambda rank, *xs: self._packed(rank, xs), *given)
         mesh, other = self.meshes[0], self.meshes[-1]
-        group = on_which_group(self.refit.bundle, mesh, other)
+        group = self.group
+        if group is None:
+            group = on_which_group(self.refit.bundle, mesh, other)
         with watching.exchange(lambda: self.refit.received_bytes):
             return exchange_buffers(self.part, buffer, buffer, group, mesh)
 

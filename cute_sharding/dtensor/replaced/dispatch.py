@@ -3,7 +3,7 @@ and ops that run as it runs them.
 
 The local arguments of the one call at hand may be exchanged; the dispatcher itself is changed
 elsewhere: in :mod:`.op_hooks`, in :mod:`.redistribution_hook`, and by :mod:`.tracing`, which puts
-the handlers of :mod:`.views_in_place`, whatever the settings are.
+the handlers of :mod:`.views_in_place` and :mod:`.operators`, whatever the settings are.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ HANDLERS = Patch(
     why="Functions of single ops that go past the propagator: convolutions, argmin and argmax are "
     "asked about as other ops are; batch norms and max(dim, out=) write to arguments of which the "
     "dispatcher does not see that they do; an in-place squeeze changes the shape of a DTensor "
-    "whose placements stay; t_, transpose_ and unsqueeze_ have no rule at all. And inside of some "
+    "whose placements stay; t_, transpose_ and unsqueeze_ have no rule at all; the operators on "
+    "bits end in _, so that x >> 2, and in inference mode x & y, give back x. And inside of some "
     "nodes of autograd the op that meets zeros which the node has made, plain ones, takes them for "
     "replicas: torch refuses to run it.",
     until="each op has a rule in the propagator, and its schema says what it writes to; autograd "

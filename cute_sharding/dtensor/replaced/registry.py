@@ -92,6 +92,15 @@ def is_derived(op: torch._ops.OpOverload) -> bool:
     return not any(op in table for table in tables()[:3])
 
 
+def is_composite(op: torch._ops.OpOverload) -> bool:
+    """Whether torch takes the op apart before a DTensor meets it, but where autograd's keys are
+    left out, as in inference mode.
+    """
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    )
+
+
 def with_rules() -> set[Any]:
     """All ops that have a rule, torch's or the program's."""
     return {op for table in tables()[:3] for op in table}

@@ -25,6 +25,7 @@ from cute_sharding.dtensor.replaced import (
     patches,
 )
 from cute_sharding.dtensor.replaced.expansion import as_they_are
+from cute_sharding.dtensor.replaced.operators import OPERATORS
 from cute_sharding.dtensor.replaced.patch import Installed
 from cute_sharding.dtensor.replaced.registry import op_handlers, overload
 from cute_sharding.dtensor.replaced.symints import (
@@ -101,12 +102,13 @@ class Tracing:
         installed.replace(patches.SPLIT_FACTORS, _number_of_split_factor)
         installed.replace(patches.HINTS, _number)
         self._meet_compiler()
-        in_place = {overload(name): handler for name, handler in VIEWS_IN_PLACE.items()}
+        handlers = {**VIEWS_IN_PLACE, **OPERATORS}
+        by_op = {overload(name): handler for name, handler in handlers.items()}
         installed.put(
             patches.HANDLERS,
             {
                 op: handler
-                for op, handler in in_place.items()
+                for op, handler in by_op.items()
                 if op is not None and op not in op_handlers()
             },
         )

@@ -195,6 +195,7 @@ TABLE: tuple[Used, ...] = (
         "ops that torch takes apart could not be met before",
         "_ExcludeDispatchKeyGuard",
         "_after_ADInplaceOrView_keyset",
+        "_dispatch_has_kernel_for_dispatch_key",
         "_dispatch_keys",
         "_dispatch_tls_is_dispatch_key_excluded",
     ),

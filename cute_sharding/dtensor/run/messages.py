@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -113,17 +113,37 @@ def _point_to_point(
     part: Peers, buffer: torch.Tensor, width: int, tag: int
 ) -> Callable[[], torch.Tensor]:
     given, received = buffer.contiguous(), buffer.new_empty(sum(part.receives) * width)
-    ops = []
-    if not local_tensors.is_imagined(buffer):
-        for send, flat, sizes in ((True, given, part.sends), (False, received, part.receives)):
-            starts = accumulate((n * width for n in sizes), initial=0)
-            for peer, start, n in zip(part.peers, starts, sizes):
-                if n:
-                    message = flat.narrow(0, start, n * width)
-                    op = dist.isend if send else dist.irecv
-                    ops.append(dist.P2POp(op, message, peer, tag=tag))
-    works = list(dist.batch_isend_irecv(ops)) if ops else []
-    return partial(_waited, [received], [given], works)
+    letters = []
+    for is_sent, flat, sizes in ((True, given, part.sends), (False, received, part.receives)):
+        starts = accumulate((n * width for n in sizes), initial=0)
+        for peer, start, n in zip(part.peers, starts, sizes):
+            if n:
+                letters.append(Letter(flat.narrow(0, start, n * width), peer, is_sent))
+    return partial(_waited, [received], [given], posted(letters, tag=tag))
+
+
+class Letter(NamedTuple):
+    """A contiguous tensor that is sent to a rank, or written to with what that sends."""
+
+    tensor: torch.Tensor
+    peer: int
+    is_sent: bool
+
+
+def posted(letters: Sequence[Letter], group: Any | None = None, tag: int = 0) -> list[Any]:
+    """One batch of point-to-point messages. Between two ranks they go in the order of the letters.
+
+    Returns:
+        What to wait for: for each of the letters, or one for all. Each once: gloo's second wait
+            for a message does not end.
+    """
+    if not letters or local_tensors.is_imagined(letters[0].tensor):
+        return []
+    ops = [
+        dist.P2POp(dist.isend if is_sent else dist.irecv, x, peer, group, tag)
+        for x, peer, is_sent in letters
+    ]
+    return list(dist.batch_isend_irecv(ops))
 
 
 def _taken(

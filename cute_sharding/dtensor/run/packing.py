@@ -118,9 +118,9 @@ def filled(
     """
     buffer = torch.empty(sum(part.sends), dtype=torch.uint8, device=device)
     for x, dtype, mine in zip(operands, dtypes, part.parts):
-        if x is not None:
+        if x is not None and mine.packs[0]:
             flat = buffer.view(dtype)
-            for copy in mine.packs[0] or ():
+            for copy in mine.packs[0]:
                 write(copy, x, flat)
     return buffer
 

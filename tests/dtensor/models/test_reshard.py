@@ -3,11 +3,12 @@
 import sys
 from types import ModuleType, SimpleNamespace
 
+import dying_program
 import pytest
 import reshard_programs
 import reshard_worker
 import torch
-from gloo import run
+from gloo import run, spawn
 from simulation import distribute, mesh_of, ranks_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -18,15 +19,26 @@ from cute_sharding import Spec
 
 @pytest.mark.processes
 @pytest.mark.one_in(1)
-@pytest.mark.parametrize("prepared, limited", [(False, False), (True, False), (True, True)])
-def test_drawn_models(prepared, limited, share, tmp_path):
-    run(4, tmp_path, (reshard_worker.drawn_models, 0, share(200, 10), prepared, limited))
+@pytest.mark.parametrize(
+    "prepared, limited, long",
+    [(False, False, 16), (True, False, None), (True, True, 1), (False, True, None)],
+)
+def test_drawn_models(prepared, limited, long, share, tmp_path):
+    """``long``: from so many bytes on a message goes by itself."""
+    run(4, tmp_path, (reshard_worker.drawn_models, 0, share(200, 10), prepared, limited, long))
 
 
 @pytest.mark.processes
 @pytest.mark.one_in(1)
 def test_programs(tmp_path):
     run(4, tmp_path, *[(program,) for program in reshard_programs.PROGRAMS])
+
+
+@pytest.mark.processes
+@pytest.mark.one_in(1)
+def test_a_process_that_dies_half_way(tmp_path):
+    spawn(dying_program.one_dies_half_way, 3, 3, str(tmp_path / "met"), str(tmp_path))
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["ReshardError True True"] * 2
 
 
 @pytest.fixture
@@ -44,7 +56,7 @@ def test_plans_of_a_model_on_meta():
             for i in range(40)
         }
     plan = cute_sharding.plan_reshard(state, "R, S(1)", tp)
-    assert plan.collectives == 8 and plan.received_bytes == plan.lower_bound
+    assert plan.collectives == 5 and plan.received_bytes == plan.lower_bound
     assert plan.coverage.is_whole and len(plan.ways) == 1
     specs = {name: Spec((4096, 1024), (8,), "S(0)") for name in state}
     wanted = {name: Spec((4096, 1024), (2, 4), "R, S(1)") for name in state}

@@ -6,7 +6,7 @@ import pytest
 import refit_worker
 import torch
 from drawn_moves import drawn_program
-from gloo import run
+from gloo import run, spawn
 from simulation import assert_holds, distribute, mesh_of, number, ranks_of
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -27,6 +27,16 @@ def test_drawn_refits(prepared, share, tmp_path):
 @pytest.mark.one_in(1)
 def test_programs(tmp_path):
     run(4, tmp_path, *[(program,) for program in refit_worker.PROGRAMS])
+
+
+@pytest.mark.processes
+@pytest.mark.one_in(1)
+@pytest.mark.costly
+def test_a_process_that_dies_between_steps(tmp_path):
+    spawn(refit_worker.dying, 4, 4, str(tmp_path / "rendezvous"), str(tmp_path))
+    for rank in (2, 3):
+        assert (tmp_path / str(rank)).read_text() == "RuntimeError True True"
+    assert (tmp_path / "0").exists()
 
 
 @pytest.mark.parametrize("seed", range(40))

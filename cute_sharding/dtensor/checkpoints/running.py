@@ -1,0 +1,145 @@
+"""A load that runs: part by part read, exchanged and written to where it is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_sharding.dtensor.bookkeeping.names import listed
+from cute_sharding.dtensor.checkpoints.ranks import Ranks
+from cute_sharding.dtensor.checkpoints.wanted import Wanted
+from cute_sharding.dtensor.models.moving import device_of
+from cute_sharding.dtensor.refit.running import Running
+from cute_sharding.dtensor.replaced import collective_ops, process_groups
+from cute_sharding.models.load import LoadPlan, Part
+from cute_sharding.models.stored import Read
+
+Reader = Callable[[Sequence[Read], torch.device], list[torch.Tensor]]
+
+
+class Kind(NamedTuple):
+    """A kind of devices, in the place of a mesh."""
+
+    device_type: str
+
+    def size(self) -> int:
+        """No mesh is asked for."""
+        return 0
+
+
+class Target:
+    """A local tensor that is loaded into, part by part: in its own memory where that is contiguous
+    and of the device that exchanges, else at the end.
+    """
+
+    def __init__(self, local: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+        self._local, self._shape, self._device = local, shape, device
+        self._buffer: torch.Tensor | None = None
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """What is written to."""
+        if self._buffer is None:
+            local = self._local
+            if local.is_contiguous() and local.device == self._device:
+                self._buffer = local.view(self._shape)
+            else:
+                self._buffer = torch.empty(self._shape, dtype=local.dtype, device=self._device)
+        return self._buffer
+
+    def finish(self) -> None:
+        """All parts are there."""
+        buffer, self._buffer = self.buffer, None
+        if buffer.data_ptr() != self._local.data_ptr():
+            self._local.copy_(buffer.view(self._local.shape))
+
+
+class Loading:
+    """A plan that runs on this rank.
+
+    Attributes:
+        received_bytes: what this rank was sent.
+        collectives: how many exchanges there were.
+    """
+
+    def __init__(self, plan: LoadPlan, wanted: Wanted, ranks: Ranks, read: Reader) -> None:
+        self._plan, self._wanted, self._ranks, self._read = plan, wanted, ranks, read
+        self._kind = _kind(wanted, ranks)
+        self._device = device_of(self._kind)
+        self._targets: dict[int, Target] = {}
+        self.received_bytes = self.collectives = 0
+
+    def run(self, tensors: Mapping[str, torch.Tensor], arrived: Callable[[int], Any]) -> None:
+        """Load into those tensors, by name. ``arrived`` is told how many more are wholly there.
+
+        Raises:
+            RuntimeError: something has failed.
+        """
+        for name, number in self._wanted.mine.items():
+            shape = self._plan.results[number].placed.local_shape(self._ranks.this)
+            assert shape is not None
+            self._targets[number] = Target(_local(tensors[name]), shape, self._device)
+        finished: set[int] = set()
+        begun: set[int] = set()
+        try:
+            for k, done in enumerate(self._plan.finished):
+                self._run_part(self._plan.part(k), begun)
+                for number in done:
+                    if number in self._targets:
+                        self._targets.pop(number).finish()
+                finished.update(done)
+                arrived(len(done))
+        except Exception as error:
+            whole, left, partly = self._names(finished, begun)
+            raise RuntimeError(
+                f"load_checkpoint failed: {type(error).__name__}: {error}. Wholly loaded: {whole}. "
+                f"As they were: {left}. In part, or not known: {partly}"
+            ) from error
+
+    def _names(self, finished: set[int], begun: set[int]) -> tuple[str, ...]:
+        """Of tensors that are wholly loaded, of those that are as they were, and of the others."""
+        names = [each.name for each in self._plan.results]
+        some = [
+            [name for k, name in enumerate(names) if (k in finished, k in begun) == which]
+            for which in ((True, True), (False, False), (False, True))
+        ]
+        return tuple([listed(list(dict.fromkeys(each))) for each in some])
+
+    def _run_part(self, part: Part, begun: set[int]) -> None:
+        this, refit = self._ranks.this, part.refit
+        mine = [each for each in part.reads if each.reader == this]
+        found, _ = self._ranks.on_each(
+            "reading", lambda: iter(self._read(mine, self._device)), lambda _: None
+        )
+        begun.update(part.results)
+        operands = [
+            next(found) if read is not None and read.reader == this else self._none(operand.dtype)
+            for operand, read in zip(refit.operands, part.reads or [None])
+        ]
+        targets = [self._targets.get(number) for number in part.results]
+        Running(
+            refit, [self._kind], [self._wanted.dtypes[k] for k in part.results], self._ranks.group
+        ).run(operands, [None if each is None else each.buffer for each in targets])
+        self.received_bytes += refit.received_by(this)
+        self.collectives += refit.collectives
+
+    def _none(self, dtype: str) -> torch.Tensor:
+        return torch.empty(0, dtype=getattr(torch, dtype), device=self._device)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return collective_ops.waited(getattr(tensor, "_local_tensor", tensor)).detach()
+
+
+def _kind(wanted: Wanted, ranks: Ranks) -> Any:
+    """The kind of devices that exchanges: that of the tensors, rather one that is not the CPU."""
+    kinds = sorted(wanted.devices, key=lambda kind: (kind == "cpu", kind)) or ["cpu"]
+    for kind in kinds:
+        if process_groups.backend_name(ranks.group, kind) is not None:
+            return Kind(kind)
+    raise ValueError(
+        f"the group that loads has no backend for {' or '.join(kinds)} tensors: give one that has, "
+        "by init_process_group(backend='cpu:gloo,cuda:nccl')"
+    )

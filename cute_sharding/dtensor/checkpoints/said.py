@@ -1,0 +1,120 @@
+"""What a checkpoint says of the tensors of a state: as it has them, or as a refit makes them of
+what it has; and what of that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import torch
+
+from cute_sharding.dtensor.bookkeeping.names import listed
+from cute_sharding.dtensor.checkpoints.wanted import Wanted
+from cute_sharding.dtensor.refit.trace import Generator, traced
+from cute_sharding.relations import Relation
+
+
+class Entry(NamedTuple):
+    """A tensor of a checkpoint."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Said(NamedTuple):
+    """The tensors that a checkpoint gives.
+
+    Attributes:
+        relation: of them to those that it has.
+        names, dtypes: theirs.
+        sources: the names of those that it has.
+        casts: the names of those that a refit casts.
+    """
+
+    relation: Relation
+    names: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    sources: tuple[str, ...]
+    casts: frozenset[str] = frozenset()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """By name."""
+        return dict(zip(self.names, self.relation.outputs))
+
+
+def said_by(tensors: Mapping[str, Entry], refit: Generator | None) -> Said:
+    """What a checkpoint of those tensors gives.
+
+    Raises:
+        ValueError: the refit computes, or asks for a tensor that is not there.
+    """
+    if refit is None:
+        relation = Relation.same(*(each.shape for each in tensors.values()))
+        dtypes = tuple([each.dtype for each in tensors.values()])
+        return Said(relation, tuple(tensors), dtypes, tuple(tensors))
+    try:
+        found = traced(refit, tensors)
+    except KeyError as error:
+        raise ValueError(
+            f"the refit asks for {error}, and the checkpoint has {listed([*tensors])}: give the "
+            "refit for these names"
+        ) from error
+    kept = [each.dtype for each in tensors.values()]
+    casts = {
+        found.names[one.target]
+        for one in found.relation.pieces
+        if one.source >= 0 and kept[one.source] != found.dtypes[one.target]
+    }
+    return Said(found.relation, found.names, found.dtypes, tuple(tensors), frozenset(casts))
+
+
+class Names(NamedTuple):
+    """The names that only one of both has."""
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+
+def checked_names(wanted: Wanted, said: Said, objects: Collection[str], strict: bool) -> Names:
+    """The names that only the state has, and those that only the checkpoint has, by names.
+
+    Raises:
+        ValueError: there are such and ``strict``; or what both have does not fit together.
+    """
+    given = {*said.names, *objects}
+    asked = dict.fromkeys([*(each.name for each in wanted.results), *sorted(wanted.objects)])
+    names = Names(
+        tuple([name for name in asked if name not in given]),
+        tuple([name for name in (*said.names, *sorted(objects)) if name not in wanted.names]),
+    )
+    wrong = list(dict.fromkeys(_wrong(wanted, said, objects)))
+    if strict and names.missing:
+        wrong.append(f"the checkpoint has not {listed(names.missing)}")
+    if strict and names.unexpected:
+        wrong.append(f"the state has not {listed(names.unexpected)}")
+    if wrong:
+        raise ValueError(
+            f"the checkpoint does not fit the state: {'; '.join(wrong)}. Nothing was read. "
+            "strict=False leaves out names that only one of both has, and refit= says what "
+            "tensors are of others"
+        )
+    return names
+
+
+def _wrong(wanted: Wanted, said: Said, objects: Collection[str]) -> list[str]:
+    shapes, dtypes, found = said.shapes, dict(zip(said.names, said.dtypes)), []
+    for each, dtype in zip(wanted.results, wanted.dtypes):
+        name, shape = each.name, each.placed.shape
+        if name in objects:
+            found.append(f"{name!r} is no tensor in the checkpoint, and is one in the state")
+        elif name in shapes and shapes[name] != shape:
+            found.append(f"{name!r} has shape {shapes[name]}, and {shape} in the state")
+        elif name in said.casts and dtypes[name] != dtype:
+            found.append(
+                f"{name!r} is cast to {dtypes[name]} by the refit, and is {dtype} in the state"
+            )
+    for name in sorted(wanted.objects & {*said.names}):
+        found.append(f"{name!r} is a tensor in the checkpoint, and is none in the state")
+    return found

@@ -1,0 +1,273 @@
+"""A plan to load a checkpoint: who reads which of its chunks, what goes from reader to reader, and
+how much of it at a time.
+
+What ranks have read is a relation's operands: of each tensor, and each rank that reads some of it,
+one flat tensor on that rank alone. The results are the tensors that are loaded, on any meshes. So
+each part of a load is a refit (:mod:`cute_sharding.exchange.refit`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.exchange.refit import Named, Refit, wire_of
+from cute_sharding.models.buckets import LEAST, MOST, SHARE
+from cute_sharding.models.needs import Needs, needs_of
+from cute_sharding.models.stored import Read, Stored
+from cute_sharding.relations.piece import Piece, through
+from cute_sharding.relations.relation import Relation
+
+
+class Unit(NamedTuple):
+    """A chunk that is read.
+
+    Attributes:
+        stored, chunk: the number of the tensor, and of the chunk in it.
+        reader: the rank that reads it.
+        needs: of the ranks that need some of it, how many elements.
+    """
+
+    stored: int
+    chunk: int
+    reader: int
+    needs: Needs
+
+
+class Part(NamedTuple):
+    """A part of a load: what is read and exchanged together.
+
+    Attributes:
+        reads: what is read; the operands of ``refit``, in their order.
+        refit: from what is read to the tensors that are loaded.
+        results: the numbers of these.
+    """
+
+    reads: tuple[Read, ...]
+    refit: Refit
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadPlan:
+    """What a load reads and exchanges.
+
+    Attributes:
+        stored: the tensors of the checkpoint.
+        relation: of all results to them.
+        results: how the tensors lie that are loaded.
+        ranks: those that read.
+        memory_limit: the most bytes that a rank may hold beside the results, or None.
+
+    Raises:
+        ValueError: not even one chunk by itself keeps within the limit.
+
+    >>> from cute_sharding.models.stored import Chunk
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> halves = Chunk((0, 0), (2, 6)), Chunk((2, 0), (2, 6))
+    >>> columns = Placed.of(Sharding((4, 6), (2,), (Shard(1),)))
+    >>> stored = Stored("w", (4, 6), "float32", 4, halves)
+    >>> wanted = Named("w", columns, "float32", 4)
+    >>> plan = LoadPlan((stored,), Relation.same((4, 6)), (wanted,), (0, 1))
+    >>> plan.read_by, plan.part(0).refit.received_by(0)  # the half of it that 1 has read
+    ({0: 48, 1: 48}, 24)
+    """
+
+    stored: tuple[Stored, ...]
+    relation: Relation
+    results: tuple[Named, ...]
+    ranks: tuple[int, ...]
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.many  # or there is none
+
+    # -- who reads what ----------------------------------------------------------------------------
+
+    @cached_property
+    def _pieces(self) -> dict[int, list[Piece]]:
+        """What results are made of each tensor, by its number; of constants by theirs."""
+        found: dict[int, list[Piece]] = {}
+        for each in self.relation.pieces:
+            found.setdefault(each.source, []).append(each)
+        return found
+
+    @cached_property
+    def _widths(self) -> dict[int, int]:
+        """How many bytes an element of each tensor has on its way."""
+        found = {}
+        for k, some in self._pieces.items():
+            if k >= 0:
+                results = [self.results[one.target] for one in some]
+                dtypes = {(each.dtype, each.itemsize) for each in results}
+                _, found[k] = wire_of(self.stored[k].dtype, self.stored[k].itemsize, dtypes)
+        return found
+
+    def _needs(self, k: int) -> tuple[Needs, ...]:
+        """Of each chunk of a tensor."""
+        targets = list(dict.fromkeys(one.target for one in self._pieces[k]))
+        pieces = [
+            one._replace(source=0, target=targets.index(one.target)) for one in self._pieces[k]
+        ]
+        return needs_of(self.stored[k], pieces, [self.results[t].placed for t in targets])
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """The chunks that some rank needs, with who reads them: of ranks that have not read more
+        than others until then, to an eighth of what a rank reads in all, the one that needs most of
+        it.
+        """
+        order = sorted([k for k in self._pieces if k >= 0])
+        wanted = [(k, i, needs) for k in order for i, needs in enumerate(self._needs(k)) if needs]
+        slack = sum(self.stored[k].bytes_of(i) for k, i, _ in wanted) // SHARE
+        read, total = dict.fromkeys(self.ranks, 0), 0
+        found = []
+        for k, i, needs in wanted:
+            size, reader = self.stored[k].bytes_of(i), self.stored[k].reader
+            if reader is None:
+                few = [r for r, n in read.items() if n * len(read) <= total + slack]
+                reader = max(few, key=lambda r: (needs.get(r, 0), -read[r]))
+                read[reader] += size
+                total += size
+            found.append(Unit(k, i, reader, needs))
+        return tuple(found)
+
+    @cached_property
+    def read_by(self) -> dict[int, int]:
+        """What each rank reads, in bytes."""
+        found = dict.fromkeys(self.ranks, 0)
+        for each in self.units:
+            size = self.stored[each.stored].bytes_of(each.chunk)
+            found[each.reader] = found.get(each.reader, 0) + size
+        return found
+
+    # -- how much at a time ------------------------------------------------------------------------
+
+    @cached_property
+    def _together(self) -> list[list[Unit]]:
+        """As many units as keep within the limit."""
+        most = self.memory_limit
+        if most is None:
+            # Of what a rank has read it sends about as much, and gets as much.
+            most = min(max(3 * max(self.read_by.values(), default=0) // SHARE, LEAST), MOST)
+        found: list[list[Unit]] = []
+        held = _Held()
+        for unit in self.units:
+            self._add(held, unit)
+            if not found or held.peak > most:
+                held = _Held()
+                self._add(held, unit)
+                self._check(held, unit)
+                found.append([])
+            found[-1].append(unit)
+        return found or [[]]
+
+    def _check(self, alone: _Held, unit: Unit) -> None:
+        if self.memory_limit is not None and alone.peak > self.memory_limit:
+            stored = self.stored[unit.stored]
+            raise ValueError(
+                f"memory_limit={self.memory_limit}: a chunk of {stored.name!r} has "
+                f"{stored.bytes_of(unit.chunk)} bytes and is read as one; {alone.peak} are held "
+                "then, of what is read, sent and received: give as much"
+            )
+
+    def _add(self, held: _Held, unit: Unit) -> None:
+        held.add(unit, self.stored[unit.stored].bytes_of(unit.chunk), self._widths[unit.stored])
+
+    # -- the parts ---------------------------------------------------------------------------------
+
+    @property
+    def many(self) -> int:
+        """How many parts there are: one at the least."""
+        return len(self._together)
+
+    def part(self, number: int) -> Part:
+        """One of them, which is made now; constants of the relation are set in the last."""
+        units, is_last = self._together[number], number + 1 == self.many
+        found: dict[tuple[int, int], list[int]] = {}
+        for unit in units:
+            found.setdefault((unit.stored, unit.reader), []).append(unit.chunk)
+        reads = tuple([Read(self.stored[k], r, tuple(some)) for (k, r), some in found.items()])
+        operands = [_operand(each) for each in reads] or [_nothing(self.ranks[0])]
+        pieces: list[Piece] = []
+        for i, (each, (k, _)) in enumerate(zip(reads, found)):
+            pieces += through(each.of.pieces(each.chunks, i, k), self._pieces[k])
+        if is_last:
+            pieces += [one for k, some in self._pieces.items() if k < 0 for one in some]
+        results = sorted({one.target for one in pieces})
+        numbers = {t: i for i, t in enumerate(results)}
+        relation = Relation(
+            tuple([each.placed.shape for each in operands]),
+            tuple([self.relation.outputs[t] for t in results]),
+            tuple([one._replace(target=numbers[one.target]) for one in pieces]),
+            self.relation.constants if is_last else (),
+        )
+        made = tuple([self.results[t] for t in results])
+        return Part(reads, Refit(relation, tuple(operands), made), tuple(results))
+
+    @cached_property
+    def finished(self) -> tuple[tuple[int, ...], ...]:
+        """Of each part the results that are there with it, wholly; those without elements with the
+        first.
+        """
+        last = dict.fromkeys(range(len(self.results)), 0)
+        for number, units in enumerate(self._together):
+            for k in {unit.stored for unit in units}:
+                last.update((one.target, number) for one in self._pieces[k])
+        for one in (one for k, some in self._pieces.items() if k < 0 for one in some):
+            last[one.target] = self.many - 1
+        found: list[list[int]] = [[] for _ in range(self.many)]
+        for t, number in last.items():
+            found[number].append(t)
+        return tuple(map(tuple, found))
+
+
+class _Held:
+    """What ranks hold of units that go together, in bytes.
+
+    Attributes:
+        peak: what the rank holds that holds most: what it has read, and its buffers; or what
+            storage has of a chunk, before there are any.
+    """
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._read: dict[int, int] = {}
+        self._moved: dict[int, int] = {}
+        self._largest: dict[int, int] = {}
+
+    def add(self, unit: Unit, size: int, width: int) -> None:
+        """A unit of ``size`` bytes, of elements that have ``width`` on their way."""
+        reader = unit.reader
+        self._read[reader] = self._read.get(reader, 0) + size
+        self._largest[reader] = max(self._largest.get(reader, 0), size)
+        sent = 0
+        for rank, elements in unit.needs.items():
+            if rank != reader:
+                sent += elements * width
+                self._moved[rank] = self._moved.get(rank, 0) + elements * width
+        self._moved[reader] = self._moved.get(reader, 0) + sent
+        self.peak = max(self.peak, *map(self._on, {*unit.needs, reader}))
+
+    def _on(self, rank: int) -> int:
+        moved, largest = self._moved.get(rank, 0), self._largest.get(rank, 0)
+        return self._read.get(rank, 0) + max(moved, largest)
+
+
+def _on_rank(size: int, rank: int) -> Placed:
+    """A flat tensor that one rank has."""
+    return Placed((size,), Mesh((1,), (rank,)), ((),))
+
+
+def _operand(read: Read) -> Named:
+    """What was read, as a tensor that one rank has."""
+    return Named(
+        read.of.name, _on_rank(sum(read.sizes), read.reader), read.of.dtype, read.of.itemsize
+    )
+
+
+def _nothing(rank: int) -> Named:
+    """An operand for a part that reads nothing."""
+    return Named("", _on_rank(0, rank), "uint8", 1)

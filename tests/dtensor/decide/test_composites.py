@@ -1,0 +1,70 @@
+"""Ops that torch takes apart before a DTensor meets them, which it meets whole in inference mode:
+there as with gradients.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from op_programs import assert_close, values
+from simulation import distribute, plain, ranks_of
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import cute_sharding
+
+R, S = Replicate(), Shard
+# Of rows x and y, as many as devices cut evenly or not.
+PROGRAMS = {
+    "soft labels": lambda x, y: F.cross_entropy(x, y.softmax(1)),
+    "l1": F.l1_loss,
+    "kl": lambda x, y: F.kl_div(x, y.softmax(1)),
+    "poisson": F.poisson_nll_loss,
+    "margin": lambda x, y: F.margin_ranking_loss(x, y, y.sign()),
+    "triplet": lambda x, y: F.triplet_margin_loss(x, y, x * y),
+    "embedding": lambda x, y: F.hinge_embedding_loss(x, y.sign()),
+    "covariance": lambda x, y: torch.cov(x),
+    "differences": lambda x, y: torch.gradient(x, dim=0)[0],
+    "repeated": lambda x, y: x.repeat_interleave(2, 0),
+    "kron": torch.kron,
+    "unflattened": lambda x, y: x.unflatten(1, (2, 3)) + y.unflatten(1, (2, 3)),
+    "products": lambda x, y: torch.einsum("ab,cb->ac", x, y),
+    "normalized": lambda x, y: F.layer_norm(x, (6,)),
+}
+LAID = [([S(0)], [S(0)]), ([S(1)], [S(1)]), ([S(0)], [S(1)]), ([S(1)], [Partial()]), ([R], [S(0)])]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("rows", [4, 5])
+@pytest.mark.parametrize("placements", LAID, ids=str)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_values_are_those_of_one_device(program, placements, rows):
+    mesh, run = (2,), PROGRAMS[program]
+    full = values(rows, 6).float() / 9, values(rows, 6).float().flip(0) / 7 + 0.1
+    with plain():
+        wanted = run(*full)
+    with ranks_of(mesh), cute_sharding.enabled(), torch.inference_mode():
+        x, y = (
+            distribute(t / 2 if p == [Partial()] else t, mesh, p) for t, p in zip(full, placements)
+        )
+        found = run(x, y)
+        assert isinstance(found, DTensor)
+        assert_close(found, wanted, program)
+
+
+@pytest.mark.one_in(1)
+def test_what_is_right_whole_stays_so():
+    """An op of even blocks, with results of them: torch's way with it is several times faster."""
+    met = []
+
+    class Seen(CommDebugMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            met.append(func._opname)
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    with ranks_of((2,)), cute_sharding.enabled(), torch.inference_mode():
+        x, w = (distribute(values(4, 6), (2,), p) for p in ([R], [S(0)]))
+        F.linear(x, w)  # then torch has derived its rule
+        with Seen():
+            F.linear(x, w)
+    assert "linear" in met
+    assert "t" not in met
