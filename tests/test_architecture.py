@@ -30,6 +30,7 @@ LAYERS = [
     "movement",
     "models",
     "profiling",
+    "estimates",
     "dtensor",
     "drawing",
     "showing",
@@ -284,6 +285,7 @@ ROOMS = [
     "switch",
     "reports",
     "profile",
+    "estimate",
 ]
 
 
@@ -320,6 +322,7 @@ TORCH_PRIVATE = [
     "patches",
     "dispatch_modes",
     "observing",
+    "dry_runs",
     "process_groups",
     "collective_ops",
     "local_tensors",

@@ -119,7 +119,11 @@ def test_a_row_is_found_where_each_release_has_it(monkeypatch):
 OPTIONAL = {
     "_C": "a module",
     "_c10d_functional": "a namespace of ops",
+    "_dtensor": "a namespace of ops",
     "_ops": "a module",
+    "_fused_rms_norm": "a kernel of GPUs, in a dry run alone",
+    "_scaled_dot_product_efficient_attention": "a kernel of GPUs, in a dry run alone",
+    "_scaled_dot_product_flash_attention": "a kernel of GPUs, in a dry run alone",
     "_check": "public, by torch's own account",
     "_timeout": "of the backend's options; where they have none, torch's default is taken",
     "_PreparedSingleDimStrategy": "of the row about expansion, which may be left out",
