@@ -62,24 +62,18 @@ def recorded(make):
     return setup.collectives, recorder.collectives
 
 
-def measure(rank, world, rendezvous, folder):
-    """Over gloo, on the meshes that have all ranks."""
+def measure(rank, world, rendezvous, folder, sizes):
+    """Over gloo, on a mesh of all ranks."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=PATIENCE
     )
-    found = {}
-    for sizes in MESHES:
-        if prod(sizes) != world:
-            continue
-        mesh = mesh_of(sizes)
-        for name, model, settings in cases(sizes):
-            torch.manual_seed(0)
-            both = with_settings(
-                settings, lambda model=model, mesh=mesh: recorded(lambda: model(mesh))
-            )
-            found[name] = [Traffic.of(each, sizes).to_data() for each in both]
-    Path(folder, f"measured-{world}-{rank}.json").write_text(json.dumps(found))
+    mesh, found = mesh_of(sizes), {}
+    for name, model, settings in cases(sizes):
+        torch.manual_seed(0)
+        both = with_settings(settings, lambda model=model: recorded(lambda: model(mesh)))
+        found[name] = [Traffic.of(each, sizes).to_data() for each in both]
+    Path(folder, f"measured-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
     wait_for_others(world, f"{rendezvous}-left")
