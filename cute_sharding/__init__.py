@@ -8,11 +8,12 @@
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
 - :mod:`cute_sharding.models`: many tensors at once.
+- :mod:`cute_sharding.estimates`: what a step would receive and hold.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
 - :mod:`cute_sharding.profiling`: what a program sends, line by line.
 
-The public names are those in the ``__all__`` of this package and of the ten above, and of
+The public names are those in the ``__all__`` of this package and of the eleven above, and of
 :mod:`cute_sharding.ops` (what other ops are handed, by signature); and the command line. Nothing
 else is promised: modules inside these packages, and names that are in no ``__all__``, may change
 with any release. Versions are semantic from 0.2.0 on (https://semver.org): public names change
@@ -22,9 +23,9 @@ In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``with profile() as p: ...``, ``with no_communication(): ...``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
 ``reshard(state, placements, mesh)``, ``load_checkpoint(state, path)``,
-``plan_refit(generator, source, target)``,
-``local_boxes(tensor)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
-``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
+``plan_refit(generator, source, target)``, ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
+``draw(...)``, ``estimate(step, mesh)``. Or no code at all: ``USE_CUTE_VIEW_PROPAGATION=1``,
+``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
 import typing
@@ -52,6 +53,7 @@ if typing.TYPE_CHECKING:
         settings,
         stats,
     )
+    from cute_sharding.estimates import estimate
     from cute_sharding.sharding import Box, intersection
     from cute_sharding.showing import Profile, profile
 
@@ -66,6 +68,7 @@ __all__ = [
     "draw",
     "enable",
     "enabled",
+    "estimate",
     "intersection",
     "is_enabled",
     "load_checkpoint",
@@ -91,6 +94,10 @@ def __getattr__(name: str) -> typing.Any:
         from cute_sharding.drawing import draw
 
         return draw
+    if name == "estimate":
+        from cute_sharding.estimates import estimate
+
+        return estimate
     if name in ("Profile", "profile"):
         from cute_sharding import showing
 

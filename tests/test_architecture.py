@@ -30,6 +30,7 @@ LAYERS = [
     "movement",
     "models",
     "profiling",
+    "estimates",
     "dtensor",
     "drawing",
     "showing",
@@ -285,6 +286,7 @@ ROOMS = [
     "switch",
     "reports",
     "profile",
+    "estimate",
 ]
 
 
@@ -321,6 +323,7 @@ TORCH_PRIVATE = [
     "patches",
     "dispatch_modes",
     "observing",
+    "dry_runs",
     "process_groups",
     "collective_ops",
     "local_tensors",

@@ -19,6 +19,7 @@ list. The words are those of docs/glossary.md.
 - :mod:`.switch`: on and off
 - :mod:`.reports`: plans without data; whether it works
 - :mod:`.profile`: what a program sends, line by line
+- :mod:`.estimate`: a dry run, in a process of its own
 """
 
 import importlib

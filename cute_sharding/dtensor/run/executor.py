@@ -220,7 +220,7 @@ def all_to_all(
         not any(sends)
         and any(receives)
         and dispatch_modes.local_tensor_mode() is None
-        and process_groups.backend_name(group, mesh.device_type) == "fake"
+        and process_groups.is_fake(group)
     ):
         # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves
         # nothing anyway.
