@@ -1,6 +1,4 @@
-"""The house rules: who may import whom, who may import torch, and where torch's private names
-stand; and how long a function, a file and a line may be.
-"""
+"""The house rules: who imports whom, and torch; its private names; how long files may be."""
 
 import ast
 import os
