@@ -117,6 +117,10 @@ def _asker(settings: Settings | None, network: Any) -> Callable[[OpSchema], Answ
 # -- why -------------------------------------------------------------------------------------------
 
 
+# Of a list of tensors so many are told of one by one.
+MOVES_SHOWN = 3
+
+
 def _in(placements: Sequence[str]) -> str:
     return f"[{', '.join(placements)}]"
 
@@ -136,7 +140,9 @@ def _free(name: str, theirs: Answered | Exception) -> str:
 
 
 def _moves(name: str, moved: Sequence[Moved]) -> str:
-    said = [_from_to(each) for each in moved]
+    said = [_from_to(each) for each in moved[:MOVES_SHOWN]]
+    if len(moved) > MOVES_SHOWN:
+        said.append(f"{len(moved) - MOVES_SHOWN} more")
     return f"{name} needs {' and '.join(said)}" if said else ""
 
 
