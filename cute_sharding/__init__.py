@@ -8,8 +8,10 @@
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
 - :mod:`cute_sharding.models`: many tensors at once.
+- :mod:`cute_sharding.estimates`: what a step would receive and hold.
 - :mod:`cute_sharding.dtensor`: the adapter, the only part that imports torch.
 - :mod:`cute_sharding.drawing`: pictures of all that.
+- :mod:`cute_sharding.profiling`: what a program sends, line by line.
 
 Promised are the names in the ``__all__`` of this package and of :mod:`cute_sharding.layout`, the
 values that their functions take and return, the flags, and the command line. All other packages are
@@ -18,11 +20,12 @@ semantic from 0.2.0 on (https://semver.org): promised names change their meaning
 major version, or before 1.0 a new minor one.
 
 In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
+``with profile() as p: ...``, ``with no_communication(): ...``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
 ``reshard(state, placements, mesh)``, ``load_checkpoint(state, path)``,
-``plan_refit(generator, source, target)``,
-``local_boxes(tensor)``, ``prepare_groups(mesh)``, ``draw(...)``. Or no code at all:
-``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
+``plan_refit(generator, source, target)``, ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
+``draw(...)``, ``estimate(step, mesh)``. Or no code at all: ``USE_CUTE_VIEW_PROPAGATION=1``,
+``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
 import typing
@@ -39,6 +42,7 @@ if typing.TYPE_CHECKING:
         is_enabled,
         load_checkpoint,
         local_boxes,
+        no_communication,
         plan_redistribution,
         plan_refit,
         plan_reshard,
@@ -49,26 +53,32 @@ if typing.TYPE_CHECKING:
         settings,
         stats,
     )
+    from cute_sharding.estimates import estimate
     from cute_sharding.sharding import Box, intersection
+    from cute_sharding.showing import Profile, profile
 
 __version__ = "0.2.0"
 __all__ = [
     "Box",
     "Loaded",
+    "Profile",
     "RefitPlan",
     "Spec",
     "disable",
     "draw",
     "enable",
     "enabled",
+    "estimate",
     "intersection",
     "is_enabled",
     "load_checkpoint",
     "local_boxes",
+    "no_communication",
     "plan_redistribution",
     "plan_refit",
     "plan_reshard",
     "prepare_groups",
+    "profile",
     "redistribute",
     "reset_stats",
     "reshard",
@@ -84,6 +94,14 @@ def __getattr__(name: str) -> typing.Any:
         from cute_sharding.drawing import draw
 
         return draw
+    if name == "estimate":
+        from cute_sharding.estimates import estimate
+
+        return estimate
+    if name in ("Profile", "profile"):
+        from cute_sharding import showing
+
+        return getattr(showing, name)
     if name in ("Box", "intersection"):
         from cute_sharding import sharding
 

@@ -37,6 +37,8 @@ def main() -> None:
     assert any(path.name == "LICENSE" for path in found.files or ()), "the licence is not there"
     [hook] = entry_points(group="torch.backends", name="cute_sharding")
     assert callable(hook.load())
+    [fixtures] = entry_points(group="pytest11", name="cute_sharding")
+    assert fixtures.value == "cute_sharding._pytest"
 
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])

@@ -27,6 +27,10 @@ BUILT = {
         "on sizes that have no value while the program is compiled.",
         "whether that is free depends on sizes",
     ),
+    "communicates": (
+        "… at … communicates, where nothing may be sent: … among … ranks.",
+        "communicates, where nothing may be sent",
+    ),
     "in_words": (
         "… of …: the shape of the result depends on values, which each device has some of, so it "
         "has no placements.",

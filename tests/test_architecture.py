@@ -1,6 +1,4 @@
-"""The house rules: who may import whom, who may import torch, and where torch's private names
-stand; and how long a function, a file and a line may be.
-"""
+"""The house rules: who imports whom, and torch; its private names; how long files may be."""
 
 import ast
 import os
@@ -29,8 +27,11 @@ LAYERS = [
     "ops",
     "movement",
     "models",
+    "profiling",
+    "estimates",
     "dtensor",
     "drawing",
+    "showing",
 ]
 ADAPTER = "dtensor"
 # Optional, so imported when a picture is rendered, and by one function alone.
@@ -175,7 +176,7 @@ def test_only_the_adapter_imports_torch(layer):
     for path in FILES:
         for name, line, runs in imports(path) if layer_of(module_name(path)) == layer else ():
             assert not of_torch(name), f"{path}:{line} imports {name}"
-            if layer in (None, "drawing"):
+            if layer in (None, "drawing", "showing"):
                 # The package's face and the autoload hook run in every program, and most commands
                 # and pictures need no torch: the adapter waits until it is needed.
                 at_once = runs and layer_of(name) == ADAPTER
@@ -282,6 +283,8 @@ ROOMS = [
     "decide",
     "switch",
     "reports",
+    "profile",
+    "estimate",
 ]
 
 
@@ -317,6 +320,8 @@ TORCH_PRIVATE = [
     "compiler_patches",
     "patches",
     "dispatch_modes",
+    "observing",
+    "dry_runs",
     "process_groups",
     "collective_ops",
     "local_tensors",

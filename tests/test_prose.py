@@ -10,6 +10,7 @@ import pytest
 GUIDES = (
     "docs/flags.md",
     "docs/migration.md",
+    "docs/profiling.md",
     "docs/models.md",
     "docs/refit.md",
     "docs/meshes.md",

@@ -6,6 +6,7 @@
 - :mod:`.plan`: how a redistribution goes, by plan and as torch would do it; :mod:`.models`: of all
   tensors of a model.
 - :mod:`.stats`: what a program received, beside torch's own rules.
+- :mod:`.estimate`: what a step of a program would receive and hold.
 - :mod:`cute_sharding.status`: what is switched on.
 - :mod:`.parser`, :mod:`.arguments`: the options, and what is read from them.
 """

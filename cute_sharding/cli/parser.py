@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import cute_sharding
 from cute_sharding import status
-from cute_sharding.cli import moves, stats
+from cute_sharding.cli import estimate, moves, stats
 from cute_sharding.cli.arguments import UsageError
 from cute_sharding.cli.draw import run_draw, show_draw
 from cute_sharding.cli.explain import run_explain, show_explain
@@ -180,6 +180,14 @@ COMMANDS = (
         stats.run_stats,
         stats.show_stats,
         lambda result: result["code"],
+    ),
+    Command(
+        "estimate",
+        "what one step of a program would receive and hold on a mesh of any size, on stock PyTorch "
+        "and with each flag; no device is needed",
+        estimate.add_options,
+        estimate.run_estimate,
+        estimate.show_estimate,
     ),
     Command(
         "status",

@@ -18,6 +18,8 @@ list. The words are those of docs/glossary.md.
 - :mod:`.decide`: who answers for an op, and with what
 - :mod:`.switch`: on and off
 - :mod:`.reports`: plans without data; whether it works
+- :mod:`.profile`: what a program sends, line by line
+- :mod:`.estimate`: a dry run, in a process of its own
 """
 
 import importlib
@@ -33,6 +35,7 @@ if typing.TYPE_CHECKING:
     from cute_sharding.dtensor.door.held import local_boxes
     from cute_sharding.dtensor.models.plan import plan_reshard
     from cute_sharding.dtensor.models.reshard import reshard
+    from cute_sharding.dtensor.profile.refusing import no_communication
     from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
     from cute_sharding.dtensor.reports.plan import plan_redistribution
     from cute_sharding.dtensor.reports.stats import reset_stats, stats
@@ -50,6 +53,7 @@ __all__ = [
     "is_enabled",
     "load_checkpoint",
     "local_boxes",
+    "no_communication",
     "plan_redistribution",
     "plan_refit",
     "plan_reshard",
@@ -68,6 +72,7 @@ _WHERE = {
     "load_checkpoint": "checkpoints.load",
     "propagate_shape_and_sharding": "decide.view_placements",
     "local_boxes": "door.held",
+    "no_communication": "profile.refusing",
     "plan_reshard": "models.plan",
     "reshard": "models.reshard",
     "RefitPlan": "refit.plan",

@@ -11,6 +11,7 @@ from itertools import product
 from math import prod
 
 from cute_sharding.exchange import Part
+from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.exchange.copies import Copy, flat, folded, from_runs, in_place
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.layout.layout import row_major
@@ -102,8 +103,8 @@ class Reduction(Step):
         if self.padded and self.along is not None:
             most = padded_elements(self.shape, self.mesh, self.along)
         if self.scatters:
-            return (self.parts - 1) * most
-        return -(-2 * (self.parts - 1) * most // self.parts)
+            return of_blocks(self.parts, most)
+        return all_reduced(self.parts, most)
 
     def group(self, device: Device) -> list[Device]:
         """The devices that contribute to the same elements, row-major."""

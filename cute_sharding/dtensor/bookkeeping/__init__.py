@@ -8,5 +8,6 @@ version.
 - :mod:`.stats`: counts, and the log; :mod:`.telling`: what it has told of; :mod:`.names`: names in
   errors
 - :mod:`.kept`: the list of all that is kept from one op to the next, and how it is emptied
+- :mod:`.watching`: who is told of what is sent
 - :mod:`.locks`: locks that a fork does not leave held
 """

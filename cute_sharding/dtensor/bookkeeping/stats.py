@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
@@ -158,6 +159,34 @@ class Counted(NamedTuple):
     places: list[tuple[str, Place]]
     moved: Moved
     kinds: dict[Kind, int]
+
+
+@contextmanager
+def aside() -> Iterator[Counted]:
+    """What is counted inside is found in the value that is given, and nowhere else: for who asks
+    what would be answered, and runs nothing. Counts of other threads meanwhile are left out.
+    """
+    global _moved
+    found = Counted({}, [], Moved(), {})
+    with _lock:
+        _add_up()
+        kept = dict(_counts), list(_places), _moved, Counter(_moves)
+        was, logger.disabled = logger.disabled, True  # the log tells of what runs
+        _places.clear()
+        try:
+            yield found
+            _add_up()
+            before = kept[0]
+            now = {key: n - before.get(key, 0) for key, n in _counts.items()}
+            found.outcomes.update({key: n for key, n in now.items() if n})
+            found.places.extend(_places)
+        finally:
+            _counts.clear()
+            _counts.update(kept[0])
+            _moves.clear()
+            _moves.update(kept[3])
+            _places[:], _moved = kept[1], kept[2]
+            logger.disabled = was
 
 
 def read(*, reset: bool) -> Counted:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.models.straight import Straight
 from cute_sharding.dtensor.replaced import collective_ops, local_tensors, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
@@ -125,11 +126,13 @@ class Bucket:
         straight = Straight(self.part, dtypes, finished, there, self._made)
         if self.packed.bundle.is_free:
             return Flight(self, finished, into, straight, None)
-        straight.post(self.group, self.number, is_run=True)
-        straight.post(self.group, self.number, is_run=False)
-        buffer = self._packed(finished)
-        mesh, part = self.specs[0].current.mesh, self.part
-        wait = started(lambda _: part, buffer, buffer, self.group, mesh, self.number)
+        bundle: Any = self.packed.bundle
+        with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at), default=0)):
+            straight.post(self.group, self.number, is_run=True)
+            straight.post(self.group, self.number, is_run=False)
+            buffer = self._packed(finished)
+            mesh, part = self.specs[0].current.mesh, self.part
+            wait = started(lambda _: part, buffer, buffer, self.group, mesh, self.number)
         return Flight(self, finished, into, straight, wait)
 
     def _made(self, k: int) -> torch.Tensor:

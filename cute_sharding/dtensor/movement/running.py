@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.movement.together import result_of
 from cute_sharding.dtensor.movement.windows import (
@@ -196,8 +197,9 @@ class Runner:
         if dispatch_modes.is_tracing():
             packs = self._part(process_groups.this_rank()).packs
             buffer = after(buffer, *(x for x, some in zip(operands, packs) if not some))
-        group = group_of(self.mesh, self.dims)
-        return all_to_all(self._part, buffer, operands[0], group, self.mesh)
+        group, width = group_of(self.mesh, self.dims), operands[0].element_size()
+        with watching.exchange(lambda: self.exchange.received_elements * width):
+            return all_to_all(self._part, buffer, operands[0], group, self.mesh)
 
     def write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
         """Write to the one result, a local tensor that is there, what the operand has of it. Its

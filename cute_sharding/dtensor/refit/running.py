@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.messages import exchange_buffers
@@ -119,7 +120,8 @@ class Running:
         group = self.group
         if group is None:
             group = on_which_group(self.refit.bundle, mesh, other)
-        return exchange_buffers(self.part, buffer, buffer, group, mesh)
+        with watching.exchange(lambda: self.refit.received_bytes):
+            return exchange_buffers(self.part, buffer, buffer, group, mesh)
 
     def _packed(self, rank: int, given: Sequence[torch.Tensor]) -> torch.Tensor:
         part = self.part(rank)

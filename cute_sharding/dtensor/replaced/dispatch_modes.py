@@ -24,6 +24,7 @@ __all__ = [
     "OF_THIS_RANK",
     "active_debug_mode",
     "all_ranks",
+    "fake_mode",
     "is_tracing",
     "keep_while_traced",
     "local_tensor_mode",
@@ -51,6 +52,13 @@ def is_tracing() -> bool:
         or _is_on(_PYTHON_DISPATCHER)
         or (_is_on(_PRE_DISPATCH) and bool(_are_we_tracing()))
     )
+
+
+def fake_mode() -> Any | None:
+    """The mode by which what runs now runs on tensors without elements, as where torch asks itself
+    for the shape of a result; None where there is none.
+    """
+    return _mode(_FAKE)
 
 
 def keep_while_traced(value: Any) -> None:

@@ -30,10 +30,12 @@ __all__ = [
     "group_of_flattened",
     "has_groups",
     "is_ascending",
+    "is_fake",
     "is_first_rank",
     "layout_of",
     "new_groups",
     "rank_lists",
+    "stand_for",
     "this_rank",
     "timeout_of",
 ]
@@ -205,11 +207,27 @@ def timeout_of(group: Any, device_type: str) -> Any | None:
 
 
 def backend_name(group: Any, device_type: str) -> str | None:
-    """The name of the group's backend for a kind of device; None where it has none."""
+    """The name of the group's backend for a kind of device; None where it has none. In a dry run
+    that of the backend which the made-up one stands for.
+    """
     try:
-        return _backend_name(ref(group), device_type)
+        name = _backend_name(ref(group), device_type)
     except RuntimeError:
         return None
+    return _stood_for.get(name, name)
+
+
+def stand_for(backend: str) -> None:
+    """Have torch's ``fake`` backend pass for another, in the process of a dry run."""
+    _stood_for["fake"] = backend
+
+
+_stood_for: dict[str, str] = {}
+
+
+def is_fake(group: Any) -> bool:
+    """Whether the group is made up, and communicates with nobody."""
+    return bool(dist.get_backend(group) == "fake")
 
 
 @lru_cache(maxsize=1 << 8)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ __all__ = [
     "propagator",
     "schema_info",
     "stock_propagate",
+    "stock_propagation",
     "tables",
     "takes_local_sizes",
     "torch_rule",
@@ -150,6 +152,13 @@ def op_handlers() -> dict[Any, Any]:
 def output_metas(schema: OpSchema) -> Any:
     """Shape, stride and dtype of what comes of the op, globally."""
     return propagator()._propagate_tensor_meta_non_cached(schema)
+
+
+def stock_propagation() -> Callable[[OpSchema], OutputSharding]:
+    """torch's own way, also while ours is in its place."""
+    found = propagator()
+    own: Any = type(found).propagate_op_sharding_non_cached
+    return partial(own, found)
 
 
 def propagation() -> Callable[[OpSchema], OutputSharding]:

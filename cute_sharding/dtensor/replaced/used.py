@@ -194,6 +194,7 @@ TABLE: tuple[Used, ...] = (
         "torch/csrc/utils/python_dispatch.cpp",
         "ops that torch takes apart could not be met before",
         "_ExcludeDispatchKeyGuard",
+        "_after_ADInplaceOrView_keyset",
         "_dispatch_has_kernel_for_dispatch_key",
         "_dispatch_keys",
         "_dispatch_tls_is_dispatch_key_excluded",
@@ -226,6 +227,20 @@ TABLE: tuple[Used, ...] = (
         "torch/autograd/graph.py",
         "values that are written by a mask would have no gradient",
         "_input_metadata",
+    ),
+    *_of(
+        "torch.autograd.graph",
+        "Node",
+        "torch/csrc/autograd/python_cpp_function.cpp",
+        "gradients could not be put under the line that they are of",
+        "_sequence_nr",
+    ),
+    *_of(
+        "torch.fx",
+        "GraphModule",
+        "torch/fx/graph_module.py",
+        "collectives of a graph could not be put under the line that they were traced from",
+        "_lineno_map",
     ),
     *_of(
         "torch.library",

@@ -22,6 +22,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.placements import counted_from_0, cut_of
 from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.exchange import Mesh
+from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.redistribution.network import Network
 from cute_sharding.sharding.deal import local_size
 
@@ -248,13 +249,13 @@ def _step(transform: Any, parts: int, c: int, local: list[int]) -> tuple[StockSt
 def _reduction(op: str, parts: int, c: int, dim: int | None, local: list[int]) -> _Collective:
     """A pending reduction done, to Shard(dim) or to Replicate."""
     if dim is None:
-        received = -(-2 * (parts - 1) * prod(local) // parts)
+        received = all_reduced(parts, prod(local))
         return _Collective(f"all-reduce ({op})", 2, received, prod(local), local)
     block = prod(_with(local, dim, -(-local[dim] // parts)))  # padded
     result = _with(local, dim, local_size(local[dim], 1, parts, c))
     # Blocks are laid one after the other, unless they lie so.
     buffers = (parts * _apart(local, dim) + 1) * block
-    return _Collective(f"reduce-scatter ({op})", 1, (parts - 1) * block, buffers, result)
+    return _Collective(f"reduce-scatter ({op})", 1, of_blocks(parts, block), buffers, result)
 
 
 def _exchange(
@@ -281,7 +282,7 @@ def _exchange(
         sent = _with(sent, to, -(-local[to] // parts))  # padded
         result = _with(result, to, local_size(local[to], 1, parts, c))
     block = prod(sent)
-    return _Collective(kind, 1, (parts - 1) * block, parts * copies * block, result)
+    return _Collective(kind, 1, of_blocks(parts, block), parts * copies * block, result)
 
 
 def _cut(shape: list[int], placement: Placement, parts: int, c: int) -> list[int]:

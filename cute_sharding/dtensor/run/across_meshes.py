@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import (
     collective_ops,
@@ -173,7 +174,8 @@ def _exchanged(
                 lambda rank, x: sealed(part(rank), x, exchange.seal, width), buffer
             )
         group = on_which_group(exchange, current.mesh, other)
-        received = exchange_buffers(part, buffer, local, group, current.mesh)
+        with watching.exchange(lambda: exchange.received_elements * dtype.itemsize):
+            received = exchange_buffers(part, buffer, local, group, current.mesh)
         if is_told and not local_tensors.is_imagined(received):
             on_each_rank(
                 lambda rank, x: _told_alike(part(rank), x, exchange, current, width), received

@@ -8,12 +8,14 @@ that waits behind it (see compiled/__init__.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.replaced.collective_ops import waited
@@ -58,11 +60,12 @@ def run(
     """
     for k, step in enumerate(steps, 1):
         local, is_async = waited(local), async_op and k == len(steps)
-        if isinstance(step, Reduction):
-            local = _reduce(step, local, mesh, is_async)
-        else:
-            assert isinstance(step, AllToAll)
-            local = _exchange(step, local, mesh, is_async)
+        with _told(step, local):
+            if isinstance(step, Reduction):
+                local = _reduce(step, local, mesh, is_async)
+            else:
+                assert isinstance(step, AllToAll)
+                local = _exchange(step, local, mesh, is_async)
     return local if async_op else waited(local)
 
 
@@ -177,6 +180,12 @@ def _exchange_once(
     return result
 
 
+def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
+    """Those who watch are told what the busiest rank receives of a collective of the step."""
+    width = local.element_size()
+    return watching.exchange(lambda: -(-step.received_elements // max(step.collectives, 1)) * width)
+
+
 def _packed(part: Callable[[int], Part], local: torch.Tensor) -> torch.Tensor:
     """The send buffer."""
     buffer = on_each_rank(
@@ -211,7 +220,7 @@ def all_to_all(
         not any(sends)
         and any(receives)
         and dispatch_modes.local_tensor_mode() is None
-        and process_groups.backend_name(group, mesh.device_type) == "fake"
+        and process_groups.is_fake(group)
     ):
         # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves
         # nothing anyway.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
 from cute_sharding.dtensor.replaced.collective_ops import waited
 from cute_sharding.dtensor.run.executor import all_to_all, block_of, run, whole_dim, whole_of
@@ -133,6 +134,12 @@ def _part_of(
     return among(Bundle(tuple(items)).part(rank), members)
 
 
+def _busiest(steps: Sequence[AllToAll], sizes: Sequence[int]) -> int:
+    """What the busiest rank receives of all of them, in bytes."""
+    bundle = Bundle(tuple([Item(step.exchange, size) for step, size in zip(steps, sizes)]))
+    return max(map(bundle.received_by, bundle.looked_at), default=0)
+
+
 def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torch.Tensor]:
     dtypes = [x.dtype for x in given]
     sizes = tuple([dtype.itemsize for dtype in dtypes])
@@ -150,7 +157,7 @@ def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[tor
 
     buffer = on_each_rank(sent, *given)
     group = group_of(mesh, dims_of(steps))
-    with dispatch_modes.of_this_rank():
+    with dispatch_modes.of_this_rank(), watching.exchange(lambda: _busiest(steps, sizes)):
         received = waited(all_to_all(part, buffer, buffer, group, mesh))
     return [
         on_each_rank(lambda rank, got, x, k=k: result(rank, k, got, x), received, x)

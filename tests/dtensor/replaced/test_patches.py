@@ -118,8 +118,11 @@ def test_a_row_is_found_where_each_release_has_it(monkeypatch):
 # Private attributes that no row has, and why.
 OPTIONAL = {
     "_C": "a module",
-    "_c10d_functional": "a namespace of ops",
+    **dict.fromkeys(("_c10d_functional", "_dtensor"), "a namespace of ops"),
     "_ops": "a module",
+    "_fused_rms_norm": "a kernel of GPUs, in a dry run alone",
+    "_scaled_dot_product_efficient_attention": "a kernel of GPUs, in a dry run alone",
+    "_scaled_dot_product_flash_attention": "a kernel of GPUs, in a dry run alone",
     "_check": "public, by torch's own account",
     "_timeout": "of the backend's options; where they have none, torch's default is taken",
     "_PreparedSingleDimStrategy": "of the row about expansion, which may be left out",
@@ -128,8 +131,7 @@ OPTIONAL = {
     "_sym_register": "of the rows about the compiler, which may be left out",
     "_create_table": "of the row about pictures, which may be left out",
     "_create_rich_table": "of the row about pictures, which may be left out",
-    "_asdict": "of named tuples",
-    "_replace": "of named tuples",
+    **dict.fromkeys(("_asdict", "_replace"), "of named tuples"),
     "_at_fork_reinit": "of Python's locks",
     "_getframe": "of Python's sys",
     "_installed": "our own",

@@ -1,0 +1,59 @@
+"""The function of a program that a dry run calls, and the line of the program that raised."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, cast
+
+from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced.dry_runs import NEEDS_VALUES
+from cute_sharding.profiling import Place
+
+
+def function_of(module: str, file: str | None, name: str) -> Callable[..., Any]:
+    """The function of that name in a module, or in a file that is run as a module: not as
+    ``__main__``.
+
+    Raises:
+        ImportError: there is none.
+    """
+    if file is None:
+        found: Any = importlib.import_module(module)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+        spec = importlib.util.spec_from_file_location(module, file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{file} is no file of Python")
+        found = sys.modules[module] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ImportError(f"{file or module} has no function {name!r}")
+    return cast(Callable[..., Any], found)
+
+
+def place_of(error: BaseException) -> Place | None:
+    """The innermost line of the program that the error came by; None where it came by none."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if observing.kind_of(frame).is_own:
+            found = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+    return found
+
+
+def said(error: BaseException) -> str:
+    """The error in one line, and where it helps what to do about it."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, NEEDS_VALUES):
+        return (
+            f"the elements of a tensor are asked for ({text.rpartition(' ')[2]}), and a dry run "
+            "has none: leave out of the step what reads a value (item(), bool(), tolist()), and "
+            "what has a shape that depends on values (nonzero, unique, indexing by a mask)"
+        )
+    return text

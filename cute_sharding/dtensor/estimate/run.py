@@ -1,0 +1,113 @@
+"""The step, run: on one rank of a made-up world, on tensors without memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from math import prod
+from typing import Any
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from cute_sharding.dtensor.estimate.layers import Layers
+from cute_sharding.dtensor.estimate.memory import Memory
+from cute_sharding.dtensor.estimate.programs import place_of, said
+from cute_sharding.dtensor.profile.profiler import Profiler
+from cute_sharding.dtensor.profile.reporting import report
+from cute_sharding.dtensor.replaced import dry_runs
+from cute_sharding.dtensor.replaced.process_groups import stand_for
+from cute_sharding.estimates.traffic import Traffic
+
+# The backend of the groups, by the kind of devices.
+BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+def run(
+    step: Callable[..., Any],
+    sizes: Sequence[int],
+    names: Sequence[str] | None,
+    rank: int,
+    device: str,
+    layers: Sequence[int | None],
+) -> list[dict[str, Any]]:
+    """What the step sent and held, once with each of those numbers of layers; with None it is not
+    told any.
+    """
+    stand_for(BACKENDS[device])
+    dry_runs.start_group(rank, prod(sizes))
+    mesh = init_device_mesh(
+        "cpu", tuple(sizes), mesh_dim_names=None if names is None else (*names,)
+    )
+    found = []
+    for many in layers:
+        given = {} if many is None else {"layers": many}
+        make = partial(step, mesh, **given)
+        found.append(once(make, sizes, device, explains=many == layers[-1]))
+        gc.collect()
+        if found[-1]["error"] is not None:
+            break
+    return found
+
+
+class Observed(Profiler):
+    """Records what tensors without elements send; to ask one for its device is no op."""
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if dry_runs.asks_device(func, args):
+            return args[0].fake_device
+        return super().run(func, args, kwargs)
+
+
+def causes(recorder: Profiler) -> list[list[Any]]:
+    """The ops of DTensors that sent something: the line, whether it was a gradient, the op, why it
+    sends, and what would avoid it.
+    """
+    return [
+        [[*of.place], of.backward, of.op, of.why, [*of.todo]]
+        for of in (line.cause for line in report(recorder).lines if line.events)
+        if of.kind == "op" and of.place is not None
+    ]
+
+
+def once(
+    make: Callable[[], Any], sizes: Sequence[int], device: str, *, explains: bool = False
+) -> dict[str, Any]:
+    """What the step sent and held that ``make()`` returns; where it returns none, what itself did.
+    A step of an optimizer is run a second time: what it keeps is then there from the start.
+    ``explains``: also why lines send, which takes a while.
+    """
+    recorder, layers, fakes = Observed(), Layers(), dry_runs.Fakes()
+    memory = Memory(layers, fakes.mode)
+    starts, error = [0], None  # what was recorded before the step, and before it was run again
+    with ExitStack() as contexts:
+        if device == "cuda":
+            contexts.enter_context(dry_runs.GpuKernels())
+            contexts.enter_context(dry_runs.exchanges_shards())
+        # Of modes only the last one that is entered is asked about ops of DTensors.
+        for context in (layers, memory, memory.resizing(), fakes, recorder):
+            contexts.enter_context(context)
+        try:
+            step = make()
+            if step is not None:
+                starts.append(len(recorder.collectives))
+                memory.forget_peaks()
+                step()
+                if memory.optimized:
+                    starts.append(len(recorder.collectives))
+                    step()
+        except Exception as raised:
+            place = place_of(raised)
+            error = {"text": said(raised), "place": None if place is None else [*place]}
+    setup = recorder.collectives[: starts[1] if len(starts) > 1 else 0]
+    return {
+        "error": error,
+        "step": Traffic.of(recorder.collectives[starts[-1] :], sizes).to_data(),
+        "setup": Traffic.of(setup, sizes).to_data(),
+        "causes": causes(recorder) if explains and error is None else [],
+        "memory": [
+            [backward, layer, [[*of, size] for of, size in held.items()]]
+            for (backward, layer), held in memory.peaks.items()
+        ],
+    }

@@ -1,0 +1,269 @@
+"""The ops that communicate, a row each: what kind of collective one is, on which tensors, and what
+a rank receives. The rule is that of :mod:`cute_sharding.exchange.collectives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from cute_sharding.dtensor.replaced import observing
+from cute_sharding.exchange import collectives
+from cute_sharding.exchange.collectives import Amount
+
+
+class Call(NamedTuple):
+    """A call of an op that communicates: its arguments by name, how many ranks take part, and which
+    of them this one is.
+    """
+
+    given: dict[str, Any]
+    parts: int
+    at: int
+
+
+class Row(NamedTuple):
+    """A collective.
+
+    Attributes:
+        kind: what it is.
+        tensors: the arguments of which the first one's first tensor says the dtype.
+        amounts: what is received and sent, tensor by tensor.
+    """
+
+    kind: str
+    tensors: str
+    amounts: Callable[[Call], list[Amount]]
+
+
+class Sent(NamedTuple):
+    """What one call sends.
+
+    Attributes:
+        kind: what it is.
+        ranks: of the group, ascending.
+        tensor: one of what is sent.
+        amount: elements, of all tensors together.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    tensor: torch.Tensor
+    amount: Amount
+
+
+def _flat(tensors: Any) -> list[torch.Tensor]:
+    """Tensors in lists, one after the other."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [x for some in tensors for x in _flat(some)]
+
+
+def _sizes(call: Call, name: str) -> list[int]:
+    return [x.numel() for x in _flat(call.given[name])]
+
+
+def _all_reduce(name: str) -> Row:
+    return Row(
+        "all-reduce",
+        name,
+        lambda call: [collectives.all_reduce(call.parts, n) for n in _sizes(call, name)],
+    )
+
+
+def _all_gather(name: str) -> Row:
+    return Row(
+        "all-gather",
+        name,
+        lambda call: [
+            collectives.all_gather(call.parts, [n] * call.parts, n) for n in _sizes(call, name)
+        ],
+    )
+
+
+def _gather_in_list(given: str, got: str) -> Row:
+    """``got``: for each tensor that is given a list of those of all ranks, or the other way round,
+    which differ in their sizes where the backend can do that.
+    """
+
+    def amounts(call: Call) -> list[Amount]:
+        own = sum(_sizes(call, given))
+        whole, blocks = sum(_sizes(call, got)), _sizes(call, got)
+        least = min(blocks) if len(blocks) == call.parts else own
+        return [Amount(whole - own, (call.parts - 1) * own, whole - least)]
+
+    return Row("all-gather", given, amounts)
+
+
+def _reduce_scatter(name: str) -> Row:
+    return Row(
+        "reduce-scatter",
+        name,
+        lambda call: [
+            collectives.reduce_scatter(call.parts, n // call.parts) for n in _sizes(call, name)
+        ],
+    )
+
+
+def _scattered_lists(got: str) -> Row:
+    return Row(
+        "reduce-scatter",
+        got,
+        lambda call: [collectives.reduce_scatter(call.parts, n) for n in _sizes(call, got)],
+    )
+
+
+def _all_to_all(given: str, got: str | None, sends: str, receives: str) -> Row:
+    """Of rows; ``sends`` and ``receives`` name how many of each rank. Without any all are alike."""
+
+    def amounts(call: Call) -> list[Amount]:
+        x = call.given[given]
+        y = x if got is None else call.given[got]
+
+        def elements(splits: Any, tensor: torch.Tensor) -> list[int]:
+            if not splits:
+                return [tensor.numel() // call.parts] * call.parts
+            row = prod(tensor.shape[1:])
+            return [int(n) * row for n in splits]
+
+        received = elements(call.given[receives], y)
+        return [collectives.all_to_all(received, elements(call.given[sends], x), call.at)]
+
+    return Row("all-to-all", given, amounts)
+
+
+def _all_to_all_lists(call: Call) -> list[Amount]:
+    got, given = _sizes(call, "output_tensors"), _sizes(call, "input_tensors")
+    return [collectives.all_to_all(got, given, call.at)]
+
+
+def _shard_to_shard(call: Call) -> list[Amount]:
+    (n,) = _sizes(call, "input")
+    blocks = [n // call.parts] * call.parts
+    return [collectives.all_to_all(blocks, blocks, call.at)]
+
+
+def _rooted(kind: str, name: str, root: str, amount: Callable[..., Amount]) -> Row:
+    """Each rank has tensors of one size."""
+    return Row(
+        kind,
+        name,
+        lambda call: [amount(n, is_root=call.given[root] == call.at) for n in _sizes(call, name)],
+    )
+
+
+def _by_block(kind: str, name: str, amount: Callable[..., Amount]) -> Row:
+    """Each rank but the root has a block of what the root has."""
+    return Row(
+        kind,
+        name,
+        lambda call: [
+            amount(call.parts, n, is_root=call.given["root_rank"] == call.at)
+            for n in _sizes(call, name)
+        ],
+    )
+
+
+def _message(kind: str, name: str) -> Row:
+    def amounts(call: Call) -> list[Amount]:
+        n = sum(_sizes(call, name))
+        return [Amount(n, 0, None) if kind == "receive" else Amount(0, n, None)]
+
+    return Row(kind, name, amounts)
+
+
+def _batch(call: Call) -> list[Amount]:
+    """Messages from rank to rank, in one op."""
+    sizes = list(zip(call.given["op_list"], _sizes(call, "tensors")))
+    sent = sum(n for op, n in sizes if "send" in op)
+    return [Amount(sum(n for op, n in sizes if "send" not in op), sent, None)]
+
+
+_FUNCTIONAL = {
+    "all_reduce": _all_reduce("input"),
+    "all_reduce_": _all_reduce("input"),
+    "all_reduce_coalesced": _all_reduce("inputs"),
+    "all_reduce_coalesced_": _all_reduce("inputs"),
+    "all_gather_into_tensor": _all_gather("input"),
+    "all_gather_into_tensor_out": _all_gather("input"),
+    "all_gather_into_tensor_coalesced": _all_gather("inputs"),
+    "reduce_scatter_tensor": _reduce_scatter("input"),
+    "reduce_scatter_tensor_out": _reduce_scatter("input"),
+    "reduce_scatter_tensor_coalesced": _reduce_scatter("inputs"),
+    "all_to_all_single": _all_to_all("input", None, "input_split_sizes", "output_split_sizes"),
+    "broadcast": _rooted("broadcast", "input", "src", collectives.from_root),
+    "broadcast_": _rooted("broadcast", "input", "src", collectives.from_root),
+    "isend": _message("send", "tensor"),
+    "irecv": _message("receive", "tensor"),
+    "batch_p2p_ops": Row("messages", "tensors", _batch),
+}
+_C10D = {
+    "allreduce_": _all_reduce("tensors"),
+    "allreduce_coalesced_": _all_reduce("tensors"),
+    "_allgather_base_": _all_gather("input_tensor"),
+    "allgather_into_tensor_coalesced_": _all_gather("inputs"),
+    "allgather_": _gather_in_list("input_tensors", "output_tensors"),
+    "allgather_coalesced_": _gather_in_list("input_list", "output_lists"),
+    "_reduce_scatter_base_": _reduce_scatter("input_tensor"),
+    "reduce_scatter_tensor_coalesced_": _reduce_scatter("inputs"),
+    "reduce_scatter_": _scattered_lists("output_tensors"),
+    "alltoall_base_": _all_to_all("input", "output", "input_split_sizes", "output_split_sizes"),
+    "alltoall_": Row("all-to-all", "input_tensors", _all_to_all_lists),
+    "broadcast_": _rooted("broadcast", "tensors", "root_rank", collectives.from_root),
+    "reduce_": _rooted("reduce", "tensors", "root_rank", collectives.to_root),
+    "scatter_": _by_block("scatter", "output_tensors", collectives.scatter),
+    "gather_": _by_block("gather", "input_tensors", collectives.gather),
+    "send": _message("send", "tensors"),
+    "recv_": _message("receive", "tensors"),
+    "recv_any_source_": _message("receive", "tensors"),
+    "barrier": Row("barrier", "tensor", lambda call: [Amount(0, 0, 0)]),
+    "monitored_barrier_": Row("barrier", "tensor", lambda call: [Amount(0, 0, 0)]),
+}
+ROWS = {
+    "_c10d_functional": _FUNCTIONAL,
+    "c10d": _C10D,
+    "_dtensor": {"shard_dim_alltoall": Row("all-to-all", "input", _shard_to_shard)},
+}
+# An op that waits for what a collective brings; and one that runs others, which communicate: ours
+# of graphs, and torch's older names for them.
+WAIT = Row("wait", "tensor", lambda call: [])
+AROUND = Row("around", "", lambda call: [])
+
+
+@lru_cache(maxsize=1 << 12)
+def row_of(func: Any) -> Row | None:
+    """The row of an op; None where it is no matter of communication."""
+    namespace, name = observing.name_of(func)
+    if namespace == "c10d_functional" or (namespace, name) == ("cute_sharding", "exchange"):
+        return AROUND
+    if (namespace, name) == ("_c10d_functional", "wait_tensor"):
+        return WAIT
+    return ROWS.get(namespace, {}).get(name)
+
+
+def sent_by(row: Row, func: Any, args: Any, kwargs: Any) -> Sent:
+    """What a call of the op sends."""
+    given = observing.arguments_by_name(func, args, kwargs)
+    group = observing.group_of_argument(given.get("group_name", given.get("process_group")))
+    ranks = dist.get_process_group_ranks(group)
+    call = Call(given, len(ranks), dist.get_rank(group))
+    amounts = row.amounts(call)
+    peer = given.get("dst", given.get("src")) if row.kind in ("send", "receive") else None
+    if isinstance(peer, int):
+        ranks = sorted({ranks[call.at], ranks[peer]})
+    return Sent(row.kind, tuple(ranks), _flat(given[row.tensors])[0], together(amounts))
+
+
+def together(amounts: Sequence[Amount]) -> Amount:
+    """Of several: received, sent and, where all are known, by the busiest rank."""
+    busiest = [amount.busiest for amount in amounts]
+    return Amount(
+        sum(amount.received for amount in amounts),
+        sum(amount.sent for amount in amounts),
+        None if None in busiest else sum(n for n in busiest if n is not None),
+    )

@@ -1,0 +1,194 @@
+"""What an op needs and gives, by PyTorch's rule and by this package's, and what is received for it.
+Nothing runs: a decision is a function of the op, the specs, the settings and the release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cute_sharding.dtensor.bookkeeping import stats
+from cute_sharding.dtensor.bookkeeping.settings import Settings
+from cute_sharding.dtensor.decide import on_one_mesh, propagation
+from cute_sharding.dtensor.movement import movement_first
+from cute_sharding.dtensor.profile.profiler import PLAIN, Call
+from cute_sharding.dtensor.replaced import (
+    answers,
+    dispatch_modes,
+    op_schemas,
+    process_groups,
+    registry,
+)
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.reports.stock import StockPlan, stock_plan
+from cute_sharding.dtensor.run.groups import means
+from cute_sharding.dtensor.run.places import question_of
+from cute_sharding.dtensor.run.ranks import coordinate
+from cute_sharding.dtensor.run.redistribute import prepare
+from cute_sharding.profiling import Moved, Other
+from cute_sharding.redistribution.network import Network
+
+EVERYTHING = Settings(redistribution=True, movement=True)
+
+
+class Answered(NamedTuple):
+    """What an op needs and gives.
+
+    Attributes:
+        moved: of each operand that is redistributed, the specs before and after.
+        results: the specs of what it gives.
+        outcome: how this package answered, as :func:`cute_sharding.stats` counts it; "" where
+            PyTorch's rule did.
+        other: what is received.
+        by_function: whether the op runs as a function of this package, which sends what is missing.
+    """
+
+    moved: tuple[tuple[DTensorSpec, DTensorSpec], ...]
+    results: tuple[DTensorSpec, ...]
+    outcome: str
+    other: Other
+    by_function: bool = False
+
+
+def schema_of(call: Call) -> OpSchema | None:
+    """The op on its specs; None where it was given a plain tensor, or what cannot be kept."""
+    if PLAIN in _leaves((call.args, call.kwargs)):
+        return None
+    args = tuple([_listed(value) for value in call.args])
+    kwargs = {name: _listed(value) for name, value in call.kwargs}
+    return OpSchema(call.op, args, kwargs, registry.schema_info(call.op))
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, tuple) and not isinstance(value, DTensorSpec):
+        return [leaf for each in value for leaf in _leaves(each)]
+    return [value]
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(each) for each in value] if isinstance(value, tuple) else value
+
+
+def by_torch(schema: OpSchema, network: Any) -> Answered:
+    """By PyTorch alone. Raises what its rule raises."""
+    with dispatch_modes.no_modes():
+        found = registry.stock_propagation()(schema)
+        moved = _moved(schema, found)
+        plans = [stock_plan(*question_of(spec, to.placements)) for spec, to in moved]
+        other = together([of_stock(plan, spec, network) for plan, (spec, _) in zip(plans, moved)])
+    return Answered(tuple(moved), _results(found), "", other)
+
+
+def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
+    """By this package under those settings, on the process groups at hand. Raises what it raises
+    to the program.
+    """
+    stock = registry.stock_propagation()
+    rule = on_one_mesh(
+        movement_first(propagation(stock, settings), is_on=settings.movement, stock=stock)
+        if settings.views
+        else stock
+    )
+    with dispatch_modes.no_modes(), stats.aside() as counted:
+        found = rule(schema)
+    moved, function = _moved(schema, found), _runs_function(found)
+    if counted.places:
+        spec = op_schemas.specs_of(schema)[0]
+        elements = sum(place.received.busiest for _, place in counted.places)
+        other = Other(elements * spec.tensor_meta.dtype.itemsize)  # type: ignore[union-attr]
+    elif function:
+        other = Other(None)
+    else:
+        other = together([redistributed(a, b, settings, network) for a, b in moved])
+    outcomes = [outcome for _, outcome in counted.outcomes]
+    return Answered(
+        tuple(moved), _results(found), outcomes[-1] if outcomes else "", other, function
+    )
+
+
+def redistributed(
+    before: DTensorSpec, after: DTensorSpec, settings: Settings | None, network: Any
+) -> Other:
+    """What one redistribution receives: by plan, or by PyTorch's own steps."""
+    question = question_of(before, after.placements)
+    if settings is None:
+        return of_stock(stock_plan(*question), before, network)
+    by = means(before.mesh)
+    plan = prepare(*question, **by._asdict())
+    itemsize = before.tensor_meta.dtype.itemsize  # type: ignore[union-attr]
+    sizes = tuple(before.mesh.shape)
+    timed = Network.of_elements(sizes, network, itemsize)
+    steps = [*(plan.first.steps if plan.first else ()), *plan.plan.steps]
+    received = plan.traffic.moved.received.busiest * itemsize
+    return Other(received, sum(map(timed.seconds, steps)))
+
+
+def of_stock(plan: StockPlan, spec: DTensorSpec, network: Any) -> Other:
+    """What PyTorch's own steps receive."""
+    if plan.error is not None:
+        return Other(None, None, plan.error)
+    itemsize = spec.tensor_meta.dtype.itemsize  # type: ignore[union-attr]
+    timed = Network.of_elements(plan.mesh, network, itemsize)
+    return Other(plan.received_elements * itemsize, plan.seconds(timed))
+
+
+def together(others: Sequence[Other]) -> Other:
+    """Of several tensors."""
+    error = next((other.error for other in others if other.error is not None), None)
+    if any(other.received is None for other in others):
+        return Other(None, None, error)
+    seconds = [other.seconds for other in others]
+    return Other(
+        sum(other.received or 0 for other in others),
+        None if None in seconds else sum(s or 0.0 for s in seconds),
+    )
+
+
+def _moved(schema: OpSchema, found: Any) -> list[tuple[DTensorSpec, DTensorSpec]]:
+    wanted = getattr(found, "redistribute_schema", None)
+    if wanted is None or _runs_function(found):
+        return []
+    specs, to = (op_schemas.specs_of(each) for each in (schema, wanted))
+    pairs = zip(specs, to) if len(specs) == len(to) else ()
+    moved = [(a, b) for a, b in pairs if tuple(a.placements) != tuple(b.placements)]
+    answer = answers.answer_of(wanted)
+    return [*moved, *(answer.keywords.values() if answer else ())]
+
+
+def _runs_function(found: Any) -> bool:
+    wanted = getattr(found, "redistribute_schema", None)
+    answer = None if wanted is None else answers.answer_of(wanted)
+    return answer is not None and answer.takes_all
+
+
+def _results(found: Any) -> tuple[DTensorSpec, ...]:
+    return tuple([x for x in answers.specs_of_results(found) if isinstance(x, DTensorSpec)])
+
+
+# -- as text ---------------------------------------------------------------------------------------
+
+
+def moved_of(before: DTensorSpec, after: DTensorSpec) -> Moved:
+    """As plain values."""
+    mesh: Any = before.mesh
+    sizes = tuple(map(int, mesh.shape))
+    names = mesh.mesh_dim_names or tuple([f"mesh dim {m}" for m in range(len(sizes))])
+    placements = [tuple(map(str, spec.placements)) for spec in (before, after)]
+    return Moved(tuple(map(int, before.shape)), sizes, tuple(names), *placements)
+
+
+def spec_text(spec: DTensorSpec) -> str:
+    """Shape and placements."""
+    return f"{tuple(spec.shape)} [{', '.join(map(str, spec.placements))}]"
+
+
+def group_on(mesh: Any, ranks: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The mesh dims whose ranks a group has; None where it is no group of the mesh."""
+    sizes = tuple(mesh.shape)
+    for lists in process_groups.rank_lists(mesh):
+        places = {rank: at for at, rank in enumerate(lists)}
+        if all(rank in places for rank in ranks):
+            found = [coordinate(places[rank], sizes) for rank in ranks]
+            return tuple([m for m in range(len(sizes)) if len({at[m] for at in found}) > 1])
+    return None

@@ -1,0 +1,95 @@
+"""What would avoid a communication: placements of a tensor under which the op sends nothing, found
+by asking the rule that answers for the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from cute_sharding.dtensor.profile.asking import Answered
+from cute_sharding.dtensor.replaced import op_schemas
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    placed_as,
+)
+from cute_sharding.dtensor.run.placements import cut_of, text
+from cute_sharding.redistribution import received_elements
+
+# Placements that are tried, of one tensor.
+MOST = 64
+# Of those that send nothing, how many are named.
+NAMED = 2
+
+Ask = Callable[[OpSchema], Answered]
+
+
+def free_placements(
+    schema: OpSchema, at: int, dims: Sequence[int], ask: Ask
+) -> list[tuple[int | None, tuple[Placement, ...]]]:
+    """Placements of the tensor ``at`` that place under which the op sends nothing, and the bytes
+    that the busiest rank receives to get there: the fewest first, and of as many those that keep
+    the tensor sharded. None: a sum has to be finished first.
+
+    Args:
+        dims: the mesh dims on which its placement may change.
+        ask: what the op needs.
+    """
+    specs = op_schemas.specs_of(schema)
+    spec, found = specs[at], []
+    for placements in _candidates(spec, dims):
+        others = [placed_as(s, placements) if k == at else s for k, s in enumerate(specs)]
+        if not _is_free(ask, _with(schema, others)):
+            continue
+        found.append((_received(spec, placements), placements))
+    return sorted(found, key=_cost)[:NAMED]
+
+
+def _candidates(spec: DTensorSpec, dims: Sequence[int]) -> Iterator[tuple[Placement, ...]]:
+    """Plain placements, of which no rank has none."""
+    now = tuple(spec.placements)
+    choices: list[list[Placement]] = []
+    for m, placement in enumerate(now):
+        parts = spec.mesh.shape[m]
+        shards = [Shard(d) for d, n in enumerate(spec.shape) if n % parts == 0]
+        choices.append([Replicate(), *shards] if m in dims else [placement])
+    for count, placements in enumerate(product(*choices)):
+        if count == MOST:
+            return
+        if placements != now:
+            yield placements
+
+
+def _is_free(ask: Ask, schema: OpSchema) -> bool:
+    try:
+        answered = ask(schema)
+    except Exception:  # whatever the rule raises, it does not send nothing
+        return False
+    return answered.other.received == 0 and answered.other.error is None
+
+
+def _with(schema: OpSchema, specs: Sequence[DTensorSpec]) -> OpSchema:
+    remaining = iter(specs)
+    return op_schemas.replaced_specs(schema, lambda _: tuple(next(remaining).placements))
+
+
+def _received(spec: DTensorSpec, placements: Sequence[Placement]) -> int | None:
+    before: Sequence[Any] = spec.placements
+    if any(isinstance(p, Partial) for p in before):
+        return None
+    source, target = ([cut_of(p) for p in each] for each in (before, placements))
+    mesh: tuple[int, ...] = tuple(spec.mesh.shape)
+    elements = received_elements(tuple(spec.shape), source, target, mesh)
+    return elements * spec.tensor_meta.dtype.itemsize  # type: ignore[union-attr]
+
+
+def _cost(found: tuple[int | None, tuple[Placement, ...]]) -> tuple[Any, ...]:
+    received, placements = found
+    whole = sum(isinstance(p, Replicate) for p in placements)
+    return received is None, received or 0, whole, text(placements)

@@ -1,0 +1,255 @@
+"""What collectives were for, in words: which tensors were redistributed, by whose rule and why;
+what PyTorch alone and this package would have sent; and what would avoid it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cute_sharding.dtensor.bookkeeping.settings import Settings
+from cute_sharding.dtensor.profile.asking import (
+    EVERYTHING,
+    Answered,
+    by_package,
+    by_torch,
+    moved_of,
+    redistributed,
+    schema_of,
+    spec_text,
+)
+from cute_sharding.dtensor.profile.avoiding import free_placements
+from cute_sharding.dtensor.profile.profiler import Asked, Call, Note
+from cute_sharding.dtensor.replaced import op_schemas, registry
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
+from cute_sharding.profiling import Cause, Collective, Moved, Other
+from cute_sharding.views import BY_OVERLOAD as VIEWS
+
+
+def of_asked(asked: Asked, network: Any) -> Cause:
+    """Of what the program asks for itself."""
+    name, why = asked.function, ""
+    todo: tuple[str, ...] = ()
+    moved: tuple[Moved, ...] = ()
+    theirs = ours = Other(None)
+    if asked.kind == "direct":
+        why = f"the program, or a library that it uses, calls {name} itself"
+    elif asked.kind == "compiled":
+        why = "a compiled program sends it: tensors and rules are not known when it runs"
+        todo = ("profile the program without torch.compile to see them",)
+    elif asked.before is not None and asked.after is not None:
+        pair = asked.before, asked.after
+        moved = (moved_of(*pair),)
+        what = (
+            f"the gradient of {name}() goes the way back"
+            if asked.backward
+            else f"the program calls {name}()"
+        )
+        why = f"{what}: {_from_to(moved[0])}"
+        theirs, ours = (
+            _or_unknown(partial(redistributed, *pair, by, network)) for by in (None, EVERYTHING)
+        )
+        todo = _of_pending(moved[0])
+    else:
+        why = f"the program calls {name}()"
+    return Cause(
+        asked.place, asked.backward, name, asked.kind, moved, (), (), why, todo, theirs, ours
+    )
+
+
+def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], network: Any) -> Cause:
+    """Of an op on DTensors; ``sent`` is what it sent, if anything."""
+    name = registry.name_of(call.op).removesuffix(".default").partition(".")[0]
+    seen = dict.fromkeys(note.moved for note in notes)
+    moved = tuple([moved_of(*pair) for pair in seen if pair is not None and None not in pair])
+    cause = Cause(call.place, call.backward, name, "op", moved)
+    schema = schema_of(call)
+    if schema is None:
+        return cause._replace(
+            why=_moves(name, moved) or f"{name} sends it, and was given a plain tensor"
+        )
+    specs = op_schemas.specs_of(schema)
+    cause = cause._replace(operands=tuple(map(spec_text, specs)))
+    theirs = _asked(partial(by_torch, schema, network))
+    ours = _asked(partial(by_package, schema, call.when.settings or EVERYTHING, network))
+    now = ours if call.when.settings is not None else theirs
+    if isinstance(now, Answered):
+        cause = cause._replace(results=tuple(map(spec_text, now.results)))
+        if not moved:
+            cause = cause._replace(moved=tuple([moved_of(*pair) for pair in now.moved]))
+    cause = cause._replace(torch=_other(theirs), package=_other(ours))
+    if not sent:
+        return cause._replace(why=_free(name, theirs))
+    ask = _asker(call.when.settings, network)
+    todo = () if call.backward else _avoiding(schema, now, sent, ask)
+    return cause._replace(why=_why(name, cause, now, call.when.settings, schema), todo=todo)
+
+
+def _asked(ask: Callable[[], Answered]) -> Answered | Exception:
+    try:
+        return ask()
+    except Exception as error:  # whatever the rule raises is what it says to this op
+        return error
+
+
+def _other(found: Answered | Exception) -> Other:
+    if isinstance(found, Answered):
+        return found.other
+    return Other(None, None, next(iter(str(found).splitlines()), type(found).__name__))
+
+
+def _or_unknown(ask: Callable[[], Other]) -> Other:
+    try:
+        return ask()
+    except Exception as error:
+        return Other(None, None, next(iter(str(error).splitlines()), type(error).__name__))
+
+
+def _asker(settings: Settings | None, network: Any) -> Callable[[OpSchema], Answered]:
+    if settings is None:
+        return lambda schema: by_torch(schema, network)
+    return lambda schema: by_package(schema, settings, network)
+
+
+# -- why -------------------------------------------------------------------------------------------
+
+
+# Of a list of tensors so many are told of one by one.
+MOVES_SHOWN = 3
+
+
+def _in(placements: Sequence[str]) -> str:
+    return f"[{', '.join(placements)}]"
+
+
+def _from_to(moved: Moved) -> str:
+    return f"a tensor of {moved.shape} from {_in(moved.before)} to {_in(moved.after)}"
+
+
+def _free(name: str, theirs: Answered | Exception) -> str:
+    if not isinstance(theirs, Answered) or not theirs.moved:
+        return f"{name} sends nothing with this package"
+    to = moved_of(*theirs.moved[0])
+    return (
+        f"{name} sends nothing with this package; PyTorch alone redistributes its input from "
+        f"{_in(to.before)} to {_in(to.after)}"
+    )
+
+
+def _moves(name: str, moved: Sequence[Moved]) -> str:
+    said = [_from_to(each) for each in moved[:MOVES_SHOWN]]
+    if len(moved) > MOVES_SHOWN:
+        said.append(f"{len(moved) - MOVES_SHOWN} more")
+    return f"{name} needs {' and '.join(said)}" if said else ""
+
+
+def _why(
+    name: str,
+    cause: Cause,
+    now: Answered | Exception,
+    settings: Settings | None,
+    schema: OpSchema,
+) -> str:
+    """Which dim, and which rule."""
+    moves = _moves(name, cause.moved)
+    if settings is None:
+        return (
+            f"{moves}: PyTorch's rule for {name} asks for that"
+            if moves
+            else (f"PyTorch's implementation of {name} sends it")
+        )
+    outcome = now.outcome if isinstance(now, Answered) else ""
+    if outcome == "redistribution":
+        return f"{moves}. {_of_view(schema, settings)}".strip()
+    if isinstance(now, Answered) and now.by_function and outcome == "exchanged":
+        return (
+            f"{name} gives a rank rows that other ranks hold: they are sent, and no others, in one "
+            "exchange"
+        )
+    if not moves:
+        return (
+            f"{name} gives a result without dims, and its {cause.operands[0].partition(') ')[2]} "
+            "operand leaves a Partial: it is reduced at once, so that one rank may read it alone"
+            if isinstance(now, Answered) and any(not spec.shape for spec in now.results)
+            else f"{name} sends it by this package's rule"
+        )
+    rule = {
+        "signature": f"this package's signature of {name}",
+        "gate": "this package, as PyTorch's rule is not known to be right for these placements,",
+    }.get(outcome, f"PyTorch's rule for {name}")
+    return f"{moves}: {rule} asks for that"
+
+
+def _of_view(schema: OpSchema, settings: Settings) -> str:
+    """Why a view is not free."""
+    if registry.name_of(schema.op) not in VIEWS or not settings.views:
+        return ""
+    error = _asked(
+        lambda: by_package(schema, replace(settings, implicit_redistribution="error"), None)
+    )
+    if isinstance(error, Answered):
+        return "Ranks would not hold whole blocks of the view's result"
+    lines = str(error).splitlines()
+    reason = lines[0].partition("cannot be done without communication: ")[2]
+    heads = [line for line in lines[1:2] if "split into" in line]
+    return " ".join([f"{reason[:1].upper()}{reason[1:]}", *heads]).strip()
+
+
+# -- what to do ------------------------------------------------------------------------------------
+
+
+def _of_pending(moved: Moved) -> tuple[str, ...]:
+    """Of a sum that is finished: nothing avoids it, and into a shard it receives half."""
+    dims = [m for m in moved.changed if moved.before[m].startswith(("P", "_NormP", "MaskP"))]
+    whole = [m for m in dims if moved.after[m] == "R"]
+    if not whole:
+        return ()
+    where = ", ".join(moved.names[m] for m in whole)
+    return (
+        f"a Partial has to be reduced once: into a Shard on {where} (a reduce-scatter) it receives "
+        "half of what it receives into a Replicate (an all-reduce)",
+    )
+
+
+def _avoiding(
+    schema: OpSchema,
+    now: Answered | Exception,
+    sent: Sequence[Collective],
+    ask: Callable[[OpSchema], Answered],
+) -> tuple[str, ...]:
+    if not isinstance(now, Answered):
+        return ()
+    specs = op_schemas.specs_of(schema)
+    todo: list[str] = []
+    for at, dims in _to_change(specs, now):
+        spec = specs[at]
+        if any(isinstance(spec.placements[m], Partial) for m in dims):
+            pair = next((pair for pair in now.moved if pair[0] is spec), None)
+            todo += [] if pair is None else _of_pending(moved_of(*pair))
+            continue
+        which = f"operand {at}" if len(specs) > 1 else "its input"
+        for received, placements in free_placements(schema, at, dims, ask):
+            cost = "" if received is None else f"; to redistribute it there receives {received:,} B"
+            todo.append(
+                f"{schema.op._opname} sends nothing if {which} is "
+                f"{_in(tuple(map(str, placements)))}{cost}"
+            )
+    return tuple(dict.fromkeys(todo))
+
+
+def _to_change(specs: Sequence[DTensorSpec], now: Answered) -> list[tuple[int, list[int]]]:
+    """(which operand, the mesh dims on which its placement matters)."""
+    found = []
+    for before, after in now.moved:
+        at = next((k for k, spec in enumerate(specs) if spec is before), None)
+        pairs = enumerate(zip(before.placements, after.placements))
+        if at is not None:
+            found.append((at, [m for m, (p, q) in pairs if p != q]))
+    if not now.moved and now.by_function:
+        for at, spec in enumerate(specs):
+            cut = [m for m, p in enumerate(spec.placements) if p.is_shard() or "_S" in str(p)]
+            found += [(at, cut)] if cut else []
+    return found

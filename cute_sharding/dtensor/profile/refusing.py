@@ -1,0 +1,110 @@
+"""A block in which nothing may be sent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from cute_sharding.dtensor.profile.amounts import Row, sent_by
+from cute_sharding.dtensor.profile.causes import of_asked, of_call
+from cute_sharding.dtensor.profile.places import Found
+from cute_sharding.dtensor.profile.profiler import Asked, Call, Note, Profiler
+from cute_sharding.dtensor.profile.recorder import collective_of
+from cute_sharding.profiling import Cause, Place
+
+ACTIONS = ("raise", "warn")
+
+
+class CommunicationError(RuntimeError):
+    """Something was about to be sent inside of :func:`no_communication`. All ranks raise it, before
+    any of them sends.
+    """
+
+
+class _Refusing(Profiler):
+    """Raises, or warns, before a collective runs."""
+
+    def __init__(self, action: str, *, allow_explicit: bool) -> None:
+        super().__init__()
+        self._action, self._allow_explicit = action, allow_explicit
+        self._warned: set[tuple[Place | None, str]] = set()
+
+    def about_to_send(self, row: Row, func: Any, args: Any, kwargs: Any, found: Found) -> None:
+        source = self.source_of(found)
+        if self._allow_explicit and isinstance(source, Asked) and source.kind != "compiled":
+            return
+        if self._action == "warn" and (found.place, row.kind) in self._warned:
+            return
+        self._warned.add((found.place, row.kind))
+        sent = collective_of(sent_by(row, func, args, kwargs), "", found, None)
+        if isinstance(source, Call):
+            note = Note(source, 0.0, found.moved)
+            cause = of_call(source, [note], [sent], None)
+        else:
+            assert isinstance(source, Asked)
+            cause = of_asked(source, None)
+        if self._action == "raise":
+            raise CommunicationError(communicates(row.kind, sent.ranks, cause))
+        said = communicates(row.kind, sent.ranks, cause)
+        place = cause.place or Place("unknown", 0, "")
+        warnings.warn_explicit(said, RuntimeWarning, place.file, place.line)
+
+
+def communicates(kind: str, ranks: tuple[int, ...], cause: Cause) -> str:
+    """What is sent where nothing may be, for which line and op, why, and what to do."""
+    where = (
+        "a line that is not known"
+        if cause.place is None
+        else (f"{cause.place.file}:{cause.place.line} in {cause.place.function}")
+    )
+    of = "the gradient of " if cause.backward else ""
+    todo = [*cause.todo, "take the line out of the no_communication() block"]
+    return (
+        f"{of}{cause.op} at {where} communicates, where nothing may be sent: {kind} among "
+        f"{len(ranks)} ranks. {cause.why[:1].upper()}{cause.why[1:]}. What to do: "
+        f"{'; or '.join(todo)}."
+    )
+
+
+@contextmanager
+def no_communication(
+    *, action: Literal["raise", "warn"] = "raise", allow_explicit: bool = False
+) -> Iterator[None]:
+    """Nothing is sent inside the ``with`` block: the first collective raises, before it is sent, on
+    all ranks alike. The message says for which line and op it is, why, and what would avoid it.
+
+    Args:
+        action: "warn" gives a RuntimeWarning instead, once for each line and kind of collective,
+            and sends.
+        allow_explicit: let pass what the program asks for itself: ``redistribute()``,
+            ``full_tensor()``, the functions of ``torch.distributed``. What is left is what ops,
+            views, slices and their gradients send.
+
+    Raises:
+        CommunicationError: a RuntimeError; something was to be sent.
+        ValueError: another action.
+
+    >>> import torch
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import DTensor, Shard
+    >>> from torch.testing._internal.distributed.fake_pg import FakeStore
+    >>> store = FakeStore()  # this process is rank 0 of two, of which the other is made up
+    >>> torch.distributed.init_process_group("fake", rank=0, world_size=2, store=store)
+    >>> mesh = init_device_mesh("cpu", (2,))
+    >>> columns = DTensor.from_local(torch.ones(4, 3), mesh, [Shard(1)])  # of (4, 6)
+    >>> with no_communication():
+    ...     doubled = columns * 2
+    >>> try:
+    ...     with no_communication():
+    ...         first = columns[:, :3]
+    ... except RuntimeError as error:
+    ...     print(str(error).partition(". ")[2].partition(":")[0])
+    Slice needs a tensor of (4, 6) from [S(1)] to [R]
+    >>> torch.distributed.destroy_process_group()
+    """
+    if action not in ACTIONS:
+        raise ValueError(f"action={action!r} is none of {', '.join(map(repr, ACTIONS))}")
+    with _Refusing(action, allow_explicit=allow_explicit):
+        yield

@@ -1,0 +1,129 @@
+"""From what a profiler noted to lines of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cute_sharding.dtensor.bookkeeping.settings import network_in_force
+from cute_sharding.dtensor.profile.asking import group_on
+from cute_sharding.dtensor.profile.causes import of_asked, of_call
+from cute_sharding.dtensor.profile.profiler import Call, Note, Profiler
+from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, StridedShard
+from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
+from cute_sharding.profiling import Collective, Event, Line, Report
+from cute_sharding.profiling.report import in_order
+from cute_sharding.redistribution.network import Network
+from cute_sharding.views import BY_OVERLOAD as VIEWS
+
+
+def report(profiler: Profiler, network: Network | str | None = None) -> Report:
+    """The lines, and what is said of each. ``network``: by which seconds are modelled; by default
+    that of the settings.
+    """
+    chosen = network_in_force() if network is None else network
+    meshes = _meshes(profiler)
+    by_source: dict[Any, list[int]] = {}
+    for i, note in enumerate(profiler.notes):
+        by_source.setdefault(note.source, []).append(i)
+    lines = []
+    for source, numbers in by_source.items():
+        notes = [profiler.notes[i] for i in numbers]
+        sent = [profiler.collectives[i] for i in numbers]
+        events = tuple([_event(one, note, meshes, chosen) for one, note in zip(sent, notes)])
+        if isinstance(source, Call):
+            cause, calls = of_call(source, notes, sent, chosen), profiler.calls[source]
+        else:
+            cause, calls = of_asked(source, chosen), len(events)
+        lines.append(Line(cause, calls, events))
+    for call, calls in list(profiler.calls.items()):
+        if call not in by_source and _may_be_freed(call):
+            cause = of_call(call, (), (), chosen)
+            if cause.torch.received or cause.torch.error:
+                lines.append(Line(cause, calls, ()))
+    return Report(
+        in_order(lines),
+        dist.get_rank() if dist.is_initialized() else 0,
+        dist.get_world_size() if dist.is_initialized() else 1,
+        tuple(dict.fromkeys(map(_mesh_text, meshes))),
+        _settings_text(profiler),
+        "default" if chosen is None else str(chosen),
+        torch.__version__,
+        profiler.seconds,
+    )
+
+
+def _specs(value: Any) -> list[DTensorSpec]:
+    if isinstance(value, DTensorSpec):
+        return [value]
+    return [spec for each in value for spec in _specs(each)] if type(value) is tuple else []
+
+
+def _meshes(profiler: Profiler) -> list[Any]:
+    """The meshes that DTensors were on, in order."""
+    calls = [spec.mesh for call in profiler.calls for spec in _specs((call.args, call.kwargs))]
+    moved = [n.moved[0].mesh for n in profiler.notes if n.moved and n.moved[0] is not None]
+    return list(dict.fromkeys([*calls, *moved]))
+
+
+def _mesh_text(mesh: Any) -> str:
+    names = mesh.mesh_dim_names or tuple([f"mesh dim {m}" for m in range(mesh.ndim)])
+    return ", ".join(f"{name}={n}" for name, n in zip(names, mesh.shape))
+
+
+def _settings_text(profiler: Profiler) -> str:
+    """What was on, of the ops that ran; the last of them, where that changed."""
+    every = [call.when.settings for call in profiler.calls if call.when.settings is not None]
+    if not every:
+        return ""
+    flags = ("views", "ops", "redistribution", "movement")
+    return ", ".join(name for name in flags if getattr(every[-1], name))
+
+
+def _may_be_freed(call: Call) -> bool:
+    """Whether the op is one of which this package may have made what PyTorch would have sent
+    unnecessary: views, movements, and ops on placements that views make.
+    """
+    if call.when.settings is None:
+        return False
+    name = registry.name_of(call.op)
+    if name in VIEWS or name in MOVEMENTS:
+        return True
+    specs = _specs((call.args, call.kwargs))
+    return any(isinstance(p, StridedShard) for spec in specs for p in spec.placements)
+
+
+def _event(one: Collective, note: Note, meshes: Sequence[Any], network: Any) -> Event:
+    received = one.received if one.busiest is None else one.busiest
+    model = modelled(one, received, meshes, network)
+    return Event(one, note.start, note.end - note.start, model)
+
+
+def modelled(one: Collective, received: int, meshes: Sequence[Any], network: Any) -> float:
+    """Seconds by the network's model (:mod:`cute_sharding.redistribution.network`): over the
+    slowest link of the mesh dims that the group has. A group of no mesh is taken to have as many
+    ranks to a host as the default network has.
+    """
+    parts = len(one.ranks)
+    if parts < 2:
+        return 0.0
+    for mesh in meshes:
+        dims = group_on(mesh, one.ranks)
+        if dims:
+            sizes = tuple(mesh.shape)
+            break
+    else:
+        sizes, dims = (max(one.ranks) - min(one.ranks) + 1,), (0,)
+    timed = Network.of_elements(sizes, network, one.itemsize)
+    slowest = max(dims, key=lambda m: timed.link(m).beta)
+    return timed.collective(
+        slowest,
+        parts if len(dims) > 1 else sizes[slowest],
+        received,
+        together=one.op not in ("all-to-all", "messages", "send", "receive"),
+        times=2 if one.op == "all-reduce" else 1,
+    )

@@ -1,0 +1,176 @@
+"""What stands in for devices that are not there (torch/_subclasses/fake_tensor.py, the ``fake``
+backend): tensors without memory, one rank of a made-up world, and the kernels that a GPU would run.
+
+In the process of a dry run alone, which ends with it; nothing of it is part of the switch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
+from cute_sharding.dtensor.replaced.observing import kind_of
+
+__all__ = [
+    "NEEDS_VALUES",
+    "Fakes",
+    "GpuKernels",
+    "asks_device",
+    "exchanges_shards",
+    "start_group",
+    "tensors_in",
+]
+
+_DEVICE = torch.ops.prim.device.default
+_RANGE = torch.ops.aten.arange
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+# What torch raises where an op asks for the elements of a tensor that has none.
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def asks_device(func: Any, args: Any) -> bool:
+    """Whether the op asks a tensor without elements which device it is on. It says so by an op,
+    where others have an attribute.
+    """
+    return func is _DEVICE and isinstance(args[0], FakeTensor)
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in arguments or results."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class Fakes(TorchDispatchMode):
+    """What is made inside the ``with`` block are tensors without memory, on which ops give shapes
+    and no elements. Tensors that are there already stay as they are.
+
+    torch's own mode for it would pass for a compiler that traces. So it is on while a tensor is
+    made, and no longer: ops on such tensors find it by themselves.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._named = self.mode.fake_tensor_converter.meta_converter.tensor_memo
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _WAIT:  # which gives back what it was given, and here would make another
+            return args[0]
+        is_made = not (types or fake_mode() or tensors_in((args, kwargs)))
+        if not is_made or (func.overloadpacket is _RANGE and _is_of_distributed(sys._getframe(1))):
+            result = func(*args, **kwargs)
+        else:
+            with self.mode:
+                result = func(*args, **kwargs)
+        # torch refers to each tensor that it has made by a weak reference, and refuses to convert a
+        # module whose parameters have one.
+        self._named.clear()
+        return result
+
+
+def _is_of_distributed(frame: Any) -> bool:
+    """Whether torch.distributed makes it, and not the program: ranks of a mesh, and offsets of
+    shards, are numbers that it reads.
+    """
+    while frame is not None:
+        kind = kind_of(frame)
+        if kind.is_own or kind.called[0].startswith("torch.distributed."):
+            return not kind.is_own
+        frame = frame.f_back
+    return False
+
+
+class GpuKernels(TorchFunctionMode):
+    """What torch would run on a GPU where it chooses by the kind of device: attention and RMS norms
+    as one kernel. (On a CPU it takes both apart, or runs kernels that DTensor has no rule for.)
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if func is torch.rms_norm:
+            return torch.ops.aten._fused_rms_norm(*_of_rms_norm(*args, **kwargs))[0]
+        return func(*args, **kwargs)
+
+
+def _of_rms_norm(
+    input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None
+) -> tuple[Any, ...]:
+    return input, normalized_shape, weight, eps
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """FlashAttention, as torch chooses it for halves without a mask; else the memory-efficient
+    kernel, which repeats the heads of keys.
+    """
+    aten = torch.ops.aten
+    if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
+        return aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, scale=scale
+        )[0]
+    if enable_gqa:
+        heads = query.size(-3)
+        key, value = (x.repeat_interleave(heads // x.size(-3), -3) for x in (key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(
+            attn_mask.logical_not(), float("-inf")
+        )
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*query.shape[:-1], key.size(-2))
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, query.requires_grad, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+@contextmanager
+def exchanges_shards() -> Iterator[None]:
+    """Torch goes from shards of one dim to shards of another by an all-to-all, as it does on GPUs.
+    On a mesh of CPUs it gathers all, because gloo once could do no more.
+    """
+    module: Any = importlib.import_module("torch.distributed.tensor.placement_types")
+    stock = module.shard_dim_alltoall
+
+    def exchange(x: Any, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Any:
+        name = mesh.get_group(mesh_dim).group_name
+        return torch.ops._dtensor.shard_dim_alltoall(x, gather_dim, shard_dim, name)
+
+    module.shard_dim_alltoall = exchange
+    try:
+        yield
+    finally:
+        module.shard_dim_alltoall = stock
+
+
+def start_group(rank: int, world: int) -> None:
+    """Start a process group in which this process is that rank, and the others are made up."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())

@@ -1,0 +1,249 @@
+"""What runs below a program (torch/utils/_python_dispatch.py, autograd): ops, and which of the
+program's own lines they are run for.
+
+Seen here; nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._autograd import _get_sequence_nr as nodes_made
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = [
+    "Kind",
+    "Observer",
+    "arguments_by_name",
+    "asked_by",
+    "current_node",
+    "group_of_argument",
+    "kind_of",
+    "line_of_node",
+    "may_recompute",
+    "memory_of",
+    "moved_in",
+    "name_of",
+    "node_of_graph",
+    "nodes_made",
+    "number_of_node",
+    "op_of_node",
+]
+
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+
+class Observer(TorchDispatchMode):
+    """Sees ops inside the ``with`` block: those of DTensors before DTensor answers them
+    (:meth:`met`), and all others, with the tensors of this rank, as they run (:meth:`run`).
+
+    Programs stay compiled: what a compiled one runs is seen, and what is traced is not.
+    """
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def met(self, func: Any, args: Any, kwargs: Any) -> None:
+        """DTensor is about to answer an op."""
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op, and return what it gives."""
+        return func(*args, **kwargs)
+
+    def run_inside(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op by its kernel, of which each op that it runs comes by here as well."""
+        tensor = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+        keys = torch._C._dispatch_keys(tensor) & torch._C._after_ADInplaceOrView_keyset
+        super().__enter__()
+        try:
+            return func.redispatch(keys, *args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for kind in types:
+            if issubclass(kind, DTensor):
+                self.met(func, args, kwargs or {})
+                return NotImplemented  # its ops on local tensors come by here as well
+        return self.run(func, args, kwargs or {})
+
+
+def name_of(func: Any) -> tuple[str, str]:
+    """(namespace, name) of an op; of what is none, a higher order op, nothing."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return "", ""
+    return func.namespace, func._opname
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """The memory that the tensor lies in, as a number that is its own while it is there."""
+    return tensor.untyped_storage()._cdata
+
+
+def number_of_node(node: Any) -> int:
+    """The number that autograd gave a node when it was made: :func:`nodes_made` was that before."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call of an op, by the names that its schema gives them."""
+    return {**dict(zip(_names_of_arguments(func), args)), **kwargs}
+
+
+@lru_cache(maxsize=1 << 8)
+def _names_of_arguments(func: Any) -> list[str]:
+    return [argument.name for argument in func._schema.arguments]
+
+
+def group_of_argument(group: Any) -> Any:
+    """The process group that an op was given: by name, as a script object or as itself."""
+    if isinstance(group, str):
+        c10d: Any = distributed_c10d
+        return c10d._resolve_process_group(group)
+    return dist.ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
+
+
+# -- frames ----------------------------------------------------------------------------------------
+
+_REDISTRIBUTE = ("torch.distributed.tensor._redistribute", "cute_sharding.dtensor.run.redistribute")
+
+
+_TORCH = str(Path(torch.__file__).parent)
+_NOT_OWN = (_TORCH, str(Path(__file__).parents[2]))
+
+
+class Kind(NamedTuple):
+    """What the code of a frame is.
+
+    Attributes:
+        is_own: the program's own: not of torch's, this package's or Python's modules, and not made
+            by a compiler.
+        called: the module and the name of the function.
+        starts_backward: it starts autograd's engine.
+        recomputes: it is of a checkpoint, which runs a forward again in a backward.
+        moves: it redistributes; :func:`moved_in`.
+        is_graph: it is an fx graph's own code; :func:`node_of_graph`.
+    """
+
+    is_own: bool
+    called: tuple[str, str]
+    starts_backward: bool
+    recomputes: bool
+    moves: bool
+    is_graph: bool
+
+
+def kind_of(frame: FrameType) -> Kind:
+    """What the code of a frame is."""
+    code, module = frame.f_code, str(frame.f_globals.get("__name__") or "")
+    top, is_graph = module.partition(".")[0], code.co_filename.startswith("<eval_with_key>")
+    is_others = top in ("torch", "cute_sharding", "torchgen", "functorch")
+    is_made = is_graph or code.co_filename.startswith(("<frozen", _TORCH))
+    return Kind(
+        not is_others and not is_made and top not in sys.stdlib_module_names,
+        (module, code.co_name),
+        code.co_name == "_engine_run_backward",
+        module == "torch.utils.checkpoint",
+        code.co_name == "redistribute_local_tensor"
+        and module in _REDISTRIBUTE
+        and code.co_argcount >= 3,
+        is_graph,
+    )
+
+
+def may_recompute() -> bool:
+    """Whether a forward may run again inside of a backward: gradients are off in most backwards,
+    and on where they are to have gradients themselves.
+    """
+    return torch.is_grad_enabled()
+
+
+def moved_in(frame: FrameType) -> tuple[Any, Any]:
+    """The specs before and after, of a frame that redistributes, torch's or ours."""
+    found, names = frame.f_locals, frame.f_code.co_varnames[1:3]
+    before, after = (found.get(name) for name in names)
+    return before, after
+
+
+def node_of_graph(frame: FrameType) -> Any | None:
+    """The node of a graph that the frame runs, which is of an fx graph's own code."""
+    module = frame.f_locals.get("self")
+    if not isinstance(module, torch.fx.GraphModule):
+        return None
+    lines: Any = module._lineno_map
+    number = (lines or {}).get(frame.f_lineno - frame.f_code.co_firstlineno)
+    nodes = list(module.graph.nodes)
+    return nodes[number] if number is not None and number < len(nodes) else None
+
+
+def line_of_node(node: Any) -> tuple[str, int, str] | None:
+    """(file, line, function) of the program's own that a node was traced from."""
+    found = re.findall(r'File "(.*)", line (\d+), in (.*)', node.meta.get("stack_trace") or "")
+    own = [(file, int(line), name) for file, line, name in found if not file.startswith(_NOT_OWN)]
+    return own[-1] if own else None
+
+
+def op_of_node(node: Any) -> str | None:
+    """What the program called there, by name; of a node of a backward, what it is the gradient
+    of.
+    """
+    meta = node.meta
+    stack = meta.get("source_fn_stack") or meta.get("fwd_source_fn_stack")
+    target = stack[-1][1] if stack else None
+    return (
+        target if target is None or isinstance(target, str) else getattr(target, "__name__", None)
+    )
+
+
+# -- who asks --------------------------------------------------------------------------------------
+
+_API = "torch.distributed.tensor._api"
+_COMPILED = ("torch._functorch", "torch._inductor", "torch.fx")
+# Modules of ours whose functions a program calls.
+_ASKED = (".run.any_mesh", ".models.reshard", ".refit.plan")
+# Modules of ours that watch.
+_WATCHING = ("cute_sharding.dtensor.profile", "cute_sharding.dtensor.replaced.observing")
+
+
+def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """What a collective is for, by the functions on the way to it, from the inside out: ("op", "")
+    for the op of a DTensor that was met last; else what the program has called, by name, to
+    redistribute a DTensor ("asked") or to communicate ("direct"), or "compiled".
+    """
+    api = [name for module, name in within if module == _API and name[0] not in "_<"]
+    asked = [name for module, name in within if module.endswith(_ASKED)]
+    outer = [name for module, name in within if module.startswith("torch.distributed")]
+    outer = [name for name in outer if name != "wrapper"]  # of its log
+    for module, name in within:
+        if module == _REDISTRIBUTE[0] and name in ("forward", "backward"):
+            return "asked", (api or ["redistribute"])[-1]
+        if module.startswith(_COMPILED):
+            return "compiled", "compiled program"
+        if module == "torch.distributed.distributed_c10d" and name[0] != "_":
+            called = api or asked
+            return ("asked", called[-1]) if called else ("direct", (outer or [name])[-1])
+        if module == "torch.distributed.tensor._dispatch":
+            return "op", ""
+    if asked:
+        return "asked", asked[-1]
+    modules = [module for module, _ in within]
+    is_ours = any(
+        module.startswith("cute_sharding.") and not module.startswith(_WATCHING)
+        for module in modules
+    )
+    if is_ours or any(module.startswith("torch.distributed.tensor") for module in modules):
+        return ("asked", api[-1]) if api and not is_ours else ("op", "")
+    return "direct", (outer or ["a collective"])[-1]

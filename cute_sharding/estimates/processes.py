@@ -1,0 +1,132 @@
+"""A process for each setting: it has nothing of another one's, and its flags are set before it
+imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from inspect import getsourcefile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from cute_sharding._settings import FLAGS
+
+# What says, in the environment of a process of ours, that it is one.
+_DRY_RUN = "_CUTE_SHARDING_DRY_RUN"
+SECONDS = 600
+
+
+class Function(NamedTuple):
+    """A function of a program, as another process finds it.
+
+    Attributes:
+        module: its name.
+        file: None where the module can be imported by name.
+        name: dotted, in the module.
+    """
+
+    module: str
+    file: str | None
+    name: str
+
+    @classmethod
+    def of(cls, step: Callable[..., Any] | str) -> Function:
+        """Of a function, or of ``module:function`` or ``file.py:function``.
+
+        Raises:
+            ValueError: another process could not find it.
+
+        >>> Function.of("train.py:step")
+        Function(module='train', file='train.py', name='step')
+        """
+        if isinstance(step, str):
+            where, _, name = step.rpartition(":")
+            if not where or not name:
+                raise ValueError(
+                    f"{step!r} names no function: write module:function or file.py:function"
+                )
+            if where.endswith(".py"):
+                return cls(Path(where).stem, where, name)
+            return cls(where, None, name)
+        module, name = getattr(step, "__module__", None), getattr(step, "__qualname__", "<")
+        if not callable(step) or "<" in name or not isinstance(module, str):
+            raise ValueError(
+                f"{step!r} cannot be imported by name, and each setting runs in a process of its "
+                "own: give a function that stands at the top of a module, or 'module:function'"
+            )
+        if module != "__main__":
+            return cls(module, None, name)
+        file = getsourcefile(step)
+        if file is None or not Path(file).exists():
+            raise ValueError(
+                f"{name} was typed in, and each setting runs in a process of its own: write it "
+                "into a file, and give 'file.py:function'"
+            )
+        return cls(Path(file).stem, file, name)
+
+
+def results(
+    request: Mapping[str, Any], flags: Sequence[Mapping[str, str]], workers: int
+) -> list[dict[str, Any]]:
+    """What the dry run of each of those flags has found.
+
+    Raises:
+        RuntimeError: a process ended without a result, or this one is such a process.
+    """
+    if not flags:
+        return []
+    if os.environ.get(_DRY_RUN):
+        raise RuntimeError(
+            "estimate was called while a dry run imported the file that calls it: put the call "
+            'behind if __name__ == "__main__":'
+        )
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+        asked = Path(folder, "request.json")
+        asked.write_text(json.dumps(request))
+        return list(
+            pool.map(
+                lambda i: _result(asked, Path(folder, f"{i}.json"), flags[i]), range(len(flags))
+            )
+        )
+
+
+def environment(flags: Mapping[str, str]) -> dict[str, str]:
+    """What a process of ours finds: the flags and no others, this process's search path, one thread
+    for each, and no compiler, as a compiled program sends what an eager one does.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in FLAGS}
+    ours = str(Path(__file__).parents[2])
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join([ours, *filter(None, sys.path)]),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",
+        _DRY_RUN: "1",
+        **flags,
+    }
+
+
+def _result(asked: Path, answer: Path, flags: Mapping[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "cute_sharding.dtensor.estimate", str(asked), str(answer)]
+    try:
+        done = subprocess.run(
+            command, env=environment(flags), capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"the dry run took more than {SECONDS} s: give it fewer layers (layers=), or a smaller "
+            "step"
+        ) from None
+    if not answer.exists():
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise RuntimeError(
+            f"the process of a dry run ended with {done.returncode}, and said last: {last}"
+        )
+    result: dict[str, Any] = json.loads(answer.read_text())
+    return result

@@ -1,0 +1,154 @@
+"""An estimate as text: settings side by side, layers, lines, and what follows in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from textwrap import wrap
+
+from cute_sharding.estimates.memory import KINDS
+from cute_sharding.estimates.traffic import Traffic
+from cute_sharding.estimates.values import Comparison, Run, of_lines
+from cute_sharding.estimates.verdict import in_bytes, in_seconds, lines_left, verdict
+from cute_sharding.profiling import Place
+
+LINES = 8  # of the program that are shown, and layers
+
+
+@dataclass(frozen=True)
+class Estimate(Comparison):
+    """What one step of a program costs, on stock PyTorch and with each flag: ``print`` shows it.
+
+    >>> from cute_sharding.estimates.memory import Memory
+    >>> empty = Run("PyTorch", Traffic({}), Traffic({}), Memory({}))
+    >>> Estimate("train.py:step", (4,), None, 0, "cpu", None, None, (empty,)).best.setting
+    'PyTorch'
+    """
+
+    def __str__(self) -> str:
+        return text(self)
+
+
+def text(estimate: Comparison) -> str:
+    """The whole report."""
+    parts = [_head(estimate), _settings(estimate)]
+    parts += [_layers(estimate), _lines(estimate), _failures(estimate)]
+    parts += [[*lines_left(estimate)], [verdict(estimate)]]
+    parts[-1] = [line for whole in parts[-1] for line in wrap(whole, 96)]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _head(estimate: Comparison) -> list[str]:
+    sizes = ", ".join(
+        f"{name}={n}" if estimate.names else str(n)
+        for name, n in zip(estimate.names or estimate.mesh, estimate.mesh)
+    )
+    over = {"cuda": "GPUs over NCCL", "cpu": "CPUs over gloo"}[estimate.device]
+    lines = [
+        f"{estimate.program}, one step on mesh ({sizes}): rank {estimate.rank} of "
+        f"{prod(estimate.mesh):,}, as on {over}"
+    ]
+    if any(run.counted for run in estimate.runs):
+        lines.append(
+            f"{estimate.layers} layers: 2, 3 and 4 were run, each further one adds the same, and "
+            "the others are counted"
+        )
+    elif estimate.layers is not None:
+        lines.append(f"{estimate.layers} layers, all of which were run")
+    default = "NVLink in hosts of eight devices, InfiniBand between"
+    return [*lines, f"network: {estimate.network or default}"]
+
+
+def _table(rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Rows with a label in front, in columns."""
+    label = max(len(row[0]) for row in rows)
+    widths = [max(len(row[1][i]) for row in rows) for i in range(len(rows[0][1]))]
+    return [
+        f"{name:<{label}}  {'  '.join(f'{x:>{n}}' for x, n in zip(cells, widths))}".rstrip()
+        for name, cells in rows
+    ]
+
+
+def _settings(estimate: Comparison) -> list[str]:
+    def row(name: str, of: Callable[[Run], str]) -> tuple[str, list[str]]:
+        return name, ["-" if run.failure else of(run) for run in estimate.runs]
+
+    rows = [
+        ("", [run.setting for run in estimate.runs]),
+        row("received", lambda run: in_bytes(run.step.busiest_bytes)),
+        row("collectives", lambda run: f"{run.step.collectives:,}"),
+        row("time by the network", lambda run: in_seconds(estimate.seconds(run))),
+        row("memory, at most", lambda run: in_bytes(run.memory.peak)),
+        *(row(f"  {kind}", partial(_held, kind)) for kind in KINDS),
+        row("received before the step", lambda run: in_bytes(run.setup.busiest_bytes)),
+    ]
+    return _table(rows)
+
+
+def _held(kind: str, run: Run) -> str:
+    return in_bytes(run.memory.by_kind()[kind])
+
+
+def _shown(estimate: Comparison) -> list[Run]:
+    """The runs that lines and layers are shown of: the stock and the best one."""
+    runs = (estimate.stock, estimate.best)
+    return list({run.setting: run for run in runs if run and not run.failure}.values())
+
+
+def _layers(estimate: Comparison) -> list[str]:
+    """What each layer holds when the most is held."""
+    runs = _shown(estimate)
+    if not runs:
+        return []
+    held = [run.memory.by_layer() for run in runs]
+    sizes: dict[str, list[int]] = {}
+    for layer in dict.fromkeys(layer for each in held for layer in each):
+        sizes[layer] = [sum(each.get(layer, {}).values()) for each in held]
+    largest = sorted(sizes, key=lambda layer: -max(sizes[layer]))
+    rows = [("memory by layer, when the most is held", [run.setting for run in runs])]
+    rows += [
+        (f"  {layer or 'outside of all layers'}", [in_bytes(n) for n in sizes[layer]])
+        for layer in largest[:LINES]
+    ]
+    return _table(rows) + _more(len(largest) - LINES, "layer")
+
+
+def _lines(estimate: Comparison) -> list[str]:
+    """What each line receives, the one that receives the most first."""
+    runs = _shown(estimate)
+    if not runs:
+        return []
+    found = [run.step.by_line() for run in runs]
+    places = of_lines(runs)
+    nothing = Traffic({})
+
+    def most(place: Place | None) -> int:
+        return max(each.get(place, nothing).busiest_bytes for each in found)
+
+    largest = sorted(places, key=lambda place: -most(place))
+    if not largest:
+        return ["no line receives anything"]
+    rows = [("received for each line, forward and backward", [run.setting for run in runs])]
+    for place in largest[:LINES]:
+        each = [lines.get(place, nothing) for lines in found]
+        cells = [f"{in_bytes(of.busiest_bytes)} in {of.collectives:,}" for of in each]
+        rows.append((f"  {place or 'of no line'}", cells))
+    return _table(rows) + _more(len(largest) - LINES, "line")
+
+
+def _more(n: int, what: str) -> list[str]:
+    return [f"  and {n} more {what}{'s' * (n > 1)}"] if n > 0 else []
+
+
+def _failures(estimate: Comparison) -> list[str]:
+    """Why settings do not run; those that fail alike together."""
+    found: dict[str, list[str]] = {}
+    for run in estimate.runs:
+        if run.failure is not None:
+            found.setdefault(str(run.failure), []).append(run.setting)
+    return [
+        f"{', '.join(names)}: {'does' if len(names) == 1 else 'do'} not run. {why}"
+        for why, names in found.items()
+    ]

@@ -1,0 +1,117 @@
+"""What follows from an estimate: whether the package is worth it, and which lines to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from cute_sharding.estimates.traffic import Traffic
+from cute_sharding.estimates.values import SETTINGS, STOCK, Cause, Comparison, Run
+from cute_sharding.profiling import Place
+
+LEFT, REASONS = 3, 2  # lines to look at, and ops of each
+WORTH = 0.01  # of what is received: a step that receives less by it is worth a flag
+
+
+def in_bytes(size: int) -> str:
+    """Bytes, as people read them.
+
+    >>> in_bytes(1_234_000), in_bytes(12)
+    ('1.23 MB', '12 B')
+    """
+    number, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
+        if number < 999.5:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.3g} {unit}"
+
+
+def in_seconds(seconds: float) -> str:
+    """Seconds, as people read them.
+
+    >>> in_seconds(0.0123), in_seconds(2.5)
+    ('12.3 ms', '2.5 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:,.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def verdict(estimate: Comparison) -> str:
+    """Whether the package is worth it here, in one line."""
+    stock, best = estimate.stock, estimate.best
+    if best is None:
+        return "No setting runs this step."
+    if stock is None:
+        return f"The least is received with {flags_of(best)}."
+    if stock.failure is not None:
+        return f"Worth it: PyTorch alone does not run this step, and with {flags_of(best)} it runs."
+    before, after = stock.step.busiest_bytes, best.step.busiest_bytes
+    if best.setting == STOCK or after > before * (1 - WORTH):
+        return (
+            f"Not worth it here: PyTorch alone receives {in_bytes(before)} a step, and no flag "
+            f"makes that less by {WORTH:.0%}."
+        )
+    took, takes = estimate.seconds(stock), estimate.seconds(best)
+    held, holds = stock.memory.peak, best.memory.peak
+    return (
+        f"Worth it: with {flags_of(best)} a step receives {in_bytes(after)} in place of "
+        f"{in_bytes(before)} ({after / before:.0%}), takes {in_seconds(takes)} by the network in "
+        f"place of {in_seconds(took)}, and holds {in_bytes(holds)} in place of {in_bytes(held)}."
+    )
+
+
+def flags_of(run: Run) -> str:
+    """The flags of a setting, as they are set."""
+    return " ".join(f"{name}={value}" for name, value in SETTINGS[run.setting].items()) or "no flag"
+
+
+def lines_left(estimate: Comparison) -> list[str]:
+    """The lines whose ops still send the most, why, and what to write there instead."""
+    run = estimate.best
+    if run is None or not run.step.rows:
+        return []
+    least = WORTH * run.step.busiest_bytes
+    by_line = {place: of for place, of in run.step.by_line().items() if of.busiest_bytes >= least}
+    causes: dict[Place, list[Cause]] = {}
+    for cause in run.causes:
+        if cause.place in by_line:
+            causes.setdefault(cause.place, []).append(cause)
+    if not causes:
+        return [
+            f"with {flags_of(run)} no op sends much: what is left the program asks for itself "
+            "(redistribute(), parallel styles, FSDP)"
+        ]
+    largest = sorted(causes, key=lambda place: -by_line[place].busiest_bytes)[:LEFT]
+    lines = [f"ops that still send with {flags_of(run)}, and what to change there:"]
+    for place in largest:
+        of = by_line[place]
+        took = in_seconds(of.seconds(estimate.mesh, estimate.network))
+        lines.append(
+            f"  {place}: {in_bytes(of.busiest_bytes)} in all, {took} ({_what(of, estimate)})"
+        )
+        for sentence in _said(causes[place])[:REASONS]:
+            lines += wrap(sentence, 96, initial_indent="    ", subsequent_indent="    ")
+    return lines
+
+
+def _said(causes: Sequence[Cause]) -> list[str]:
+    """Why each op of a line sends, and the first of what would avoid it; an op's gradient only
+    where the op itself sends nothing.
+    """
+    chosen = [cause for cause in causes if not cause.backward] or causes
+    return list(
+        dict.fromkeys("; ".join([cause.why, *cause.todo[:1]]) for cause in chosen if cause.why)
+    )
+
+
+def _what(traffic: Traffic, estimate: Comparison) -> str:
+    """The kinds of collectives and the mesh dims, the most received first."""
+    found: dict[str, int] = {}
+    for alike, amount in traffic.rows.items():
+        over = " and ".join(estimate.mesh_dim(m) for m, _ in alike.group) or "one rank"
+        key = f"{alike.op} over {over}"
+        found[key] = found.get(key, 0) + amount.busiest * alike.itemsize
+    return ", ".join(sorted(found, key=lambda key: -found[key]))

@@ -1,0 +1,151 @@
+"""``profile``: what a program sends, line by line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from cute_sharding.profiling import Collective, Line, Report
+from cute_sharding.redistribution.network import Network
+from cute_sharding.showing import page, table, trace
+
+SUFFIXES = (".json", ".html", ".txt")
+
+
+class Profile:
+    """What :func:`profile` gives: all that was sent inside the block, by line of the program.
+
+    ``print`` shows a table. The values are bytes and seconds; of this rank, but for what the
+    busiest rank received.
+
+    Attributes:
+        report: all of it, as plain values.
+
+    >>> with profile() as p:
+    ...     pass
+    >>> isinstance(p, Profile), p.lines, p.collectives
+    (True, (), [])
+    """
+
+    def __init__(self, read: Callable[[], Report]) -> None:
+        self._read = read
+        self._report: Report | None = None
+
+    @property
+    def report(self) -> Report:
+        """All of it, as plain values; inside the block, what there is until now."""
+        return self._read() if self._report is None else self._report
+
+    def end(self, report: Report) -> None:
+        """The block has ended, and no more will be seen."""
+        self._report = report
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """What communicates, the most bytes first; then what this package made free."""
+        return self.report.lines
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """All collectives, in the order in which they ran."""
+        events = [event for line in self.lines for event in line.events]
+        return [event.collective for event in sorted(events, key=lambda event: event.start)]
+
+    def table(self, width: int | None = None, most: int = 20) -> str:
+        """As text, of so many columns (by default as wide as the terminal) and at most so many
+        lines of the program.
+        """
+        columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
+        return table.text(self.report, columns, most)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        return f"<Profile of {len(self.collectives)} collectives>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON: bytes and seconds."""
+        return self.report.to_dict()
+
+    def trace(self) -> dict[str, Any]:
+        """As a trace in Chrome's format, as data: an event a collective."""
+        return trace.trace(self.report)
+
+    def html(self) -> str:
+        """As one page of HTML that needs nothing else: a table to sort, the lines as a flame, and
+        who sends what to whom. Pictures need matplotlib; without it they are left out.
+        """
+        return page.html(self.report)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file, by its suffix: a trace (.json), the page (.html) or the table (.txt).
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: another suffix.
+        """
+        path = Path(path)
+        if path.suffix == ".json":
+            content = json.dumps(self.trace())
+        elif path.suffix == ".html":
+            content = self.html()
+        elif path.suffix == ".txt":
+            content = self.table() + "\n"
+        else:
+            raise ValueError(
+                f"{str(path)!r} ends in {path.suffix!r}: a profile is written to a file that ends "
+                f"in {', '.join(SUFFIXES)}"
+            )
+        path.write_text(content, encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        return page.fragment(self.report)
+
+
+@contextmanager
+def profile(*, network: Network | str | None = None) -> Iterator[Profile]:
+    """What the program sends inside the ``with`` block, and for which of its lines: with this
+    package on or off, eager or compiled, forward and backward.
+
+    Nothing is installed outside of the block, and no op is changed in it. What is recorded is of
+    this rank and this thread, and of backwards that this thread starts; what the busiest rank
+    receives is known from plans, and from what all ranks of a collective receive alike. Bytes count
+    as :mod:`cute_sharding.exchange.collectives` says. On backends whose collectives run beside the
+    host, such as NCCL, measured seconds are those of the host.
+
+    Of a compiled program the collectives of its graphs are seen as they run. Their lines are those
+    of the graph's nodes where these are run one by one (the backends ``eager`` and ``aot_eager``);
+    what Inductor has compiled is put under the line that calls the compiled program.
+
+    Args:
+        network: by which seconds are modelled, as of :func:`cute_sharding.enable`; by default that
+            of the settings, else NVLink within hosts of eight devices and InfiniBand between.
+
+    Returns:
+        A :class:`Profile`.
+
+    >>> with profile() as p:
+    ...     pass
+    >>> print(p.table().partition("off.")[2].strip())
+    No communication.
+    """
+    from cute_sharding.dtensor.profile import Profiler, report
+
+    profiler = Profiler()
+    found = Profile(lambda: report(profiler, network))
+    try:
+        with profiler:
+            yield found
+    except BaseException:
+        with suppress(Exception):  # what the program raises comes first
+            found.end(report(profiler, network))
+        raise
+    found.end(report(profiler, network))

@@ -1,0 +1,50 @@
+"""``estimate``: its options, and what bad ones are told."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cute_sharding.cli import main
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "language_model.py"
+
+
+def run(capsys, command):
+    code = main(shlex.split(command))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train", "'train' names no function: write module:function or file.py:function"),
+        ("train:f --mesh dp:2", "--mesh 'dp:2': write name=size"),
+        ("train:f --settings stock", "--settings stock: give some of PyTorch, views"),
+        ("train:f --network pigeon", "unknown links"),
+        ("train:f --rank 9", "rank=9: the mesh (2, 4) has the ranks 0 to 7"),
+        ("train:f --layers 0", "layers=0: a model has one at the least"),
+        ("train:f --device tpu", "invalid choice: 'tpu'"),
+    ],
+)
+def test_bad_arguments(capsys, command, said):
+    mesh = "" if "--mesh" in command else " --mesh dp=2,tp=4"
+    code, out, err = run(capsys, f"estimate {command}{mesh}")
+    assert (code, out) == (2, "") and said in err
+
+
+@pytest.mark.costly
+def test_the_example(capsys):
+    code, out, err = run(
+        capsys, f"estimate {EXAMPLE}:small --mesh dp=2,tp=4 --settings PyTorch,all --json"
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    stock, ours = (found["settings"][name] for name in ("PyTorch", "all"))
+    assert stock["failure"] is ours["failure"] is None
+    assert 0 < ours["busiest_bytes"] < stock["busiest_bytes"]
+    assert ours["memory"]["peak"] < stock["memory"]["peak"]
+    assert {cause["op"] for cause in ours["causes"]} > {"_log_softmax"}
+    assert found["text"][-2].startswith("Worth it: with USE_CUTE_SHARDING=1 a step receives")
