@@ -37,7 +37,7 @@ class Collective(NamedTuple):
         dtype: of what is sent, such as "float32"; "uint8" where elements go as bytes.
         itemsize: the bytes of an element that is sent.
         received, sent: elements that this rank received of others, and sent to others, by the rule
-            of :mod:`cute_sharding.exchange.collectives`.
+            of ``cute_sharding.exchange.collectives``.
         busiest: elements that the busiest rank received: of all ranks where a plan of this package
             runs, else of those of its group. None where this rank cannot know, as of an all-to-all
             of the program's own with splits that differ.

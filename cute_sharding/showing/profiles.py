@@ -118,7 +118,7 @@ def profile(*, network: Network | str | None = None) -> Iterator[Profile]:
     Nothing is installed outside of the block, and no op is changed in it. What is recorded is of
     this rank and this thread, and of backwards that this thread starts; what the busiest rank
     receives is known from plans, and from what all ranks of a collective receive alike. Bytes count
-    as :mod:`cute_sharding.exchange.collectives` says. On backends whose collectives run beside the
+    as ``cute_sharding.exchange.collectives`` says. On backends whose collectives run beside the
     host, such as NCCL, measured seconds are those of the host.
 
     Of a compiled program the collectives of its graphs are seen as they run. Their lines are those
