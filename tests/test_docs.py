@@ -73,8 +73,31 @@ def test_pages_have_examples():
     assert all(counts[page] >= 4 for page in few), counts
 
 
-@pytest.mark.parametrize("page", DOCTESTS)
+# Pages that have a process group of their own: in a process of their own, beside tests that have one.
+GROUPED = [page for page in DOCTESTS if ">>> torch.distributed.init" in (ROOT / page).read_text()]
+
+
+@pytest.mark.parametrize("page", [page for page in DOCTESTS if page not in GROUPED])
 def test_examples_run(page):
+    run_examples(page)
+
+
+@pytest.mark.parametrize("page", GROUPED)
+def test_examples_with_a_process_group_run(page):
+    program = f"import test_docs; test_docs.run_examples({page!r})"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def run_examples(page):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     names = {}
     try:
