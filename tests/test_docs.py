@@ -73,7 +73,7 @@ def test_pages_have_examples():
     assert all(counts[page] >= 4 for page in few), counts
 
 
-# Pages that have a process group of their own: in a process of their own, beside tests that have one.
+# Pages that have a process group of their own: each in a process, beside tests that have one.
 GROUPED = [page for page in DOCTESTS if ">>> torch.distributed.init" in (ROOT / page).read_text()]
 
 
