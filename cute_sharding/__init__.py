@@ -24,13 +24,15 @@ In a program: ``enable()``, ``disable()``, ``with enabled(): ...``, ``stats()``,
 ``plan_redistribution(...)``, ``redistribute(tensor, mesh, placements)``,
 ``reshard(state, placements, mesh)``, ``load_checkpoint(state, path)``,
 ``plan_refit(generator, source, target)``, ``local_boxes(tensor)``, ``prepare_groups(mesh)``,
-``draw(...)``, ``estimate(step, mesh)``. Or no code at all: ``USE_CUTE_VIEW_PROPAGATION=1``,
-``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
+``draw(...)``, ``explain(...)``, ``estimate(step, mesh)``. Or no code at all:
+``USE_CUTE_VIEW_PROPAGATION=1``, ``USE_CUTE_REDISTRIBUTION=1`` and ``USE_CUTE_MOVEMENT=1``.
 """
 
 import typing
+import warnings
 
 if typing.TYPE_CHECKING:
+    from cute_sharding.cli.explained import explain
     from cute_sharding.drawing import draw
     from cute_sharding.dtensor import (
         Loaded,
@@ -48,7 +50,6 @@ if typing.TYPE_CHECKING:
         plan_reshard,
         prepare_groups,
         redistribute,
-        reset_stats,
         reshard,
         settings,
         stats,
@@ -69,6 +70,7 @@ __all__ = [
     "enable",
     "enabled",
     "estimate",
+    "explain",
     "intersection",
     "is_enabled",
     "load_checkpoint",
@@ -80,7 +82,6 @@ __all__ = [
     "prepare_groups",
     "profile",
     "redistribute",
-    "reset_stats",
     "reshard",
     "settings",
     "stats",
@@ -98,6 +99,10 @@ def __getattr__(name: str) -> typing.Any:
         from cute_sharding.estimates import estimate
 
         return estimate
+    if name == "explain":
+        from cute_sharding.cli.explained import explain
+
+        return explain
     if name in ("Profile", "profile"):
         from cute_sharding import showing
 
@@ -110,6 +115,13 @@ def __getattr__(name: str) -> typing.Any:
         from cute_sharding import dtensor
 
         return getattr(dtensor, name)
+    if name == "reset_stats":
+        warnings.warn(
+            "cute_sharding.reset_stats() goes with 0.3: call cute_sharding.stats(reset=True)",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return lambda: __getattr__("stats")(reset=True)
     raise AttributeError(f"module 'cute_sharding' has no attribute {name!r}")
 
 

@@ -73,7 +73,7 @@ def outcome(
             stride=full.stride(),
         )
         communication = CommDebugMode()
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         try:
             with (
                 cute_sharding.enabled(redistribution=True) if ours else nullcontext(),

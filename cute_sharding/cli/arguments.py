@@ -17,7 +17,7 @@ from cute_sharding.views import BY_OP, View
 REDUCTIONS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """A bad argument, in one line."""
 
 

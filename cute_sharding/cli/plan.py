@@ -69,7 +69,7 @@ def plan(
     """The redistribution as data: our plan and what torch's own would do, in elements and seconds
     on one network; None: the one by which programs choose, and as they do.
     """
-    from cute_sharding import plan_redistribution
+    from cute_sharding.dtensor import plan_redistribution
     from cute_sharding.dtensor.reports.stock import stock_plan
 
     shape, mesh = source.shape, source.mesh
@@ -120,7 +120,7 @@ def plan_between(
     itemsize: int = 4,
 ) -> dict[str, Any]:
     """As :func:`plan`, from one mesh to another; ``network`` is of the mesh before."""
-    from cute_sharding import plan_redistribution
+    from cute_sharding.dtensor import plan_redistribution
     from cute_sharding.dtensor.reports.stock import stock_plan_between
 
     (source, mesh, names), (target, to_mesh, to_names) = before, after

@@ -38,7 +38,7 @@ if typing.TYPE_CHECKING:
     from cute_sharding.dtensor.profile.refusing import no_communication
     from cute_sharding.dtensor.refit.plan import RefitPlan, plan_refit
     from cute_sharding.dtensor.reports.plan import plan_redistribution
-    from cute_sharding.dtensor.reports.stats import reset_stats, stats
+    from cute_sharding.dtensor.reports.stats import stats
     from cute_sharding.dtensor.run.any_mesh import redistribute
     from cute_sharding.dtensor.run.groups import prepare_groups
     from cute_sharding.dtensor.run.specs import Spec
@@ -60,7 +60,6 @@ __all__ = [
     "prepare_groups",
     "propagate_shape_and_sharding",
     "redistribute",
-    "reset_stats",
     "reshard",
     "settings",
     "stats",
@@ -78,7 +77,6 @@ _WHERE = {
     "RefitPlan": "refit.plan",
     "plan_refit": "refit.plan",
     "plan_redistribution": "reports.plan",
-    "reset_stats": "reports.stats",
     "stats": "reports.stats",
     "redistribute": "run.any_mesh",
     "prepare_groups": "run.groups",

@@ -30,6 +30,6 @@ def process_group():
 @pytest.fixture(autouse=True)
 def stock_rules():
     cute_sharding.disable()
-    cute_sharding.reset_stats()
+    cute_sharding.stats(reset=True)
     yield
     cute_sharding.disable()

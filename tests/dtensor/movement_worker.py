@@ -172,7 +172,7 @@ def movements_of_any_size(names):
     for name in names:
         program, placement, op = OF_ANY_SIZE[name]
         with cute_sharding.enabled(movement=True):
-            cute_sharding.reset_stats()
+            cute_sharding.stats(reset=True)
             torch._dynamo.reset()
             graphs = []
             # The size of a fused dim is a number, as where it comes of a weight. First there is a

@@ -109,7 +109,7 @@ def views(ranks, count):
     sizes = tuple(mesh.shape)
     rng = random.Random(f"processes {ranks}")
     with cute_sharding.enabled(implicit_redistribution="cheapest"):
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         for _ in range(count):
             shape, target, cuts = draw_view(
                 rng, sizes, range(49), wants_communication=rng.random() < 0.7

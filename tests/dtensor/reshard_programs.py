@@ -383,7 +383,7 @@ def what_is_pending_is_finished_or_stays():
 def counts_are_of_what_ran():
     line = mesh_of((4,), range(4))
     state = {f"w{i}": distribute_tensor(ids(8, 4), line, [Shard(0)]) for i in range(3)}
-    cute_sharding.reset_stats()
+    cute_sharding.stats(reset=True)
     cute_sharding.reshard(state, {"w0": "S(1)", "w1": "S(1)"})
     counts = cute_sharding.stats()["redistribute"]
     assert counts["plan"] == 2 and counts["collectives"] == 1

@@ -62,22 +62,12 @@ def stats(*, reset: bool = False) -> Stats:
     >>> from torch.distributed.tensor import Shard
     >>> from torch.distributed.tensor._ops._view_ops import view_groups
     >>> from cute_sharding.dtensor import propagate_shape_and_sharding
-    >>> reset_stats()
+    >>> _ = stats(reset=True)
     >>> _ = propagate_shape_and_sharding([Shard(0)], (4, 6), view_groups((4, 6), (24,)), (2,))
     >>> stats()
     {'view': {'algebra': 1}}
     """
     return Stats(_found(read(reset=reset)))
-
-
-def reset_stats() -> None:
-    """Set every count to 0, as ``stats(reset=True)`` does.
-
-    >>> reset_stats()
-    >>> stats()
-    {}
-    """
-    read(reset=True)
 
 
 def _found(counted: Counted) -> dict[str, Counts]:

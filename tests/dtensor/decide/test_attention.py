@@ -194,7 +194,7 @@ def compare_kernels(kernel, shapes, placements, mesh, differ=4):
         result = kernel(*alone)  # of a mask as torch prepares it on one device
         expected = result, *torch.autograd.grad((result * result).sum(), fulls[:differ])
     with ranks_of(mesh), cute_sharding.enabled():
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         tensors = [
             distribute(full.detach() / pending(p, mesh), mesh, p, requires_grad=i < differ)
             for i, (full, p) in enumerate(zip(fulls, placements))

@@ -292,7 +292,7 @@ def test_reshape_reaches_its_own_row_in_inference_mode(shape, target):
     """
     full = number(shape)
     with torch.inference_mode(), ranks_of((2,)), cute_sharding.enabled():
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         assert_holds(distribute(full, (2,), [Shard(1)]).reshape(target), full.reshape(target))
         assert set(cute_sharding.stats()) == {"reshape.default"}
 

@@ -199,7 +199,7 @@ def test_it_can_be_left_off():
             distribute(values(4, 6), (2,), [Replicate()]),
             distribute(values(6, 16), (2,), [S(1)]),
         )
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         assert_holds(x @ w, x.full_tensor() @ w.full_tensor())
         counts = cute_sharding.stats()["mm.default"]
         assert (counts["signature"], counts["gate"]) == (0, 1)
@@ -279,7 +279,7 @@ def test_what_a_search_leaves_is_said_as_it_is(op, mesh):
 
 def test_what_is_answered_is_counted():
     with ranks_of((2,)), cute_sharding.enabled():
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         x = distribute(values(4, 6), (2,), [S(0)])
         x.softmax(1)
         x.argmax(0)

@@ -37,7 +37,7 @@ def tensor_of(shape, local, mesh, placements, names=None):
 @pytest.fixture
 def on():
     with cute_sharding.enabled(implicit_redistribution="error"):
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         yield
 
 
@@ -79,7 +79,7 @@ def test_stats_are_a_copy_and_can_be_reset(on):
     assert cute_sharding.stats(reset=True)["view.default"]["algebra"] == 1
     assert cute_sharding.stats() == {}
     tensor_of((4, 8, 2), (4, 2, 2), (4,), [Shard(1)]).view(32, 2)
-    cute_sharding.reset_stats()
+    cute_sharding.stats(reset=True)
     assert cute_sharding.stats() == {}
 
 

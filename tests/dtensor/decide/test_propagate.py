@@ -281,7 +281,7 @@ def test_following_the_first_suggestion_on_tensors():
             tensor = distribute(full, mesh, placements_of(cuts)).redistribute(
                 placements=suggestions(message)[0]
             )
-            cute_sharding.reset_stats()
+            cute_sharding.stats(reset=True)
             viewed = tensor.view(target)
             assert (viewed.full_tensor().reconcile() == full.view(target)).all()
             outcomes = cute_sharding.stats().get("view.default", {})

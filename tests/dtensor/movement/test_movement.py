@@ -172,7 +172,7 @@ def test_programs_that_redistribute_explicitly_alone():
 def test_counts_and_the_log(caplog):
     with ranks_of((4,)), cute_sharding.enabled(movement=True):
         x = distribute(values(16, 3), (4,), [Shard(0)])
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         with caplog.at_level(logging.DEBUG, "cute_sharding"):
             x[1:], x[:-1], x.roll(1, 0)
         stats = cute_sharding.stats()
@@ -202,7 +202,7 @@ def test_it_needs_views_and_ops():
 def test_dims_that_are_not_cut_are_left_to_what_runs_now():
     with ranks_of((2,)), cute_sharding.enabled(movement=True):
         x = distribute(values(4, 6), (2,), [Shard(0)])
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         x[:, 1:], x.roll(1, 1), x.flip(1)
         counted = cute_sharding.stats()
     assert not any(of["free"] or of["exchanged"] or of["stock"] for of in counted.values())

@@ -149,7 +149,7 @@ def test_a_profile_does_not_change_counts_or_what_is_on(mesh):
         with cute_sharding.profile():
             program(x)
         inside = cute_sharding.stats()
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         with cute_sharding.profile() as p:
             pass
         str(p)

@@ -388,7 +388,7 @@ def test_redistributions_are_counted():
     with ranks_of((2, 2)):
         tensor = distribute(number((6, 5)), (2, 2), [S(0), S(1)])
         with cute_sharding.enabled(redistribution=True):
-            cute_sharding.reset_stats()
+            cute_sharding.stats(reset=True)
             for _ in range(2):
                 tensor.redistribute(placements=[S(1), S(0)])
             plan = cute_sharding.plan_redistribution((6, 5), (2, 2), [S(0), S(1)], [S(1), S(0)])

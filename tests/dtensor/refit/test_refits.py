@@ -85,7 +85,7 @@ def test_what_is_turned_is_so_in_any_dtype(dtype):
 def test_what_ran_is_counted():
     with ranks_of((4,)):
         x = distribute(number((8, 6)), (4,), [Shard(0)])
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         plan_refit(lambda w: {"y": w["x"].mT}, {"x": x}, {"y": (mesh_of((4,)), "S(0)")}).run(
             {"x": x}
         )

@@ -32,7 +32,7 @@ def brought(run, start):
 
 
 def counted(run, start):
-    cute_sharding.reset_stats()
+    cute_sharding.stats(reset=True)
     with Received() as received:
         run(start)
     return cute_sharding.stats(), sum(received.by_rank.values())

@@ -99,7 +99,7 @@ def test_each_is_what_it_is_by_itself(mesh, has_groups, monkeypatch):
             ]
             with watched_wire(monkeypatch) as alone, CommDebugMode() as one_by_one:
                 expected = [redistribute_local_tensor(*one) for one in some]
-            cute_sharding.reset_stats()
+            cute_sharding.stats(reset=True)
             with watched_wire(monkeypatch) as wire, CommDebugMode() as at_once:
                 moved = redistribute_all(some)
             for got, single, case in zip(moved, expected, drawn, strict=True):

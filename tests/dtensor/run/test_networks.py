@@ -56,7 +56,7 @@ def test_what_runs_is_right_and_as_planned():
     full = number((16, 6))
     for network, collectives in ((None, 1), (HOSTS, 2)):
         with ranks_of(MESH), cute_sharding.enabled(redistribution=True, network=network):
-            cute_sharding.reset_stats()
+            cute_sharding.stats(reset=True)
             assert_holds(distribute(full, MESH, SOURCE).redistribute(placements=TARGET), full)
             assert cute_sharding.stats()["redistribute"]["collectives"] == collectives
 

@@ -124,7 +124,7 @@ def test_who_has_taken_it_by_name_redistributes_by_plan():
     with cute_sharding.enabled(redistribution=True):
         x = DTensor.from_local(torch.ones(2), mesh_of((8,)), [Shard(0)])
         target = x.redistribute(placements=[Replicate()])._spec
-        cute_sharding.reset_stats()
+        cute_sharding.stats(reset=True)
         assert of_torch(x._local_tensor, x._spec, target).shape == (16,)
         assert cute_sharding.stats()["redistribute"]["plan"] == 1
         assert inspect.signature(of_torch) == signature
