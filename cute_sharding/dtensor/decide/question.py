@@ -22,7 +22,7 @@ from cute_sharding.dtensor.door.cuts import (
 )
 from cute_sharding.dtensor.replaced import answers, op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.movement.signatures import SIGNATURES
 from cute_sharding.ops.table import BY_MASK, LINEAR, POINTWISE, Row
 from cute_sharding.views import BY_OVERLOAD as VIEWS
@@ -128,7 +128,7 @@ class Question:
         if not (self.is_sharded or self.is_pending) or not self.is_composite:
             return False
         if self.is_pending or any(is_uneven(spec) or is_of_views(spec) for spec in self.specs):
-            return True
+            return not self._runs_whole
         if op_schemas.is_view_of_sizes(self.schema.op):
             return True
         try:
@@ -136,6 +136,22 @@ class Question:
         except op_schemas.DataDependentOutputException:
             return True
         return () in shapes
+
+    @property
+    def _runs_whole(self) -> bool:
+        """Whether torch replicates all operands first: then the op is right in one, and what it
+        needs is sent once.
+        """
+        try:
+            found = self.stock(self.schema)
+        except Exception:
+            return False
+        wanted = getattr(found, "redistribute_schema", None) or self.schema
+        return all(
+            isinstance(p, Replicate)
+            for spec in op_schemas.specs_of(wanted)
+            for p in spec.placements
+        )
 
     @property
     def is_right_in_torch(self) -> bool:

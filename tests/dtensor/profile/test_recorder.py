@@ -2,6 +2,8 @@
 for.
 """
 
+from weakref import WeakKeyDictionary
+
 import pytest
 import recording_group
 import stranger_programs
@@ -16,11 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 import cute_sharding
 from cute_sharding.dtensor.profile import Recorder
+from cute_sharding.dtensor.run import groups as groups_of_ranks
 
 
 @pytest.fixture(scope="module")
 def meshes():
-    """Meshes whose groups count what they are handed, and hand it to nobody."""
+    """Meshes whose groups count what they are handed, and hand it to nobody; without the groups
+    that other tests have prepared for the same ranks.
+    """
     recording_group.register()
 
     def mesh(*sizes):
@@ -34,7 +39,9 @@ def meshes():
             return DeviceMesh.from_group(groups[0], "cpu")
         return DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("a", "b"))
 
-    return {sizes: mesh(*sizes) for sizes in stranger_programs.MESHES}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups_of_ranks, "_groups", WeakKeyDictionary())
+        yield {sizes: mesh(*sizes) for sizes in stranger_programs.MESHES}
 
 
 def distributed(full, mesh, placements):
