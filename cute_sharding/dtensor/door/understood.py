@@ -42,9 +42,12 @@ def means_one_thing(spec: DTensorSpec) -> bool:
     """Whether its placements say which rows devices have, whatever the order; of symbolic sizes
     that is said of none.
     """
+    return not spec.use_strided_shard_as_shard_order or _is_alike_in_both(spec)
+
+
+def _is_alike_in_both(spec: DTensorSpec) -> bool:
+    """Whether both readings of its placements are the same; of symbolic sizes, for all sizes."""
     shape, placements = tuple(spec.shape), tuple(spec.placements)
-    if not spec.use_strided_shard_as_shard_order:
-        return True
     if symints.is_symbolic(shape):
         return tensor_specs.decoded_order(placements, spec.mesh) is None
     return agree(shape, spec, placements)
@@ -81,7 +84,9 @@ def _is_understood(spec: DTensorSpec) -> bool:
 
 
 def _readings(specs: Sequence[DTensorSpec]) -> set[bool | None]:
-    """How the strided ones are to be read: whether as an order of shards."""
+    """How the strided ones are to be read, where it matters: whether as an order of shards."""
     return {
-        spec.use_strided_shard_as_shard_order for spec in specs if tensor_specs.split_factors(spec)
+        spec.use_strided_shard_as_shard_order
+        for spec in specs
+        if tensor_specs.split_factors(spec) and not _is_alike_in_both(spec)
     }
