@@ -92,14 +92,14 @@ PATTERNS = (
         "Grouped-query attention: fewer key heads than devices",
         "With two key heads on four devices, each device has half a head. No placement of "
         "(batch, sequence, heads, head size) describes that. PyTorch raises. The last lines "
-        "of the picture name placements to redistribute to.",
+        "of the picture name placements of the input for which the view is free.",
         *((2, 2, 16), {"tp": 4}, "S(2)", (2, 2, 2, 8)),
     ),
     pattern(
         "fsdp_tp",
         "FSDP over tensor parallelism",
-        "fully_shard shards a weight again that tensor parallelism has sharded by columns. An "
-        "optimizer flattens it. PyTorch returns wrong data.",
+        "Tensor parallelism has sharded a weight by columns, and fully_shard shards it again. An "
+        "optimizer flattens the weight. PyTorch returns wrong data.",
         *((3, 8), {"dp": 2, "tp": 2}, "_S(1,2),S(1)", (24,)),
     ),
     pattern(
@@ -113,8 +113,8 @@ PATTERNS = (
         "meshes",
         "Weights from training to generation, on another mesh",
         "Four ranks train a weight, and the last two of them generate with it, on a mesh of "
-        "their own. Each rank keeps its elements that it needs. The other elements come from "
-        "the ranks that have them, each once. PyTorch raises.",
+        "their own. A rank keeps the elements that it has and needs, and receives each other "
+        "element that it needs once. PyTorch raises.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),
@@ -149,7 +149,7 @@ PATTERNS = (
     pattern(
         "gate_up",
         "Gate and up projections in one weight",
-        "The two weights are stacked, and each is sharded by rows. Flattened for one product, "
+        "The two weights are stacked, and each is sharded by rows. After the flatten, "
         "each device has two runs of rows.",
         *((2, 6, 4), {"tp": 3}, "S(1)", (12, 4)),
     ),
@@ -174,12 +174,14 @@ def page(measured: dict[str, Any]) -> str:
     lines = [
         "# Gallery",
         "",
-        "Patterns of real models, in small sizes: the device of each element, before and after. "
-        "First come those where PyTorch gathers, raises or is wrong. `make pages` generates this "
+        "The pictures show patterns of real models, in small sizes. They give the device of each "
+        "element, before and after. The first patterns are those for which PyTorch gathers, raises "
+        "or is wrong. `make pages` generates this "
         "page.",
         "",
         f"The tables were measured with torch {measured['torch']}, without and with this package. "
-        "*Free* is without communication. *Communicates* is right, and moves elements. *Raises* "
+        "*Free* is a right result without communication. *Communicates* is a right result, with "
+        "communication. *Raises* "
         "names the error. *Wrong* is a result whose devices do not hold what its placements say.",
         "",
         "To draw your own: `python -m cute_sharding draw --shape 4,6 --mesh tp=2 --placements "
