@@ -177,16 +177,25 @@ class TakingBack:
     prepare: Prepare | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given, wanted = self.given, self.wanted
-        moved_args = [*map(_moved, args, given.args_schema, wanted.args_schema)]
+        given, wanted = self.given.args_schema, self.wanted.args_schema
+        several = _of_one_memory(self.op, args)
+        for i in range(several):
+            self._write(*[[_only(x, i, several) for x in some] for some in (args, given, wanted)])
+        return None if several else self._write(args, given, wanted, **kwargs)
+
+    def _write(
+        self, args: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any], **kwargs: Any
+    ) -> Any:
+        """The op on these local tensors, which have those specs and are to have these."""
+        moved_args = [*map(_moved, args, given, wanted)]
         moved_kwargs = {name: self._moved_keyword(name, x) for name, x in kwargs.items()}
         ready = moved_args if self.prepare is None else self.prepare(moved_args)
         results = self.function(*ready, **moved_kwargs)
         for i, name in _places_written(self.op):
             if i < len(args):
-                _take_back(args[i], moved_args[i], given.args_schema[i], wanted.args_schema[i])
+                _take_back(args[i], moved_args[i], given[i], wanted[i])
             elif name in kwargs:
-                specs = given.kwargs_schema[name], wanted.kwargs_schema[name]
+                specs = self.given.kwargs_schema[name], self.wanted.kwargs_schema[name]
                 _take_back(kwargs[name], moved_kwargs[name], *specs)
         return results
 
@@ -202,6 +211,31 @@ class TakingBack:
         ):
             return local.new_empty(tuple(to.shape))
         return _moved(local, spec, to)
+
+
+def _of_one_memory(op: Any, args: Sequence[Any]) -> int:
+    """How many tensors an op writes to that takes them in lists, where one that it writes to is in
+    the memory of another's operands: what each is moved to would not have what is written to the
+    other, and they are written to one after the other. Else 0.
+    """
+    written = [args[i] for i, _ in _places_written(op) if i < len(args)]
+    several = max([len(some) for some in written if isinstance(some, (list, tuple))], default=0)
+    of = [_memories(args, i, several) for i in range(several)]
+    to = [_memories(written, i, several) for i in range(several)]
+    met = any(to[i] & of[j] for i in range(several) for j in range(several) if i != j)
+    return several if met else 0
+
+
+def _memories(args: Sequence[Any], i: int, several: int) -> set[int]:
+    """In which memories those tensors are of the lists of so many that are at that place."""
+    locals = [x[i] for x in args if isinstance(x, (list, tuple)) and len(x) == several]
+    tensors = [collective_ops.in_flight(x) for x in locals if isinstance(x, torch.Tensor)]
+    return {id(local_tensors.storage_of(x)) for x in tensors if has_memory(x)}
+
+
+def _only(arg: Any, i: int, several: int) -> Any:
+    """Of a list of so many what is at that place, as a list."""
+    return arg[i : i + 1] if isinstance(arg, (list, tuple)) and len(arg) == several else arg
 
 
 def _moved(local: Any, spec: Any, to: Any) -> Any:

@@ -185,6 +185,20 @@ def test_what_is_pending_stays_pending():
         assert_holds(x.redistribute(placements=[Replicate()] * 2), expected)
 
 
+def test_several_in_one_memory_that_is_pending_are_written_to_one_after_the_other():
+    def program(x):
+        sums, other = x.sum(0), x[1:].sum(0)
+        torch._foreach_add_([sums, sums[1:], sums], [1.0, 2.0, 3.0])
+        torch._foreach_addcmul_([sums, other, sums], [other, sums, other], [other, other, sums])
+        return sums, other
+
+    with plain():
+        expected = program(number((4, 3)))
+    with ranks_of((2,)), cute_sharding.enabled():
+        for got, wanted in zip(program(distribute(number((4, 3)), (2,), [Shard(0)])), expected):
+            assert_holds(got.redistribute(placements=[Replicate()]), wanted)
+
+
 def test_views_that_were_taken_before_a_write():
     def program(x):
         rows, columns = x[0:2], x[:, 1:]
