@@ -47,11 +47,14 @@ _COPY, _COPIES = "_cute_sharding_copy", "_cute_sharding_copies"
 class CopiesOfOne:
     """The copies of what lies in one memory, to which it belongs; they are kept no longer than what
     lies in them.
+
+    They are known by number, in sets: copies go whenever Python collects them, also in the middle
+    of any of this, or in another thread.
     """
 
     def __init__(self) -> None:
-        self._writes = 0  # of which copies were told, or not
-        self._live = self._fresh = 0  # how many there are, and how many of them are up to date
+        self._live: set[int] = set()
+        self._fresh: set[int] = set()  # those that have all that was written to the memory
         # Those of which each has all that any other has, by what they have.
         self._alike: dict[Hashable, dict[int, weakref.ref[Copy]]] = {}
 
@@ -61,9 +64,8 @@ class CopiesOfOne:
     def add(self, copy: Copy) -> None:
         """Know of a copy that was just made."""
         LIVE.add(id(copy))
-        copy.writes = self._writes
-        self._live += 1
-        self._fresh += 1
+        self._live.add(id(copy))
+        self._fresh.add(id(copy))
         if copy.has is not None:
             self._alike.setdefault(copy.has, {})[id(copy)] = weakref.ref(copy)
 
@@ -74,40 +76,35 @@ class CopiesOfOne:
 
     def is_fresh(self, copy: Copy) -> bool:
         """Whether nothing was written to the memory that the copy has not got."""
-        return copy.writes == self._writes
+        return id(copy) in self._fresh
 
     def refreshed(self, copy: Copy) -> None:
         """The copy has what the memory has."""
-        self._fresh += not self.is_fresh(copy)
-        copy.writes = self._writes
+        self._fresh.add(id(copy))
         self._note()
 
     def outdate(self, told: Iterable[Copy]) -> None:
         """Something was written to the memory. The copies ``told`` have it, if they had what was
         there before.
         """
-        fresh = [copy for copy in told if copy.of is self and self.is_fresh(copy)]
-        self._writes += 1
-        self._fresh = len(fresh)
-        for copy in fresh:
-            copy.writes = self._writes
+        self._fresh = {id(copy) for copy in told if copy.of is self and self.is_fresh(copy)}
         self._note()
 
     def forget(self, copy: Copy) -> None:
         """The copy is about to be gone."""
         LIVE.discard(id(copy))
-        self._live -= 1
-        self._fresh -= self.is_fresh(copy)
+        self._live.discard(id(copy))
+        self._fresh.discard(id(copy))
         alike = self._alike.get(copy.has)
         if alike is not None:
             alike.pop(id(copy), None)
             if not alike:
                 del self._alike[copy.has]
-        if self._fresh == self._live:
+        if len(self._fresh) == len(self._live):
             _STALE.discard(id(self))
 
     def _note(self) -> None:
-        if self._fresh < self._live:
+        if len(self._fresh) < len(self._live):
             _STALE.add(id(self))
             Reads.watch()
         else:
@@ -124,11 +121,9 @@ class Copy:
         has: what it has of the memory of the source: copies that have the same, and are up to date,
             are equal. None: it is not known to be what another has.
         of: it, and the other copies of that memory.
-        writes: how many writes to that memory it has got, of those that ``of`` counts.
     """
 
     has: Hashable = None
-    writes = 0
 
     def __init__(
         self,

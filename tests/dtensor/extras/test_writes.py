@@ -3,6 +3,7 @@ also where the view could not be had without communication.
 """
 
 import random
+import sys
 from itertools import product
 
 import pytest
@@ -289,6 +290,30 @@ def test_copies_cost_nothing_once_they_are_gone():
         assert len(copies.LIVE) == before + 1
         del alias
         assert len(copies.LIVE) == before
+
+
+def test_copies_may_go_while_another_one_goes():
+    """Python collects, and other threads run, at calls of functions: here at any on the way."""
+    with plain():
+        expected = number((4, 2))[1:3] + 1
+    for event in range(8):
+        with ranks_of((2,)), cute_sharding.enabled():
+            x = distribute(number((4, 2)), (2,), [Shard(0)])
+            stale = x[1:3]
+            x.add_(1.0)
+            fresh, calls = [x[1:3, :1], x[1:3, 1:]], []
+
+            def collect(frame, kind, _, fresh=fresh, calls=calls, event=event):
+                if kind in ("call", "c_call") and len(fresh) == 1:
+                    calls.append(kind)
+                    if len(calls) > event:
+                        fresh.clear()
+
+            sys.setprofile(collect)
+            fresh.pop()
+            sys.setprofile(None)
+            fresh.clear()
+            assert_holds(stale.clone(), expected)
 
 
 def test_without_a_graph():
