@@ -1,4 +1,4 @@
-"""Where a language model communicates, what of it cute_sharding removes, and why the rest is there.
+"""Where a language model communicates, and why.
 
 python examples/profile_model.py            # PyTorch alone
 python examples/profile_model.py --on       # with cute_sharding

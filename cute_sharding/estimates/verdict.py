@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from cute_sharding.estimates.traffic import Traffic
-from cute_sharding.estimates.values import SETTINGS, STOCK, Cause, Comparison, Run
+from cute_sharding.estimates.values import ALIKE, SETTINGS, STOCK, Cause, Comparison, Run
 from cute_sharding.profiling import Place
 
 LEFT, REASONS = 3, 2  # lines to look at, and ops of each
-WORTH = 0.01  # of what is received: a step that receives less by it is worth a flag
 
 
 def in_bytes(size: int) -> str:
@@ -40,27 +39,62 @@ def in_seconds(seconds: float) -> str:
 
 
 def verdict(estimate: Comparison) -> str:
-    """Whether the package is worth it here, in one line."""
+    """Whether the package is worth it here, in one line: by seconds of the network, and by bytes
+    where seconds are alike.
+    """
     stock, best = estimate.stock, estimate.best
     if best is None:
         return "No setting runs this step."
     if stock is None:
-        return f"The least is received with {flags_of(best)}."
+        return f"The least time by the network is taken with {flags_of(best)}."
     if stock.failure is not None:
         return f"Worth it: PyTorch alone does not run this step, and with {flags_of(best)} it runs."
-    before, after = stock.step.busiest_bytes, best.step.busiest_bytes
-    if best.setting == STOCK or after > before * (1 - WORTH):
-        return (
-            f"Not worth it here: PyTorch alone receives {in_bytes(before)} a step, and no flag "
-            f"makes that less by {WORTH:.0%}."
-        )
-    took, takes = estimate.seconds(stock), estimate.seconds(best)
-    held, holds = stock.memory.peak, best.memory.peak
+    more = _fewer_bytes_for_longer(estimate, stock)
+    if _is_less(estimate.seconds(best), estimate.seconds(stock)) or (
+        best.setting != STOCK and _is_less(best.step.busiest_bytes, stock.step.busiest_bytes)
+    ):
+        return " ".join([f"Worth it: with {flags_of(best)} {_costs(estimate, best, stock)}", *more])
+    if more:
+        return more[0]
+    before = in_bytes(stock.step.busiest_bytes)
     return (
-        f"Worth it: with {flags_of(best)} a step receives {in_bytes(after)} in place of "
-        f"{in_bytes(before)} ({after / before:.0%}), takes {in_seconds(takes)} by the network in "
-        f"place of {in_seconds(took)}, and holds {in_bytes(holds)} in place of {in_bytes(held)}."
+        f"Not worth it here: PyTorch alone receives {before} a step in "
+        f"{in_seconds(estimate.seconds(stock))} by the network, and no flag makes either less by "
+        f"{ALIKE:.0%}."
     )
+
+
+def _is_less(after: float, before: float) -> bool:
+    return after < before * (1 - ALIKE)
+
+
+def _costs(estimate: Comparison, run: Run, stock: Run) -> str:
+    """What a step costs with a setting, in place of PyTorch alone."""
+    before, after = stock.step.busiest_bytes, run.step.busiest_bytes
+    took, takes = estimate.seconds(stock), estimate.seconds(run)
+    held, holds = stock.memory.peak, run.memory.peak
+    share = f" ({after / before:.0%})" if before else ""
+    more = ": more memory" if holds > held else ""
+    return (
+        f"a step receives {in_bytes(after)} in place of {in_bytes(before)}{share}, takes "
+        f"{in_seconds(takes)} by the network in place of {in_seconds(took)}, and holds "
+        f"{in_bytes(holds)} in place of {in_bytes(held)}{more}."
+    )
+
+
+def _fewer_bytes_for_longer(estimate: Comparison, stock: Run) -> list[str]:
+    """That the setting which receives the fewest bytes takes longer than PyTorch alone."""
+    run = estimate.fewest
+    if run is None or not _is_less(run.step.busiest_bytes, stock.step.busiest_bytes):
+        return []
+    if not _is_less(estimate.seconds(stock), estimate.seconds(run)):
+        return []
+    many = "more" if run.step.collectives > stock.step.collectives else "slower"
+    return [
+        f"Fewer bytes, but {many} collectives: with {flags_of(run)} "
+        f"{_costs(estimate, run, stock)} By the network model it takes longer; not worth it on "
+        "this network."
+    ]
 
 
 def flags_of(run: Run) -> str:
@@ -73,7 +107,7 @@ def lines_left(estimate: Comparison) -> list[str]:
     run = estimate.best
     if run is None or not run.step.rows:
         return []
-    least = WORTH * run.step.busiest_bytes
+    least = ALIKE * run.step.busiest_bytes
     by_line = {place: of for place, of in run.step.by_line().items() if of.busiest_bytes >= least}
     causes: dict[Place, list[Cause]] = {}
     for cause in run.causes:

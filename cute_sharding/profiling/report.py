@@ -238,6 +238,14 @@ class Report(NamedTuple):
         both = [(line.received, n) for line, n in known if n is not None]
         return sum(a for a, _ in both), sum(b for _, b in both), len(known) - len(both)
 
+    def compared_seconds(self) -> tuple[float, float]:
+        """(seconds, seconds that PyTorch's rules would take for the same ops on the same
+        placements) by the network's model, of the lines of which both are known.
+        """
+        known = [line for line in self.lines if line.cause.torch.seconds is not None]
+        theirs = [line.calls * (line.cause.torch.seconds or 0.0) for line in known]
+        return sum(line.model for line in known), sum(theirs)
+
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data: bytes and seconds."""
         theirs, ours = (self.compared(of) for of in (_torch, _package))

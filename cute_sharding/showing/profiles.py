@@ -20,7 +20,7 @@ class Profile:
     """What :func:`profile` gives: all that was sent inside the block, by line of the program.
 
     ``print`` shows a table. The values are bytes and seconds; of this rank, but for what the
-    busiest rank received.
+    busiest rank received. Only :attr:`collectives` also count in elements.
 
     Attributes:
         report: all of it, as plain values.
@@ -51,7 +51,10 @@ class Profile:
 
     @property
     def collectives(self) -> list[Collective]:
-        """All collectives, in the order in which they ran."""
+        """All collectives, in the order in which they ran. Of each, ``received``, ``sent`` and
+        ``busiest`` are in elements, ``received_bytes``, ``sent_bytes`` and ``busiest_bytes`` in
+        bytes, as tables are.
+        """
         events = [event for line in self.lines for event in line.events]
         return [event.collective for event in sorted(events, key=lambda event: event.start)]
 

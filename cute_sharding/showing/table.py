@@ -1,13 +1,13 @@
-"""A profile as text, for a terminal: what is sent, why, what would avoid it, and what this package
-has removed.
+"""A profile as text, for a terminal: what is sent, why, what would avoid it, and what is free with
+this package.
 """
 
 from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
+from itertools import count, groupby, zip_longest
 from textwrap import wrap
 
 from cute_sharding.profiling import Cause, Line, Report
@@ -16,6 +16,8 @@ from cute_sharding.showing.amounts import bytes_text, of_many, seconds_text
 NARROWEST = 72
 # Narrower tables leave out seconds.
 WIDE = 96
+# Seconds that differ by less of them are alike.
+ALIKE = 0.01
 SWITCH = "cute_sharding.enable(redistribution=True, movement=True)"
 
 
@@ -29,7 +31,7 @@ def text(report: Report, width: int, most: int) -> str:
         left = sent[most:]
         if left:
             received = bytes_text(report.total(lambda line: line.received, left))
-            parts.append([f"and {of_many(len(left), 'line')} more, {received} received"])
+            parts.append([f"and {of_many(len(left), 'row')} more, {received} received"])
         parts.append(_reasons(sent[:most], width))
     if report.freed:
         parts.append(_freed(report.freed[:most], width))
@@ -40,7 +42,9 @@ def text(report: Report, width: int, most: int) -> str:
 
 
 def head(report: Report) -> list[str]:
-    """Sentences that say what was seen, and what of it this package removes."""
+    """Sentences that say what was seen, and what the same ops receive without or with this
+    package.
+    """
     on = f"on ({report.settings})" if report.settings else "off"
     where = f"mesh {'; '.join(report.meshes)}" if report.meshes else "no DTensor mesh"
     who = f"Rank {report.rank} of {report.world}, {where}, torch {report.version}."
@@ -49,12 +53,17 @@ def head(report: Report) -> list[str]:
     if not sent:
         return [*said, "No communication.", *_compared(report)]
     places = {(line.cause.place, line.cause.backward) for line in sent}
-    count = sum(len(line.events) for line in sent)
+    many = sum(len(line.events) for line in sent)
+    rows = (
+        f" ({len(sent):,} rows: one for each op, and for each way in which its tensors lie)"
+        if len(sent) > len(places)
+        else ""
+    )
     model = seconds_text(report.total(lambda line: line.model))
     measured = seconds_text(report.total(lambda line: line.measured))
     received = bytes_text(report.total(lambda line: line.received))
     said.append(
-        f"{of_many(count, 'collective')} on {of_many(len(places), 'line')}: the busiest rank "
+        f"{of_many(many, 'collective')} on {of_many(len(places), 'line')}{rows}: the busiest rank "
         f"received {received}; {model} by the network model ({report.network}), {measured} "
         "measured until each result was waited for."
     )
@@ -66,25 +75,32 @@ def _compared(report: Report) -> list[str]:
         ours, theirs, unknown = report.compared(lambda cause: cause.torch)
         if not theirs and not ours:
             return []
-        said = (
-            f"PyTorch alone would have received {bytes_text(theirs)} for the same ops on the same "
-            f"placements, and received here were {bytes_text(ours)}"
-        )
-        less = theirs - ours
-        tail = (
-            f": cute_sharding removes {bytes_text(less)} ({less / theirs:.0%})."
-            if (less > 0)
-            else "."
-        )
-        return [said + tail + _left_out(unknown, "PyTorch")]
+        return [
+            f"Op by op on these placements PyTorch's rules would receive {bytes_text(theirs)}, and "
+            f"received here were {bytes_text(ours)}.{_left_out(unknown, 'PyTorch')} This is not "
+            "what the program receives with the package off, whose tensors have other placements: "
+            "profile it with the package off, or run estimate, for that.",
+            *_slower(report),
+        ]
     theirs, ours, unknown = report.compared(lambda cause: cause.package)
     if not theirs:
         return []
-    said = f"With {SWITCH} the same ops would receive {bytes_text(ours)} of {bytes_text(theirs)}"
-    less = theirs - ours
-    tail = f": {bytes_text(less)} less ({less / theirs:.0%})." if less > 0 else ", no less."
-    again = " Later ops would see other placements: profile the program switched on for its own."
-    return [said + tail + _left_out(unknown, "this package") + again]
+    return [
+        f"Op by op on these placements {SWITCH} would receive {bytes_text(ours)} of "
+        f"{bytes_text(theirs)}.{_left_out(unknown, 'this package')} This may say too much or too "
+        "little: with the package on, later tensors have other placements. Profile it with the "
+        "package on, or run estimate, for what the program receives then."
+    ]
+
+
+def _slower(report: Report) -> list[str]:
+    ours, theirs = report.compared_seconds()
+    if ours <= theirs * (1 + ALIKE):
+        return []
+    return [
+        f"By the network model they take longer here: {seconds_text(ours)} in place of "
+        f"{seconds_text(theirs)}."
+    ]
 
 
 def _left_out(unknown: int, who: str) -> str:
@@ -105,7 +121,7 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
                 str(number),
                 place_text(cause),
                 cause.op,
-                ", ".join(dict.fromkeys(moved.change for moved in cause.moved)) or _as_lies(cause),
+                ",\n".join(dict.fromkeys(moved.change for moved in cause.moved)) or _as_lies(cause),
                 kinds_text(line),
                 bytes_text(line.received) + ("" if line.is_of_busiest else "*"),
                 seconds_text(line.model),
@@ -115,14 +131,27 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
         )
     note = (
         f"received: bytes, by the busiest rank. {other}: what "
-        + ("PyTorch alone" if report.settings else "cute_sharding, switched on,")
-        + " would receive."
+        + ("PyTorch's rules" if report.settings else "cute_sharding, switched on,")
+        + " would receive for the same op on these placements."
     )
     if not all(line.is_of_busiest for line in lines):
         note += " *: by this rank, as the busiest is not known."
     kept = [row if width >= WIDE else (*row[:6], *row[8:]) for row in rows]
-    table = aligned(kept, width, {1, 2, 3, 4}, {1: 16, 3: 10, 4: 12})
-    return ["What is sent, the most first", *table, *_wrapped([note], width)]
+    table = aligned(kept, width, {1, 2, 3, 4}, {1: 14, 2: 8, 4: 12}, {3: 8})
+    notes = [note, *_blocks(row[3] for row in kept[1:])]
+    return ["What is sent, the most first", *table, *_wrapped(notes, width)]
+
+
+def _blocks(changes: Iterable[str]) -> list[str]:
+    """What a _StridedShard is, by the first that appears."""
+    found = next(filter(None, (re.search(r"_S\((\d+), (\d+)\)", each) for each in changes)), None)
+    if found is None:
+        return []
+    dim, blocks = found.groups()
+    return [
+        f"{found[0]}: a _StridedShard; dim {dim} is cut into {blocks} blocks, and each rank holds "
+        "its part of every block."
+    ]
 
 
 def place_text(cause: Cause, *, with_function: bool = False) -> str:
@@ -152,27 +181,46 @@ def _as_lies(cause: Cause) -> str:
 
 
 def aligned(
-    rows: Sequence[tuple[str, ...]], width: int, left: set[int], least: dict[int, int]
+    rows: Sequence[tuple[str, ...]],
+    width: int,
+    left: set[int],
+    least: dict[int, int],
+    wraps: dict[int, int] | None = None,
 ) -> list[str]:
     """Columns: those of ``left`` to the left, the others to the right. Where they do not fit, those
     that have a ``least`` width are cut, the widest first; a line of the program in front, as its
-    number is at the end.
+    number is at the end. Where that is not enough, those of ``wraps`` go on in the next line, which
+    their newlines ask for.
     """
     widths = [max(map(len, column)) for column in zip(*rows)]
-    while sum(widths) + 2 * (len(widths) - 1) > width:
-        wide = [i for i in least if widths[i] > least[i]]
-        if not wide:
-            break
-        widths[max(wide, key=lambda i: widths[i])] -= 1
+    for narrowest in (least, wraps or {}):
+        while sum(widths) + 2 * (len(widths) - 1) > width:
+            wide = [i for i in narrowest if widths[i] > narrowest[i]]
+            if not wide:
+                break
+            widths[max(wide, key=lambda i: widths[i])] -= 1
 
-    def cell(i: int, value: str) -> str:
+    def cell(i: int, value: str) -> list[str]:
         over = len(value) - widths[i]
+        if over > 0 and i in (wraps or {}):
+            parts = value.split("\n")
+            return [line for part in parts for line in _placements_wrapped(part, widths[i])]
         if over > 0:
             is_line = ".py:" in value
             value = f"..{value[over + 2 :]}" if is_line else f"{value[: widths[i] - 2]}.."
+        return [value.replace("\n", " ")]
+
+    def fill(i: int, value: str) -> str:
         return value.ljust(widths[i]) if i in left else value.rjust(widths[i])
 
-    return ["  ".join(cell(i, value) for i, value in enumerate(row)).rstrip() for row in rows]
+    lines = [zip_longest(*(cell(i, x) for i, x in enumerate(row)), fillvalue="") for row in rows]
+    return ["  ".join(map(fill, count(), line)).rstrip() for row in lines for line in row]
+
+
+def _placements_wrapped(text: str, width: int) -> list[str]:
+    """Between placements, and never inside of one unless it is wider."""
+    whole = re.sub(r", (?=[^()]*\))", ",\N{NO-BREAK SPACE}", text)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrap(whole, width)]
 
 
 # -- why -------------------------------------------------------------------------------------------
@@ -207,7 +255,7 @@ def source(cause: Cause) -> str:
 
 
 def _freed(lines: Sequence[Line], width: int) -> list[str]:
-    rows = [("line", "op", "calls", "PyTorch would receive", "by")]
+    rows = [("line", "op", "calls", "PyTorch's rules would receive", "by")]
     for line in lines:
         cause, theirs = line.cause, line.of(line.cause.torch)
         rows.append(
@@ -220,7 +268,7 @@ def _freed(lines: Sequence[Line], width: int) -> list[str]:
             )
         )
     return [
-        "What cute_sharding removes: nothing is sent here",
+        "Nothing is sent here; PyTorch's rules would, on these placements",
         *aligned(rows, width, {0, 1, 4}, {0: 20, 4: 12}),
     ]
 

@@ -236,8 +236,41 @@ def test_the_verdict():
     failed = replace(STOCK, failure=Failure("TypeError: no", None))
     assert "PyTorch alone does not run this step" in verdict(estimated(failed, LESS))
     assert verdict(estimated(FAILS)) == "No setting runs this step."
-    assert verdict(estimated(LESS)) == "The least is received with USE_CUTE_SHARDING=1."
+    assert verdict(estimated(LESS)) == (
+        "The least time by the network is taken with USE_CUTE_SHARDING=1."
+    )
     assert "no op sends much" in str(estimated(STOCK, same))
+
+
+# Few bytes in many collectives: each takes microseconds, whatever it sends.
+MANY = replace(
+    LESS, setting="movement", step=traffic(*90 * [collective("all-to-all", (0, 1, 2, 3), 100)])
+)
+
+
+def test_fewer_bytes_that_take_longer_are_not_worth_it():
+    grown = replace(MANY, memory=memory(30))
+    found = estimated(STOCK, grown)
+    assert found.seconds(grown) > found.seconds(STOCK)
+    assert found.best is found.stock and found.fewest is grown
+    said = verdict(found)
+    assert said.startswith("Fewer bytes, but more collectives: with USE_CUTE_MOVEMENT=1")
+    assert said.endswith("it takes longer; not worth it on this network.")
+    assert f"holds {memory(30).peak} B in place of {memory(2).peak} B: more memory." in said
+    assert "more memory" not in verdict(estimated(STOCK, MANY))
+    # and of the settings that were run the one is named that takes the least time
+    both = verdict(estimated(STOCK, MANY, LESS))
+    assert both.startswith("Worth it: with USE_CUTE_SHARDING=1 a step receives 3.6 MB")
+    assert "Fewer bytes, but more collectives: with USE_CUTE_MOVEMENT=1" in both
+
+
+def test_seconds_alike_are_decided_by_bytes():
+    # latency is nearly all of it
+    few = traffic(*4 * [collective("all-gather", (0, 1, 2, 3), 100)])
+    fewer = traffic(*4 * [collective("all-gather", (0, 1, 2, 3), 50)])
+    stock, ours = replace(STOCK, step=few), replace(LESS, step=fewer)
+    assert verdict(estimated(stock, ours)).startswith("Worth it: with USE_CUTE_SHARDING=1")
+    assert verdict(estimated(stock, replace(ours, step=few))).startswith("Not worth it here")
 
 
 def test_of_settings_alike_the_one_with_the_fewest_flags_is_named():

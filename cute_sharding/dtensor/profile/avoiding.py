@@ -17,6 +17,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
     Replicate,
     Shard,
+    StridedShard,
     placed_as,
 )
 from cute_sharding.dtensor.run.placements import cut_of, text
@@ -49,6 +50,34 @@ def free_placements(
             continue
         found.append((_received(spec, placements), placements))
     return sorted(found, key=_cost)[:NAMED]
+
+
+def sharded_parts(
+    schema: OpSchema, at: int, dims: Sequence[int], ask: Ask
+) -> Iterator[tuple[int, tuple[Placement, ...]]]:
+    """Of an op that cuts a sharded dim of the tensor ``at`` into equal parts: (mesh dim, placements
+    in which every part is sharded over it), where the op then sends nothing.
+    """
+    specs = op_schemas.specs_of(schema)
+    spec = specs[at]
+    try:
+        parts = ask(schema).results
+    except Exception:  # whatever the rule raises, nothing can be said of its parts
+        return
+    for m in dims:
+        placement = spec.placements[m]
+        if type(placement) is not Shard or len(parts) < 2:
+            continue
+        d = placement.dim
+        if any(len(part.shape) != len(spec.shape) for part in parts):
+            continue
+        if any(part.shape[d] * len(parts) != spec.shape[d] for part in parts):
+            continue
+        now = list(spec.placements)
+        now[m] = StridedShard(d, split_factor=len(parts))
+        others = [placed_as(s, now) if k == at else s for k, s in enumerate(specs)]
+        if _is_free(ask, _with(schema, others)):
+            yield m, tuple(now)
 
 
 def _candidates(spec: DTensorSpec, dims: Sequence[int]) -> Iterator[tuple[Placement, ...]]:

@@ -20,7 +20,7 @@ from cute_sharding.dtensor.profile.asking import (
     schema_of,
     spec_text,
 )
-from cute_sharding.dtensor.profile.avoiding import free_placements
+from cute_sharding.dtensor.profile.avoiding import free_placements, sharded_parts
 from cute_sharding.dtensor.profile.profiler import Asked, Call, Note
 from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -29,9 +29,16 @@ from cute_sharding.profiling import Cause, Collective, Moved, Other
 from cute_sharding.views import BY_OVERLOAD as VIEWS
 
 
+def name_of(source: Call | Asked) -> str:
+    """Of an op without its overload; of what the program asks for, the function."""
+    if isinstance(source, Asked):
+        return source.function
+    return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
+
+
 def of_asked(asked: Asked, network: Any) -> Cause:
     """Of what the program asks for itself."""
-    name, why = asked.function, ""
+    name, why = name_of(asked), ""
     todo: tuple[str, ...] = ()
     moved: tuple[Moved, ...] = ()
     theirs = ours = Other(None)
@@ -52,7 +59,7 @@ def of_asked(asked: Asked, network: Any) -> Cause:
         theirs, ours = (
             _or_unknown(partial(redistributed, *pair, by, network)) for by in (None, EVERYTHING)
         )
-        todo = _of_pending(moved[0])
+        todo = (*_of_pending(moved[0]), *_of_gradient(asked))
     else:
         why = f"the program calls {name}()"
     return Cause(
@@ -62,7 +69,7 @@ def of_asked(asked: Asked, network: Any) -> Cause:
 
 def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], network: Any) -> Cause:
     """Of an op on DTensors; ``sent`` is what it sent, if anything."""
-    name = registry.name_of(call.op).removesuffix(".default").partition(".")[0]
+    name = name_of(call)
     seen = dict.fromkeys(note.moved for note in notes)
     moved = tuple([moved_of(*pair) for pair in seen if pair is not None and None not in pair])
     cause = Cause(call.place, call.backward, name, "op", moved)
@@ -84,7 +91,7 @@ def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], netwo
     if not sent:
         return cause._replace(why=_free(name, theirs))
     ask = _asker(call.when.settings, network)
-    todo = () if call.backward else _avoiding(schema, now, sent, ask)
+    todo = _of_gradient(call) or _avoiding(schema, now, call.when.settings, ask)
     return cause._replace(why=_why(name, cause, now, call.when.settings, schema), todo=todo)
 
 
@@ -201,6 +208,14 @@ def _of_view(schema: OpSchema, settings: Settings) -> str:
 # -- what to do ------------------------------------------------------------------------------------
 
 
+def _of_gradient(source: Call | Asked) -> tuple[str, ...]:
+    """A gradient lies as its forward op left it: there is nothing to write at the gradient."""
+    if not source.backward:
+        return ()
+    of = "" if source.place is None else f" of line {source.place.line}"
+    return (f"a gradient{of}: the placements come from its forward op; change those",)
+
+
 def _of_pending(moved: Moved) -> tuple[str, ...]:
     """Of a sum that is finished: nothing avoids it, and into a shard it receives half."""
     dims = [m for m in moved.changed if moved.before[m].startswith(("P", "_NormP", "MaskP"))]
@@ -217,27 +232,56 @@ def _of_pending(moved: Moved) -> tuple[str, ...]:
 def _avoiding(
     schema: OpSchema,
     now: Answered | Exception,
-    sent: Sequence[Collective],
+    settings: Settings | None,
     ask: Callable[[OpSchema], Answered],
 ) -> tuple[str, ...]:
+    """What would avoid it, the cheapest first. What receives no less than the op does now is left
+    out where something else pays, and marked where nothing does.
+    """
     if not isinstance(now, Answered):
         return ()
     specs = op_schemas.specs_of(schema)
     todo: list[str] = []
+    found: list[tuple[int, str]] = []  # bytes, and what to do
     for at, dims in _to_change(specs, now):
         spec = specs[at]
         if any(isinstance(spec.placements[m], Partial) for m in dims):
             pair = next((pair for pair in now.moved if pair[0] is spec), None)
             todo += [] if pair is None else _of_pending(moved_of(*pair))
             continue
+        todo += _of_parts(schema, at, dims, settings)
         which = f"operand {at}" if len(specs) > 1 else "its input"
         for received, placements in free_placements(schema, at, dims, ask):
-            cost = "" if received is None else f"; to redistribute it there receives {received:,} B"
-            todo.append(
-                f"{schema.op._opname} sends nothing if {which} is "
-                f"{_in(tuple(map(str, placements)))}{cost}"
-            )
-    return tuple(dict.fromkeys(todo))
+            free = f"{schema.op._opname} sends nothing if {which} is {_in([*map(str, placements)])}"
+            if received is None:
+                todo.append(free)
+            else:
+                there = f"; to redistribute it there receives {received:,} B"
+                found.append((received, free + there))
+    least = now.other.received
+    paying = [each for each in found if least is None or each[0] < least]
+    mark = "" if paying else " (no less than now)"
+    ranked = sorted(paying or found, key=lambda each: each[0])
+    return tuple(dict.fromkeys([*todo, *(said + mark for _, said in ranked)]))
+
+
+def _of_parts(
+    schema: OpSchema, at: int, dims: Sequence[int], settings: Settings | None
+) -> list[str]:
+    """Of an op that cuts a sharded dim into equal parts, as fused weights are: every part may be
+    sharded, in place of the whole.
+    """
+    spec = op_schemas.specs_of(schema)[at]
+    by = settings if settings is not None and settings.movement else EVERYTHING
+    found = []
+    for m, placements in sharded_parts(schema, at, dims, lambda s: by_package(s, by, None)):
+        on = "" if by is settings else " with cute_sharding.enable(movement=True)"
+        found.append(
+            f"{schema.op._opname} sends nothing{on} if a fused weight makes its input "
+            f"{_in([*map(str, placements)])}, each of its parts sharded on "
+            f"{moved_of(spec, spec).names[m]}: see docs/tutorial.md#fused-weights"
+        )
+    return found
 
 
 def _to_change(specs: Sequence[DTensorSpec], now: Answered) -> list[tuple[int, list[int]]]:

@@ -106,6 +106,7 @@ class Profiler(Recorder):
 
     def __enter__(self) -> Profiler:
         super().__enter__()
+        self._when()
         self.started = perf_counter()
         return self
 
@@ -125,6 +126,12 @@ class Profiler(Recorder):
         self._met.append(self._call)
         if len(self._met) > MOST_MET:
             self._count()
+
+    @property
+    def times(self) -> list[When]:
+        """What was on, of all that ran; where nothing ran, when it began."""
+        ran = [source.when for source in (*self.calls, *(note.source for note in self.notes))]
+        return ran or [self._now]
 
     @property
     def calls(self) -> dict[Call, int]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from cute_sharding.dtensor.profile.amounts import Row, sent_by
-from cute_sharding.dtensor.profile.causes import of_asked, of_call
+from cute_sharding.dtensor.profile.causes import name_of, of_asked, of_call
 from cute_sharding.dtensor.profile.places import Found
 from cute_sharding.dtensor.profile.profiler import Asked, Call, Note, Profiler
 from cute_sharding.dtensor.profile.recorder import collective_of
@@ -29,15 +29,16 @@ class _Refusing(Profiler):
     def __init__(self, action: str, *, allow_explicit: bool) -> None:
         super().__init__()
         self._action, self._allow_explicit = action, allow_explicit
-        self._warned: set[tuple[Place | None, str]] = set()
+        self._warned: set[tuple[Place | None, bool, str]] = set()
 
     def about_to_send(self, row: Row, func: Any, args: Any, kwargs: Any, found: Found) -> None:
         source = self.source_of(found)
         if self._allow_explicit and isinstance(source, Asked) and source.kind != "compiled":
             return
-        if self._action == "warn" and (found.place, row.kind) in self._warned:
+        key = source.place, source.backward, name_of(source)
+        if key in self._warned:
             return
-        self._warned.add((found.place, row.kind))
+        self._warned.add(key)
         sent = collective_of(sent_by(row, func, args, kwargs), "", found, None)
         if isinstance(source, Call):
             note = Note(source, 0.0, found.moved)
@@ -76,8 +77,8 @@ def no_communication(
     all ranks alike. The message says for which line and op it is, why, and what would avoid it.
 
     Args:
-        action: "warn" gives a RuntimeWarning instead, once for each line and kind of collective,
-            and sends.
+        action: "warn" gives a RuntimeWarning instead, and sends: once for each op of a line, and
+            once for its gradient.
         allow_explicit: let pass what the program asks for itself: ``redistribute()``,
             ``full_tensor()``, the functions of ``torch.distributed``. What is left is what ops,
             views, slices and their gradients send.

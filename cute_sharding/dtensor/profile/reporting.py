@@ -76,8 +76,8 @@ def _mesh_text(mesh: Any) -> str:
 
 
 def _settings_text(profiler: Profiler) -> str:
-    """What was on, of the ops that ran; the last of them, where that changed."""
-    every = [call.when.settings for call in profiler.calls if call.when.settings is not None]
+    """What was on, of what ran; the last of it, where that changed."""
+    every = [when.settings for when in profiler.times if when.settings is not None]
     if not every:
         return ""
     flags = ("views", "ops", "redistribution", "movement")

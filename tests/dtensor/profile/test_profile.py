@@ -1,7 +1,9 @@
 """What a profile says of a program whose communication is known."""
 
 import json
+import re
 import warnings
+from contextlib import nullcontext
 from html.parser import HTMLParser
 from importlib.metadata import entry_points
 
@@ -9,9 +11,11 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor.profile.refusing import CommunicationError
+from cute_sharding.showing.table import aligned, text
 
 ON = {"redistribution": True, "movement": True}
 pytest_plugins = "pytester"
@@ -76,7 +80,7 @@ def test_what_the_package_makes_free_is_listed(mesh):
         x.view(4, 16)
     (line,) = p.report.freed
     assert line.cause.op == "view" and not line.events and p.collectives == []
-    assert "What cute_sharding removes" in str(p)
+    assert "Nothing is sent here; PyTorch's rules would, on these placements" in str(p)
 
 
 def test_why_a_view_communicates(mesh):
@@ -105,7 +109,7 @@ def test_the_table_fits_and_says_it_in_words(mesh):
         assert max(map(len, p.table(width).splitlines())) <= width
     text = p.table(100)
     assert "cute_sharding is off." in text and "mesh tp=4" in text
-    assert "With cute_sharding.enable(redistribution=True, movement=True)" in text
+    assert "cute_sharding.enable(redistribution=True, movement=True) would receive" in text
     assert "test_profile.py:" in text and "S(0) -> R" in text
     assert "x[1:5]  # a slice of the sharded dim" in text
     assert p.table(100, most=1).count("all-gather ") < text.count("all-gather ")
@@ -156,6 +160,127 @@ def test_a_profile_does_not_change_counts_or_what_is_on(mesh):
         str(p)
         assert cute_sharding.stats() == {} and inside
         assert cute_sharding.settings().movement
+
+
+def joined(text):
+    return " ".join(text.split())
+
+
+def test_a_figure_of_the_same_ops_is_not_said_to_be_that_of_the_program(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as off:
+        program(x)
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as on:
+        program(x)
+    said = joined(on.table(100))
+    assert "Op by op on these placements PyTorch's rules would receive 288 B" in said
+    assert "not what the program receives with the package off" in said
+    assert "removes" not in said and "%" not in said
+    said = joined(off.table(100))
+    assert "would receive 168 B of 288 B. This may say too much or too little" in said
+
+
+def test_more_seconds_than_by_pytorchs_rules_are_said(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as p:
+        x[1:5]
+    assert "take longer" not in str(p)
+    (line,) = p.lines
+    dear = line._replace(events=2 * line.events)
+    assert dear.model > line.cause.torch.seconds
+    assert "By the network model they take longer here: 12 us in place of 6" in joined(
+        text(p.report._replace(lines=(dear,)), 100, 20)
+    )
+
+
+def test_what_is_on_is_said_where_nothing_ran(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    on = "cute_sharding is on (views, ops, redistribution, movement)."
+    with cute_sharding.enabled(**ON):
+        with cute_sharding.profile() as nothing:
+            pass
+        with cute_sharding.profile() as asked:
+            x.redistribute(placements=[Replicate()])  # of DTensor's ops none runs
+    assert on in joined(str(nothing)) and on in joined(str(asked))
+
+
+def test_placements_are_not_cut_and_strided_ones_are_explained(mesh):
+    blocks = DTensor.from_local(torch.ones(4, 8), mesh, [_StridedShard(0, split_factor=4)])
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as p:
+        blocks.redistribute(placements=[Shard(1)])
+        blocks.redistribute(placements=[Replicate()])
+    for width in (72, 80, 100, 140):
+        table = p.table(width).partition("Why, and")[0]
+        after = table.partition("line  ")[2].partition("received:")[0]
+        assert after.count("_S(0, 4)") == 2 and " S(1)" in after and re.search(r"> R\s", after)
+        assert not re.search(r"(->|-|S\(|[0-9R])\.\.", after)
+        assert max(map(len, table.splitlines())) <= width
+    assert "_S(0, 4): a _StridedShard; dim 0 is cut into 4 blocks" in p.table(100)
+
+
+def test_a_cell_of_several_tensors_goes_on_in_the_next_line():
+    rows = [("1", "long_name_of_an_op", "_S(0, 3) -> R,\n[S(0), _S(0, 4)] -> [R, R]")]
+    assert aligned(rows, 35, {1, 2}, {1: 10}, {2: 10}) == [
+        "1  long_nam..  _S(0, 3) -> R,",
+        "               [S(0), _S(0, 4)] ->",
+        "               [R, R]",
+    ]
+    assert aligned(rows, 80, {1, 2}, {1: 10}, {2: 10})[0].endswith("R, [S(0), _S(0, 4)] -> [R, R]")
+
+
+def test_the_rows_of_a_line_are_counted(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as p:
+        _ = x[1:5], x[2:5]
+    assert "2 collectives on 1 line (2 rows: one for each op, and for each way" in joined(str(p))
+    assert "and 1 row more" in p.table(100, most=1)
+
+
+# -- hints -----------------------------------------------------------------------------------------
+
+
+def test_hints_are_ranked_and_those_that_do_not_pay_are_marked(mesh):
+    x = tensor(mesh, (8, 6), 0)
+    with cute_sharding.profile() as off:
+        x[1:5]
+    (todo,) = line_of(off, "slice").cause.todo  # a gather is what the slice does now
+    assert todo.endswith("receives 144 B (no less than now)")
+    many = tensor(mesh, (8, 8), 0)
+    with cute_sharding.profile() as off:
+        many[1:5]
+    pays = line_of(off, "slice").cause.todo  # by columns it receives less, and a gather is left out
+    assert len(pays) == 1 and "[S(1)]; to redistribute it there receives 48 B" in pays[0]
+
+
+@pytest.mark.parametrize("flags", [{}, ON], ids=["off", "on"])
+def test_a_chunk_of_a_sharded_dim_is_told_of_fused_weights(mesh, flags):
+    x = tensor(mesh, (2, 24), 1)
+    with cute_sharding.enabled(**flags) if flags else nullcontext():
+        with cute_sharding.profile() as p:
+            x.chunk(3, -1)
+        with cute_sharding.profile() as uneven:
+            x.split([4, 20], -1)
+    first = line_of(p, "split").cause.todo[0]
+    assert "if a fused weight makes its input [_S(1, 3)]" in first
+    assert first.endswith("sharded on tp: see docs/tutorial.md#fused-weights")
+    assert ("cute_sharding.enable(movement=True)" in first) == (not flags)
+    assert "fused" not in " ".join(uneven.lines[0].cause.todo)
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as free:
+        fused = DTensor.from_local(torch.ones(2, 6), mesh, [_StridedShard(1, split_factor=3)])
+        fused.chunk(3, -1)
+    assert not free.collectives
+
+
+def test_a_gradient_says_what_it_is(mesh):
+    x = tensor(mesh, (8, 8), 0).requires_grad_()
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as p:
+        rows = x[1:5]
+        rows.redistribute(placements=[Shard(1)]).to_local().sum().backward()
+    gradients = [line.cause for line in p.lines if line.cause.backward and line.events]
+    assert {cause.kind for cause in gradients} == {"op", "asked"}
+    for cause in gradients:
+        said = f"a gradient of line {cause.place.line}: the placements come from its forward op"
+        assert cause.todo[-1].startswith(said)
 
 
 # -- no communication ------------------------------------------------------------------------------
@@ -210,6 +335,30 @@ def test_a_warning_instead(mesh):
     said = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
     assert len(said) == 2 and "What to do: slice sends nothing if" in said[1]
     assert caught[0].filename == __file__
+
+
+def test_a_warning_for_each_op_of_a_line_and_each_gradient(mesh):
+    x = tensor(mesh, (8, 8), 0).requires_grad_()
+
+    def step():
+        y, z = x[1:5] + x[2:6], x.roll(1, 0)  # exchanges all, forward and backward
+        (y.to_local().sum() + z.to_local().sum()).backward()
+
+    with cute_sharding.enabled(**ON), cute_sharding.profile() as p:
+        step()
+    with (
+        cute_sharding.enabled(**ON),
+        warnings.catch_warnings(record=True) as caught,
+        cute_sharding.no_communication(action="warn"),
+    ):
+        warnings.simplefilter("always")
+        step()
+        step()
+    rows = [line.cause for line in p.lines if line.events]
+    listed = {("the gradient of " if cause.backward else "") + cause.op for cause in rows}
+    said = [str(each.message).partition(" at ")[0] for each in caught]
+    assert len(rows) > len(listed) == 4
+    assert sorted(said) == sorted(listed)
 
 
 def test_another_action():
