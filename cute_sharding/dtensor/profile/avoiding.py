@@ -73,11 +73,11 @@ def sharded_parts(
             continue
         if any(part.shape[d] * len(parts) != spec.shape[d] for part in parts):
             continue
-        now = list(spec.placements)
-        now[m] = StridedShard(d, split_factor=len(parts))
+        block = StridedShard(d, split_factor=len(parts))
+        now = tuple([block if k == m else p for k, p in enumerate(spec.placements)])
         others = [placed_as(s, now) if k == at else s for k, s in enumerate(specs)]
         if _is_free(ask, _with(schema, others)):
-            yield m, tuple(now)
+            yield m, now
 
 
 def _candidates(spec: DTensorSpec, dims: Sequence[int]) -> Iterator[tuple[Placement, ...]]:
