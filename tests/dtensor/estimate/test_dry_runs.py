@@ -50,13 +50,15 @@ def test_the_same_as_over_gloo(sizes, tmp_path):
     for at, (mesh, rank) in enumerate(estimate_worker.RANKS):
         if mesh != sizes:
             continue
-        measured, compared = json.loads((tmp_path / f"measured-{rank}.json").read_text()), 0
+        measured = json.loads((tmp_path / f"measured-{rank}.json").read_text())
+        compared = received = 0
         for name, found in dry(str(at), tmp_path).items():
             for part, ours, theirs in zip(("setup", "step"), found, measured[name]):
                 assert Traffic.from_data(ours) == Traffic.from_data(theirs), (name, rank, part)
                 compared += 1
-            assert Traffic.from_data(found[1]).received_bytes > 0, name
-        assert compared == 2 * 3 * 5
+            received += Traffic.from_data(found[1]).received_bytes
+        # Over one device of (4, 1) a model that is parallel over tensors alone sends nothing.
+        assert compared == 2 * 3 * 5 and received > 0
 
 
 @pytest.fixture(scope="module")
