@@ -102,21 +102,14 @@ class Refit:
     # -- what runs ---------------------------------------------------------------------------------
 
     @cached_property
-    def _by_result(self) -> tuple[tuple[Piece, ...], ...]:
-        found: list[list[Piece]] = [[] for _ in self.results]
-        for each in self.relation.pieces:
-            found[each.target].append(each)
-        return tuple(map(tuple, found))
-
-    @cached_property
     def wires(self) -> tuple[tuple[str, int], ...]:
         """The dtype in which each operand is sent, and its itemsize: that of the results made of
         it, where it is one dtype of fewer bytes.
         """
         of: list[set[tuple[str, int]]] = [set() for _ in self.operands]
-        for result, pieces in zip(self.results, self._by_result):
-            for k in {each.source for each in pieces if each.source >= 0}:
-                of[k].add((result.dtype, result.itemsize))
+        for k in self.relation.sources:
+            results = [self.results[each.target] for each in self.relation.by_source[k]]
+            of[k].update((result.dtype, result.itemsize) for result in results)
         return tuple(
             [wire_of(each.dtype, each.itemsize, some) for each, some in zip(self.operands, of)]
         )
@@ -182,12 +175,9 @@ class Refit:
     def unread(self) -> dict[str, int]:
         """Of operands of which results have not all elements: how many they leave out."""
         found = {}
-        read: list[list[Piece]] = [[] for _ in self.operands]
-        for each in self.relation.pieces:
-            if each.source >= 0:
-                read[each.source].append(each)
-        for operand, pieces in zip(self.operands, read):
-            left = prod(operand.placed.shape) - count_rows(read_once(pieces))
+        for k, operand in enumerate(self.operands):
+            read = count_rows(read_once(self.relation.by_source.get(k, ())))
+            left = prod(operand.placed.shape) - read
             if left:
                 found[operand.name] = left
         return found
@@ -212,9 +202,12 @@ class Refit:
 
     # -- as text and data --------------------------------------------------------------------------
 
+    def _pieces(self, result: int) -> tuple[Piece, ...]:
+        return self.relation.by_target.get(result, ())
+
     def sources_of(self, result: int) -> list[str]:
         """The names of the operands that a result is made of."""
-        numbers = dict.fromkeys(e.source for e in self._by_result[result] if e.source >= 0)
+        numbers = dict.fromkeys(e.source for e in self._pieces(result) if e.source >= 0)
         return [self.operands[k].name for k in numbers]
 
     def to_dict(self) -> dict[str, Any]:
@@ -225,7 +218,7 @@ class Refit:
                 {
                     **each.to_dict(),
                     "of": self.sources_of(k),
-                    "pieces": [str(one) for one in self._by_result[k]],
+                    "pieces": [str(one) for one in self._pieces(k)],
                 }
                 for k, each in enumerate(self.results)
             ],
@@ -260,7 +253,7 @@ class Refit:
         )
         yield f"refit of {len(self.operands)} tensors to {len(self.results)}, {meshes}"
         for k, each in enumerate(self.results):
-            many, of = len(self._by_result[k]), ", ".join(self.sources_of(k)) or "constants"
+            many, of = len(self._pieces(k)), ", ".join(self.sources_of(k)) or "constants"
             pieces = f"{many} piece{'s' * (many != 1)}"
             yield f"  {each.text} as {each.placed.placements_text()}: {pieces} of {of}"
         for name, left in self.unread.items():

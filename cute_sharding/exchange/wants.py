@@ -61,14 +61,6 @@ class Wants:
         return found
 
     @cached_property
-    def _pieces(self) -> dict[int, list[Piece]]:
-        """Of each operand; and of constants, by numbers below 0."""
-        found: dict[int, list[Piece]] = {}
-        for each in self.relation.pieces:
-            found.setdefault(each.source, []).append(each)
-        return found
-
-    @cached_property
     def _locals(self) -> dict[Wanting, list[Piece]]:
         return {}
 
@@ -82,7 +74,7 @@ class Wants:
         if key not in self._of:
             if wanting not in self._locals:
                 self._locals[wanting] = self._held(self.takers[wanting][0])
-            self._of[key] = through(self._pieces.get(operand, ()), self._locals[wanting])
+            self._of[key] = through(self.relation.by_source.get(operand, ()), self._locals[wanting])
         return self._of[key]
 
     def _held(self, rank: int) -> list[Piece]:
@@ -98,4 +90,4 @@ class Wants:
         """Those of which ranks need something, and constants, by their numbers below 0."""
         if wanting not in self.takers:
             return []
-        return [k for k in sorted(self._pieces) if self.of(wanting, k)]
+        return [k for k in sorted(self.relation.by_source) if self.of(wanting, k)]

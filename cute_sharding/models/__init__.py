@@ -1,7 +1,7 @@
 """Many tensors at once, from any meshes to any others: a model, an optimizer, a checkpoint. Imports
 no torch.
 
-- :mod:`.spec`: how a tensor lies, with its dtype and what is pending.
+- :mod:`.tensor`: how a tensor lies, with its dtype and what is pending.
 - :mod:`.shapes`: the tensors of a model, from a file.
 - :mod:`.way`: how one tensor, or all that lie alike, get from one spec to another.
 - :mod:`.buckets`: which of them go together, by a memory limit.

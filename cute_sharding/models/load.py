@@ -87,18 +87,10 @@ class LoadPlan:
     # -- who reads what ----------------------------------------------------------------------------
 
     @cached_property
-    def _pieces(self) -> dict[int, list[Piece]]:
-        """What results are made of each tensor, by its number; of constants by theirs."""
-        found: dict[int, list[Piece]] = {}
-        for each in self.relation.pieces:
-            found.setdefault(each.source, []).append(each)
-        return found
-
-    @cached_property
     def _widths(self) -> dict[int, int]:
         """How many bytes an element of each tensor has on its way."""
         found = {}
-        for k, some in self._pieces.items():
+        for k, some in self.relation.by_source.items():
             if k >= 0:
                 results = [self.results[one.target] for one in some]
                 dtypes = {(each.dtype, each.itemsize) for each in results}
@@ -107,9 +99,10 @@ class LoadPlan:
 
     def _needs(self, k: int) -> tuple[Needs, ...]:
         """Of each chunk of a tensor."""
-        targets = list(dict.fromkeys(one.target for one in self._pieces[k]))
+        targets = list(dict.fromkeys(one.target for one in self.relation.by_source[k]))
         pieces = [
-            one._replace(source=0, target=targets.index(one.target)) for one in self._pieces[k]
+            one._replace(source=0, target=targets.index(one.target))
+            for one in self.relation.by_source[k]
         ]
         return needs_of(self.stored[k], pieces, [self.results[t].placed for t in targets])
 
@@ -119,7 +112,7 @@ class LoadPlan:
         than others until then, to an eighth of what a rank reads in all, the one that needs most of
         it.
         """
-        order = sorted([k for k in self._pieces if k >= 0])
+        order = sorted([k for k in self.relation.by_source if k >= 0])
         wanted = [(k, i, needs) for k in order for i, needs in enumerate(self._needs(k)) if needs]
         slack = sum(self.stored[k].bytes_of(i) for k, i, _ in wanted) // SHARE
         read, total = dict.fromkeys(self.ranks, 0), 0
@@ -193,9 +186,9 @@ class LoadPlan:
         operands = [_operand(each) for each in reads] or [_nothing(self.ranks[0])]
         pieces: list[Piece] = []
         for i, (each, (k, _)) in enumerate(zip(reads, found)):
-            pieces += through(each.of.pieces(each.chunks, i, k), self._pieces[k])
+            pieces += through(each.of.pieces(each.chunks, i, k), self.relation.by_source[k])
         if is_last:
-            pieces += [one for k, some in self._pieces.items() if k < 0 for one in some]
+            pieces += [one for k, some in self.relation.by_source.items() if k < 0 for one in some]
         results = sorted({one.target for one in pieces})
         numbers = {t: i for i, t in enumerate(results)}
         relation = Relation(
@@ -215,8 +208,8 @@ class LoadPlan:
         last = dict.fromkeys(range(len(self.results)), 0)
         for number, units in enumerate(self._together):
             for k in {unit.stored for unit in units}:
-                last.update((one.target, number) for one in self._pieces[k])
-        for one in (one for k, some in self._pieces.items() if k < 0 for one in some):
+                last.update((one.target, number) for one in self.relation.by_source[k])
+        for one in (one for k, some in self.relation.by_source.items() if k < 0 for one in some):
             last[one.target] = self.many - 1
         found: list[list[int]] = [[] for _ in range(self.many)]
         for t, number in last.items():

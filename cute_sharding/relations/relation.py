@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from cute_sharding.relations.elements import alone, read_once, size, without
@@ -56,9 +58,19 @@ class Relation:
         shapes = tuple([self.outputs[k] for k in outputs])
         return replace(self, outputs=shapes, pieces=joined(pieces))
 
+    @cached_property
+    def by_source(self) -> dict[int, tuple[Piece, ...]]:
+        """The pieces of each operand that something is made of; of constants by numbers below 0."""
+        return _grouped(self.pieces, attrgetter("source"))
+
+    @cached_property
+    def by_target(self) -> dict[int, tuple[Piece, ...]]:
+        """The pieces of each result of which something is said."""
+        return _grouped(self.pieces, attrgetter("target"))
+
     def said(self, output: int) -> int:
         """Of how many elements of a result it is said what they are."""
-        return sum(each.size for each in self.pieces if each.target == output)
+        return sum(each.size for each in self.by_target.get(output, ()))
 
     @property
     def is_total(self) -> bool:
@@ -68,13 +80,20 @@ class Relation:
     @property
     def sources(self) -> tuple[int, ...]:
         """The operands that something is made of."""
-        return tuple(sorted({each.source for each in self.pieces if each.source >= 0}))
+        return tuple(sorted(k for k in self.by_source if k >= 0))
 
     def __str__(self) -> str:
         before, after = (", ".join(map(str, each)) for each in (self.inputs, self.outputs))
         lines = [f"{before} -> {after}", *(f"  {each}" for each in self.pieces)]
         values = [f"  constant {k} is {value!r}" for k, value in enumerate(self.constants)]
         return "\n".join([*lines, *values])
+
+
+def _grouped(pieces: Iterable[Piece], key: Callable[[Piece], int]) -> dict[int, tuple[Piece, ...]]:
+    found: dict[int, list[Piece]] = {}
+    for each in pieces:
+        found.setdefault(key(each), []).append(each)
+    return {k: tuple(some) for k, some in found.items()}
 
 
 def compose(first: Relation, second: Relation) -> Relation:
