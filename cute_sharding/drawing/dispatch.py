@@ -27,9 +27,9 @@ from cute_sharding.drawing.parts import Section
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.drawing.views import view_picture
 from cute_sharding.exchange import Exchange, Mesh, Placed
-from cute_sharding.exchange.refit import Refit
 from cute_sharding.layout import Layout
 from cute_sharding.models import ReshardPlan
+from cute_sharding.models.refit import Refit
 from cute_sharding.redistribution import Network, RedistributionPlan
 from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
 from cute_sharding.redistribution.plan import Held

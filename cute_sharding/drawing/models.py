@@ -8,8 +8,8 @@ from cute_sharding.drawing.exchanges import section_of_ranks
 from cute_sharding.drawing.parts import GAP, Section, Table
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.exchange import Bundle
-from cute_sharding.exchange.refit import Refit
 from cute_sharding.models import ReshardPlan
+from cute_sharding.models.refit import Refit
 
 # The most lines of a table.
 LINES = 16

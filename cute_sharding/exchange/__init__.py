@@ -10,7 +10,6 @@
 - :mod:`.holders`, :mod:`.wants`, :mod:`.by_pieces`: the flow of a relation by pieces, between all
   of them.
 - :mod:`.bundle`: the exchanges of many tensors in one.
-- :mod:`.refit`: a model's weights as another program has them.
 """
 
 from cute_sharding.exchange.bundle import Bundle, BundlePart, Item

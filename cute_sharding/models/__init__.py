@@ -6,6 +6,7 @@ no torch.
 - :mod:`.way`: how one tensor, or all that lie alike, get from one spec to another.
 - :mod:`.buckets`: which of them go together, by a memory limit.
 - :mod:`.plan`: the whole of it, and what it takes.
+- :mod:`.refit`: tensors of one program made of those of another.
 - :mod:`.stored`, :mod:`.needs`, :mod:`.load`: tensors in the chunks of a checkpoint, who needs
   some of them, and who reads them.
 """

@@ -3,7 +3,7 @@ how much of it at a time.
 
 What ranks have read is a relation's operands: of each tensor, and each rank that reads some of it,
 one flat tensor on that rank alone. The results are the tensors that are loaded, on any meshes. So
-each part of a load is a refit (:mod:`cute_sharding.exchange.refit`).
+each part of a load is a refit (:mod:`cute_sharding.models.refit`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from cute_sharding.exchange.placed import Mesh, Placed
-from cute_sharding.exchange.refit import Named, Refit, wire_of
 from cute_sharding.models.buckets import LEAST, MOST, SHARE
 from cute_sharding.models.needs import Needs, needs_of
+from cute_sharding.models.refit import NamedTensor, Refit, wire_of
 from cute_sharding.models.stored import Read, Stored
+from cute_sharding.models.tensor import PlacedTensor
 from cute_sharding.relations.piece import Piece, through
 from cute_sharding.relations.relation import Relation
 
@@ -69,7 +70,7 @@ class LoadPlan:
     >>> halves = Chunk((0, 0), (2, 6)), Chunk((2, 0), (2, 6))
     >>> columns = Placed.of(Sharding((4, 6), (2,), (Shard(1),)))
     >>> stored = Stored("w", (4, 6), "float32", 4, halves)
-    >>> wanted = Named("w", columns, "float32", 4)
+    >>> wanted = NamedTensor("w", PlacedTensor(columns))
     >>> plan = LoadPlan((stored,), Relation.same((4, 6)), (wanted,), (0, 1))
     >>> plan.read_by, plan.part(0).refit.received_by(0)  # the half of it that 1 has read
     ({0: 48, 1: 48}, 24)
@@ -77,7 +78,7 @@ class LoadPlan:
 
     stored: tuple[Stored, ...]
     relation: Relation
-    results: tuple[Named, ...]
+    results: tuple[NamedTensor, ...]
     ranks: tuple[int, ...]
     memory_limit: int | None = None
 
@@ -254,13 +255,12 @@ def _on_rank(size: int, rank: int) -> Placed:
     return Placed((size,), Mesh((1,), (rank,)), ((),))
 
 
-def _operand(read: Read) -> Named:
+def _operand(read: Read) -> NamedTensor:
     """What was read, as a tensor that one rank has."""
-    return Named(
-        read.of.name, _on_rank(sum(read.sizes), read.reader), read.of.dtype, read.of.itemsize
-    )
+    placed = _on_rank(sum(read.sizes), read.reader)
+    return NamedTensor(read.of.name, PlacedTensor(placed, read.of.dtype))
 
 
-def _nothing(rank: int) -> Named:
+def _nothing(rank: int) -> NamedTensor:
     """An operand for a part that reads nothing."""
-    return Named("", _on_rank(0, rank), "uint8", 1)
+    return NamedTensor("", PlacedTensor(_on_rank(0, rank), "uint8"))

@@ -9,9 +9,9 @@ import pytest
 from enumeration import devices, held
 
 from cute_sharding.exchange import Mesh, Placed
-from cute_sharding.exchange.refit import Named
-from cute_sharding.models import needs
+from cute_sharding.models import PlacedTensor, needs
 from cute_sharding.models.load import LoadPlan
+from cute_sharding.models.refit import NamedTensor
 from cute_sharding.models.stored import Chunk, Stored, in_chunks
 from cute_sharding.relations import Relation
 from cute_sharding.relations.piece import whole
@@ -86,7 +86,7 @@ def plan_of(shapes, ranks, target, **limits):
         Stored(f"w{k}", shape, "float32", 4, rows_of(shape, n)) for k, shape in enumerate(shapes)
     ]
     results = [
-        Named(f"w{k}", Placed(shape, Mesh((n,), ranks), target), "float32", 4)
+        NamedTensor(f"w{k}", PlacedTensor(Placed(shape, Mesh((n,), ranks), target)))
         for k, shape in enumerate(shapes)
     ]
     relation = Relation.same(*shapes)

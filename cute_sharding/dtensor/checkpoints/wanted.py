@@ -23,7 +23,8 @@ from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import places
 from cute_sharding.dtensor.run.reading import of_source
 from cute_sharding.exchange import Mesh, Placed
-from cute_sharding.exchange.refit import Named
+from cute_sharding.models import PlacedTensor
+from cute_sharding.models.refit import NamedTensor
 from cute_sharding.sharding.chains import Chains
 
 
@@ -44,14 +45,15 @@ class Want(NamedTuple):
     chains: Chains
     device: str
 
-    def named(self, those: Sequence[int]) -> Named:
+    def named(self, those: Sequence[int]) -> NamedTensor:
         """As an exchange has it; ``those``: the ranks that say it."""
         if self.sizes is None or self.ranks is None:
             mesh = Mesh((len(those),), tuple(those))
         else:
             mesh = Mesh(self.sizes, self.ranks)
-        name = str(self.dtype).removeprefix("torch.")
-        return Named(self.name, Placed(self.shape, mesh, self.chains), name, self.dtype.itemsize)
+        placed = Placed(self.shape, mesh, self.chains)
+        dtype = str(self.dtype).removeprefix("torch.")
+        return NamedTensor(self.name, PlacedTensor(placed, dtype))
 
 
 class Wanted(NamedTuple):
@@ -66,7 +68,7 @@ class Wanted(NamedTuple):
         devices: the kinds of devices.
     """
 
-    results: tuple[Named, ...]
+    results: tuple[NamedTensor, ...]
     dtypes: tuple[torch.dtype, ...]
     mine: dict[str, int]
     objects: frozenset[str]
@@ -139,7 +141,7 @@ def wanted_by_all(ranks: Ranks, mine: Mine, digests: Mapping[int, bytes]) -> Wan
     """What all ranks want, by what this one does and by what each has told."""
     numbers: dict[tuple[str, Placed, torch.dtype], int] = {}
     own: dict[str, int] = {}
-    results: list[tuple[Named, torch.dtype]] = []
+    results: list[tuple[NamedTensor, torch.dtype]] = []
     objects, names, devices = {*mine.objects}, {*mine.names}, set()
     for one in dict.fromkeys(digests.values()):
         those = [rank for rank in ranks.all if digests[rank] == one]

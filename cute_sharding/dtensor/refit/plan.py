@@ -17,7 +17,7 @@ from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tenso
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.specs import Spec
 from cute_sharding.exchange import BundlePart
-from cute_sharding.exchange.refit import Refit
+from cute_sharding.models.refit import Refit
 
 
 class RefitPlan:

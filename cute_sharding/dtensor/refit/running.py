@@ -16,7 +16,7 @@ from cute_sharding.dtensor.run.packing import in_shape, unpacked, write
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart
-from cute_sharding.exchange.refit import Member, Refit
+from cute_sharding.models.refit import Member, Refit
 
 
 class Ran(NamedTuple):

@@ -15,13 +15,13 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.reading import left_to_right, readings
 from cute_sharding.dtensor.run.specs import OnMesh, Spec
-from cute_sharding.exchange.refit import Named
+from cute_sharding.models.refit import NamedTensor
 
 # By names or patterns of names, or asked with name and tensor.
 Target: TypeAlias = "Mapping[str, DTensor | Spec | OnMesh] | Callable[[str, torch.Tensor], OnMesh]"
 
 
-def named(name: str, spec: Spec) -> Named:
+def named(name: str, spec: Spec) -> NamedTensor:
     """A tensor as a refit has it.
 
     Raises:
@@ -33,8 +33,7 @@ def named(name: str, spec: Spec) -> Named:
             f"{name!r} is {text(placements)}, with a Partial: redistribute it to Shard or "
             "Replicate first, a refit only moves elements"
         )
-    tensor = spec.placed()
-    return Named(name, tensor.placed, tensor.dtype, spec.dtype.itemsize)
+    return NamedTensor(name, spec.placed())
 
 
 def spec_of(name: str, given: Any) -> Spec:

@@ -14,25 +14,38 @@ from typing import Any, NamedTuple
 from cute_sharding.exchange.bundle import Bundle, Item
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.placed import Placed
+from cute_sharding.models.tensor import PlacedTensor
 from cute_sharding.relations.elements import read_once
 from cute_sharding.relations.piece import Piece
 from cute_sharding.relations.relation import Relation, inverse
 from cute_sharding.sharding.meeting import count_rows
 
 
-class Named(NamedTuple):
-    """A tensor of a refit: its name, how it lies, and its dtype.
+class NamedTensor(NamedTuple):
+    """A tensor of a refit: its name, and how it lies.
 
-    >>> from cute_sharding.sharding import Shard, Sharding
-    >>> rows = Placed.of(Sharding((4, 6), (2,), (Shard(0),)))
-    >>> Named("w", rows, "float32", 4).text
+    >>> rows = PlacedTensor.of((4, 6), (2,), "S(0)")
+    >>> NamedTensor("w", rows).text
     'w (4, 6) float32'
     """
 
     name: str
-    placed: Placed
-    dtype: str
-    itemsize: int
+    tensor: PlacedTensor
+
+    @property
+    def placed(self) -> Placed:
+        """Its shape, the mesh, and what cuts its dims."""
+        return self.tensor.placed
+
+    @property
+    def dtype(self) -> str:
+        """The name of its dtype."""
+        return self.tensor.dtype
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return self.tensor.itemsize
 
     @property
     def text(self) -> str:
@@ -85,19 +98,18 @@ class Refit:
         operands, results: what these are.
 
     >>> from cute_sharding.movement import of_move
-    >>> from cute_sharding.sharding import Shard, Sharding
-    >>> half, fused = (Placed.of(Sharding((n, 6), (2,), (Shard(0),))) for n in (4, 8))
+    >>> half, fused = (PlacedTensor.of((n, 6), (2,), "S(0)") for n in (4, 8))
     >>> cat = of_move("torch.cat", [(4, 6), (4, 6)], 0)
-    >>> gate, up = (Named(name, half, "float32", 4) for name in ("gate", "up"))
-    >>> print(Refit(cat, (gate, up), (Named("gate_up", fused, "float32", 4),)))
+    >>> gate, up = (NamedTensor(name, half) for name in ("gate", "up"))
+    >>> print(Refit(cat, (gate, up), (NamedTensor("gate_up", fused),)))
     refit of 2 tensors to 1, mesh (2,) of ranks 0, 1
       gate_up (8, 6) float32 as [S(0)]: 2 pieces of gate, up
     in all: 1 exchange, a rank receives 48 bytes at the most; 192 bytes of results, all said
     """
 
     relation: Relation
-    operands: tuple[Named, ...]
-    results: tuple[Named, ...]
+    operands: tuple[NamedTensor, ...]
+    results: tuple[NamedTensor, ...]
 
     # -- what runs ---------------------------------------------------------------------------------
 
