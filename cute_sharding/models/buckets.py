@@ -8,6 +8,7 @@ first. All of this is a function of the loads on all ranks, so that ranks decide
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.models.way import Load
@@ -54,6 +55,10 @@ def buckets(
     most = min(max(_most_moved(loads, order) // SHARE, LEAST), MOST) if limit is None else None
     while order:
         members, load = _next(order, loads, kinds, held, limit, most)
+        rest = [i for i in order if i not in members]
+        if limit is not None and not _fit_one_by_one(rest, loads, _moved(held, load), limit):
+            # Of those that are in front of others of another kind, some grow: they wait.
+            members, load = _next(_alike(order, kinds), loads, kinds, held, limit, most)
         if limit is not None and _peak(held, load) > limit:
             least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
             raise ValueError(
@@ -67,6 +72,23 @@ def buckets(
         order = [i for i in order if i not in members]
         held, before = _moved(held, load), load
     return found
+
+
+def _alike(order: Sequence[int], kinds: Sequence[Hashable]) -> list[int]:
+    """Those of the first one's kind that are in front of all others."""
+    first = kinds[order[0]]
+    return list(takewhile(lambda i: kinds[i] == first, order))
+
+
+def _fit_one_by_one(
+    order: Sequence[int], loads: Sequence[Loads], held: Sequence[int], limit: int
+) -> bool:
+    """Whether tensors keep within the limit in that order, each by itself."""
+    for i in order:
+        if _peak(held, loads[i]) > limit:
+            return False
+        held = _moved(held, loads[i])
+    return True
 
 
 def _order(loads: Sequence[Loads], kinds: Sequence[Hashable]) -> list[int]:
