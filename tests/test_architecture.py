@@ -17,6 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     "_settings",
     "_imports",
+    "_html",
     "layout",
     "sharding",
     "views",

@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from cute_sharding._html import of_text
 from cute_sharding.cli import moves
 from cute_sharding.cli.arguments import VIEWS
 from cute_sharding.cli.explain import run_explain, show_explain
-from cute_sharding.drawing.inputs import is_dtensor, names_of, placements_of, sharding_of_dtensor
+from cute_sharding.drawing.inputs import (
+    DTensorLike,
+    PlacementsLike,
+    names_of,
+    placements_of,
+    sharding_of_dtensor,
+)
 from cute_sharding.sharding import Sharding
 
 # An op's numbers; None: one that is left out, as in ``x[:, 1:]``.
@@ -44,16 +51,19 @@ class Explanation:
         """The explanation as plain data."""
         return dict(self.data)
 
+    def _repr_html_(self) -> str:
+        return of_text(str(self))
+
     def __str__(self) -> str:
         return show_explain(dict(self.data))
 
 
 def explain(
-    x: Any = None,
+    x: DTensorLike | Sharding | None = None,
     *,
     shape: Sequence[int] | None = None,
     mesh: Mapping[str, int] | Sequence[int] | None = None,
-    placements: Any = None,
+    placements: PlacementsLike | None = None,
     torch: bool = False,
     **op: Numbers,
 ) -> Explanation:
@@ -104,7 +114,7 @@ def explain(
 def _sharding(x: Any, shape: Any, mesh: Any, placements: Any) -> tuple[Sharding, tuple[str, ...]]:
     """The sharding, and the names of the mesh dims."""
     if x is not None:
-        if is_dtensor(x):
+        if isinstance(x, DTensorLike):
             return sharding_of_dtensor(x), names_of(
                 x.device_mesh.mesh_dim_names, x.device_mesh.shape
             )

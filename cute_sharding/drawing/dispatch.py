@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cute_sharding._settings import network_in_force
 from cute_sharding.drawing.exchanges import exchange_picture, exchange_plan_picture
 from cute_sharding.drawing.grids import legend_of, panels_of
 from cute_sharding.drawing.holding import Holding, title_of
 from cute_sharding.drawing.inputs import (
+    DTensorLike,
+    MeshLike,
+    PlacementsLike,
     holding_of_dtensor,
-    is_dtensor,
     mesh_of,
     names_of,
     placements_of,
@@ -36,14 +38,23 @@ from cute_sharding.redistribution.plan import Held
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.chains import chains_of
+from cute_sharding.views import View
+
+if TYPE_CHECKING:
+    from cute_sharding.dtensor.refit.plan import RefitPlan
+
+Drawable: TypeAlias = (
+    "DTensorLike | Sharding | Layout | RedistributionPlan | Placed | ExchangePlan | Exchange"
+    " | ReshardPlan | Refit | RefitPlan"
+)
 
 
 def draw(
-    x: Any,
+    x: Drawable,
     *,
-    view: Any = None,
-    to: Any = None,
-    mesh: Any = None,
+    view: Sequence[int] | View | None = None,
+    to: PlacementsLike | Sharding | None = None,
+    mesh: MeshLike | None = None,
     shape: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
 ) -> Picture:
@@ -106,7 +117,7 @@ def draw(
         return refit_picture(refit)
     if isinstance(x, RedistributionPlan):
         return plan_picture(x, names_of(names or x.mesh_names, x.mesh))
-    if is_dtensor(x):
+    if isinstance(x, DTensorLike):
         return _dtensor_picture(x, view, to, mesh, names)
     if isinstance(x, Sharding):
         named = names_of(names, x.mesh)
@@ -180,7 +191,9 @@ def _sharding_picture(x: Sharding, view: Any, to: Any, named: tuple[str, ...]) -
     return holding_picture(holding, title_of(x, holding))
 
 
-def _dtensor_picture(x: Any, view: Any, to: Any, mesh: Any, names: Sequence[str] | None) -> Picture:
+def _dtensor_picture(
+    x: DTensorLike, view: Any, to: Any, mesh: MeshLike | None, names: Sequence[str] | None
+) -> Picture:
     sharding = sharding_of_dtensor(x)
     named = names_of(names or x.device_mesh.mesh_dim_names, sharding.mesh)
     holding, said = holding_of_dtensor(x, named)

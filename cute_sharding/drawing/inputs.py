@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from cute_sharding.drawing.holding import Holding
 from cute_sharding.exchange import Mesh
@@ -19,9 +19,47 @@ from cute_sharding.sharding import (
 from cute_sharding.views import BY_OP, View
 
 
-def is_dtensor(x: Any) -> bool:
-    """Whether ``x`` is a DTensor, told by what it has: torch is not imported to find out."""
-    return all(hasattr(x, name) for name in ("device_mesh", "placements", "shape", "to_local"))
+@runtime_checkable
+class DeviceMeshLike(Protocol):
+    """What pictures read of a DeviceMesh: torch is not imported for its name."""
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None: ...
+    @property
+    def mesh(self) -> Any: ...
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+@runtime_checkable
+class DTensorLike(Protocol):
+    """What pictures read of a DTensor: torch is not imported for its name."""
+
+    @property
+    def device_mesh(self) -> Any: ...
+    @property
+    def placements(self) -> Sequence[Any]: ...
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def ndim(self) -> int: ...
+    def to_local(self) -> Any: ...
+
+
+PlacementsLike: TypeAlias = "str | Sequence[object]"
+"""Placements as text (``"S(1), R"``), or as objects: torch's or ours.
+
+>>> placements: PlacementsLike = "S(1), R"
+>>> placements_of(placements, 2)
+(Shard(dim=1, split_factor=1), Replicate())
+"""
+MeshLike: TypeAlias = "DeviceMeshLike | Mesh | Sequence[int]"
+"""A mesh: torch's, ours, or its sizes, of ranks from 0 on.
+
+>>> mesh: MeshLike = (2, 2)
+>>> mesh_of(mesh).ranks
+range(0, 4)
+"""
 
 
 def names_of(names: Sequence[str] | None, mesh: Sequence[int]) -> tuple[str, ...]:
@@ -36,7 +74,7 @@ def names_of(names: Sequence[str] | None, mesh: Sequence[int]) -> tuple[str, ...
     return tuple(names)
 
 
-def placements_of(placements: Any, ndim: int) -> tuple[Placement, ...]:
+def placements_of(placements: PlacementsLike, ndim: int) -> tuple[Placement, ...]:
     """Placements of a tensor of so many dims, from text, from torch's objects or from ours."""
     if isinstance(placements, str):
         return parse_placements(placements, ndim)
@@ -61,7 +99,7 @@ def _placement_of(p: Any) -> Placement:
     )
 
 
-def sharding_of_dtensor(tensor: Any) -> Sharding:
+def sharding_of_dtensor(tensor: DTensorLike) -> Sharding:
     """What a DTensor's placements say, read left to right."""
     return Sharding(
         tuple(map(int, tensor.shape)),
@@ -116,7 +154,7 @@ def said_of_numbers(tensor: Any) -> tuple[str, ...]:
     )
 
 
-def mesh_of(mesh: Any) -> Mesh:
+def mesh_of(mesh: MeshLike | int) -> Mesh:
     """A mesh with its ranks, from a DeviceMesh, from ours, or from sizes: then of ranks from 0 on.
 
     >>> mesh_of((2, 2)).text()
@@ -124,7 +162,7 @@ def mesh_of(mesh: Any) -> Mesh:
     """
     if isinstance(mesh, Mesh):
         return mesh
-    if hasattr(mesh, "mesh_dim_names"):  # a DeviceMesh: torch is not imported to find out
+    if isinstance(mesh, DeviceMeshLike):
         return Mesh(tuple(map(int, mesh.shape)), tuple(mesh.mesh.flatten().tolist()))
     sizes = (mesh,) if isinstance(mesh, int) else tuple(map(int, mesh))
     return Mesh(sizes, range(prod(sizes)))

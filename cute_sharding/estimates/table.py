@@ -8,6 +8,7 @@ from functools import partial
 from math import prod
 from textwrap import wrap
 
+from cute_sharding._html import of_text
 from cute_sharding.estimates.memory import KINDS
 from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.estimates.values import Comparison, Run, of_lines
@@ -26,6 +27,9 @@ class Estimate(Comparison):
     >>> Estimate("train.py:step", (4,), None, 0, "cpu", None, None, (empty,)).best.setting
     'PyTorch'
     """
+
+    def _repr_html_(self) -> str:
+        return of_text(text(self))
 
     def __str__(self) -> str:
         return text(self)

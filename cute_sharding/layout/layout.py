@@ -179,6 +179,18 @@ class Layout:
     def __repr__(self) -> str:
         return f"{_text(self.shape)}:{_text(self.stride)}"
 
+    def _repr_html_(self) -> str:
+        """Its text, and its values as a table where it has two modes, or one, of few numbers."""
+        from cute_sharding._html import ROWS, table
+
+        sizes = (*[1] * (2 - self.rank), *(mode.size for mode in self))
+        is_shown = len(sizes) == 2 and all(type(n) is int for leaf in self.leaves for n in leaf)
+        if not is_shown or max(sizes) > ROWS:
+            return f"<code>{self!r}</code>"
+        rows, columns = sizes
+        values = ([self(i * columns + j) for j in range(columns)] for i in range(rows))
+        return table(values, caption=repr(self))
+
     # -- function ----------------------------------------------------------------------------------
 
     def __call__(self, *coordinate: IntTuple) -> Int:

@@ -227,6 +227,11 @@ class ReshardPlan:
             "seconds": self.seconds,
         }
 
+    def _repr_html_(self) -> str:
+        from cute_sharding._html import of_data
+
+        return of_data(f"redistribution of {len(self.tensors)} tensors", self.to_dict())
+
     def __str__(self) -> str:
         many, kinds = _many(len(self.tensors), "tensor"), _many(len(self.ways), "kind")
         lines = [f"{many} of {kinds}, {_meshes_text(self.ways)}"]

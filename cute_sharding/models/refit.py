@@ -253,6 +253,11 @@ class Refit:
             "unread_elements": dict(self.unread),
         }
 
+    def _repr_html_(self) -> str:
+        from cute_sharding._html import of_data
+
+        return of_data(next(self._lines()), self.to_dict())
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 

@@ -169,6 +169,11 @@ class ExchangePlan:
             "seconds": self.seconds,
         }
 
+    def _repr_html_(self) -> str:
+        from cute_sharding._html import of_data
+
+        return of_data(f"redistribution of {self.source.shape} between meshes", self.to_dict())
+
     @property
     def kind(self) -> str:
         """What the exchange is."""

@@ -110,6 +110,11 @@ class RedistributionPlan:
     def _name(self, m: int) -> int | str:
         return self.mesh_names[m] if self.mesh_names else m
 
+    def _repr_html_(self) -> str:
+        from cute_sharding._html import of_data
+
+        return of_data(f"redistribution of {self.shape} on mesh {self.mesh}", self.to_dict())
+
     def __str__(self) -> str:
         if not self.steps:
             return "nothing to do"

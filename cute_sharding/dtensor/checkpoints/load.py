@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,11 @@ from cute_sharding.models.load import LoadPlan
 from cute_sharding.models.stored import Stored
 from cute_sharding.relations import Relation
 from cute_sharding.relations.piece import Piece
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.checkpoint.stateful import Stateful
+    from torch.distributed.checkpoint.storage import StorageReader
 
 
 class Loaded(NamedTuple):
@@ -48,14 +53,14 @@ class Loaded(NamedTuple):
 
 @compiler.outside_graphs
 def load_checkpoint(
-    state: Any,
-    checkpoint: str | os.PathLike[str] | Any,
+    state: Stateful | Mapping[str, Any] | list[Any],
+    checkpoint: str | os.PathLike[str] | StorageReader,
     *,
     refit: Generator | None = None,
     strict: bool = True,
     memory_limit: int | None = None,
     progress: bool = False,
-    group: Any | None = None,
+    group: ProcessGroup | None = None,
 ) -> Loaded:
     """Load a checkpoint into the tensors of ``state``, in place, from whatever mesh and placements
     it was saved and to whatever they are on now.

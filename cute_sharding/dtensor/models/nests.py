@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -17,6 +17,13 @@ from torch.distributed.tensor import DTensor
 from cute_sharding.dtensor.replaced import local_tensors, tensor_specs
 
 Put = Callable[[Any], None]
+Nest: TypeAlias = (
+    "torch.nn.Module | torch.optim.Optimizer | torch.Tensor | Mapping[str, Any] | Sequence[Any]"
+)
+"""What a state may be.
+
+>>> nest: Nest = {"model": torch.nn.Linear(2, 2), "steps": [torch.zeros(1)]}
+"""
 
 
 class Place(NamedTuple):

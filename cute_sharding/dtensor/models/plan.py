@@ -9,9 +9,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor.models.moving import Specs
-from cute_sharding.dtensor.models.nests import Place, State, memory_of
+from cute_sharding.dtensor.models.nests import Nest, Place, State, memory_of
 from cute_sharding.dtensor.models.running import RunnablePlan
-from cute_sharding.dtensor.models.targets import Targets
+from cute_sharding.dtensor.models.targets import Targets, WantedOfAll
 from cute_sharding.dtensor.replaced import compiler, process_groups, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.across_meshes import chains_for_all, pending_sums
@@ -25,8 +25,8 @@ from cute_sharding.redistribution import Network
 
 @compiler.outside_graphs
 def plan_reshard(
-    source: Any,
-    target: Any,
+    source: Nest | Mapping[str, Spec],
+    target: WantedOfAll | Nest | Mapping[str, Spec],
     mesh: DeviceMesh | None = None,
     *,
     memory_limit: int | None = None,

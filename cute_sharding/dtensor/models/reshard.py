@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor.models.nests import State
 from cute_sharding.dtensor.models.plan import planned
-from cute_sharding.dtensor.models.targets import Targets
+from cute_sharding.dtensor.models.targets import Targets, WantedOfAll
 from cute_sharding.dtensor.replaced import compiler, process_groups
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 @compiler.outside_graphs
 def reshard(
     state: T,
-    placements: Any,
+    placements: WantedOfAll,
     mesh: DeviceMesh | None = None,
     *,
     memory_limit: int | None = None,

@@ -4,15 +4,15 @@ nest of the same form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.models.nests import Place, State
+from cute_sharding.dtensor.models.nests import Nest, Place, State
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
@@ -22,14 +22,31 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.placements import checked_placements
 
+Wanted: TypeAlias = "Sequence[Placement] | str | DTensor | None"
+"""What is wanted of one tensor: placements; or a DTensor, which says mesh and dtype as well; or
+nothing: it stays as it is.
+
+>>> wanted: Wanted = "S(0), R"
+"""
+WantedOfAll: TypeAlias = (
+    "Callable[[str, DTensor], Wanted] | Mapping[str, Any] | Sequence[Any] | str"
+)
+"""The same for many: a function of name and tensor, a mapping from names or patterns of names, a
+nest of the same form as the state, or placements for all.
+
+>>> wanted: WantedOfAll = {"layers.*.weight": "S(0)", "*": "R"}
+"""
+
 
 class Targets:
     """What ``placements`` says of tensors on ``mesh``, by default of each on its own; floating
     point numbers become ``dtype``, if one is given.
     """
 
-    def __init__(self, placements: Any, mesh: DeviceMesh | None, dtype: torch.dtype | None) -> None:
-        self._function = placements if _is_function(placements) else None
+    def __init__(
+        self, placements: WantedOfAll | Nest, mesh: DeviceMesh | None, dtype: torch.dtype | None
+    ) -> None:
+        self._function: Any = placements if _is_function(placements) else None
         self._named = {} if self._function else dict(_patterns(placements, ""))
         self._used: set[str] = set()
         self._mesh, self._dtype = mesh, dtype

@@ -171,6 +171,9 @@ class RefitPlan:
         """The plan as plain data: sizes in bytes."""
         return self.refit.to_dict()
 
+    def _repr_html_(self) -> str:
+        return self.refit._repr_html_()
+
     def __str__(self) -> str:
         return str(self.refit)
 

@@ -1,0 +1,80 @@
+"""What notebooks show of a value: tables of HTML, from its plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import islice
+from typing import Any
+
+ROWS = 50  # of a table that are shown
+
+_NUMBER = ' style="text-align: right"'
+
+
+def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = (), caption: str = "") -> str:
+    """Rows of cells, the first ``ROWS`` of them; ``head`` has names for their columns.
+
+    >>> table([("a < b",)], ("what",))
+    '<table><tr><th>what</th></tr><tr><td>a &lt; b</td></tr></table>'
+    """
+    rows = iter(rows)
+    parts = [f"<caption>{escape(caption)}</caption>"] if caption else []
+    if head:
+        parts.append(_row(f"<th>{escape(name)}</th>" for name in head))
+    parts += [_row(map(_cell, row)) for row in islice(rows, ROWS)]
+    left = sum(1 for _ in rows)
+    if left:
+        parts.append(f'<tr><td colspan="{max(len(head), 1)}">and {left:,} more</td></tr>')
+    return f"<table>{''.join(parts)}</table>"
+
+
+def of_data(title: str, data: Mapping[str, Any]) -> str:
+    """Plain data, as ``to_dict`` gives it: a table for each list of mappings, the totals last."""
+    parts = [f"<p><b>{escape(title)}</b></p>"]
+    totals = {}
+    for name, value in data.items():
+        if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            head = list(dict.fromkeys(key for each in value for key in each))
+            parts.append(
+                table([[each.get(key) for key in head] for each in value], _words(head), name)
+            )
+        else:
+            totals[name] = value
+    parts.append(table([list(totals.values())], _words(totals), "in all") if totals else "")
+    return "".join(parts)
+
+
+def of_text(text: str) -> str:
+    """Text whose lines and columns stay as they are."""
+    return f"<pre>{escape(text)}</pre>"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell(value: Any) -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"<td{_NUMBER if is_number else ''}>{escape(_text(value))}</td>"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_text(each)}" for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        shown = ", ".join(map(_text, value[:8]))
+        return shown if len(value) <= 8 else f"{shown} and {len(value) - 8:,} more"
+    return str(value)
+
+
+def _words(names: Iterable[str]) -> list[str]:
+    return [name.replace("_", " ") for name in names]
