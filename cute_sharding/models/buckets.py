@@ -34,10 +34,13 @@ class Bucket(NamedTuple):
 
 
 def buckets(
-    loads: Sequence[Loads], limit: int | None = None, kinds: Sequence[Hashable] | None = None
+    loads: Sequence[Loads],
+    limit: int | None = None,
+    kinds: Sequence[Hashable] | None = None,
+    held_are: str = "sources, targets and buffers, with one tensor at a time",
 ) -> list[Bucket]:
     """The buckets, in their order, of tensors of those loads. ``kinds``: only those of one kind can
-    go together, and None stays where it is.
+    go together, and None stays where it is. ``held_are``: what the loads are of, for the error.
 
     Raises:
         ValueError: a rank would hold more than ``limit`` bytes even with one tensor at a time.
@@ -62,8 +65,8 @@ def buckets(
         if limit is not None and _peak(held, load) > limit:
             least = peak(loads, [Bucket((i,)) for i in _order(loads, kinds)])
             raise ValueError(
-                f"memory_limit={limit}: {least} bytes at least are held at once, sources, targets "
-                "and buffers, with one tensor at a time: give as much, or more devices"
+                f"memory_limit={limit}: {least} bytes at least are held at once, {held_are}: give "
+                "as much, or more devices"
             )
         at_once = before is not None and (
             limit is None or _peak(_without(held, before), before, load) <= limit

@@ -11,10 +11,13 @@ from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
-from cute_sharding.exchange.bundle import Bundle, Item
+from cute_sharding.exchange.bundle import Bundle, Item, own_part, size_of
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.placed import Placed
+from cute_sharding.models.buckets import Bucket, Loads, buckets, peak
+from cute_sharding.models.plan import Packed
 from cute_sharding.models.tensor import PlacedTensor
+from cute_sharding.models.way import Load
 from cute_sharding.relations.elements import read_once
 from cute_sharding.relations.piece import Piece
 from cute_sharding.relations.relation import Relation, inverse
@@ -88,6 +91,17 @@ class Member(NamedTuple):
     dtype: str
     itemsize: int
 
+    @property
+    def item(self) -> Item:
+        """What goes into a bundle."""
+        return Item(self.exchange, self.itemsize)
+
+    def load(self, rank: int) -> Load:
+        """What it takes of a rank's memory beside operands and results: buffers."""
+        mine = own_part(self.exchange, rank)
+        sent, received = (size_of(side) * self.itemsize for side in (mine.sent, mine.taken))
+        return Load(0, 0, sent, received, 0, 0, 0, sent + received)
+
 
 @dataclass(frozen=True, eq=False)
 class Refit:
@@ -96,6 +110,11 @@ class Refit:
     Attributes:
         relation: of all results to all operands; it says of every element what it is.
         operands, results: what these are.
+        memory_limit: the most bytes that a rank may hold beside them, in buffers; or None.
+
+    Raises:
+        ValueError: the buffers of some results, which are made of an operand together, do not keep
+            within the limit.
 
     >>> from cute_sharding.movement import of_move
     >>> half, fused = (PlacedTensor.of((n, 6), (2,), "S(0)") for n in (4, 8))
@@ -110,6 +129,11 @@ class Refit:
     relation: Relation
     operands: tuple[NamedTensor, ...]
     results: tuple[NamedTensor, ...]
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_limit is not None:
+            _ = self.packed  # or it does not keep within the limit
 
     # -- what runs ---------------------------------------------------------------------------------
 
@@ -139,7 +163,7 @@ class Refit:
             else:
                 groups.setdefault(self.wires[each.source], []).append(each)
         if constants:  # which nobody sends: they go with the first
-            groups.setdefault(next(iter(groups), ("", 1)), []).extend(constants)
+            groups.setdefault(next(iter(groups), ("uint8", 1)), []).extend(constants)
         return tuple(
             [
                 _member(self, some, *wire)
@@ -150,8 +174,27 @@ class Refit:
 
     @cached_property
     def bundle(self) -> Bundle:
-        """What is sent, as one exchange."""
-        return Bundle(tuple([Item(each.exchange, each.itemsize) for each in self.members]))
+        """All that is sent."""
+        return Bundle(tuple([each.item for each in self.members]))
+
+    @cached_property
+    def packed(self) -> tuple[Packed, ...]:
+        """Which of the members go together, in the order in which they run."""
+        held_are = "buffers, with those results alone that are made of one source"
+        return tuple(
+            [
+                Packed(members, Bundle(tuple([self.members[i].item for i in members])), at_once)
+                for members, at_once in buckets(self._loads, self.memory_limit, held_are=held_are)
+            ]
+        )
+
+    @cached_property
+    def _loads(self) -> list[Loads]:
+        known: dict[Item, Loads] = {}
+        for each in self.members:
+            if each.item not in known:
+                known[each.item] = tuple([each.load(rank) for rank in self.bundle.looked_at])
+        return [known[each.item] for each in self.members]
 
     # -- how much ----------------------------------------------------------------------------------
 
@@ -175,8 +218,16 @@ class Refit:
 
     @property
     def collectives(self) -> int:
-        """How many collectives, or batches of messages, it is: one, or none."""
-        return int(not self.bundle.is_free)
+        """How many collectives, or batches of messages, it is: one for each that go together, but
+        where no rank receives anything.
+        """
+        return sum(not each.bundle.is_free for each in self.packed)
+
+    @cached_property
+    def buffer_bytes(self) -> int:
+        """The most that a rank holds at once beside operands and results."""
+        found = [Bucket(each.members, each.follows_at_once) for each in self.packed]
+        return peak(self._loads, found) if found else 0
 
     @cached_property
     def said_bytes(self) -> int:
@@ -247,6 +298,8 @@ class Refit:
             ],
             "collectives": self.collectives,
             "received_bytes": self.received_bytes,
+            "buffer_bytes": self.buffer_bytes,
+            "memory_limit": self.memory_limit,
             "most_peers": self.bundle.most_peers,
             "result_bytes": sum(each.bytes for each in self.results),
             "said_bytes": self.said_bytes,
@@ -282,6 +335,8 @@ class Refit:
             f"in all: {n} exchange{'s' * (n != 1)}, a rank receives {self.received_bytes:,} bytes "
             f"at the most; {total:,} bytes of results, {said}"
         )
+        if n > 1:
+            yield f"in {n} parts: a rank holds {self.buffer_bytes:,} bytes of buffers at the most"
 
 
 def wire_of(dtype: str, itemsize: int, results: Collection[tuple[str, int]]) -> tuple[str, int]:

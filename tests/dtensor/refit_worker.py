@@ -103,16 +103,34 @@ def once(seed, rng, generator, given, source, target):
         assert "is cast twice" in str(error), said
         return False
     wanted = generator(dict(zip(names, given)))
-    for _ in range(2):
+    whole = plan
+    for within in (None, 0, rng.random()):
+        if within is not None:
+            limit = limit_of(whole, within)
+            plan = cute_sharding.plan_refit(
+                generator, state, lambda name, x: (target.mesh, places[name]), memory_limit=limit
+            )
+            assert plan.buffer_bytes <= limit and plan.received_bytes == whole.received_bytes, said
         with Sent() as sent:
             results = plan.run(state)
-        assert sum(sent.counts.values()) <= 1, (said, sent.counts)
+        assert sum(sent.counts.values()) <= plan.collectives, (said, sent.counts)
+        assert within is not None or plan.collectives <= 1, said
         assert [*results] == [*wanted], said
         for name, result in results.items():
             assert tuple(result.placements) == tuple(places[name]), said
             target.assert_holds(result, wanted[name], said)
-    back_again(plan, results, dict(zip(names, given)), source, said)
+    back_again(whole, results, dict(zip(names, given)), source, said)
     return True
+
+
+def limit_of(plan, share):
+    """So many bytes of buffers as the largest of its members needs, and a share of what more all
+    need together.
+    """
+    ranks = plan.refit.bundle.looked_at
+    loads = [member.load(rank) for member in plan.refit.members for rank in ranks]
+    least = max([load.sent + load.received for load in loads], default=0)
+    return least + int(share * (plan.buffer_bytes - least))
 
 
 def back_again(plan, results, given, source, said):

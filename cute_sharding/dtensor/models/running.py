@@ -19,6 +19,7 @@ from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs, checked
 from cute_sharding.dtensor.models.nests import Place, State, put
 from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
+from cute_sharding.dtensor.run.messages import in_flight
 from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.models import ReshardPlan
@@ -205,28 +206,20 @@ class RunnablePlan(ReshardPlan):
             raise NotImplementedError(
                 "reshard under LocalTensorMode or in a graph: call it on real ranks, between graphs"
             )
-        flying: Flight | Update | None = None
+
+        def land(bucket: Bucket, flight: Flight | Update) -> None:
+            flight.land(arrived)
+            if self.memory_limit is not None:
+                give_back()
+
         with torch.no_grad():
             for bucket in self._buckets:
                 if not bucket.is_mine:
                     bucket.pass_by(arrived)
-                    continue
-                if flying is not None and not bucket.packed.follows_at_once:
-                    self._land(flying, arrived)
-                    flying = None
-                following = start(bucket)
-                if flying is not None:
-                    self._land(flying, arrived)
-                flying = following
-            if flying is not None:
-                self._land(flying, arrived)
+            mine = [bucket for bucket in self._buckets if bucket.is_mine]
+            in_flight(mine, start, land, lambda bucket: bucket.packed.follows_at_once)
         if process_groups.this_rank() in self.ranks:
             count_moves(_Counted(self))
-
-    def _land(self, flight: Flight | Update, arrived: Callable[[int, torch.Tensor], None]) -> None:
-        flight.land(arrived)
-        if self.memory_limit is not None:
-            give_back()
 
     def _groups(self, state: State, *, after: bool = False) -> list[list[Place]]:
         """The places of each tensor; ``after``: of a state that lies as the target does.

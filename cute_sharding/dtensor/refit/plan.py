@@ -135,8 +135,13 @@ class RefitPlan:
 
     @property
     def collectives(self) -> int:
-        """How many exchanges it is: one, or none where no rank receives anything."""
+        """How many exchanges it is: one for each bucket, but where no rank receives anything."""
         return self.refit.collectives
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The most that a rank holds at once beside the state and the results."""
+        return self.refit.buffer_bytes
 
     @property
     def coverage(self) -> float:
@@ -149,23 +154,24 @@ class RefitPlan:
         """Of sources of which results have not all elements: how many they leave out."""
         return dict(self.refit.unread)
 
-    def part(self, rank: int) -> BundlePart:
-        """A rank's part, for who would move the bytes by other means: bytes to and from each peer;
-        and of each exchange (``refit.members`` says between which tensors, and in which dtype)
-        strided copies from the sources into a buffer and out of one into the results, which are
+    def parts(self, rank: int) -> tuple[BundlePart, ...]:
+        """A rank's part in each bucket, for who would move the bytes by other means: bytes to and
+        from each peer; and of each exchange (``refit.packed`` says which members of
+        ``refit.members`` are in a bucket, and these between which tensors, in which dtype) strided
+        copies from the sources into a buffer and out of one into the results, which are
         contiguous. Steps below 0 go backward. Constants are operands of one element behind the
         sources.
 
         >>> import torch
         >>> source = {"w": Spec((4, 6), (2,), "S(0)")}
         >>> plan = plan_refit(lambda w: {"v": w["w"].mT}, source, {"v": ((2,), "S(0)")})
-        >>> part = plan.part(0)
+        >>> (part,) = plan.parts(0)
         >>> part.peers, part.sends, part.receives
         ((1,), (24,), (24,))
         >>> part.parts[0].packs[0][0]
         Copy(sizes=(2, 3), x=(0, 3), dx=((0, 6), (0, 1)), y=(0,), dy=((3,), (1,)))
         """
-        return self.refit.bundle.part(rank)
+        return tuple([each.bundle.part(rank) for each in self.refit.packed])
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data: sizes in bytes."""
@@ -248,7 +254,11 @@ def _said(spec: Spec) -> str:
 
 
 def plan_refit(
-    generator: Generator, source: Mapping[str, DTensor | Spec], target: Target
+    generator: Generator,
+    source: Mapping[str, DTensor | Spec],
+    target: Target,
+    *,
+    memory_limit: int | None = None,
 ) -> RefitPlan:
     """A plan for weights as another program has them, straight from shards to shards.
 
@@ -261,6 +271,9 @@ def plan_refit(
         target: for each result, by name or by a pattern of names (``"*.qkv_proj.weight"``), a pair
             of mesh and placements, a DTensor or a spec; or a function of name and tensor that
             returns mesh and placements.
+        memory_limit: the most bytes that a rank may hold beside the state and the results: buffers.
+            So the tensors go in more exchanges. By default what goes together is 64 MiB, or an
+            eighth of what a rank sends and receives, a GiB at the most.
 
     Returns:
         The plan: ``.run(state)``, ``.inverse()``, ``str()``, ``.to_dict()``.
@@ -292,4 +305,4 @@ def plan_refit(
     }
     operands = tuple([named(name, spec) for name, spec in specs.items()])
     made = tuple([named(name, spec) for name, spec in results.items()])
-    return RefitPlan(Refit(found.relation, operands, made), specs, results)
+    return RefitPlan(Refit(found.relation, operands, made, memory_limit), specs, results)

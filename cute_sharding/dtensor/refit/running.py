@@ -1,8 +1,8 @@
-"""One rank's part in a refit: from local tensors to local tensors, in one exchange."""
+"""One rank's part in a refit: from local tensors to local tensors, in few exchanges."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,11 +11,11 @@ import torch
 from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
-from cute_sharding.dtensor.run.messages import exchange_buffers
+from cute_sharding.dtensor.run.messages import in_flight, started
 from cute_sharding.dtensor.run.packing import in_shape, unpacked, write
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
-from cute_sharding.exchange import BundlePart
+from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.models.refit import Member, Refit
 
 
@@ -57,13 +57,14 @@ class Running:
         self.refit, self.group = refit, group
         self.meshes = sorted(dict.fromkeys(meshes), key=lambda mesh: -mesh.size())
         self.dtypes = tuple(dtypes)
-        self._parts: dict[int, BundlePart] = {}
+        self._parts: dict[tuple[int, int], BundlePart] = {}
 
-    def part(self, rank: int) -> BundlePart:
-        """A rank's part."""
-        if rank not in self._parts:
-            self._parts[rank] = self.refit.bundle.part(rank)
-        return self._parts[rank]
+    def part(self, number: int, rank: int) -> BundlePart:
+        """A rank's part in a bucket, by its number."""
+        key = number, rank
+        if key not in self._parts:
+            self._parts[key] = self.refit.packed[number].bundle.part(rank)
+        return self._parts[key]
 
     def run(
         self, locals_: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
@@ -84,18 +85,27 @@ class Running:
             else x
             for k, x in enumerate(into)
         ]
-        mode = dispatch_modes.local_tensor_mode()
-        takes_part = self.group is not None or process_groups.this_rank() in self.refit.bundle
-        if mode is None and not takes_part:
-            return results
-        received = self._received(given)
-        for i, member in enumerate(self.refit.members):
-            results = self._written(i, member, received, given, results)
-        count_moves(Ran(self.refit))
+        buckets = [number for number in range(len(self.refit.packed)) if self._is_mine(number)]
+        in_flight(
+            buckets,
+            lambda number: self._sent(number, given),
+            lambda number, wait: self._write(number, wait(), given, results),
+            lambda number: self.refit.packed[number].follows_at_once,
+        )
+        if buckets:
+            count_moves(Ran(self.refit))
         return [
             made if x is None or x is made else on_each_rank(lambda rank, x, y: x.copy_(y), x, made)
             for x, made in zip(into, results)
         ]
+
+    def _is_mine(self, number: int) -> bool:
+        """Whether this rank has to do with a bucket."""
+        return (
+            self.group is not None
+            or dispatch_modes.local_tensor_mode() is not None
+            or process_groups.this_rank() in self.refit.packed[number].bundle
+        )
 
     def _checked(self, k: int, local: torch.Tensor, rank: int) -> torch.Tensor:
         operand = self.refit.operands[k]
@@ -109,24 +119,24 @@ class Running:
         shape = self.refit.results[k].placed.local_shape(rank)
         return local.new_empty((0,) if shape is None else shape, dtype=self.dtypes[k])
 
-    # -- one exchange ------------------------------------------------------------------------------
+    # -- one bucket --------------------------------------------------------------------------------
 
-    def _received(self, given: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What a rank gets, in bytes."""
-        if self.refit.bundle.is_free:
-            return on_each_rank(lambda rank, x: _no_bytes(x), given[0])
-        buffer = on_each_rank(lambda rank, *xs: self._packed(rank, xs), *given)
+    def _sent(self, number: int, given: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """Send what a rank has of a bucket; what is returned waits for what it gets, in bytes."""
+        bundle = self.refit.packed[number].bundle
+        if bundle.is_free:
+            nothing = on_each_rank(lambda rank, x: _no_bytes(x), given[0])
+            return lambda: nothing
+        buffer = on_each_rank(lambda rank, *xs: self._packed(number, rank, xs), *given)
         mesh, other = self.meshes[0], self.meshes[-1]
-        group = self.group
-        if group is None:
-            group = on_which_group(self.refit.bundle, mesh, other)
-        with watching.exchange(lambda: self.refit.received_bytes):
-            return exchange_buffers(self.part, buffer, buffer, group, mesh)
+        group = on_which_group(bundle, mesh, other) if self.group is None else self.group
+        with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at))):
+            return started(partial(self.part, number), buffer, buffer, group, mesh, number)
 
-    def _packed(self, rank: int, given: Sequence[torch.Tensor]) -> torch.Tensor:
-        part = self.part(rank)
+    def _packed(self, number: int, rank: int, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        part = self.part(number, rank)
         buffer = given[0].new_empty(sum(part.sends), dtype=torch.uint8)
-        for member, mine in zip(self.refit.members, part.parts):
+        for member, mine in zip(self._members(number), part.parts):
             if any(mine.packs):
                 flat = buffer.view(_dtype(member))
                 for k, copies in zip(member.operands, mine.packs):
@@ -134,30 +144,45 @@ class Running:
                         write(copy, given[k], flat)
         return buffer
 
-    def _written(
+    def _members(self, number: int) -> list[Member]:
+        return [self.refit.members[i] for i in self.refit.packed[number].members]
+
+    def _write(
         self,
-        i: int,
-        member: Member,
+        number: int,
         received: torch.Tensor,
         given: Sequence[torch.Tensor],
-        results: Sequence[torch.Tensor],
-    ) -> list[torch.Tensor]:
-        """The results, with what one of the exchanges brings to them."""
-        constants = [self.refit.relation.constants[c] for c in member.constants]
-        values = [torch.tensor([v], dtype=_widest(v)) for v in constants]
+        results: list[torch.Tensor],
+    ) -> None:
+        """Set the results of a bucket to what it brings them."""
+        for i, member in enumerate(self._members(number)):
+            constants = [self.refit.relation.constants[c] for c in member.constants]
+            values = [torch.tensor([v], dtype=_widest(v)) for v in constants]
+            operands = [*(given[k] for k in member.operands), *values]
 
-        def written(k: int, rank: int, got: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-            mine, (result, *operands) = self.part(rank).parts[i], others
-            if mine.target_shapes[k] is not None:
-                flat = got.view(_dtype(member)) if mine.unpacks[k] else got
-                unpacked(mine, k, flat, operands, into=result)
-            return result
+            def part(rank: int, i: int = i) -> Part:
+                return self.part(number, rank).parts[i]
 
-        found = [*results]
-        operands = [*(given[k] for k in member.operands), *values]
-        for k, number in enumerate(member.results):
-            found[number] = on_each_rank(partial(written, k), received, found[number], *operands)
-        return found
+            for k, result in enumerate(member.results):
+                write_it = partial(_written, part, k, _dtype(member))
+                results[result] = on_each_rank(write_it, received, results[result], *operands)
+
+
+def _written(
+    part: Callable[[int], Part],
+    k: int,
+    dtype: torch.dtype,
+    rank: int,
+    received: torch.Tensor,
+    result: torch.Tensor,
+    *operands: torch.Tensor,
+) -> torch.Tensor:
+    """A result, the ``k``-th of an exchange, with what that brings it, on one rank."""
+    mine = part(rank)
+    if mine.target_shapes[k] is not None:
+        flat = received.view(dtype) if mine.unpacks[k] else received
+        unpacked(mine, k, flat, list(operands), into=result)
+    return result
 
 
 def _dtype(member: Member) -> torch.dtype:

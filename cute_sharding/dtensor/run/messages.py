@@ -4,10 +4,10 @@ point-to-point messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,8 @@ from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.exchange.bundle import among
 
+_B = TypeVar("_B")
+_F = TypeVar("_F")
 # Whom a rank sends how much to, and who it: a part in one exchange, or in those of many tensors.
 Peers: TypeAlias = "Part | BundlePart"
 
@@ -67,6 +69,28 @@ def started(
         found = on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)
         return lambda: found
     return _point_to_point(part(process_groups.this_rank()), buffer, width, tag)
+
+
+def in_flight(
+    buckets: Iterable[_B],
+    start: Callable[[_B], _F],
+    land: Callable[[_B, _F], None],
+    follows_at_once: Callable[[_B], bool],
+) -> None:
+    """Buckets one behind the other: each is packed and sent (``start``), then waited for and
+    unpacked (``land``). One that ``follows_at_once`` is sent before the one in front is waited for.
+    """
+    flying: tuple[_B, _F] | None = None
+    for bucket in buckets:
+        if flying is not None and not follows_at_once(bucket):
+            land(*flying)
+            flying = None
+        following = bucket, start(bucket)
+        if flying is not None:
+            land(*flying)
+        flying = following
+    if flying is not None:
+        land(*flying)
 
 
 def _waited(received: list[torch.Tensor], read: list[torch.Tensor], works: list[Any]) -> Any:

@@ -161,6 +161,32 @@ def test_layers_of_one_form_share_their_exchange():
     assert len(plan.refit.members) == 50 and plan.received_by(4) == 50 * 128 * 8
 
 
+def test_a_limit_of_memory_makes_more_exchanges():
+    names = [f"layers.{k}" for k in range(9)]
+
+    def plan(limit):
+        return plan_refit(
+            lambda w: {name: w[name].mT for name in names},
+            {name: spec(8, 8) for name in names},
+            {"*": (GENERATOR, "R, S(0)")},
+            memory_limit=limit,
+        )
+
+    # A rank gets 4 x 8 floats of a layer, and none has more to do.
+    every = [plan(limit) for limit in (None, 9 * 128, 256, 128)]
+    assert [each.collectives for each in every] == [1, 3, 9, 9]
+    assert [each.buffer_bytes for each in every] == [9 * 128, 4 * 128 + 4 * 128, 256, 128]
+    assert len({each.received_bytes for each in every}) == 1
+    assert str(every[1]).endswith(
+        "in 3 parts: a rank holds 1,024 bytes of buffers at the most"
+    ), str(every[1])
+    assert [len(each.parts(4)) for each in every] == [1, 3, 9, 9]
+    assert sum(sum(part.receives) for part in every[1].parts(4)) == every[1].received_by(4)
+    assert every[1].inverse().refit.memory_limit == 9 * 128
+    with pytest.raises(ValueError, match="memory_limit=127: 128 bytes at least are held at once"):
+        plan(127)
+
+
 def test_what_is_narrower_is_cast_before_it_is_sent():
     def generator(w):
         return {"x": w["x"].to(torch.bfloat16), "y": w["y"].double(), "z": w["y"][:1]}
