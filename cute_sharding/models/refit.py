@@ -97,9 +97,9 @@ class Refit:
         relation: of all results to all operands; it says of every element what it is.
         operands, results: what these are.
 
-    >>> from cute_sharding.movement import of_move
+    >>> from cute_sharding.relations.table import relation_of
     >>> half, fused = (PlacedTensor.of((n, 6), (2,), "S(0)") for n in (4, 8))
-    >>> cat = of_move("torch.cat", [(4, 6), (4, 6)], 0)
+    >>> cat = relation_of("torch.cat", [(4, 6), (4, 6)], 0)
     >>> gate, up = (NamedTensor(name, half) for name in ("gate", "up"))
     >>> print(Refit(cat, (gate, up), (NamedTensor("gate_up", fused),)))
     refit of 2 tensors to 1, mesh (2,) of ranks 0, 1
