@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 
-from cute_sharding.redistribution import free_targets
-from cute_sharding.views import BY_OP, carry
+from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.targets import free_targets
+from cute_sharding.relations.table import BY_OP
 
 
 def case(tensor_dims: int, mesh_dims: int):  # type: ignore[no-untyped-def]

@@ -24,8 +24,8 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 import cute_sharding.layout as algebra
 from benchmarks.timing import geometric_mean, ratio
 from cute_sharding.dtensor import propagate_shape_and_sharding
+from cute_sharding.relations import dim_map
 from cute_sharding.sharding.deal import local_size
-from cute_sharding.views import dim_map
 
 S, R = Shard, Replicate()
 

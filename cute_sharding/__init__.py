@@ -2,9 +2,9 @@
 
 - :mod:`cute_sharding.layout`: the algebra.
 - :mod:`cute_sharding.sharding`: a tensor's distribution as a layout, and back.
-- :mod:`cute_sharding.views`: view ops as layouts, and placements carried through them.
-- :mod:`cute_sharding.movement`: slices, splits, rolls, pads and windows as maps of rows.
-- :mod:`cute_sharding.relations`: which element of its operands each element of a result is.
+- :mod:`cute_sharding.relations`: what ops say of their operands and results, in one table: views
+  as layouts, slices and windows as maps of rows, others by the names of dims.
+- :mod:`cute_sharding.propagation`: placements carried through them.
 - :mod:`cute_sharding.redistribution`: plans from one sharding to another.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
 - :mod:`cute_sharding.models`: many tensors at once.

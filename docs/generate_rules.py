@@ -9,15 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cute_sharding.movement import TABLE as MOVEMENTS
-from cute_sharding.movement import Row as MovementRow
-from cute_sharding.movement.signatures import SIGNATURES
-from cute_sharding.relations import Diagonal, Fold, Move, Window
+from cute_sharding.relations import Diagonal, Fold, Link, Move, Window
+from cute_sharding.relations.dim_map import DimSpec
 from cute_sharding.relations.forms import Form
-from cute_sharding.relations.moves import Link
+from cute_sharding.relations.table import ByDimMap, ByRows, movement, views
 from cute_sharding.sharding.meeting import Run
-from cute_sharding.views import TABLE, Row
-from cute_sharding.views.dim_map import DimSpec
 
 PAGE = Path(__file__).with_name("rules.md")
 
@@ -57,7 +53,9 @@ MOVED = {
     "torch.split, by sizes": ((4, 12), ((3, 9), 1)),
     "torch.cat": ([(4, 3), (4, 5)], (1,)),
     "torch.roll": ((4, 12), (2, 1)),
+    "torch.narrow_copy": ((4, 12), (1, 2, 5)),
     "torch.flip": ((4, 12), ((1,),)),
+    "torch.rot90": ((4, 12), (1, (0, 1))),
     "torch.nn.functional.pad": ((4, 12), ((2, 1),)),
     "torch.tril": ((4, 4), (1,)),
     "torch.triu": ((4, 4), (1,)),
@@ -136,7 +134,7 @@ def affine(start: int, step: int, count: int) -> str:
     return f"{'' if step == 1 else step}j" + (f" + {start}" if start else "")
 
 
-def line_of_movement(row: MovementRow) -> str:
+def line_of_movement(row: ByRows) -> str:
     shape, args = MOVED[row.op]
     move = row.move(shape, *args)
     assert move is not None
@@ -145,14 +143,13 @@ def line_of_movement(row: MovementRow) -> str:
     return f"| `{row.op}` | {overloads} | {example} | {pieces(move)} | {signature(row)} |"
 
 
-def signature(row: MovementRow) -> str:
+def signature(row: ByRows) -> str:
     """What follows from the map for the example, and the overloads that go by it alone."""
-    if row.signed is None:
+    if not row.signed:
         return ""
     shape, args = MOVED[row.op]
-    pattern = SIGNATURES[row.overloads[0]].pattern(shape, *args)
-    also = "".join(f", `{name}`" for name in row.signed.also)
-    return f"`{pattern}`{also}"
+    also = "".join(f", `{name}`" for name in row.by_names)
+    return f"`{row.pattern(shape, *args)}`{also}"
 
 
 def spec_text(spec: DimSpec) -> str:
@@ -174,14 +171,13 @@ def spec_text(spec: DimSpec) -> str:
             return f"{spec.times} times {spec_text(spec.input_dim)}"
 
 
-def line(row: Row) -> str:
+def line(row: ByDimMap) -> str:
     shape, arguments = EXAMPLES[row.op]
     dim_map = ", ".join(map(spec_text, row.rule(shape, *arguments)))
     overloads = (
         ", ".join(
-            [f"`{name}` (strict)" for name in row.strict]
-            + [f"`{name}`" for name in row.lenient]
-            + [f"`{name}` (signature)" for name in row.signed]
+            [f"`{name}`{' (strict)' if row.strict else ''}" for name in row.overloads]
+            + [f"`{name}` (signature)" for name in row.by_names]
         )
         or row.note
     )
@@ -193,15 +189,13 @@ def line(row: Row) -> str:
 
 
 def page() -> str:
-    notes = [
-        f"- `{row.op}`: {row.note}." for row in TABLE if row.note and (row.strict or row.lenient)
-    ]
+    notes = [f"- `{row.op}`: {row.note}." for row in views.ROWS if row.note and row.overloads]
     return "\n".join(
         [
             "# The rule table",
             "",
-            "Generated from `cute_sharding/views/table.py` by `make pages`; a test fails when it "
-            "is out of date.",
+            "Generated from `cute_sharding/relations/table/views.py` by `make pages`; a test fails "
+            "when it is out of date.",
             "",
             "Each op is a DimMap, and each DimMap a layout from the output's flat index to the "
             "input's: reshapes keep the input's strides, permutations permute them,",
@@ -215,22 +209,23 @@ def page() -> str:
             "",
             "| op | aten overloads | example | DimMap | layout, output index -> input index |",
             "|---|---|---|---|---|",
-            *map(line, TABLE),
+            *map(line, views.ROWS),
             "",
             *notes,
             "",
             "## Movement ops",
             "",
-            "Generated from `cute_sharding/movement/table.py`: which rows of the dim the results "
-            "are made of ([Movement](movement.md)). Rows that are not named come from nowhere.",
+            "Generated from `cute_sharding/relations/table/movement.py`: which rows of the dim the "
+            "results are made of ([Movement](movement.md)). Rows that are not named come from "
+            "nowhere.",
             "The signature ([Ops](ops.md)) follows from them; beside it stand overloads that go by "
             "it alone.",
             "",
             "| op | aten overloads | example | rows | signature |",
             "|---|---|---|---|---|",
-            *map(line_of_movement, MOVEMENTS),
+            *map(line_of_movement, movement.ROWS),
             "",
-            *[f"- `{row.op}`: {row.note}." for row in MOVEMENTS if row.note],
+            *[f"- `{row.op}`: {row.note}." for row in movement.ROWS if row.note],
             "",
         ]
     )

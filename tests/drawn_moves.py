@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from cute_sharding.movement import of_move, of_view
 from cute_sharding.relations import Relation, beside, compose
+from cute_sharding.relations.table import relation_of
 
 MOST = 600  # elements of a tensor
 
@@ -128,12 +128,12 @@ def done(step, tensors):
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
-def relation_of(step, shapes):
+def relation_of_step(step, shapes):
     """The relation of a step by itself, of its operands."""
     given = [shapes[k] for k in step.operands]
     if step.op in VIEWS:
-        return of_view(step.op, given[0], *step.args)
-    return of_move(step.op, given if step.op == "torch.cat" else given[0], *step.args)
+        return relation_of(step.op, given[0], *step.args)
+    return relation_of(step.op, given if step.op == "torch.cat" else given[0], *step.args)
 
 
 class Program(NamedTuple):
@@ -155,7 +155,7 @@ class Program(NamedTuple):
         pool = [sources.of(k) for k in range(len(self.shapes))]
         for step in self.steps:
             given = beside([pool[k] for k in step.operands])
-            whole = compose(given, relation_of(step, [r.outputs[0] for r in pool]))
+            whole = compose(given, relation_of_step(step, [r.outputs[0] for r in pool]))
             pool.append(whole.of(step.result))
         return beside([pool[k] for k in self.results])
 

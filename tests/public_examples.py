@@ -22,10 +22,10 @@ PACKAGES = [
         for layer in (
             "layout",
             "sharding",
-            "views",
-            "redistribution",
-            "ops",
             "relations",
+            "relations.table",
+            "redistribution",
+            "propagation",
             "dtensor",
         )
     ),

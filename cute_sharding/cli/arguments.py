@@ -11,8 +11,9 @@ from math import prod
 from cute_sharding.exchange import Mesh
 from cute_sharding.layout import Layout
 from cute_sharding.redistribution import Network
+from cute_sharding.relations.table import BY_OP
+from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Sharding, parse_placements
-from cute_sharding.views import BY_OP, View
 
 REDUCTIONS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 

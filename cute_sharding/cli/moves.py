@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from cute_sharding.cli.arguments import UsageError
 from cute_sharding.exchange import Exchange
-from cute_sharding.movement import BY_OP, chosen
+from cute_sharding.propagation.choose import chosen
+from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
 
 Placements = tuple["Shard | Replicate | Partial", ...]

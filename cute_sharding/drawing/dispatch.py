@@ -73,7 +73,7 @@ def draw(
             ``ExchangePlan`` or an ``Exchange``; or the plan of a whole model, of ``plan_reshard``
             or ``plan_refit``.
         view: of a tensor, the shape that ``Tensor.view`` is given, or a
-            :class:`~cute_sharding.views.View`.
+            :class:`~cute_sharding.relations.View`.
         to: of a tensor, the placements to redistribute it to, as text (``"S(1), R"``) or as
             objects, torch's or ours. The plan is the one for a mesh that has all process groups.
         mesh: the mesh of ``to``, where it is another than the tensor's: a DeviceMesh, a

@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from cute_sharding.drawing.holding import Holding
 from cute_sharding.exchange import Mesh
+from cute_sharding.relations.table import BY_OP
+from cute_sharding.relations.view import View
 from cute_sharding.sharding import (
     Partial,
     Placement,
@@ -16,7 +18,6 @@ from cute_sharding.sharding import (
     Sharding,
     parse_placements,
 )
-from cute_sharding.views import BY_OP, View
 
 
 @runtime_checkable

@@ -10,7 +10,9 @@ from cute_sharding.drawing.holding import Holding, title_of
 from cute_sharding.drawing.parts import Panel, Section, Table
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.layout import Layout, LayoutError
-from cute_sharding.redistribution.suggestions import heads_that_do_not_divide, suggested_targets
+from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.suggestions import heads_that_do_not_divide, suggested_targets
+from cute_sharding.relations.view import View
 from cute_sharding.sharding import (
     Partial,
     Placement,
@@ -19,7 +21,6 @@ from cute_sharding.sharding import (
     Sharding,
     format_placements,
 )
-from cute_sharding.views import View, carry
 
 MOVED = "*"
 # Of the placements that would make a view free, so many are named.

@@ -99,7 +99,7 @@ class Exchange:
     ) -> Exchange:
         """On one mesh, whose ranks are numbered, of cuts of each dim of operands and results.
 
-        >>> from cute_sharding.movement import BY_OP
+        >>> from cute_sharding.relations.table import BY_OP
         >>> cut = (((0, 1),),)  # dim 0, by mesh dim 0
         >>> halo = Exchange.on_mesh(BY_OP["torch.roll"].move((8,), 1, 0), (4,), (cut,), (cut,))
         >>> halo.received_elements, halo.mesh_dims

@@ -21,10 +21,10 @@ Wanting: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 class Wants:
     """What ranks need of the operands of a relation whose results are to lie as ``targets`` say.
 
-    >>> from cute_sharding.movement import of_move
+    >>> from cute_sharding.relations.table import relation_of
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> fused = Placed.of(Sharding((8, 6), (2,), (Shard(0),)), (1, 2))
-    >>> wants = Wants(of_move("torch.cat", [(4, 6), (4, 6)], 0), (fused,))
+    >>> wants = Wants(relation_of("torch.cat", [(4, 6), (4, 6)], 0), (fused,))
     >>> wants.takers, wants.operands(wants.wanting(2))
     ({((0,),): [1], ((1,),): [2]}, [1])
     """

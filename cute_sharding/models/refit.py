@@ -116,9 +116,9 @@ class Refit:
         ValueError: the buffers of some results, which are made of an operand together, do not keep
             within the limit.
 
-    >>> from cute_sharding.movement import of_move
+    >>> from cute_sharding.relations.table import relation_of
     >>> half, fused = (PlacedTensor.of((n, 6), (2,), "S(0)") for n in (4, 8))
-    >>> cat = of_move("torch.cat", [(4, 6), (4, 6)], 0)
+    >>> cat = relation_of("torch.cat", [(4, 6), (4, 6)], 0)
     >>> gate, up = (NamedTensor(name, half) for name in ("gate", "up"))
     >>> print(Refit(cat, (gate, up), (NamedTensor("gate_up", fused),)))
     refit of 2 tensors to 1, mesh (2,) of ranks 0, 1

@@ -16,8 +16,6 @@ Choices:
   ways among which they are chosen; ways that stay in the process groups there are.
 - :mod:`.plan`: the plan that they make, and its time; :mod:`.meshes`: of a tensor that goes to
   another mesh.
-- :mod:`.search`: the cheapest placements that make a view free; :mod:`.suggestions`: those
-  that an error suggests, and why the view is not free.
 """
 
 from cute_sharding.exchange.cost import local_elements, received_elements
@@ -26,7 +24,6 @@ from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
 from cute_sharding.redistribution.network import Link, Network
 from cute_sharding.redistribution.plan import RedistributionPlan
 from cute_sharding.redistribution.reduction import Reduction
-from cute_sharding.redistribution.search import Target, free_targets
 from cute_sharding.redistribution.step import Step
 
 __all__ = [
@@ -37,8 +34,6 @@ __all__ = [
     "RedistributionPlan",
     "Reduction",
     "Step",
-    "Target",
-    "free_targets",
     "local_elements",
     "plan_exchange",
     "received_elements",

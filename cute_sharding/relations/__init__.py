@@ -1,9 +1,12 @@
-"""Relations as data: which element of its operands each element of a result is. Imports no torch.
+"""Relations as data: of which elements of its operands the results of an op are made. Imports no
+torch.
 
-Dim by dim, as movement ops are written:
+Dim by dim, as the rows of the table (:mod:`.table`) are written:
 
-- :mod:`.rows`, :mod:`.forms`: the rows of one dim, and which of them a device holds.
-- :mod:`.moves`: the relation of an op, on tensors of given shapes.
+- by names: :mod:`.signature`.
+- views: :mod:`.dim_map`, :mod:`.view`.
+- the rows of one dim, and which of them a device holds: :mod:`.rows`, :mod:`.forms`; of an op on
+  tensors of given shapes: :mod:`.moves`.
 
 Element by element, which composes:
 
@@ -28,10 +31,13 @@ from cute_sharding.relations.relation import (
     inverse,
 )
 from cute_sharding.relations.rows import Rows
+from cute_sharding.relations.signature import Linear, Signature, parse
+from cute_sharding.relations.view import View, view_of
 
 __all__ = [
     "Diagonal",
     "Fold",
+    "Linear",
     "Link",
     "Move",
     "NotOnlyMoved",
@@ -39,6 +45,8 @@ __all__ = [
     "ReadTwice",
     "Relation",
     "Rows",
+    "Signature",
+    "View",
     "Window",
     "beside",
     "compose",
@@ -46,7 +54,9 @@ __all__ = [
     "held",
     "inverse",
     "needed",
+    "parse",
     "piece",
     "relation_of_move",
     "relation_of_view",
+    "view_of",
 ]

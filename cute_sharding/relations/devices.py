@@ -51,9 +51,9 @@ def held(
     Raises:
         ValueError: the sharding is of another shape, or has something pending.
 
-    >>> from cute_sharding.movement import of_view
+    >>> from cute_sharding.relations.table import relation_of
     >>> from cute_sharding.sharding import Shard, Sharding
-    >>> flat = of_view("Tensor.view", (4, 6), (24,))
+    >>> flat = relation_of("Tensor.view", (4, 6), (24,))
     >>> print(held(flat, Sharding((4, 6), (2,), (Shard(1),)), (1,)))
     (4, 3) -> (24,)
       operand 0 (4,3):(3,1) -> result 0 3 + (4,3):(6,1)
@@ -73,9 +73,9 @@ def needed(
     Raises:
         ValueError: the sharding is of another shape, or has something pending.
 
-    >>> from cute_sharding.movement import of_view
+    >>> from cute_sharding.relations.table import relation_of
     >>> from cute_sharding.sharding import Shard, Sharding
-    >>> turned = of_view("torch.transpose", (4, 6), 0, 1)
+    >>> turned = relation_of("torch.transpose", (4, 6), 0, 1)
     >>> print(needed(turned, Sharding((6, 4), (2,), (Shard(0),)), (1,)))
     (4, 6) -> (3, 4)
       operand 0 3 + (3,4):(1,6) -> result 0 (3,4):(4,1)

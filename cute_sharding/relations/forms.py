@@ -12,12 +12,13 @@ in an order that y tells. So each crosses once, and the rest is done on the devi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import combinations
-from math import prod
+from itertools import product
 from typing import NamedTuple, TypeAlias
 
+from cute_sharding.relations.elements import alone, without
+from cute_sharding.relations.piece import joined, ladders, piece
 from cute_sharding.sharding.meeting import Run, Runs, join, meet_on_x
 
 
@@ -36,7 +37,7 @@ class Window(NamedTuple):
 
     def rows(self, windows: Runs, within: Runs) -> Runs:
         """Those that the rows ``within`` of some windows are."""
-        return _spans(windows, within, self.step)
+        return _in_windows(windows, within, self.step)
 
     def evenly(self, windows: Runs, within: Runs) -> int | None:
         """How far apart the windows begin among :meth:`rows`, the first at row 0, where the rows of
@@ -77,11 +78,9 @@ class Fold(NamedTuple):
         images: list[Run] = []
         for start, stop, a, b in self.pieces:
             piece = [Run(start, start, (), stop - start)] if stop > start else []
-            for run in meet_on_x(list(map(_alone, found)), piece):
-                if a == 0:
-                    images.append(Run(b, 0, (), 1))
-                else:
-                    images.append(run._replace(x=run.x + b if a > 0 else b + 1 - run.reach))
+            for run in meet_on_x(list(map(alone, found)), piece):
+                first = b if a == 0 else run.x + b if a > 0 else b + 1 - run.reach
+                images.append(Run(first, 0, (), 1) if a == 0 else run._replace(x=first))
         return _each_once(images)
 
     def is_view(self, found: Runs) -> bool:
@@ -106,11 +105,11 @@ class Diagonal(NamedTuple):
     def rows(self, rows: Runs, columns: Runs) -> Runs:
         """The elements of which a device has both the row and the column."""
         one, other = (
-            [run._replace(x=run.x - first, y=run.x - first) for run in map(_alone, some)]
+            [run._replace(x=run.x - first, y=run.x - first) for run in map(alone, some)]
             for some, first in ((rows, self.down), (columns, self.right))
         )
         both = meet_on_x(meet_on_x(one, other), [Run(0, 0, (), self.length)])
-        return _each_once(map(_alone, both))
+        return _each_once(map(alone, both))
 
     def is_view(self, rows: Runs, columns: Runs) -> bool:
         """Whether what a device has is a diagonal of its own."""
@@ -120,100 +119,36 @@ class Diagonal(NamedTuple):
 Form: TypeAlias = "Window | Fold | Diagonal"
 
 
-def _alone(run: Run) -> Run:
-    """The rows x of a run, on both sides."""
-    return Run(run.x, run.x, tuple([(count, dx, dx) for count, dx, _ in run.loops]), run.length)
-
-
 @lru_cache(maxsize=1 << 12)
-def _spans(windows: Runs, within: Runs, step: int) -> Runs:
-    """The rows ``w·step + i``, each once."""
-    if within and max(run.reach for run in within) <= step:
-        # Windows that do not overlap: a loop over them, around the loops within one.
-        n = sum(part.size for part in within)
-        return tuple(join([_nested(run, part, step, n) for run in windows for part in within]))
-    parts = [Run(a, 0, (), b - a) for a, b in _intervals(within)]
-    return _each_once(
-        [
-            block._replace(x=block.x + part.x)
-            for run in windows
-            for part in parts
-            for block in _spanned(run, part.length, step)
-        ]
-    )
-
-
-def _nested(windows: Run, part: Run, step: int, n: int) -> Run:
-    loops = [(count, dx * step, dy * n) for count, dx, dy in windows.loops]
-    around = [loop for loop in (*loops, (windows.length, step, n)) if loop[0] != 1]
-    x, y = windows.x * step + part.x, windows.y * n + part.y
-    return Run(x, y, (*around, *part.loops), part.length)
-
-
-def _spanned(run: Run, size: int, step: int) -> list[Run]:
-    """The first ``size`` rows of the windows of one run, each once; y means nothing yet."""
-    start, length, reach = run.x * step, size, size
-    loops: list[tuple[int, int, int]] = []
-    outer = [*((count, dx * step) for count, dx, _ in run.loops), (run.length, step)]
-    while outer:
-        count, period = outer.pop()
-        if count == 1:
+def _in_windows(windows: Runs, within: Runs, step: int) -> Runs:
+    """The rows ``w·step + i``, each once; of windows that do not overlap one window after the
+    other.
+    """
+    count, overlap = sum(part.size for part in within), any(part.reach > step for part in within)
+    found = []
+    for some, part in product(windows, within):
+        loops = [(n, dx * step, dy * count) for n, dx, dy in (*some.loops, (some.length, 1, 1))]
+        first, at = some.x * step + part.x, some.y * count + part.y
+        if not overlap:
+            around = [loop for loop in loops if loop[0] > 1]
+            found.append(Run(first, at, (*around, *part.loops), part.length))
             continue
-        if not loops and period <= length:
-            reach = length = length + (count - 1) * period
-        elif period < reach:  # turns that reach into one another, and have gaps
-            turn = [Run(0, 0, tuple(loops), length)]
-            rows = _merged(_intervals(_repeated(turn, [(count, period)], 0)))
-            return _repeated([Run(a, 0, (), b - a) for a, b in rows], outer, start)
-        else:
-            loops.insert(0, (count, period, 0))
-            reach += (count - 1) * period
-    return [Run(start, 0, tuple(loops), length)]
+        modes = [*loops, *part.loops, (part.length, 1, 1)]
+        if not part.loops and part.length >= step:  # windows one after the other have no gaps
+            modes[-2:] = [((some.length - 1) * step + part.length, 1, 1)]
+        modes = [mode for mode in modes if mode[0] > 1]
+        found += [ladder.run for ladder in ladders(first, 0, tuple(modes))]
+    return _each_once(found) if overlap else tuple(join(found))
 
 
 def _each_once(found: Iterable[Run]) -> Runs:
     """The rows x of runs, also of runs that have some in common, one after the other on y."""
-    blocks = sorted(found)
-    if any(meet_on_x([one], [other]) for one, other in combinations(blocks, 2)):
-        blocks = [Run(a, 0, (), b - a) for a, b in _merged(_intervals(blocks))]
+    union: list[Run] = []
+    for run in found:
+        union += without([alone(run)], union)
+    pieces = [piece(0, 0, run.x, run.x, [*run.loops, (run.length, 1, 1)]) for run in union]
     result, at = [], 0
-    for run in blocks:
-        result.append(_packed(run, at))
+    for run in sorted(some.run for one in joined(pieces) for some in ladders(one.x, 0, one.modes)):
+        result.append(run._replace(y=at))
         at += run.size
     return tuple(join(result))
-
-
-def _repeated(runs: Sequence[Run], loops: Sequence[tuple[int, int]], start: int) -> list[Run]:
-    """The runs at each turn of the loops, outermost first; they may reach into one another."""
-    offsets = [start]
-    for count, step in loops:
-        offsets = [offset + i * step for offset in offsets for i in range(count)]
-    return [Run(offset + r.x, 0, r.loops, r.length) for offset in offsets for r in runs]
-
-
-def _intervals(runs: Iterable[Run]) -> Iterator[tuple[int, int]]:
-    """The rows of runs one interval at a time: where turns of one lie among those of another."""
-    for run in runs:
-        if run.loops:
-            yield from _intervals(run.turn(i) for i in range(run.loops[0][0]))
-        else:
-            yield run.x, run.x + run.length
-
-
-def _merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    result: list[tuple[int, int]] = []
-    for start, stop in sorted(intervals):
-        if result and start <= result[-1][1]:
-            result[-1] = result[-1][0], max(stop, result[-1][1])
-        else:
-            result.append((start, stop))
-    return result
-
-
-def _packed(run: Run, at: int) -> Run:
-    """The rows of a run, one after the other from ``at`` on."""
-    loops = [
-        (count, dx, prod(c for c, _, _ in run.loops[i + 1 :]) * run.length)
-        for i, (count, dx, _) in enumerate(run.loops)
-    ]
-    return Run(run.x, at, tuple(loops), run.length)

@@ -45,7 +45,7 @@ class Move:
         unchanged: those of them to which such arguments do nothing however many rows there are: the
             rows of ``x[:]``, and not those of ``x[:8]`` where there are eight.
 
-    >>> from cute_sharding.movement import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> roll = BY_OP["torch.roll"].move((8, 4), 2, 0)
     >>> isinstance(roll, Move), roll.outputs, roll.touched(0)
     (True, ((8, 4),), frozenset({0}))
@@ -76,7 +76,7 @@ class Move:
         """The dims of an operand of which some row of a result may need any row, in this call of a
         program or in another: all but those that go into every result as they are.
 
-        >>> from cute_sharding.movement import BY_OP
+        >>> from cute_sharding.relations.table import BY_OP
         >>> some = BY_OP["Tensor.__getitem__"]
         >>> [some.move((8, 4), 0, 0, end).bound(0) for end in (None, 8)]
         [frozenset(), frozenset({0})]

@@ -13,8 +13,8 @@ from cute_sharding.relations.moves import Link, Move, Shape
 from cute_sharding.relations.piece import Mode, Piece, joined, piece
 from cute_sharding.relations.relation import Relation, filled
 from cute_sharding.relations.rows import Rows
+from cute_sharding.relations.view import View
 from cute_sharding.sharding.meeting import Run, Runs, meet_on_x
-from cute_sharding.views.view import View
 
 # Some rows of one dim of an exchange: the first element of the source and of the target, and modes.
 Some: TypeAlias = "tuple[int, int, list[Mode]]"
@@ -23,9 +23,9 @@ Some: TypeAlias = "tuple[int, int, list[Mode]]"
 class NotOnlyMoved(ValueError):
     """What an op gives is not elements of its operands, each as it is.
 
-    >>> from cute_sharding.movement import of_move
+    >>> from cute_sharding.relations.table import relation_of
     >>> try:
-    ...     of_move("unfold's gradient", (3, 2), (4,), 0, 2, 1)  # of windows that overlap
+    ...     relation_of("unfold's gradient", (3, 2), (4,), 0, 2, 1)  # of windows that overlap
     ... except NotOnlyMoved as error:
     ...     print(error)
     rows that are made of several are their sum
@@ -38,7 +38,7 @@ def relation_of_view(view: View) -> Relation:
     Raises:
         NotOnlyMoved: the elements of the result are pairs of the operand's.
 
-    >>> from cute_sharding.views import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> print(relation_of_view(BY_OP["torch.permute"].view((2, 3), (1, 0))))
     (2, 3) -> (3, 2)
       operand 0 (3,2):(1,3) -> result 0 (3,2):(2,1)
@@ -61,7 +61,7 @@ def relation_of_move(move: Move) -> Relation:
     Raises:
         NotOnlyMoved: rows of a result are sums.
 
-    >>> from cute_sharding.movement import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> print(relation_of_move(BY_OP["Tensor.__getitem__"].move((4, 3), 0, 1, 3)))
     (4, 3) -> (2, 3)
       operand 0 3 + 6:1 -> result 0 6:1

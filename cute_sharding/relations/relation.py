@@ -197,9 +197,9 @@ def filled(relation: Relation, value: Any) -> Relation:
 class ReadTwice(ValueError):
     """A relation without an inverse: an element of an operand is read more than once.
 
-    >>> from cute_sharding.movement import of_view
+    >>> from cute_sharding.relations.table import relation_of
     >>> try:
-    ...     inverse(of_view("Tensor.expand", (2, 1), (2, 3)))
+    ...     inverse(relation_of("Tensor.expand", (2, 1), (2, 3)))
     ... except ReadTwice as error:
     ...     print(error)
     no inverse: operand 0 of shape (2, 1) has an element that is read more than once, by operand 0 \

@@ -10,14 +10,15 @@ or two of its dims are about the same rows, see :mod:`.forms`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from cute_sharding.relations.elements import alone
 from cute_sharding.relations.forms import Form
 from cute_sharding.sharding.meeting import (
     Run,
     Runs,
+    count_rows,
     join,
     meet_on_x,
     rows_held,
@@ -77,7 +78,7 @@ def held_rows(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
         return rows.form.rows(*map(rows_held, n, chain))
     found = rows_held(n[0], chain[0])
     if rows.backward:
-        found = tuple(join([_turned(run, n[0], _count(found)) for run in found]))
+        found = tuple(join([_turned(run, n[0], count_rows(found)) for run in found]))
     if rows.runs is None:
         return found
     return tuple(join(meet_on_x([run.flipped() for run in rows.runs], found)))
@@ -91,13 +92,7 @@ def needed_rows(
     rows: what comes from nowhere is filled in.
     """
     whole = held_rows(source, of, ((),) * len(of))
-    return tuple(
-        join(
-            meet_on_x(
-                [Run(r.x, r.x, _same(r), r.length) for r in whole], held_rows(target, n, chain)
-            )
-        )
-    )
+    return tuple(join(meet_on_x(list(map(alone, whole)), held_rows(target, n, chain))))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -111,14 +106,6 @@ def between(
 ) -> Runs:
     """The rows that one device holds and another needs: x on the one, y on the other."""
     return tuple(join(meet_on_x(held_rows(source, of, had), held_rows(target, n, wanted))))
-
-
-def _same(run: Run) -> tuple[tuple[int, int, int], ...]:
-    return tuple([(count, dx, dx) for count, dx, _ in run.loops])
-
-
-def _count(found: Iterable[Run]) -> int:
-    return sum(run.size for run in found)
 
 
 def _turned(run: Run, n: int, count: int) -> Run:

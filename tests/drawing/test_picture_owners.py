@@ -10,9 +10,10 @@ from reading_pictures import devices_of, holders
 
 from cute_sharding import draw
 from cute_sharding.drawing.owners import run_at, runs_shown
+from cute_sharding.propagation.carry import carry
+from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
 from cute_sharding.sharding.chains import chains_of
-from cute_sharding.views import BY_OP, carry
 
 NAMES = ("dp", "cp", "tp")
 

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 
 from cute_sharding.exchange import Exchange, Mesh, Placed, identity
-from cute_sharding.movement import BY_OP
+from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding
 from cute_sharding.sharding.meeting import rows_held
 

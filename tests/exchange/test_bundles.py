@@ -9,7 +9,7 @@ from test_any_meshes import drawn_pair, drawn_ranks, drawn_sharding, elements, l
 import cute_sharding.exchange.bundle as bundles
 from cute_sharding.exchange import Bundle, Exchange, Item, Placed, identity
 from cute_sharding.exchange.bundle import own_part, size_of
-from cute_sharding.movement import BY_OP
+from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Replicate, Shard, Sharding
 
 

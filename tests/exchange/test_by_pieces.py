@@ -9,8 +9,8 @@ from drawn_moves import drawn_program, numbered
 from test_any_meshes import drawn_ranks, drawn_sharding, elements, once, put
 
 from cute_sharding.exchange import Bundle, Exchange, Item, Mesh, Placed
-from cute_sharding.movement import of_move, of_view
 from cute_sharding.relations import Relation, beside
+from cute_sharding.relations.table import relation_of
 from cute_sharding.sharding import Replicate, Shard, Sharding
 
 
@@ -133,10 +133,12 @@ def test_those_that_hold_the_same_send_alike():
 
 def test_what_is_needed_twice_is_sent_once():
     """Repeated heads, and one weight of two results, as where it is tied."""
-    heads = of_view("Tensor.view", (8, 4), (2, 4, 4)).then(of_view("torch.unsqueeze", (2, 4, 4), 1))
-    heads = heads.then(of_view("Tensor.expand", (2, 1, 4, 4), (2, 3, 4, 4)))
+    heads = relation_of("Tensor.view", (8, 4), (2, 4, 4)).then(
+        relation_of("torch.unsqueeze", (2, 4, 4), 1)
+    )
+    heads = heads.then(relation_of("Tensor.expand", (2, 1, 4, 4), (2, 3, 4, 4)))
     both = beside(
-        [heads.then(of_view("Tensor.view", (2, 3, 4, 4), (24, 4))), Relation.same((8, 4))]
+        [heads.then(relation_of("Tensor.view", (2, 3, 4, 4), (24, 4))), Relation.same((8, 4))]
     )
     source = Placed.of(Sharding((8, 4), (2,), (Shard(0),)))
     targets = [Placed.of(Sharding(shape, (1,), (Replicate(),)), (2,)) for shape in both.outputs]
@@ -146,7 +148,7 @@ def test_what_is_needed_twice_is_sent_once():
 
 
 def test_several_exchanges_are_one():
-    turn = of_move("torch.flip", (8, 4), (0,))
+    turn = relation_of("torch.flip", (8, 4), (0,))
     source = Placed.of(Sharding((8, 4), (2,), (Shard(0),)))
     target = Placed.of(Sharding((8, 4), (2,), (Shard(1),)), (1, 2))
     one = Exchange(turn, (source,), (target,))
@@ -168,7 +170,7 @@ def test_several_exchanges_are_one():
 
 
 def test_cost_does_not_grow_with_elements():
-    fused = of_move("torch.cat", [(4096, 4096), (1024, 4096), (1024, 4096)], 0)
+    fused = relation_of("torch.cat", [(4096, 4096), (1024, 4096), (1024, 4096)], 0)
     shards = [Placed.of(Sharding(shape, (8,), (Shard(0),))) for shape in fused.inputs]
     target = Placed.of(Sharding((6144, 4096), (4,), (Shard(1),)), range(8, 12))
     exchange = Exchange(fused, tuple(shards), (target,))

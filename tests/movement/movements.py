@@ -12,9 +12,10 @@ from enumeration import cuts_on, devices, rows_after, rows_of
 from torch.nn import functional as F
 
 from cute_sharding.exchange.meetings import side_of
-from cute_sharding.movement import BY_OP, chosen
+from cute_sharding.propagation.choose import chosen
 from cute_sharding.relations.forms import Diagonal, Fold, Window
 from cute_sharding.relations.rows import held_rows
+from cute_sharding.relations.table import BY_OP
 
 MESHES = [(2,), (4,), (2, 2), (2, 3), (2, 2, 2), (8,), (1, 3)]
 SIZES = [0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 24]
@@ -84,6 +85,11 @@ def _diagonal(rng, x, d):
     return rng.randint(-4, 4), *rng.sample(range(len(x)), 2)
 
 
+def _narrow(rng, x, d):
+    start = rng.randint(0, x[d])
+    return d, start, rng.randint(0, x[d] - start)
+
+
 # How arguments are drawn, for a tensor of that shape and one of its dims; None: not for such a one.
 DRAWN = {
     "Tensor.__getitem__": lambda rng, x, d: (d, *_slice(rng, x[d])),
@@ -98,6 +104,10 @@ DRAWN = {
         ([rng.randint(-9, 9)], [d])
         if rng.random() < 0.7
         else ([rng.randint(-9, 9) for _ in x], [*range(len(x))])
+    ),
+    "torch.narrow_copy": _narrow,
+    "torch.rot90": lambda rng, x, d: (
+        (rng.randint(-5, 5), rng.sample(range(len(x)), 2)) if len(x) > 1 else None
     ),
     "torch.flip": lambda rng, x, d: ([d] if rng.random() < 0.6 else [*range(len(x))],),
     "torch.nn.functional.pad": lambda rng, x, d: (_pads(rng, x),),
@@ -124,6 +134,8 @@ DONE = {
     "torch.cat": lambda *given: torch.cat(given[:-1], given[-1]),
     "torch.roll": torch.roll,
     "torch.flip": torch.flip,
+    "torch.narrow_copy": torch.narrow_copy,
+    "torch.rot90": torch.rot90,
     "torch.nn.functional.pad": lambda x, pads: F.pad(x, pads, value=NOWHERE),
     "Tensor.unfold": lambda x, d, size, step: x.unfold(d, size, step),
     "torch.nn.functional.pad, reflect": lambda x, pads: _padded(x, pads, "reflect"),

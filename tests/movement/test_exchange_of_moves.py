@@ -21,7 +21,9 @@ from movements import (
 )
 
 from cute_sharding.exchange import Exchange
-from cute_sharding.movement import BY_OP, TABLE, chosen
+from cute_sharding.propagation.choose import chosen
+from cute_sharding.relations.table import BY_OP
+from cute_sharding.relations.table.movement import ROWS
 
 # A row among zeros: what it is made of has no such dim. A triangle: rows stay where they are.
 UNTOUCHED = ("select's gradient", "torch.tril", "torch.triu")
@@ -160,7 +162,7 @@ def test_a_copy_is_sent_once_though_many_windows_need_it():
 
 
 def test_ops_that_touch_no_cut_dim_are_not_for_us():
-    for row in TABLE:
+    for row in ROWS:
         if row.op in ("torch.roll", "torch.flip", "Tensor.__getitem__"):
             assert (
                 chosen(
@@ -177,7 +179,7 @@ def test_ops_that_touch_no_cut_dim_are_not_for_us():
 
 
 def test_all_rows_of_the_table_are_drawn():
-    assert {row.op for row in TABLE} == set(DRAWN)
+    assert {row.op for row in ROWS} == set(DRAWN)
 
 
 def test_spare_mesh_dims_cut_the_results_where_less_is_received_then():

@@ -7,15 +7,16 @@ import pytest
 import torch
 from drawn_moves import carried_out
 
-from cute_sharding.movement import BY_OP, BY_OVERLOAD, of_move
 from cute_sharding.relations import NotOnlyMoved
 from cute_sharding.relations.read import relation_of_move
+from cute_sharding.relations.table import MOVEMENTS, relation_of
+from cute_sharding.relations.table.movement import ROWS
 
-MOVED = [op for op in BY_OP if op not in movements.SUMS]
+MOVED = [row.op for row in ROWS if row.op not in movements.SUMS]
 
 
 def test_every_row_is_looked_at():
-    assert {row.op for row in BY_OVERLOAD.values()} == {*MOVED, *movements.SUMS}
+    assert {row.op for row in MOVEMENTS.values()} == {*MOVED, *movements.SUMS}
 
 
 @pytest.mark.parametrize("op", MOVED)
@@ -49,4 +50,4 @@ def test_sums_have_no_relation(op):
         case = movements.draw(random.Random(), (op,))
     given = case.shapes if op in movements.TOGETHER else case.shapes[0]
     with pytest.raises(NotOnlyMoved, match="their sum"):
-        of_move(op, given, *case.args)
+        relation_of(op, given, *case.args)

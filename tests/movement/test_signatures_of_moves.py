@@ -10,18 +10,16 @@ import pytest
 import torch
 from movements import SIZES, TOGETHER, draw
 
-from cute_sharding.movement.signatures import DERIVED, SIGNATURES, pattern_of_move
-from cute_sharding.movement.steps import SEVERAL
-from cute_sharding.movement.table import BY_OVERLOAD as MOVES
-from cute_sharding.ops import TABLE, parse
-from cute_sharding.ops.rules.names import ThisCall
-from cute_sharding.ops.table import COPIES_ALL
 from cute_sharding.relations import Link, Move, Rows
+from cute_sharding.relations.signature import COPIES_ALL, parse
+from cute_sharding.relations.table import MOVEMENTS as MOVES
+from cute_sharding.relations.table import SIGNATURES, TABLE
+from cute_sharding.relations.table.derived import pattern_of_move
+from cute_sharding.relations.table.names import ThisCall
 from cute_sharding.sharding.meeting import Run
-from cute_sharding.views import BY_OVERLOAD as VIEWS
-from cute_sharding.views import TABLE as TABLE_OF_VIEWS
 
-ROWS = {name: row for row in DERIVED for name in row.overloads}
+DERIVED = [row for row in TABLE if row.is_moved and row.signed]
+ROWS = {name: row for row in DERIVED for name in row.signed}
 
 
 def shape_of(rng, least):
@@ -222,18 +220,13 @@ def test_they_are_as_one_would_write_them(name, args, pattern):
 def test_every_row_is_written_here():
     written = {name for name, _, _ in AS_WRITTEN}
     for row in DERIVED:
-        if "tion_pad" not in row.overloads[0]:
-            assert written & {*row.overloads}, row.overloads
+        if "tion_pad" not in row.signed[0]:
+            assert written & {*row.signed}, row.signed
 
 
 def test_no_overload_has_two_rows():
-    by_hand = [name for row in TABLE for name in row.overloads]
-    assert not {*by_hand} & {*ROWS}
-    assert len(SIGNATURES) == len(by_hand) + sum(len(row.overloads) for row in DERIVED)
-    of_views = [*VIEWS, *(name for row in TABLE_OF_VIEWS for name in row.signed)]
-    also = [name for row in MOVES.values() if row.signed for name in row.signed.also]
-    every = [*by_hand, *of_views, *MOVES, *dict.fromkeys(also), *SEVERAL]
-    assert len({*every}) == len(every)
+    every = [name for row in TABLE for name in (*row.overloads, *row.by_names)]
+    assert len({*every}) == len(every) and {*SIGNATURES} <= {*every}
 
 
 def test_what_may_stay_pending_and_be_empty():

@@ -13,8 +13,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from cute_sharding import plan_redistribution
-from cute_sharding.ops import Operand, assign, parse
-from cute_sharding.ops.operands import Part, received_for
+from cute_sharding.propagation.assign import assign
+from cute_sharding.propagation.operands import Operand, Part, received_for
+from cute_sharding.relations.signature import parse
 
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2)]
 # (pattern, what one device computes, the operands of which it is linear)

@@ -5,8 +5,10 @@ from itertools import product
 
 from enumeration import factorizations, signature
 
-from cute_sharding.redistribution import free_targets, received_elements
-from cute_sharding.views import BY_OP, carry
+from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.targets import free_targets
+from cute_sharding.redistribution import received_elements
+from cute_sharding.relations.table import BY_OP
 
 
 def drawn(rng, meshes, sizes=(12, 18, 24, 30, 36, 48)):

@@ -2,12 +2,9 @@
 
 import pytest
 
-from cute_sharding.redistribution.suggestions import (
-    MOST,
-    heads_that_do_not_divide,
-    suggested_targets,
-)
-from cute_sharding.views import BY_OP, carry
+from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.suggestions import MOST, heads_that_do_not_divide, suggested_targets
+from cute_sharding.relations.table import BY_OP
 
 
 def view_of(shape, target):

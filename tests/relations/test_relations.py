@@ -11,11 +11,10 @@ from drawn_moves import (
     drawn_program,
     drawn_step,
     numbered,
-    relation_of,
+    relation_of_step,
 )
 
 from benchmarks.views import MODEL_VIEWS
-from cute_sharding.movement import of_move, of_view
 from cute_sharding.relations import (
     ReadTwice,
     Relation,
@@ -24,6 +23,7 @@ from cute_sharding.relations import (
     inverse,
     piece,
 )
+from cute_sharding.relations.table import relation_of
 
 
 @pytest.mark.parametrize("first", range(0, 1500, 100))
@@ -46,7 +46,7 @@ def drawn_chain(rng, count):
         step = drawn_step(rng, [shape])
         if step is None:
             return found
-        relation = relation_of(step, [shape])
+        relation = relation_of_step(step, [shape])
         if len(relation.inputs) > 1:  # of one tensor several times
             pieces = [each._replace(source=min(each.source, 0)) for each in relation.pieces]
             relation = Relation(relation.inputs[:1], relation.outputs, tuple(pieces))
@@ -96,9 +96,9 @@ def test_inverses(first):
 def test_the_inverse_of_a_movement_is_its_gradient():
     x = torch.randn(6, 5, requires_grad=True)
     y = torch.nn.functional.pad(x[1:5:2].flip(1), (1, 0))
-    relation = of_move("Tensor.__getitem__", (6, 5), 0, 1, 5, 2)
-    relation = relation.then(of_move("torch.flip", (2, 5), (1,)))
-    relation = relation.then(of_move("torch.nn.functional.pad", (2, 5), (1, 0)))
+    relation = relation_of("Tensor.__getitem__", (6, 5), 0, 1, 5, 2)
+    relation = relation.then(relation_of("torch.flip", (2, 5), (1,)))
+    relation = relation.then(relation_of("torch.nn.functional.pad", (2, 5), (1, 0)))
     assert relation.outputs == (tuple(y.shape),)
     given = torch.arange(1, y.numel() + 1).reshape(y.shape)
     y.backward(given.float())
@@ -111,9 +111,9 @@ def test_the_inverse_of_a_movement_is_its_gradient():
 
 @pytest.mark.parametrize("what, shape, target", [case[:3] for case in MODEL_VIEWS])
 def test_a_view_is_one_piece(what, shape, target):
-    relation = of_view("Tensor.view", shape, target)
+    relation = relation_of("Tensor.view", shape, target)
     assert relation.pieces == (piece(0, 0, 0, 0, [(prod(shape), 1, 1)]),)
-    back = relation.then(of_view("Tensor.view", target, shape))
+    back = relation.then(relation_of("Tensor.view", target, shape))
     assert back == Relation.same(shape)
 
 
@@ -122,7 +122,9 @@ def test_views_of_models_after_a_permutation(case):
     """Of fewer rows, element by element."""
     shape, target = small(case[1], case[2])
     order = tuple(reversed(range(len(target))))
-    relation = of_view("Tensor.view", shape, target).then(of_view("torch.permute", target, order))
+    relation = relation_of("Tensor.view", shape, target).then(
+        relation_of("torch.permute", target, order)
+    )
     (given,) = numbered([shape])
     assert torch.equal(carried_out(relation, [given])[0], given.view(target).permute(order))
     assert len(relation.pieces) == 1
@@ -147,35 +149,37 @@ def small(shape, target):
 
 def test_cost_grows_with_modes_and_not_with_elements():
     big = (4096, 4096)
-    turned = of_view("torch.permute", big, (1, 0))
-    heads = turned.then(of_view("Tensor.view", big, (32, 128, 4096)))
+    turned = relation_of("torch.permute", big, (1, 0))
+    heads = turned.then(relation_of("Tensor.view", big, (32, 128, 4096)))
     assert len(heads.pieces) == 1
-    some = heads.then(of_move("Tensor.__getitem__", (32, 128, 4096), 2, 5, 4000, 3))
-    some = some.then(of_view("torch.permute", (32, 128, 1332), (2, 0, 1)))
+    some = heads.then(relation_of("Tensor.__getitem__", (32, 128, 4096), 2, 5, 4000, 3))
+    some = some.then(relation_of("torch.permute", (32, 128, 1332), (2, 0, 1)))
     assert len(some.pieces) == 1
     assert turned.then(turned) == Relation.same(big)
 
 
 def test_what_is_cut_out_of_a_flat_view_stays_one_piece():
     """In the rows of (3, 5) it is three boxes: an end, a whole row, a start."""
-    relation = of_view("Tensor.view", (3, 5), (15,))
-    relation = relation.then(of_move("Tensor.__getitem__", (15,), 0, 2, 11))
-    relation = relation.then(of_view("Tensor.view", (9,), (3, 3)))
+    relation = relation_of("Tensor.view", (3, 5), (15,))
+    relation = relation.then(relation_of("Tensor.__getitem__", (15,), 0, 2, 11))
+    relation = relation.then(relation_of("Tensor.view", (9,), (3, 3)))
     assert relation.pieces == (piece(0, 0, 2, 0, [(9, 1, 1)]),)
 
 
 def test_a_cat_of_what_was_split_is_what_it_was():
-    split = of_move("torch.split", (8, 6), 2, 0)
-    assert compose(split, of_move("torch.cat", [(2, 6)] * 4, 0)) == Relation.same((8, 6))
-    columns = compose(of_move("torch.split", (8, 6), 2, 1), of_move("torch.cat", [(8, 2)] * 3, 1))
+    split = relation_of("torch.split", (8, 6), 2, 0)
+    assert compose(split, relation_of("torch.cat", [(2, 6)] * 4, 0)) == Relation.same((8, 6))
+    columns = compose(
+        relation_of("torch.split", (8, 6), 2, 1), relation_of("torch.cat", [(8, 2)] * 3, 1)
+    )
     assert counted_out(columns) == counted_out(Relation.same((8, 6)))
     assert len(columns.pieces) == 1
 
 
 def test_constants_are_kept_and_each_is_there_once():
-    pad = of_move("torch.nn.functional.pad", (3,), (1, 0), 7.0)
-    twice = pad.then(of_move("torch.nn.functional.pad", (4,), (0, 2), 7.0))
-    other = twice.then(of_move("torch.nn.functional.pad", (6,), (0, 1), 7))
+    pad = relation_of("torch.nn.functional.pad", (3,), (1, 0), 7.0)
+    twice = pad.then(relation_of("torch.nn.functional.pad", (4,), (0, 2), 7.0))
+    other = twice.then(relation_of("torch.nn.functional.pad", (6,), (0, 1), 7))
     assert other.constants == (7.0, 7) and len({*map(type, other.constants)}) == 2
     assert carried_out(other, [torch.arange(3)])[0].tolist() == [7, 0, 1, 2, 7, 7, 7]
 

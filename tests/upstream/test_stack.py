@@ -19,7 +19,8 @@ sys.path.insert(0, str(REPOSITORY))  # `upstream` and `benchmarks` are no part o
 
 from benchmarks.views import MODEL_VIEWS, drawn_case, held  # noqa: E402
 from cute_sharding.dtensor import propagate_shape_and_sharding  # noqa: E402
-from cute_sharding.views import BY_OP, dim_map  # noqa: E402
+from cute_sharding.relations import dim_map  # noqa: E402
+from cute_sharding.relations.table import BY_OP  # noqa: E402
 from upstream import conformance  # noqa: E402
 from upstream.edits import Hook, either  # noqa: E402
 from upstream.patches import BUGS, STACK  # noqa: E402

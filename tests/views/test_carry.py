@@ -11,9 +11,11 @@ import pytest
 from enumeration import cuts_on, devices, held, shapes_of, signature
 
 from cute_sharding.layout import LayoutError, composition, make_layout, right_inverse
+from cute_sharding.propagation.carry import carry
+from cute_sharding.relations.dim_map import permute, reshape
+from cute_sharding.relations.table import BY_OP
+from cute_sharding.relations.view import view_of
 from cute_sharding.sharding import Replicate, Shard, Sharding
-from cute_sharding.views import BY_OP, carry, view_of
-from cute_sharding.views.dim_map import permute, reshape
 
 # Elements, with the meshes small enough to write down every placement.
 CASES = [
@@ -79,7 +81,7 @@ def test_carry_answers_where_placements_exist_and_nowhere_else(n, mesh):
 @pytest.mark.parametrize("mesh", [(2,), (3,), (4, 2), (2, 3, 2)], ids=str)
 def test_the_short_way_of_even_blocks_is_the_deal(mesh, monkeypatch):
     rng = random.Random(f"even {mesh}")
-    module = sys.modules["cute_sharding.views.carry"]
+    module = sys.modules["cute_sharding.propagation.carry"]
     short_way, taken = module._place_even, []
 
     def noted(*args):

@@ -13,8 +13,7 @@ from enumeration import shapes_of
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._ops import _view_ops
 
-from cute_sharding.views import BY_OP, BY_OVERLOAD, TABLE, view_of
-from cute_sharding.views.dim_map import (
+from cute_sharding.relations.dim_map import (
     expand,
     flatten,
     movedim,
@@ -25,6 +24,9 @@ from cute_sharding.views.dim_map import (
     squeeze,
     unflatten,
 )
+from cute_sharding.relations.table import BY_OP, VIEWS
+from cute_sharding.relations.table.views import ROWS
+from cute_sharding.relations.view import view_of
 
 # OpInfo name -> row. Names that OpInfo has and the table has not are listed for what they are.
 ROW_OF = {
@@ -179,7 +181,7 @@ def test_view_layouts_do_what_the_op_does(name):
 
 def test_every_row_is_compared_with_op_info():
     assert set(op_infos()) == set(OPS)
-    assert set(ROW_OF.values()) == set(BY_OP) == {row.op for row in TABLE}
+    assert set(ROW_OF.values()) == {row.op for row in ROWS}
 
 
 def test_reshape_rules_equal_torchs_on_every_small_shape():
@@ -247,10 +249,10 @@ def registered_by_torch():
 
 
 def test_every_op_that_torch_has_a_rule_for_has_a_row():
-    named = {torch_key(row.op): row for row in TABLE if row.op not in NOT_IN_TORCH}
+    named = {torch_key(row.op): row for row in ROWS if row.op not in NOT_IN_TORCH}
     missing = [key for key in _view_ops.dim_maps if key not in named]
     assert not missing, (
-        f"torch has rules for {missing}; add a row for each to cute_sharding/views/table.py"
+        f"torch has rules for {missing}; add a row for each to relations/table/views.py"
     )
     assert set(named) == set(_view_ops.dim_maps)
 
@@ -258,20 +260,15 @@ def test_every_op_that_torch_has_a_rule_for_has_a_row():
 def test_every_overload_that_torch_registers_has_a_row_as_strict_as_torchs():
     stock = registered_by_torch()
     assert len(stock) >= 18, "the registrations are not where this test looks for them"
-    missing = set(stock) - set(BY_OVERLOAD)
+    missing = set(stock) - set(VIEWS)
     assert not missing, (
-        f"torch registers {sorted(missing)}; add each to its row in cute_sharding/views/table.py"
+        f"torch registers {sorted(missing)}; add each to its row in relations/table/views.py"
     )
-    assert {name: strict for name, (_, strict) in BY_OVERLOAD.items() if name in stock} == stock
-    assert set(BY_OVERLOAD) == set(stock), (
+    assert {name: row.strict for name, row in VIEWS.items() if name in stock} == stock
+    assert set(VIEWS) == set(stock), (
         "an overload that torch leaves to its decomposition, or does not register, is not ours to "
         "answer"
     )
-
-
-def test_an_overload_stands_in_one_row_only():
-    names = [name for row in TABLE for name in (*row.strict, *row.lenient, *row.signed)]
-    assert len(names) == len(set(names))
 
 
 # -- arguments that no op takes --------------------------------------------------------------------

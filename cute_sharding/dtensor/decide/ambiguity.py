@@ -14,7 +14,8 @@ from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.run.placements import cut_of, replaced, text
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.layout import Size
-from cute_sharding.views import View, carry
+from cute_sharding.propagation.carry import carry
+from cute_sharding.relations.view import View
 
 
 def holds_in_any_reading(

@@ -31,7 +31,7 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Replicate, Shard, StridedShard
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
-from cute_sharding.movement.signatures import SIGNATURES
+from cute_sharding.relations.table import SIGNATURES
 
 
 def gated(

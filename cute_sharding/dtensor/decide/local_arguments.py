@@ -21,8 +21,8 @@ from cute_sharding.dtensor.replaced import answers, op_schemas, symints
 from cute_sharding.dtensor.replaced.answers import Prepare
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
-from cute_sharding.ops.signature import Signature
-from cute_sharding.ops.table import BY_OVERLOAD
+from cute_sharding.relations.signature import Signature
+from cute_sharding.relations.table import SIGNATURES
 
 # The kernel loads so many bytes at a time, and torch looks at every stride but the last
 # (aten/src/ATen/native/transformers/cuda/attention.cu).
@@ -159,7 +159,7 @@ _PREPARED: dict[str, Callable[[OpSchema], Prepare | None]] = {
     "native_group_norm.default": _always(_of_images(1, 3)),
     "native_group_norm_backward.default": _always(_of_images(2, 5)),
     **dict.fromkeys(
-        [name for name in BY_OVERLOAD if "upsample" in name and "_backward" in name],
+        [name for name in SIGNATURES if "upsample" in name and "_backward" in name],
         _always(_with_leading_of(0, 2)),
     ),
     **dict.fromkeys(

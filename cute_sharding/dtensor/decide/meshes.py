@@ -36,7 +36,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Replicate,
     is_by_elements,
 )
-from cute_sharding.ops.operands import Part
+from cute_sharding.propagation.operands import Part
 from cute_sharding.sharding.regroup import regrouped
 
 Propagate = Callable[[OpSchema], Any]

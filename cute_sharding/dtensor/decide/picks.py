@@ -17,8 +17,8 @@ from cute_sharding.dtensor.replaced import answers, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
-from cute_sharding.ops.assign import Assignment
-from cute_sharding.ops.signature import Signature
+from cute_sharding.propagation.assign import Assignment
+from cute_sharding.relations.signature import Signature
 from cute_sharding.sharding.deal import local_size, piece_and_block
 
 # (split factor, devices, mesh dim) of each mesh dim that cuts the dim, in order.

@@ -23,9 +23,9 @@ from cute_sharding.dtensor.door.cuts import (
 from cute_sharding.dtensor.replaced import answers, op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
-from cute_sharding.movement.signatures import SIGNATURES
-from cute_sharding.ops.table import BY_MASK, LINEAR, POINTWISE, Row
-from cute_sharding.views import BY_OVERLOAD as VIEWS
+from cute_sharding.relations.table import SIGNATURES, VIEWS, Row
+from cute_sharding.relations.table.along import LINEAR, POINTWISE
+from cute_sharding.relations.table.indexing import BY_MASK
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from cute_sharding.dtensor.replaced import answers
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
-from cute_sharding.ops.assign import Assignment
-from cute_sharding.ops.operands import Part
-from cute_sharding.ops.signature import Signature
+from cute_sharding.propagation.assign import Assignment
+from cute_sharding.propagation.operands import Part
+from cute_sharding.relations.signature import Signature
 
 
 def _left_pending(found: Assignment, op: str) -> list[int]:

@@ -34,10 +34,10 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.ops.assign import Assignment, Linear, assign
-from cute_sharding.ops.operands import Operand, received_for
-from cute_sharding.ops.signature import UNREAD, Signature, parse
-from cute_sharding.ops.table import Row
+from cute_sharding.propagation.assign import Assignment, assign
+from cute_sharding.propagation.operands import Operand, received_for
+from cute_sharding.relations.signature import UNREAD, Linear, Signature, parse
+from cute_sharding.relations.table import Row
 
 
 def by_signature(

@@ -28,9 +28,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.placements import Cuts, cut_of, replaced, text
 from cute_sharding.layout import Size, Undecided
-from cute_sharding.redistribution import Target, free_targets
-from cute_sharding.redistribution.suggestions import suggested_targets
-from cute_sharding.views import Row, View, carry, view_of
+from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.suggestions import suggested_targets
+from cute_sharding.propagation.targets import Target, free_targets
+from cute_sharding.relations.table import ByDimMap
+from cute_sharding.relations.view import View, view_of
 
 
 class Decision(NamedTuple):
@@ -111,7 +113,7 @@ def decide(
     *,
     if_not_free: Implicit,
     op: str = "view",
-    row: Row | None = None,
+    row: ByDimMap | None = None,
     mesh_names: Sequence[str] | None = None,
     stock: Callable[[], Sequence[Placement]] | None = None,
     reachable: Callable[[Cuts], bool] = lambda target: True,
@@ -255,7 +257,7 @@ def _linear(placement: Placement) -> bool:
 
 
 def _blocked_by_row(
-    row: Row | None, view: View, mesh: tuple[int, ...], placements: Sequence[Placement]
+    row: ByDimMap | None, view: View, mesh: tuple[int, ...], placements: Sequence[Placement]
 ) -> int | None:
     """The first mesh dim that the op's local form cannot do with under these placements, whatever
     the layout says.
@@ -276,7 +278,7 @@ def _blocked_by_row(
     return None
 
 
-def _reduced(row: Row | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+def _reduced(row: ByDimMap | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
     """The placements with the pending reductions that the op does not commute with done."""
     if row is None or not row.pairs:
         return placements

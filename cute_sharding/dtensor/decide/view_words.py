@@ -19,9 +19,12 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.placements import Cuts, cut_of, text
 from cute_sharding.layout import Size
-from cute_sharding.redistribution import Target, received_elements
-from cute_sharding.redistribution.suggestions import heads_that_do_not_divide
-from cute_sharding.views import Row, View, carry
+from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.suggestions import heads_that_do_not_divide
+from cute_sharding.propagation.targets import Target
+from cute_sharding.redistribution import received_elements
+from cute_sharding.relations.table import ByDimMap
+from cute_sharding.relations.view import View
 
 
 class Asked(NamedTuple):
@@ -31,7 +34,7 @@ class Asked(NamedTuple):
 
     op: str
     view: View
-    row: Row | None
+    row: ByDimMap | None
     mesh: tuple[int, ...]
     names: Sequence[str] | None
     placements: tuple[Placement, ...]

@@ -28,7 +28,8 @@ from cute_sharding.dtensor.run.graph_keys import tag_traced
 from cute_sharding.dtensor.run.placements import Cuts
 from cute_sharding.dtensor.run.places import OpPlace, move_of, question_of
 from cute_sharding.dtensor.run.stock import moves_rightly
-from cute_sharding.views import BY_OVERLOAD, Row, View
+from cute_sharding.relations.table import VIEWS, ByDimMap
+from cute_sharding.relations.view import View
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ class ViewQuestion:
         return self.schema.args_schema[0]  # type: ignore[return-value]
 
     @property
-    def row(self) -> Row:
-        return BY_OVERLOAD[self.name][0]
+    def row(self) -> ByDimMap:
+        return VIEWS[self.name]
 
     @property
     def is_strict(self) -> bool:
         """Whether the op must not communicate."""
-        return BY_OVERLOAD[self.name][1]
+        return self.row.strict
 
     @property
     def if_not_free(self) -> Implicit:

@@ -17,7 +17,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     cut_of,
 )
 from cute_sharding.dtensor.replaced.tracing import strided_shard
-from cute_sharding.ops.operands import Part
+from cute_sharding.propagation.operands import Part
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
 

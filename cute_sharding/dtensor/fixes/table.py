@@ -24,7 +24,8 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
 )
-from cute_sharding.ops.table import BY_MASK, BY_OVERLOAD
+from cute_sharding.relations.table import SIGNATURES
+from cute_sharding.relations.table.indexing import BY_MASK
 
 Condition = Callable[[OpSchema, Sequence[DTensorSpec]], bool]
 CUTS, ALL = (Shard, StridedShard), (Shard, StridedShard, Partial)
@@ -105,7 +106,7 @@ def _names(*patterns: str) -> tuple[str, ...]:
 
 _LOSSES = tuple(
     each
-    for name in BY_OVERLOAD
+    for name in SIGNATURES
     if "_loss" in name or name.startswith("binary_cross_entropy")
     for each in (name, name.replace(".default", ".out"))
 )

@@ -39,13 +39,13 @@ from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.placements import cut_of, placement_of
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
+from cute_sharding.exchange.slices import is_view
 from cute_sharding.layout import Undecided
-from cute_sharding.movement import BY_OVERLOAD
-from cute_sharding.movement.choose import Choice, chosen, kept, open_dims
-from cute_sharding.movement.free import Cuts
-from cute_sharding.movement.slices import is_view
-from cute_sharding.ops.rules.parts import is_whole
+from cute_sharding.propagation.choose import Choice, chosen, kept, open_dims
+from cute_sharding.propagation.free import Cuts
 from cute_sharding.relations import Move
+from cute_sharding.relations.table import MOVEMENTS
+from cute_sharding.relations.table.names import is_whole
 from cute_sharding.sharding.chains import Chains
 
 # Where the dim of a slice stands among its arguments; after it come start, end and step.
@@ -125,7 +125,7 @@ def _as_it_is(*_: Any) -> None:
 
 def _move_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Move | None:
     try:
-        return BY_OVERLOAD[name].move(*args, **kwargs)
+        return MOVEMENTS[name].move(*args, **kwargs)
     except (ValueError, IndexError, TypeError):
         return None  # torch says what is wrong
 
@@ -187,7 +187,7 @@ class _Runner:
     ) -> None:
         args, kwargs = given
         self.name, self.specs, self.exchange, self._note = name, specs, exchange, note
-        self._reads = BY_OVERLOAD[name].reads
+        self._reads = MOVEMENTS[name].reads
         self._numbers: list[Any] = []
         arguments = _written((args, tuple(kwargs.values())), self._numbers)
         self._onto, self._metas = onto, metas

@@ -42,12 +42,12 @@ from cute_sharding.dtensor.run.placements import cut_of, placement_of, text
 from cute_sharding.dtensor.run.places import OpPlace, move_of, questions_of_rule
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
-from cute_sharding.movement import BY_OVERLOAD, chosen
-from cute_sharding.movement.choose import Choice, moved_to
-from cute_sharding.movement.free import Cuts
-from cute_sharding.movement.steps import SEVERAL, placed
+from cute_sharding.propagation.choose import Choice, chosen, moved_to
+from cute_sharding.propagation.free import Cuts
+from cute_sharding.propagation.steps import placed
 from cute_sharding.relations import Move
 from cute_sharding.relations.moves import Shape
+from cute_sharding.relations.table import MOVEMENTS, STEPS
 
 # Pending reductions that rows of results which are made of no row can be given a part in: what the
 # first device of the mesh dim has there, and what the others have; True: all the fill.
@@ -77,9 +77,9 @@ def movement_first(others: Rule, *, is_on: bool, stock: Rule) -> Rule:
     derives what the views give.
     """
     answer_of: dict[str, Callable[..., Any]] = (
-        {**dict.fromkeys(SEVERAL, several_of), **dict.fromkeys(BY_OVERLOAD, movement_of)}
+        {**dict.fromkeys(STEPS, several_of), **dict.fromkeys(MOVEMENTS, movement_of)}
         if is_on
-        else dict.fromkeys(SEVERAL, partial(several_of, views_alone=True))
+        else dict.fromkeys(STEPS, partial(several_of, views_alone=True))
     )
 
     def propagate_op_sharding_non_cached(op_schema: OpSchema) -> Any:
@@ -119,7 +119,7 @@ def movement_of(
     """The op as a movement; None where it is none, touches no sharded dim, or has arguments or
     placements for which none is known: these are for others to answer.
     """
-    row = BY_OVERLOAD.get(name)
+    row = MOVEMENTS.get(name)
     if row is None or not specs or not _is_known(specs):
         return None
     if symints.is_symbolic(*(tuple(s.shape) for s in specs), schema.args_schema[1:]):
@@ -229,7 +229,7 @@ def several_of(
     pending = _pending(specs) or {}
     cuts = tuple([cut_of(p) for p in spec.placements])
     metas = registry.output_metas(schema)
-    steps = SEVERAL[name].rule(shape, *schema.args_schema[1:])
+    steps = STEPS[name].steps(shape, *schema.args_schema[1:])
     spare = () if schema.op._schema._is_view_op() else _spare(name, specs)
     way = steps and placed(steps, shape, cuts, sizes, spare=spare)
     if not way or metas is None:

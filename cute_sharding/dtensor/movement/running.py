@@ -39,7 +39,7 @@ from cute_sharding.dtensor.run.packing import (
 from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
 from cute_sharding.exchange import Exchange, Part
 from cute_sharding.exchange.meetings import side_of
-from cute_sharding.movement.slices import is_view, keeps, slices
+from cute_sharding.exchange.slices import is_view, keeps, slices
 from cute_sharding.relations.forms import Diagonal
 from cute_sharding.relations.rows import Rows
 from cute_sharding.sharding.meeting import rows_held

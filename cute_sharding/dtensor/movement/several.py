@@ -1,5 +1,5 @@
-"""Ops that are several steps, views and movements (movement/steps.py), run one after the other on
-local tensors.
+"""Ops that are several steps, views and movements (propagation/steps.py), run one after the other
+on local tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
-from cute_sharding.movement.steps import PERMUTE, Placed
+from cute_sharding.propagation.steps import Placed
 from cute_sharding.sharding.chains import chain_of, chains_of
 from cute_sharding.sharding.meeting import count_rows, rows_held
 
@@ -68,7 +68,7 @@ def _own(x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
 
 def _viewed(local: torch.Tensor, to: Placed, device: Sequence[int], mesh: Any) -> torch.Tensor:
     """A view carries each device's elements, in their order: so it is one of the local tensor."""
-    if to.step.op == PERMUTE:
+    if to.step.row.op == "torch.permute":
         return local.permute(*to.step.args)
     chains = chains_of(to.cuts, len(to.shape), tuple(mesh.shape))
     return local.reshape(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from cute_sharding.dtensor.movement.running import Runner
@@ -19,7 +20,7 @@ from cute_sharding.dtensor.movement.together import Parts, one_exchange
 from cute_sharding.dtensor.replaced import dispatch, registry, symints, tensor_specs
 from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.exchange import Exchange
-from cute_sharding.movement.rules import at, tensor_split_bounds
+from cute_sharding.relations.table.movement import at
 
 # Ops that torch takes apart into slices.
 SLICE = "slice.Tensor"
@@ -39,7 +40,7 @@ def _parts(x: Any, parts: int | Sequence[int], dim: int = 0) -> Parts | None:
         return None
     try:
         d = at(shape, dim)
-        bounds = tensor_split_bounds(shape[d], parts)
+        bounds = _bounds(shape[d], parts)
     except IndexError:
         return None  # torch says what is wrong
     if all(cut is None or cut[0] != d for cut in map(tensor_specs.cut_of, spec.placements)):
@@ -70,3 +71,14 @@ def _joined_exchange(exchanges: tuple[Exchange, ...]) -> Exchange:
     targets = tuple([exchange.targets[0] for exchange in exchanges])
     move = replace(moves[0], outputs=outputs, links=tuple(links))
     return replace(exchanges[0], relation=move, targets=targets)
+
+
+def _bounds(n: int, parts: int | Sequence[int]) -> list[tuple[int, int | None]]:
+    """The slices that ``torch.tensor_split`` takes of a dim of ``n`` rows: as many as it is to have
+    parts, the first of which have a row more; or up to each index, and from the last one on.
+    """
+    if not isinstance(parts, int):
+        return [*zip([0, *parts], [*parts, None])]
+    size, more = divmod(n, max(parts, 1))
+    firsts = [k * size + min(k, more) for k in range(parts + 1)]
+    return [*pairwise(firsts)]

@@ -26,7 +26,7 @@ from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
 from cute_sharding.profiling import Cause, Collective, Moved, Other
-from cute_sharding.views import BY_OVERLOAD as VIEWS
+from cute_sharding.relations.table import VIEWS
 
 
 def name_of(source: Call | Asked) -> str:

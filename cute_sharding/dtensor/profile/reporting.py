@@ -14,11 +14,10 @@ from cute_sharding.dtensor.profile.causes import of_asked, of_call
 from cute_sharding.dtensor.profile.profiler import Call, Note, Profiler
 from cute_sharding.dtensor.replaced import registry
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, StridedShard
-from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
 from cute_sharding.profiling import Collective, Event, Line, Report
 from cute_sharding.profiling.report import in_order
 from cute_sharding.redistribution.network import Network
-from cute_sharding.views import BY_OVERLOAD as VIEWS
+from cute_sharding.relations.table import MOVEMENTS, VIEWS
 
 
 def report(profiler: Profiler, network: Network | str | None = None) -> Report:

@@ -7,13 +7,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from cute_sharding import movement, views
 from cute_sharding.layout.layout import row_major
-from cute_sharding.movement import of_move
 from cute_sharding.relations import NotOnlyMoved, Relation, compose, piece
 from cute_sharding.relations.moves import Shape
 from cute_sharding.relations.piece import joined
-from cute_sharding.relations.read import relation_of_move, relation_of_view
+from cute_sharding.relations.table import TABLE
 
 # From the op's arguments, with shapes in the place of tensors; of tensors of indices these.
 Rule: TypeAlias = "Callable[..., Relation]"
@@ -38,20 +36,6 @@ def value_of(name: str, args: Sequence[Any]) -> Any | None:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def _by_view(row: views.Row) -> Rule:
-    return lambda shape, *args, **kwargs: relation_of_view(row.view(shape, *args, **kwargs))
-
-
-def _by_move(row: movement.Row) -> Rule:
-    def rule(*args: Any, **kwargs: Any) -> Relation:
-        move = row.move(*args, **kwargs)
-        if move is None:
-            raise NotOnlyMoved(f"{row.op}: no map of rows is known for such arguments")
-        return relation_of_move(move)
-
-    return rule
-
-
 def _same(shape: Shape, *args: Any, **kwargs: Any) -> Relation:
     return Relation.same(shape)
 
@@ -61,7 +45,9 @@ def _stacked(shapes: Sequence[Shape], dim: int = 0) -> Relation:
     d = dim % (len(shapes[0]) + 1)
     more = [(*shape[:d], 1, *shape[d:]) for shape in shapes]
     same = Relation.same(*shapes)
-    return compose(Relation(same.inputs, tuple(more), same.pieces), of_move("torch.cat", more, d))
+    return compose(
+        Relation(same.inputs, tuple(more), same.pieces), relation_of("torch.cat", more, d)
+    )
 
 
 def _rows_taken(shape: Shape, dim: int, index: Any) -> Relation:
@@ -95,14 +81,10 @@ def _indexed(shape: Shape, indices: Sequence[Any]) -> Relation:
 
 _RULES: dict[str, Rule] = {
     **{
-        name: _by_view(row)
-        for row in views.TABLE
-        for name in (*row.strict, *row.lenient, *row.signed)
-    },
-    **{
-        name: _by_move(row)
-        for row in movement.TABLE
-        for name in (*row.overloads, *(row.signed.also if row.signed else ()))
+        name: row.relation
+        for row in TABLE
+        if row.is_moved
+        for name in (*row.overloads, *row.by_names)
     },
     **dict.fromkeys(
         [

@@ -17,7 +17,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
-from cute_sharding.views.dim_map import DimSpec
+from cute_sharding.relations.dim_map import DimSpec
 
 __all__ = [
     "clear_propagation_caches",

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cute_sharding.dtensor.replaced.tensor_specs import split_factors
-from cute_sharding.ops.rules.names import ThisCall
+from cute_sharding.relations.table.names import ThisCall
 
 __all__ = [
     "ask_whether_contiguous",

@@ -16,7 +16,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.replaced.tracing import strided_shard
-from cute_sharding.views import Cut
+from cute_sharding.sharding.chains import Cut
 
 Cuts: TypeAlias = tuple[Cut, ...]
 

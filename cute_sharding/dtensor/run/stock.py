@@ -9,7 +9,7 @@ from typing import Any
 
 from cute_sharding.dtensor.replaced import process_groups, tensor_specs
 from cute_sharding.dtensor.run.placements import Cuts, cut_of
-from cute_sharding.redistribution.suggestions import divides_where_it_moves
+from cute_sharding.propagation.suggestions import divides_where_it_moves
 
 
 def moves_rightly(spec: tensor_specs.DTensorSpec, target: Cuts) -> bool:

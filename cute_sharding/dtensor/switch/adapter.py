@@ -44,10 +44,8 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
-from cute_sharding.movement import BY_OVERLOAD as MOVEMENTS
-from cute_sharding.movement.signatures import SIGNATURES
 from cute_sharding.redistribution.network import Network
-from cute_sharding.views import BY_OVERLOAD as VIEWS
+from cute_sharding.relations.table import MOVEMENTS, SIGNATURES, VIEWS
 
 _lock = fork_safe_lock()
 _installed: Installed | None = None

@@ -15,9 +15,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.movement.signatures import SIGNATURES
-from cute_sharding.ops import Linear
-from cute_sharding.ops.assign import COPIED
+from cute_sharding.relations.signature import COPIED, Linear
+from cute_sharding.relations.table import SIGNATURES
 from cute_sharding.sharding.deal import rows
 
 MESH, SHAPE = (2, 2), (6, 4, 4)
@@ -177,4 +176,4 @@ def test_every_row_that_keeps_something_pending_is_here():
     here = {*ONE, *TWO}
     for row in SIGNATURES.values():
         if isinstance(row.linear, Linear):
-            assert here & {*row.overloads}, row.overloads
+            assert here & {*row.signed}, row.signed

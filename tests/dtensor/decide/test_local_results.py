@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.views import carry, view_of
-from cute_sharding.views.dim_map import reshape
+from cute_sharding.propagation.carry import carry
+from cute_sharding.relations.dim_map import reshape
+from cute_sharding.relations.view import view_of
 
 MESHES = [(2,), (3,), (8,), (2, 2), (2, 3), (1, 2), (2, 2, 2)]
 

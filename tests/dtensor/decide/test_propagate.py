@@ -24,7 +24,7 @@ import cute_sharding
 from cute_sharding.dtensor import propagate_shape_and_sharding
 from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.run.redistribute import planned
-from cute_sharding.views.dim_map import expand, permute, repeat, reshape
+from cute_sharding.relations.dim_map import expand, permute, repeat, reshape
 
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (1, 2), (2, 2, 2)]
 

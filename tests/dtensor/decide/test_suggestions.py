@@ -13,7 +13,7 @@ import cute_sharding
 from cute_sharding import sharding
 from cute_sharding.cli import explain
 from cute_sharding.dtensor.replaced import collective_ops
-from cute_sharding.views import BY_OP
+from cute_sharding.relations.table import BY_OP
 
 
 @pytest.mark.parametrize(

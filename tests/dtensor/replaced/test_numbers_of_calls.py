@@ -4,8 +4,8 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from cute_sharding.dtensor.replaced import symints
-from cute_sharding.movement.signatures import SIGNATURES
-from cute_sharding.ops.rules.names import ThisCall
+from cute_sharding.relations.table import SIGNATURES
+from cute_sharding.relations.table.names import ThisCall
 
 
 def test_symbols_become_numbers_that_another_call_may_have_otherwise():

@@ -23,7 +23,7 @@ from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.replaced.tracing import Tracing
 from cute_sharding.dtensor.reports.stock import stock_plan
 from cute_sharding.dtensor.switch import adapter
-from cute_sharding.movement.signatures import SIGNATURES
+from cute_sharding.relations.table import SIGNATURES
 
 TORCH = Path(torch.__file__).parent
 

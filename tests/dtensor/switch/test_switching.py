@@ -17,7 +17,7 @@ import cute_sharding
 from cute_sharding.dtensor.replaced import op_hooks, registry
 from cute_sharding.dtensor.replaced.patch import Installed
 from cute_sharding.dtensor.switch.adapter import parts_replaced
-from cute_sharding.views import BY_OVERLOAD
+from cute_sharding.relations.table import VIEWS
 
 
 def registries():
@@ -92,7 +92,7 @@ def test_registrations_are_the_same_objects_afterwards():
     told_apart = while_on["op_to_schema_info"]
     assert all(
         "cute_sharding" in told_apart[registry.overload(name)].static_kwargkey
-        for name in BY_OVERLOAD
+        for name in VIEWS
         if registry.overload(name) is not None
     )
     cute_sharding.enable(implicit_redistribution="cheapest")

@@ -24,18 +24,19 @@ from typing import NamedTuple
 
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.cost import most_local
-from cute_sharding.movement.free import Cuts, free_cuts
-from cute_sharding.propagation import least
+from cute_sharding.propagation.free import Cuts, free_cuts
+from cute_sharding.propagation.solver import least
 from cute_sharding.relations.moves import Link, Move
-from cute_sharding.sharding.chains import chains_of
-from cute_sharding.views import Cut
+from cute_sharding.sharding.chains import Cut, chains_of
 
 
 class Choice(NamedTuple):
     """The cuts of each result, one for each mesh dim, and the exchange that leads there.
 
-    >>> isinstance(chosen(Move((), (), ()), (), ()), Choice)
-    False
+    >>> from cute_sharding.relations.table import BY_OP
+    >>> found = chosen(BY_OP["torch.flip"].move((4,), [0]), (((0, 1),),), (2,))
+    >>> isinstance(found, Choice), found.exchange.received_elements
+    (True, 2)
     """
 
     cuts: tuple[Cuts, ...]
@@ -59,7 +60,7 @@ def chosen(
         spare: mesh dims that cut no operand, and may cut the results where they receive less then.
             Not those on which a reduction is pending.
 
-    >>> from cute_sharding.movement import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> chunk = BY_OP["torch.split"].move((4, 12), 6, 1)
     >>> fused = chosen(chunk, (((1, 2),),), (2,))  # queries and keys in one
     >>> fused.cuts, fused.exchange.received_elements
@@ -81,7 +82,7 @@ def chosen(
 def kept(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> Choice:
     """The operands' own cuts, of each result in its dims, whatever has to be received for them.
 
-    >>> from cute_sharding.movement import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> kept(BY_OP["Tensor.__getitem__"].move((12,), 0, 1, None), (((0, 1),),), (4,)).cuts
     (((0, 1),),)
     """
@@ -94,7 +95,7 @@ def moved_to(
 ) -> Choice:
     """The cuts that ``results`` are to have, whatever has to be received for them.
 
-    >>> from cute_sharding.movement import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> flip = BY_OP["torch.flip"].move((12,), [0])
     >>> moved_to(flip, (((0, 1),),), (4,), [(None,)]).exchange.received_elements
     9
@@ -106,7 +107,7 @@ def open_dims(move: Move, cuts: tuple[Cuts, ...], mesh: tuple[int, ...]) -> tupl
     """The mesh dims that have to be decided: those that cut what the op touches, or on which the
     operands differ. Devices that differ on others send one another nothing.
 
-    >>> from cute_sharding.movement import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> open_dims(BY_OP["torch.roll"].move((8, 4), 2, 0), (((0, 1), (1, 1)),), (2, 2))
     (0,)
     """

@@ -16,42 +16,13 @@ from itertools import starmap
 from typing import TypeAlias
 
 from cute_sharding.exchange.cost import local_elements
-from cute_sharding.ops.operands import Operand, Part, cuts_of, received_for
-from cute_sharding.ops.signature import ONE, Signature
-from cute_sharding.propagation import least
+from cute_sharding.propagation.operands import Operand, Part, cuts_of, received_for
+from cute_sharding.propagation.solver import least
 from cute_sharding.redistribution.network import Chosen
+from cute_sharding.relations.signature import ONE, Linear, Signature
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
-# Reductions that stay pending in the result of what is linear; and in that of what does nothing but
-# copy elements, or fill with zeros, which all of them leave as they are.
-LINEAR = ("sum", "avg")
-COPIED = (*LINEAR, "product", "max", "min", "band", "bor", "bxor")
-
 ALL = -1  # operands that go together
-
-
-@dataclass(frozen=True)
-class Linear:
-    """The operands of which what is pending may stay so: that a reduction of results is the result
-    of reduced operands.
-
-    Attributes:
-        operands: by position; None: all.
-        kept: the reductions of which that holds.
-        together: it holds only where the reduction is pending of all of these operands.
-        alone: only where nothing else of these changes. What is gathered is more to reduce later.
-
-    >>> flip, greatest = parse("[m] n -> [m] n", (2,)), Operand((8, 8), ("max",))
-    >>> assign(flip, [greatest], (4,), linear=(0,)).results  # as of sums, by themselves
-    ((None,),)
-    >>> assign(flip, [greatest], (4,), linear=Linear((0,), ("max",))).results
-    (('max',),)
-    """
-
-    operands: tuple[int, ...] | None = ()
-    kept: tuple[str, ...] = LINEAR
-    together: bool = False
-    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +38,7 @@ class Assignment:
         received: in elements.
         differ: where averages go by shares, whether some is pending of blocks that differ in size.
 
+    >>> from cute_sharding.relations import parse
     >>> matmul = parse("m k, k n -> m n", (2, 2))
     >>> rows = Operand((8, 8), ((0, 1),))  # Shard(0) on a mesh of four
     >>> found: Assignment = assign(matmul, [rows, Operand((8, 8), (None,))], (4,))
@@ -127,6 +99,7 @@ def assign(
     Raises:
         ValueError: the operands do not fit the signature.
 
+    >>> from cute_sharding.relations import parse
     >>> matmul = parse("m k, k n -> m n", (2, 2))
     >>> found = assign(matmul, [Operand((8, 8), ((1, 1),)), Operand((8, 8), ((0, 1),))], (4,))
     >>> found.results, found.received  # both are cut along k: a sum is pending

@@ -11,8 +11,7 @@ from cute_sharding.exchange.cost import received_elements
 from cute_sharding.redistribution.network import Chosen, Network
 from cute_sharding.redistribution.plan import Held, received_by
 from cute_sharding.redistribution.planner import plan_steps
-from cute_sharding.sharding.chains import chains_of
-from cute_sharding.views import Cut
+from cute_sharding.sharding.chains import Cut, chains_of
 
 # What one mesh dim does to one tensor: a cut; the op of the reduction that is pending; None where
 # all devices have the same.

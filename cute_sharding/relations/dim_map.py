@@ -2,7 +2,7 @@
 
 The specs and their normal forms are those of torch.distributed.tensor._ops._view_ops, so that
 either library's rules can be read by the other; the functions that build them are the rows of the
-rule table (cute_sharding/views/table.py). All are pure: shapes and arguments in, DimMap out.
+table (cute_sharding/relations/table/views.py). All are pure: shapes and arguments in, DimMap out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Rules of losses: element by element, and of classes."""
+"""Losses, by names: element by element, and of classes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cute_sharding.ops.rules.names import Shape, named, text
+from cute_sharding.relations.table.names import Shape, named, text
+from cute_sharding.relations.table.row import Row
 
 
 def loss(x: Shape, target: Shape, *args: Any, **kwargs: Any) -> str:
@@ -70,3 +71,37 @@ def nll_loss_backward(
         "" if reduction == 1 else "_",
     ]
     return f"{', '.join(operands)} -> {text(names)}"
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        (
+            "mse_loss.default",
+            "smooth_l1_loss.default",
+            "huber_loss.default",
+            "soft_margin_loss.default",
+            "binary_cross_entropy.default",
+            "binary_cross_entropy_with_logits.default",
+        ),
+        loss,
+        reduction_of_loss,
+        shares="elements",
+    ),
+    Row(
+        (
+            "mse_loss_backward.default",
+            "smooth_l1_loss_backward.default",
+            "huber_loss_backward.default",
+            "soft_margin_loss_backward.default",
+            "binary_cross_entropy_backward.default",
+        ),
+        loss_backward,
+    ),
+    Row(
+        ("nll_loss_forward.default", "nll_loss2d_forward.default"),
+        nll_loss,
+        reduction_of_classes,
+        shares="rows",
+    ),
+    Row(("nll_loss_backward.default", "nll_loss2d_backward.default"), nll_loss_backward),
+)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from cute_sharding.redistribution.search import Target, free_targets, target_of
+from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.targets import Target, free_targets, target_of
+from cute_sharding.relations.view import View
+from cute_sharding.sharding.chains import Cut
 from cute_sharding.sharding.deal import local_size
-from cute_sharding.views import Cut, View, carry
 
 MOST = 3
 
@@ -36,7 +38,7 @@ def suggested_targets(
        an attention or a linear layer that follows computes on these as they are. Then those that
        change fewer mesh dims, what receives less, and the leading dims.
 
-    >>> from cute_sharding.views import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> heads = BY_OP["Tensor.view"].view((4, 16, 32), (4, 16, 2, 16))  # 2 heads, on 4 devices
     >>> [(target.source, target.received) for target in suggested_targets(heads, [(2, 1)], (4,))]
     [((None,), 1536), (((0, 1),), 384), (((1, 1),), 384)]
@@ -147,7 +149,7 @@ def heads_that_do_not_divide(
         view, cuts, mesh: as of :func:`suggested_targets`; the sizes are numbers.
         blocked: the mesh dim that blocks the view.
 
-    >>> from cute_sharding.views import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> heads = BY_OP["Tensor.view"].view((4, 16, 32), (4, 16, 2, 16))
     >>> heads_that_do_not_divide(heads, [(2, 1)], (4,), 0).partition(": ")[2]
     'in attention, the heads do not divide by the mesh'

@@ -69,6 +69,22 @@ class View:
                 f"{tuple(target)}, which has another number of elements"
             )
 
+    @classmethod
+    def of_pairs(cls, shape: Sequence[int]) -> View:
+        """view_as_complex in units of real numbers: the output ends in a dim of 2 that has no name.
+
+        Raises:
+            ValueError: the last dim has another size.
+        """
+        if not shape or shape[-1] != 2:
+            raise ValueError(
+                f"view_as_complex: the last dim of {tuple(shape)} must have size 2, for the real "
+                "and imaginary parts"
+            )
+        ndim = len(shape)
+        kept = {d: d for d in range(ndim - 1)}
+        return cls(shape, range(ndim), tuple(shape), tuple(shape), kept, rank=ndim - 1)
+
     @property
     def output_shape(self) -> tuple[int, ...]:
         """The output's shape, as the op's caller sees it."""

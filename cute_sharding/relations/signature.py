@@ -42,6 +42,42 @@ from typing import Any
 
 ONE, NONE, UNREAD = "1", "0", "_"
 
+# Reductions that stay pending in the result of what is linear; and in that of what does nothing but
+# copy elements, or fill with zeros, which all of them leave as they are.
+LINEAR = ("sum", "avg")
+COPIED = (*LINEAR, "product", "max", "min", "band", "bor", "bxor")
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The operands of which what is pending may stay so: that a reduction of results is the result
+    of reduced operands.
+
+    Attributes:
+        operands: by position; None: all.
+        kept: the reductions of which that holds.
+        together: it holds only where the reduction is pending of all of these operands.
+        alone: only where nothing else of these changes. What is gathered is more to reduce later.
+
+    >>> from cute_sharding.propagation import Operand, assign
+    >>> flip, greatest = parse("[m] n -> [m] n", (2,)), Operand((8, 8), ("max",))
+    >>> assign(flip, [greatest], (4,), linear=(0,)).results  # as of sums, by themselves
+    ((None,),)
+    >>> assign(flip, [greatest], (4,), linear=Linear((0,), ("max",))).results
+    (('max',),)
+    """
+
+    operands: tuple[int, ...] | None = ()
+    kept: tuple[str, ...] = LINEAR
+    together: bool = False
+    alone: bool = False
+
+
+# Of ops that torch keeps pending what is pending of their operands, whose elements they copy: of
+# others, as triangles, programs there have what is finished, and their next op may need that.
+COPIES = Linear((0,), COPIED, alone=True)
+COPIES_ALL = Linear(None, COPIED, alone=True, together=True)
+
 
 @dataclass(frozen=True)
 class Signature:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from sys import maxsize
+from typing import Any, TypeAlias
 
 Shape: TypeAlias = "tuple[int, ...]"
 # An op's arguments, where tensors are their shapes -> a pattern; None where none is known.
@@ -27,6 +28,36 @@ def put(names: Sequence[str], d: int, name: str) -> str:
     if found:
         found[d % len(found)] = name
     return text([n for n in found if n])
+
+
+def without_missing(pattern: str, args: Sequence[Any]) -> str:
+    """The pattern without the operands marked ``?`` whose argument is None, or not given.
+
+    >>> without_missing("n [...], [c]?, [c]? -> n [...]", [(2, 3), None, (3,)])
+    'n [...], [c] -> n [...]'
+    """
+    if "?" not in pattern:
+        return pattern
+    before, _, after = pattern.partition("->")
+    given = [*args, *[None] * before.count(",")]
+    left = [
+        names.strip().removesuffix("?")
+        for names, arg in zip(before.split(","), given)
+        if arg is not None or "?" not in names
+    ]
+    return f"{', '.join(left)} ->{after}"
+
+
+def is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
+    """Whether a slice takes all there is, however long the dim is: what compilers write for the `:`
+    of `x[:, None]`.
+    """
+    return (
+        (start is None or (type(start) is int and start == 0))
+        and (end is None or (type(end) is int and end >= maxsize))
+        and type(step) is int
+        and step == 1
+    )
 
 
 class ThisCall(int):

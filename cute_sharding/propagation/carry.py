@@ -24,9 +24,9 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.layout.size import is_at_most, is_multiple, is_same
+from cute_sharding.relations.view import View
 from cute_sharding.sharding.chains import Cut
 from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor_of
-from cute_sharding.views.view import View
 
 # The local (source shape, target shape) of the devices of each kind.
 Kinds: TypeAlias = list[tuple[Sequence[int], Sequence[int]]]
@@ -42,6 +42,7 @@ class Carried(NamedTuple):
         traced: whether not all blocks are known to be of one size, so that it is proved for each
             kind of device. (No graph is traced.)
 
+    >>> from cute_sharding.relations.table import BY_OP
     >>> flatten = BY_OP["Tensor.view"].view((6, 4), (24,))
     >>> carried: Carried = carry(flatten, [(0, 1)], (3,))
     >>> carried
@@ -69,6 +70,7 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     Raises:
         Undecided: sizes are symbols, and it depends on a fact that is not known.
 
+    >>> from cute_sharding.relations.table import BY_OP
     >>> carry(BY_OP["Tensor.view"].view((4, 6), (24,)), [(1, 1)], (2,)).cuts
     ((0, 4),)
     """

@@ -9,9 +9,10 @@ from math import isqrt, prod
 from typing import TypeAlias
 
 from cute_sharding.exchange.cost import DEVICES, local_elements, received_elements
-from cute_sharding.propagation import Budget, carried
-from cute_sharding.views import Cut, View, carry
-from cute_sharding.views.carry import Kinds, carry_one, kinds_of
+from cute_sharding.propagation.carry import Kinds, carry, carry_one, kinds_of
+from cute_sharding.propagation.solver import Budget, carried
+from cute_sharding.relations.view import View
+from cute_sharding.sharding.chains import Cut
 
 # Steps of one search: cuts tried, and devices looked at to count what an answer costs. Meshes of
 # two dims over small tensors are searched whole; larger searches go through few changes first.
@@ -34,7 +35,7 @@ class Target:
         source: the cuts of the input.
         output: the cuts of the output.
 
-    >>> from cute_sharding.views import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> view = BY_OP["Tensor.view"].view((6, 4), (3, 2, 4))
     >>> target = free_targets(view, [(1, 1)], (2,))[0]
     >>> isinstance(target, Target), target.received, target.source, target.output
@@ -76,7 +77,7 @@ def free_targets(
         cuts: those that the input has, one for each mesh dim.
         mesh: the mesh's sizes.
 
-    >>> from cute_sharding.views import BY_OP
+    >>> from cute_sharding.relations.table import BY_OP
     >>> view = BY_OP["Tensor.view"].view((7, 4), (28,))  # 7 rows on 3 devices: blocked
     >>> [(target.source, target.received) for target in free_targets(view, [(0, 1)], (3,))]
     [(((1, 1),), 8), (((1, 2),), 8), (((1, 4),), 16)]

@@ -1,12 +1,13 @@
-"""Rules of ops that take some rows of a tensor, or put tensors together: by index, by parts."""
+"""Ops that take or write rows of a tensor by index, by names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from sys import maxsize
 from typing import Any
 
-from cute_sharding.ops.rules.names import Rule, Shape, named, put, text
+from cute_sharding.relations.table.along import along
+from cute_sharding.relations.table.names import Rule, Shape, named, put, text
+from cute_sharding.relations.table.row import Row
 
 
 def gather(x: Shape, dim: int, index: Shape, *_: Any, **__: Any) -> str | None:
@@ -76,24 +77,6 @@ def in_their_order(tensors: int, dims: Callable[..., int]) -> Rule:
         return f"{', '.join(given)} -> {text([f'[r{d}]' for d in range(dims(*args))])}"
 
     return rule
-
-
-def index_select(x: Shape, dim: int, index: Shape) -> str | None:
-    """Rows of ``dim``, which x has whole, as the index says, which may be cut."""
-    if not x or len(index) != 1:
-        return None
-    names = named(x, [dim])
-    return f"{text(names)}, k -> {put(names, dim, 'k')}"
-
-
-def index_written(
-    x: Shape, dim: int, index: Shape, source: Shape, *_: Any, **__: Any
-) -> str | None:
-    """Rows of ``dim``, which x has whole, are written to: those that the index says, whole too."""
-    if len(index) != 1 or len(source) != len(x) or not x:
-        return None
-    names = named(x, [dim])
-    return f"{text(names)}, [k], {put(names, dim, '[k]')} -> {text(names)}"
 
 
 def taken(x: Shape, index: Shape) -> str:
@@ -176,78 +159,55 @@ def written_by_mask(
     return f"{text(names)}, {text(names[first:last])}, {text(written)} -> {text(names)}"
 
 
-def index_filled(x: Shape, dim: int, index: Shape, value: Any) -> str | None:
-    """Rows of ``dim``, which x has whole, are filled: those that the index says, whole too."""
-    if not x:
-        return None
-    operands = [text(named(x, [dim])), "[k]" if index else ""]
-    if isinstance(value, tuple):
-        operands.append("")
-    return f"{', '.join(operands)} -> {operands[0]}"
-
-
-def embedding(weight: Shape, index: Shape, *_: Any, **__: Any) -> str:
-    """Rows of the weight, one for each number of the index."""
-    names = text(named(index, letter="i"))
-    return f"{{v}} e, {names} -> {names} e"
-
-
 def embedding_backward(
     gradient: Shape, index: Shape, rows: int, padding: int, by_frequency: bool = False
 ) -> str | None:
     """The sum of the gradients of each row; scaled by frequency there is no signature."""
-    names = text(named(index, letter="i"))
-    return None if by_frequency else f"{names} e, {names} -> [v] e"
+    return None if by_frequency else "... e, ... -> [v] e"
 
 
-# -- together and apart ----------------------------------------------------------------------------
+ROWS: tuple[Row, ...] = (
+    Row(("gather.default",), gather, "sum"),
+    Row(
+        (
+            *("scatter.src", "scatter.value", "scatter_add.default"),
+            *("scatter_reduce.two", "scatter_reduce_.two"),
+            *("scatter.reduce", "scatter.value_reduce"),
+            *("scatter_.reduce", "scatter_.value_reduce"),
+        ),
+        scatter,
+    ),
+    # Rows of a dim that x has whole, as the index says, which may be cut; or which are written to:
+    # then the index is whole too.
+    Row(("index_select.default",), along("x, k -> x/k")),
+    Row(("index_add.default", "index_copy.default"), along("x, [k], x/[k] -> x")),
+    Row(("index_fill.int_Scalar",), along("x, [...] -> x")),
+    Row(("index_fill.int_Tensor",), along("x, [...],  -> x")),
+    Row(("isin.Tensor_Tensor",), sought, "max"),
+    Row(("take.default",), taken),
+    Row(("index.Tensor",), indexed),
+    Row(("index_put.default",), index_put),
+    Row(("bucketize.Tensor",), "..., [boundary] -> ..."),
+    Row(("searchsorted.Tensor", "searchsorted.Scalar"), searched),
+    Row(
+        ("masked_scatter.default", "masked_scatter_.default"),
+        in_their_order(3, lambda x, mask, _: max(len(x), len(mask))),
+    ),
+    Row(
+        ("masked_scatter_backward.default",),
+        in_their_order(2, lambda gradient, mask, sizes: len(sizes)),
+    ),
+    Row(("put.default", "put_.default"), in_their_order(3, lambda x, *_: len(x))),
+    Row(("nonzero_static.default",), in_their_order(1, lambda *_: 2)),
+    Row(("embedding.default",), "{v} e, ... -> ... e", "sum"),
+    Row(("embedding_dense_backward.default",), embedding_backward, "sum"),
+)
 
-
-def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
-    """One after the other along a new dim, which is whole."""
-    names = named(tensors[0])
-    at = dim % (len(names) + 1)
-    return (
-        f"{', '.join([text(names)] * len(tensors))} -> {text([*names[:at], '[to]', *names[at:]])}"
+# Those that write by index, where the index is a mask: it stands for as many dims as it has.
+BY_MASK = {
+    name: Row((name,), written_by_mask)
+    for name in (
+        *("index_put.default", "index_put_.default"),
+        *("_unsafe_index_put.default", "_index_put_impl_.default"),
     )
-
-
-def is_whole(start: Any = None, end: Any = None, step: Any = 1) -> bool:
-    """Whether a slice takes all there is, however long the dim is: what compilers write for the `:`
-    of `x[:, None]`.
-    """
-    return (
-        (start is None or (type(start) is int and start == 0))
-        and (end is None or (type(end) is int and end >= maxsize))
-        and type(step) is int
-        and step == 1
-    )
-
-
-def slice_scatter(x: Shape, source: Shape, dim: int = 0, *which: Any, **named_: Any) -> str | None:
-    """The source in the place of some rows of ``dim``, which is whole, unless these are all."""
-    if len(source) != len(x) or named_:
-        return None
-    names = named(x, [] if is_whole(*which) else [dim])
-    there = text(names) if is_whole(*which) else put(names, dim, "[part]")
-    return f"{text(names)}, {there} -> {text(names)}"
-
-
-def select_scatter(x: Shape, source: Shape, dim: int, index: int) -> str | None:
-    """The source in the place of one row of ``dim``, which is whole."""
-    if len(source) != len(x) - 1:
-        return None
-    names = named(x, [dim])
-    return f"{text(names)}, {put(names, dim, '')} -> {text(names)}"
-
-
-def diagonal_scatter(
-    x: Shape, source: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> str | None:
-    """The source in the place of a diagonal of two dims, which are whole; it is its last dim."""
-    if len(source) != len(x) - 1:
-        return None
-    both = {dim1 % len(x), dim2 % len(x)}
-    names = named(x, [*both])
-    there = [name for d, name in enumerate(names) if d not in both]
-    return f"{text(names)}, {text([*there, '[diagonal]'])} -> {text(names)}"
+}

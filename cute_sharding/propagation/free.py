@@ -1,6 +1,6 @@
 """Placements of a result for which nothing is received.
 
-As for views (views/carry.py) mesh dims are decided from left to right. If placements are free, so
+As for views (carry.py) mesh dims are decided from left to right. If placements are free, so
 is each prefix of them: what the devices with the same first t coordinates need together is what
 they hold together. So a cut that is not free by itself, after those before it, is given up at once,
 and no combination of cuts is looked at of which some part is not free.
@@ -22,13 +22,12 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange import Exchange
-from cute_sharding.propagation import Budget, carried
+from cute_sharding.propagation.solver import Budget, carried
 from cute_sharding.relations.forms import Diagonal, Fold, Window
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.relations.rows import Rows, between, held_rows, needed_rows
-from cute_sharding.sharding.chains import Chains, Device, chain_of, chains_of
+from cute_sharding.sharding.chains import Chains, Cut, Device, chain_of, chains_of
 from cute_sharding.sharding.meeting import Run, Runs, count_rows, meet_on_x, rows_held
-from cute_sharding.views import Cut
 
 Cuts: TypeAlias = "tuple[Cut, ...]"
 Interval: TypeAlias = "tuple[int, int]"

@@ -1,0 +1,254 @@
+"""Ops that do the same to any tensor, by names: pointwise, along some dims, reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from re import sub
+from typing import Any
+
+from cute_sharding.relations.signature import COPIES_ALL
+from cute_sharding.relations.table.names import Rule, Shape, is_whole, named, put, text
+from cute_sharding.relations.table.row import Row
+
+
+def pointwise(*args: Any, **kwargs: Any) -> str | None:
+    """As many operands as there are tensors, each broadcast; all results alike."""
+    given = (*args, *kwargs.values())
+    if any(
+        isinstance(arg, list) or (isinstance(arg, tuple) and any(isinstance(n, tuple) for n in arg))
+        for arg in given
+    ):
+        return None
+    return f"{', '.join(['...' for arg in given if isinstance(arg, tuple)])} -> ..."
+
+
+def terms(*args: Any, **kwargs: Any) -> str | None:
+    """As :func:`pointwise`; the operands are terms of a sum."""
+    pattern = pointwise(*args, **kwargs)
+    return None if pattern is None else pattern.replace("...", "+...").replace("-> +", "-> ")
+
+
+def along(template: str, where: int = 1, default: Any = None, *, whole: bool = True) -> Rule:
+    """An op along the dim, or the dims, that argument ``where`` names, or ``dim``: each row there
+    matters to every other.
+
+    In the template ``x`` stands for the first operand's dims; ``x/[k]`` for these with ``[k]`` in
+    the place of the dim, ``x/`` for these without it, and ``x/?`` for these without it or, where
+    the argument after it, ``keepdim``, says so, with 1.
+
+    Args:
+        default: where no dim is named; None: then no signature is known.
+        whole: else those dims are contracted.
+
+    >>> along("x -> x/?")((2, 3, 4), 1)
+    'd0 [d1] d2 -> d0 d2'
+    >>> along("x -> x/?", whole=False)((2, 3, 4), [0, 1], True)
+    'd0 d1 d2 -> 1 1 d2'
+    """
+
+    def rule(*args: Any, **kwargs: Any) -> str | None:
+        dims = args[where] if len(args) > where else kwargs.get("dim", default)
+        keeps = args[where + 1] if len(args) > where + 1 else kwargs.get("keepdim", False)
+        return None if dims is None else written(template, args[0], dims, keeps, whole=whole)
+
+    return rule
+
+
+def written(
+    template: str, x: Shape, dims: int | Sequence[int], keeps: Any = False, *, whole: bool = True
+) -> str | None:
+    """The template of :func:`along` for a tensor and some of its dims; None where some are named
+    by text.
+    """
+    dims = [dims] if isinstance(dims, int) else dims
+    if any(not isinstance(d, int) for d in dims):
+        return None
+    names = named(x, dims if whole else ())
+
+    def with_other(other: str) -> str:
+        found = list(names)
+        for d in dims if x else ():
+            found[d % len(x)] = other
+        return text([name for name in found if name])
+
+    found = template.replace("x/?", "x/1" if keeps else "x/")
+    found = sub(r"x/([^\s,]*)", lambda other: with_other(other[1]), found)
+    return sub(r"\bx\b", text(names), found)
+
+
+def reduced(template: str = "x -> x/?", where: int = 1, keep: int = 2) -> Rule:
+    """Some dims are reduced, argument ``where``, or all; they may be kept with size 1."""
+
+    def rule(x: Shape, *args: Any, **kwargs: Any) -> str | None:
+        given = (x, *args)
+        dims = given[where] if len(given) > where else kwargs.get("dim")
+        keeps = given[keep] if len(given) > keep else kwargs.get("keepdim", False)
+        every = dims is None or dims == [] or dims == ()
+        return written(template, x, range(len(x)) if every else dims, bool(keeps), whole=False)
+
+    return rule
+
+
+def transformed(x: Shape, over: Sequence[int], *_: Any) -> str | None:
+    """A Fourier transform between real and complex numbers: the last of its dims changes its
+    size.
+    """
+    if not over:
+        return None
+    names = named(x, over)
+    return f"{text(names)} -> {put(names, over[-1], '[frequencies]')}"
+
+
+def across(x: Shape, y: Shape, *, dim: int = -1) -> str | None:
+    """Two tensors along ``dim``; the others are broadcast, where that is the last."""
+    if x == y:
+        return written("x, x -> x", x, dim)
+    return "... [d], ... [d] -> ... [d]" if dim % max(len(x), 1) == len(x) - 1 else None
+
+
+def each_row(x: Shape, _: Any, dim: int, *__: Any) -> str | None:
+    """For each row of the dim, by all that is in it."""
+    return written("x -> x", x, [d for d in range(len(x)) if d != dim % len(x)])
+
+
+def put_on_diagonals(x: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> str:
+    """The last dim becomes two; all three are whole."""
+    names = named(x, [-1])
+    result, ndim = names[:-1], len(x) + 1
+    for d, name in sorted([(dim1 % ndim, "[row]"), (dim2 % ndim, "[column]")]):
+        result.insert(d, name)
+    return f"{text(names)} -> {text(result)}"
+
+
+# -- together and apart ----------------------------------------------------------------------------
+
+
+def stack(tensors: Sequence[Shape], dim: int = 0) -> str:
+    """One after the other along a new dim, which is whole."""
+    names = named(tensors[0])
+    at = dim % (len(names) + 1)
+    operands = ", ".join([text(names)] * len(tensors))
+    return f"{operands} -> {text([*names[:at], '[to]', *names[at:]])}"
+
+
+def slice_scatter(x: Shape, source: Shape, dim: int = 0, *which: Any, **named_: Any) -> str | None:
+    """The source in the place of some rows of ``dim``, which is whole, unless these are all."""
+    if named_:
+        return None
+    return written("x, x/[part] -> x", x, [] if is_whole(*which) else dim)
+
+
+def diagonal_scatter(
+    x: Shape, source: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> str | None:
+    """The source in the place of a diagonal of two dims, which are whole; it is its last dim."""
+    return written("x, x/ [diagonal] -> x", x, [dim1, dim2])
+
+
+# Pointwise ops that torch's own list has not: gradients, which are linear in the first operand,
+# and others.
+GRADIENTS = (
+    "elu_backward.default",
+    "leaky_relu_backward.default",
+    "softplus_backward.default",
+    "rrelu_with_noise_backward.default",
+    "hardtanh_backward.default",
+    "hardswish_backward.default",
+    "mish_backward.default",
+    "hardsigmoid_backward.default",
+    "hardshrink_backward.default",
+    "softshrink_backward.default",
+)
+OTHERS = (
+    "log_sigmoid_backward.default",
+    "_prelu_kernel.default",
+    "_prelu_kernel_backward.default",
+    "hardswish.default",
+    "rsub.Tensor",
+    "floor_divide.default",
+    "isin.Tensor_Scalar",
+    "fill.Scalar",
+    "fill.Tensor",
+    "fill_.Tensor",
+    "masked_fill.Tensor",
+    "complex.default",
+    "polar.default",
+)
+
+ROWS: tuple[Row, ...] = (
+    # along dims
+    Row(
+        (
+            "_softmax.default",
+            "_log_softmax.default",
+            "_safe_softmax.default",
+            "cumsum.default",
+            "cumprod.default",
+            "logcumsumexp.default",
+        ),
+        along("x -> x"),
+    ),
+    Row(
+        ("_softmax_backward_data.default", "_log_softmax_backward_data.default"),
+        along("x, x -> x", 2),
+    ),
+    Row(("cummax.default", "cummin.default"), along("x -> x, x")),
+    Row(("sort.default", "sort.stable"), along("x -> x, x", default=-1)),
+    Row(("topk.default",), along("x -> x/[k], x/[k]", 2, -1)),
+    Row(
+        ("max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode.default"),
+        along("x -> x/?, x/?", default=-1),
+    ),
+    Row(("kthvalue.default",), along("x -> x/?, x/?", 2, -1)),
+    Row(("diag_embed.default",), put_on_diagonals),
+    Row(("linalg_cross.default",), across),
+    Row(("renorm.default",), each_row),
+    Row(("trace.default",), "[n] [m] ->"),
+    Row(("glu.default",), along("x -> x/[half]", default=-1)),
+    Row(("glu_backward.default",), along("x/[half], x -> x", 2)),
+    Row(("_fft_c2c.default",), along("x -> x"), filled=True),
+    Row(("_fft_r2c.default", "_fft_c2r.default"), transformed, filled=True),
+    # reductions
+    Row(("sum.default",), "... ->", "sum", (0,)),
+    Row(("sum.dim_IntList",), reduced(), "sum", (0,)),
+    Row(("nansum.default",), reduced(), "sum"),
+    Row(("mean.default",), "... ->", "avg", (0,), shares="elements"),
+    Row(("mean.dim",), reduced(), "avg", (0,), shares="elements"),
+    Row(("amax.default",), reduced(), "max"),
+    Row(("amin.default",), reduced(), "min"),
+    Row(("max.default",), "... ->", "max"),
+    Row(("min.default",), "... ->", "min"),
+    Row(("prod.default",), "... ->", "product", empty=True),
+    Row(("prod.dim_int",), reduced(), "product", empty=True),
+    Row(("any.dim", "any.dims"), reduced(), "max", empty=True),
+    Row(("any.default",), "... ->", "max", empty=True),
+    Row(("all.dim", "all.dims"), reduced(), "min", empty=True),
+    Row(("all.default",), "... ->", "min", empty=True),
+    Row(("logsumexp.default", "argmax.default", "argmin.default"), reduced()),
+    Row(("count_nonzero.dim_IntList", "count_nonzero.default"), reduced(keep=9), "sum"),
+    Row(("var.correction", "std.correction"), reduced(keep=9)),
+    Row(("std_mean.correction", "var_mean.correction"), reduced("x -> x/?, x/?", keep=9)),
+    # together and apart
+    Row(("stack.default",), stack, linear=COPIES_ALL),
+    Row(("slice_scatter.default",), slice_scatter),
+    Row(("select_scatter.default",), along("x, x/ -> x", 2)),
+    Row(("diagonal_scatter.default",), diagonal_scatter),
+    # pointwise ops, of which torch's own list has not all
+    Row(GRADIENTS, pointwise, linear=(0,)),
+    Row(OTHERS, pointwise),
+    Row(("log_sigmoid_forward.default",), "... -> ..., ..."),
+)
+
+# Of all ops that are pointwise, of which torch has the list; those of lists of tensors are torch's.
+POINTWISE = Row((), pointwise)
+
+# Those of two tensors that are linear, for operands of which something is pending.
+LINEAR: dict[str, Row] = {
+    overload: row
+    for row in (
+        Row(("add.Tensor", "sub.Tensor"), terms, linear=(0, 1)),
+        Row(("mul.Tensor",), pointwise, linear=(0, 1)),
+        Row(("div.Tensor",), pointwise, linear=(0,)),
+    )
+    for overload in row.overloads
+}

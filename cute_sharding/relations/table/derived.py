@@ -1,0 +1,95 @@
+"""The signatures that follow from what an op does to rows: from a map of rows, from a DimMap.
+
+A dim that goes into every result as it is, in every call, has a name; all others are whole. So an
+op that moves rows is written once, as a map of them, and what it carries along for nothing is read
+off it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from cute_sharding.relations.dim_map import DimMap, InputDim
+from cute_sharding.relations.moves import Move, Shape
+from cute_sharding.relations.table.names import text
+
+# Of each dim of a result the operand's dim that it is, if it is one as it is.
+Origins: TypeAlias = "Sequence[int | None]"
+
+
+def pattern_of_move(move: Move, reads: int | None = None) -> str:
+    """What a move says of dims, as :func:`cute_sharding.relations.parse` reads it. Of operands from
+    ``reads`` on the op reads the sizes alone, which are those of its results.
+
+    >>> from cute_sharding.relations.table import BY_OP
+    >>> pattern_of_move(BY_OP["torch.roll"].move((8, 4), 2, 0))
+    '[d0] d1 -> [to0] d1'
+    >>> pattern_of_move(BY_OP["torch.cat"].move([(8, 4), (8, 6)], 1))
+    'd0 [d1], d0 [d1] -> d0 [to1]'
+    >>> pattern_of_move(BY_OP["torch.unbind"].move((2, 3), 1))  # all results are alike
+    'd0 [d1] -> d0'
+    """
+    read = range(len(move.inputs))[:reads]
+    bound = [move.bound(i) for i in read]
+    given: dict[tuple[int, int], str] = {}
+    made: dict[tuple[int, int], str] = {}
+    moved: list[tuple[int, int | None]] = []
+    for source, k, pairs in move.links:
+        for (d, *_), (to, *_) in pairs:
+            if d is None or to is None or d in bound[source]:
+                moved.append((k, to))
+            else:
+                name = given.setdefault((source, d), made.get((k, to), f"d{d}"))
+                made[k, to] = name
+    # Of a result of several operands, where another has other rows in the dim.
+    whole = {made[dim] for dim in moved if dim in made} if len(read) > 1 else ()
+
+    def names(tensor: int, shape: Shape, of: dict[tuple[int, int], str], other: str) -> str:
+        found = [of.get((tensor, d)) for d in range(len(shape))]
+        return text(
+            [
+                f"[{name or f'{other}{d}'}]" if name is None or name in whole else name
+                for d, name in enumerate(found)
+            ]
+        )
+
+    operands = [names(i, move.inputs[i], given, "d") for i in read]
+    results = [names(k, shape, made, "to") for k, shape in enumerate(move.outputs)]
+    sized = [f"={results[0]}"] * (len(move.inputs) - len(read))
+    if len({*results}) == 1:
+        results = results[:1]
+    return f"{', '.join([*operands, *sized])} -> {', '.join(results)}"
+
+
+def pattern_of_origins(ndim: int, origins: Origins) -> str:
+    """The same of one operand of ``ndim`` dims and one result.
+
+    >>> pattern_of_origins(3, (0, None, 2))
+    'd0 [d1] d2 -> d0 [to1] d2'
+    """
+    operand = text([f"d{d}" if d in origins else f"[d{d}]" for d in range(ndim)])
+    result = [f"[to{k}]" if d is None else f"d{d}" for k, d in enumerate(origins)]
+    return f"{operand} -> {text(result)}"
+
+
+def origins_of_view(dim_map: DimMap) -> Origins:
+    """Of each dim of the output the input's dim that it is.
+
+    >>> from cute_sharding.relations.table import BY_OP
+    >>> origins_of_view(BY_OP["torch.flatten"].rule((2, 3, 4), 1))
+    (0, None)
+    """
+    return tuple([spec.input_dim if isinstance(spec, InputDim) else None for spec in dim_map])
+
+
+def origins_of_move(move: Move) -> Origins:
+    """The same of a result of one operand.
+
+    >>> from cute_sharding.relations.table import BY_OP
+    >>> origins_of_move(BY_OP["torch.rot90"].move((2, 8, 3), 1, (0, 1)))
+    (None, 0, 2)
+    """
+    (link,), bound = move.links, move.bound(0)
+    came = {to.dim: one.dim for one, to in link.pairs if one.dim not in bound}
+    return tuple([came.get(d) for d in range(len(move.outputs[0]))])

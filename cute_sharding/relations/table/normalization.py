@@ -1,0 +1,91 @@
+"""Norms, by names: over the last dims of each row, and over the images of a batch."""
+
+from __future__ import annotations
+
+from re import sub
+from typing import Any
+
+from cute_sharding.relations.table.names import Rule, Shape, named, text, without_missing
+from cute_sharding.relations.table.row import Row
+
+
+def over_last(template: str, where: int) -> Rule:
+    """A norm over the last dims of each row, as many as argument ``where`` has sizes: these are
+    whole.
+
+    In the template, whose operands are the other arguments, ``x`` stands for the first one's dims,
+    ``last`` for those that are whole, and ``each`` for the others: there is one statistic for each.
+
+    >>> over_last("x, last? -> x, each", 1)((2, 3, 4), [4], None)
+    'd0 d1 [d2] -> d0 d1 [d2], d0 d1 1'
+    """
+
+    def rule(*args: Any, **_: Any) -> str:
+        x, count = args[0], len(args[where])
+        names = named(x, range(len(x) - count, len(x)))
+        of = {
+            "x": text(names),
+            "last": text(names[len(x) - count :]),
+            "each": text([*names[: len(x) - count], *["1"] * count]),
+        }
+        pattern = without_missing(template, [*args[:where], *args[where + 1 :]])
+        return sub(r"\w+", lambda name: of[name[0]], pattern)
+
+    return rule
+
+
+def batch_norm(x: Shape, *given: Any) -> str:
+    """Each channel is by itself: statistics that are cut, and written to, cut all else. What is
+    kept for the gradient is there only in training.
+    """
+    kept = "c" if given[4] else "0"
+    pattern = f"[n] c [...], c?, c?, c?, c? -> [n] c [...], {kept}, {kept}"
+    return without_missing(pattern, [x, *given])
+
+
+def batch_norm_backward(gradient: Shape, x: Shape, *given: Any) -> str:
+    """Of (weight, mean, variance, what was kept of both, ...)."""
+    images = "[n] c [...]"
+    others = ["c" if shape == x[1:2] else "[e]" for shape in given[:5] if shape is not None]
+    return f"{', '.join([images, images, *others])} -> {images}, c, c"
+
+
+def batch_norm_backward_with_reserve(gradient: Shape, x: Shape, *given: Any) -> str:
+    """As :func:`batch_norm_backward`, and what a backend kept, which comes last."""
+    return batch_norm_backward(gradient, x, *given).replace(" ->", ", [r] ->")
+
+
+ROWS: tuple[Row, ...] = (
+    Row(("native_layer_norm.default",), over_last("x, last?, last? -> x, each, each", 1)),
+    Row(
+        ("native_layer_norm_backward.default",),
+        over_last("x, x, each, each, last?, last? -> x, last, last", 2),
+        "sum",
+    ),
+    Row(("_fused_rms_norm.default",), over_last("x, last? -> x, each", 1)),
+    Row(
+        ("_fused_rms_norm_backward.default",),
+        over_last("x, x, each, last? -> x, last", 2),
+        "sum",
+    ),
+    Row(("native_batch_norm.default", "_native_batch_norm_legit.default"), batch_norm, filled=True),
+    Row(
+        ("_batch_norm_with_update.default",),
+        "[n] c [...], c?, c?, c?, c? -> [n] c [...], c, c, 0",
+        filled=True,
+    ),
+    Row(("native_batch_norm_backward.default",), batch_norm_backward, filled=True),
+    Row(("batch_norm_backward.default",), batch_norm_backward_with_reserve, filled=True),
+    # over groups of the channels, each image by itself
+    Row(
+        ("native_group_norm.default",),
+        "n [...], [c]?, [c]? -> n [...], n [g], n [g]",
+        filled=True,
+    ),
+    Row(
+        ("native_group_norm_backward.default",),
+        "n [...], n [...], n [g], n [g], [c]? -> n [...], [c], [c]",
+        "sum",
+        filled=True,
+    ),
+)

@@ -1,0 +1,200 @@
+"""Products, convolutions, and what is done to matrices, by names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cute_sharding.relations.table.names import Rule, Shape, text, without_missing
+from cute_sharding.relations.table.row import Row
+
+
+def sum_and_product(product: str) -> Rule:
+    """A term and a product, such as a bias; the term may lack leading dims, also all, and have dims
+    of size 1.
+    """
+    factors, _, result = product.partition("->")
+    names = [factor.split() for factor in factors.split(",")]
+
+    def rule(term: Shape, *given: Any, **_: Any) -> str:
+        sizes = {name: n for one, shape in zip(names, given) for name, n in zip(one, shape)}
+        of_term = result.split()[-len(term) :] if term else []
+        broadcast = ["1" if n == 1 != sizes.get(name) else name for n, name in zip(term, of_term)]
+        return f"+{text(broadcast)}, {product}"
+
+    return rule
+
+
+def rows_of_matrix_vector(term: Shape, matrix: Shape, *_: Any, **__: Any) -> frozenset[str]:
+    """Where a device has no rows, or none to sum over, torch gives a product of a matrix and a
+    vector the shape of the term: which then has to have all rows.
+    """
+    return frozenset() if tuple(term) == tuple(matrix[:1]) else frozenset("mk")
+
+
+def sum_and_outer_product(term: Shape, *_: Any, **__: Any) -> str:
+    """A term, broadcast, and the product of all rows of one vector and all of another."""
+    return f"{text(['m', 'n'][2 - len(term) :])}, m, n -> m n"
+
+
+def solved_with_triangles(triangles: Shape, sides: Shape, *, left: bool = True, **_: Any) -> str:
+    """The solutions of equations with triangles, of which each takes all of its own; their columns
+    are solved by themselves, or their rows, where the triangles stand at the right. Batch dims are
+    broadcast.
+    """
+    matrix = ["[k]", "n"] if left else ["m", "[k]"]
+    given = [["[i]", "[j]"], [*matrix]]
+    result = [*matrix]
+    for d in range(3, max(len(triangles), len(sides)) + 1):
+        sizes = [x[-d] if d <= len(x) else None for x in (triangles, sides)]
+        is_one = all(n in (None, 1) for n in sizes)
+        for names, n in zip(given, sizes):
+            if n is not None:
+                names.insert(0, f"b{d}" if n != 1 or is_one else "1")
+        result.insert(0, f"b{d}")
+    return f"{', '.join(map(text, given))} -> {text(result)}"
+
+
+def solved_with_factors(
+    factors: Shape, pivots: Shape, sides: Shape, *, left: bool = True, **_: Any
+) -> str:
+    """The solutions of equations whose matrices are factorized: column by column, or row by row
+    where these stand at the right.
+    """
+    matrix = "[k] n" if left else "m [k]"
+    return f"... [i] [j], ... [p], ... {matrix} -> ... {matrix}"
+
+
+def solved(matrices: Shape, sides: Shape, **_: Any) -> str | None:
+    """The solutions of equations, of one side for each matrix or several, and the factors. Which of
+    these it is the op tells by the shapes: not where those of parts could say the other.
+    """
+    if len(sides) == len(matrices) - 1 and sides != matrices[:-1]:
+        return None
+    given = "... [k]" if sides == matrices[:-1] else "... [k] [n]"
+    return f"... [i] [j], {given} -> {given}, ... [i] [j], ... [p], ..."
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+def _of_convolution(
+    x: Shape,
+    weight: Shape,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> tuple[list[str], list[str], list[str]]:
+    """The names of an input, of a weight and of a result. Each place of an image matters to its
+    neighbours, but where windows lie side by side: then a place of the result is made of a window,
+    or, transposed, makes one. With several groups each channel matters to the others of its group
+    alone.
+    """
+    c, o = ("c", "o") if groups == 1 else ("[c]", "[o]")
+    places = range(len(x) - 2)
+    among = c if groups == 1 else "[i]"
+    kernel = [c, o if groups == 1 else "[i]"] if transposed else [o, among]
+    large, small = [], []
+    for i, (rows, n) in enumerate(zip(weight[2:], x[2:])):
+        step, pad, apart, more = (
+            option[i % len(option)] for option in (stride, padding, dilation, output_padding)
+        )
+        is_tiled = (step, pad, more) == (rows, 0, 0) and (apart == 1 or rows == 1)
+        if is_tiled and (transposed or n % rows == 0):
+            large.append(f"y{i}*{rows}")
+            small.append(f"y{i}")
+        else:
+            large.append(f"[x{i}]")
+            small.append(f"[y{i}]")
+    given, result = (small, large) if transposed else (large, small)
+    return (
+        ["n", c, *given],
+        [*kernel, *(f"[k{i}]" for i in places)],
+        ["n", o, *result],
+    )
+
+
+def convolution(x: Shape, weight: Shape, bias: Any, *options: Any) -> str:
+    """Of images and kernels; the bias is a term of the sum."""
+    given, kernel, result = _of_convolution(x, weight, *options)
+    pattern = f"{text(given)}, {text(kernel)}, +{result[1]}? -> {text(result)}"
+    return without_missing(pattern, [x, weight, bias])
+
+
+def convolution_backward(gradient: Shape, x: Shape, weight: Shape, bias: Any, *options: Any) -> str:
+    """The bias has a gradient that knows no input channels, and is not a sum over them: where it is
+    wanted, these are whole. What is not wanted has all names, and takes nothing away.
+    """
+    *options, wanted = options
+    given, kernel, result = _of_convolution(x, weight, *options)
+    if wanted[2]:
+        given, kernel = (
+            ["[c]" if name == "c" else name for name in names] for names in (given, kernel)
+        )
+    everything = [*result, given[1], *kernel[2:], *[name for name in given[2:] if name[0] == "["]]
+    results = [
+        names if is_wanted else everything
+        for names, is_wanted in zip((given, kernel, [result[1]]), wanted)
+    ]
+    return f"{text(result)}, {text(given)}, {text(kernel)} -> {', '.join(map(text, results))}"
+
+
+ROWS: tuple[Row, ...] = (
+    Row(("mm.default",), "m k, k n -> m n", "sum", (0, 1)),
+    Row(("bmm.default",), "b m k, b k n -> b m n", "sum", (0, 1)),
+    Row(("mv.default",), "m k, k -> m", "sum", (0, 1)),
+    Row(("dot.default", "vdot.default"), "k, k ->", "sum", (0, 1)),
+    Row(("addmm.default",), sum_and_product("m k, k n -> m n"), "sum"),
+    Row(
+        ("addmv.default",),
+        sum_and_product("m k, k -> m"),
+        "sum",
+        filled=rows_of_matrix_vector,
+    ),
+    Row(("addr.default",), sum_and_outer_product),
+    Row(("baddbmm.default",), sum_and_product("b m k, b k n -> b m n"), "sum"),
+    Row(("addbmm.default",), sum_and_product("b m k, b k n -> m n"), "sum"),
+    Row(("linalg_solve_triangular.default",), solved_with_triangles, linear=(1,)),
+    Row(
+        ("linalg_lu_solve.default", "linalg_ldl_solve.default"),
+        solved_with_factors,
+        filled=True,
+    ),
+    Row(("_linalg_solve_ex.default",), solved, filled=True),
+    Row(("cholesky_solve.default",), "... [k] n, ... [i] [j] -> ... [k] n", filled=True),
+    Row(
+        ("triangular_solve.default",),
+        "... [k] [n], ... [i] [j] -> ... [k] [n], ... [i] [j]",
+        filled=True,
+    ),
+    Row(("_cdist_forward.default", "_euclidean_dist.default"), "... p [m], ... r [m] -> ... p r"),
+    Row(
+        ("_cdist_backward.default",),
+        "... p r, ... p [m], ... r [m], ... p r -> ... p [m]",
+        "sum",
+    ),
+    Row(("convolution.default",), convolution, "sum", filled=True),
+    Row(("convolution_backward.default",), convolution_backward, "sum", filled=True),
+    # matrices, each by itself
+    *(
+        Row(tuple(f"{name}.default" for name in names), pattern, filled=True)
+        for pattern, names in (
+            ("... [m] [n] -> ... [p] [q]", ("linalg_matrix_exp", "cholesky_inverse")),
+            ("... [m] [n] -> ... [k]", ("_linalg_eigvals", "linalg_eigvals")),
+            ("... [m] [n] -> ... [m] [n], ...", ("linalg_inv_ex", "linalg_cholesky_ex")),
+            ("... [m] [n] -> ..., ... [p] [q], ... [k]", ("_linalg_det",)),
+            ("... [m] [n] -> ..., ..., ... [p] [q], ... [k]", ("_linalg_slogdet",)),
+            ("... [m] [n] -> ... [k], ... [p] [q]", ("_linalg_eigh", "linalg_eig")),
+            ("... [m] [n] -> ... [m] [k], ... [r], ... [p] [q]", ("_linalg_svd",)),
+            ("... [m] [n] -> ... [m] [k], ... [p] [q]", ("linalg_qr",)),
+            ("... [m] [n] -> ... [m] [n], ... [k]", ("geqrf",)),
+            ("... [m] [n] -> ... [m] [n], ... [k], ...", ("linalg_lu_factor_ex",)),
+            ("... [m] [n] -> ... [p] [q], ... [r] [s], ... [t] [u]", ("linalg_lu",)),
+            ("... [m] [n], ... [k] -> ... [p] [q], ... [r] [s], ... [t] [u]", ("lu_unpack",)),
+            ("... [m] [n], ... [k] -> ... [m] [n]", ("linalg_householder_product",)),
+        )
+    ),
+)

@@ -1,0 +1,62 @@
+"""Views, by DimMaps (:mod:`cute_sharding.relations.dim_map`).
+
+A row is for an op that torch has a view rule for; other overloads that do the same go ``by_names``.
+Strict rows are views: free or an error. Rows without overloads are for functions of torch's
+dim_maps that come to the dispatcher as other ops.
+"""
+
+from __future__ import annotations
+
+from cute_sharding.relations import dim_map as rules
+from cute_sharding.relations.table.row import ByDimMap as Row
+
+SQUEEZE = ("squeeze.default", "squeeze.dim", "squeeze.dims")
+
+ROWS: tuple[Row, ...] = (
+    Row(("view.default", "_unsafe_view.default"), rules.reshape, op="Tensor.view", strict=True),
+    Row(
+        ("reshape.default", "view_copy.default"),
+        rules.reshape,
+        op="torch.reshape",
+        note="Tensor.reshape on a DTensor reaches the dispatcher as aten.view",
+    ),
+    Row((), rules.flatten, op="torch.flatten", note="decomposes to view"),
+    Row((), rules.unflatten, op="torch.unflatten", note="decomposes to view"),
+    Row((), rules.flatten, op="torch.ravel", note="decomposes to view"),
+    Row(
+        (*SQUEEZE, *(name.replace(".", "_.") for name in SQUEEZE)),
+        rules.squeeze,
+        op="torch.squeeze",
+        strict=True,
+        wants_whole_dims=True,
+    ),
+    Row(
+        ("unsqueeze.default",),
+        rules.unsqueeze,
+        op="torch.unsqueeze",
+        by_names=("unsqueeze_copy.default",),
+    ),
+    Row(("expand.default", "expand_copy.default"), rules.expand, op="Tensor.expand"),
+    Row((), rules.expand, op="torch.broadcast_to", note="decomposes to expand"),
+    Row(
+        ("permute.default",), rules.permute, op="torch.permute", by_names=("permute_copy.default",)
+    ),
+    Row(
+        ("transpose.int",), rules.transpose, op="torch.transpose", by_names=("transpose_copy.int",)
+    ),
+    Row((), rules.turned, op="torch.t", by_names=("t.default", "t_copy.default")),
+    Row((), rules.movedim, op="torch.movedim", note="decomposes to permute"),
+    Row(("repeat.default",), rules.repeat, op="Tensor.repeat"),
+    Row((), rules.tile, op="torch.tile", note="decomposes to repeat"),
+    Row((), rules.at_least(1), op="torch.atleast_1d", note="decomposes to view"),
+    Row((), rules.at_least(2), op="torch.atleast_2d", note="decomposes to unsqueeze"),
+    Row((), rules.at_least_3d, op="torch.atleast_3d", note="decomposes to unsqueeze"),
+    Row(("view_as_real.default",), rules.view_as_real, op="torch.view_as_real"),
+    Row(
+        ("view_as_complex.default",),
+        rules.view_as_complex,
+        op="torch.view_as_complex",
+        wants_whole_dims=True,
+        pairs=True,
+    ),
+)

@@ -1,0 +1,113 @@
+"""Ops that look at windows of the last dims, as pools, with their gradients, by names: the dims
+before these, images and channels, are free.
+"""
+
+from __future__ import annotations
+
+from re import findall
+from typing import Any
+
+from cute_sharding.relations.table.names import Rule, Shape, named, text
+from cute_sharding.relations.table.row import Row
+
+
+def windowed(spatial: int, operands: str = "x", results: str = "y") -> Rule:
+    """An op over the last ``spatial`` dims, which its first operand has in the form that comes
+    first.
+
+    Args:
+        operands: for each tensor that comes in, "x" where its last dims are those of what the
+            windows are of, and "y" where they are one for each window; "=x" where the op reads the
+            sizes alone.
+        results: the same of what comes out.
+    """
+
+    def rule(first: Shape, *_: Any, **__: Any) -> str | None:
+        leading = len(first) - spatial
+        if leading < 1:
+            return None
+        before = named(first)[:leading]
+        names = {form: text([*before, *(f"[{form}{i}]" for i in range(spatial))]) for form in "xy"}
+        come_in = [sign + names[form] for sign, form in findall("(=?)([xy])", operands)]
+        come_out = [names[form] for form in results]
+        return f"{', '.join(come_in)} -> {', '.join(come_out)}"
+
+    return rule
+
+
+ROWS: tuple[Row, ...] = (
+    *(
+        row
+        for n in (2, 3)
+        for row in (
+            Row((f"avg_pool{n}d.default",), windowed(n), filled=True),
+            Row((f"avg_pool{n}d_backward.default",), windowed(n, "y=x", "x"), filled=True),
+            Row(
+                (f"max_pool{n}d_with_indices.default", f"adaptive_max_pool{n}d.default"),
+                windowed(n, "x", "yy"),
+                filled=True,
+            ),
+            Row(
+                (
+                    f"max_pool{n}d_with_indices_backward.default",
+                    f"adaptive_max_pool{n}d_backward.default",
+                ),
+                windowed(n, "y=xy", "x"),
+                filled=True,
+            ),
+        )
+    ),
+    *(
+        row
+        for n in (2, 3)
+        for row in (
+            Row((f"_adaptive_avg_pool{n}d.default",), windowed(n), filled=True),
+            Row(
+                (f"_adaptive_avg_pool{n}d_backward.default",),
+                windowed(n, "y=x", "x"),
+                filled=True,
+            ),
+            Row((f"max_unpool{n}d.default",), windowed(n, "yy", "x"), filled=True),
+        )
+    ),
+    *(
+        row
+        for n, kinds in (
+            (1, ("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d")),
+            (
+                2,
+                (
+                    *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d"),
+                    *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+                ),
+            ),
+            (3, ("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_trilinear3d")),
+        )
+        for row in (
+            Row(tuple(f"{kind}.default" for kind in kinds), windowed(n), filled=True),
+            Row(
+                tuple(f"{kind}_backward.default" for kind in kinds),
+                windowed(n, "y", "x"),
+                filled=True,
+            ),
+        )
+    ),
+    Row(("grid_sampler_2d.default",), "n c [x0] [x1], n p q [two] -> n c p q", filled=True),
+    Row(
+        ("grid_sampler_3d.default",),
+        "n c [x0] [x1] [x2], n p q r [three] -> n c p q r",
+        filled=True,
+    ),
+    Row(
+        ("grid_sampler_2d_backward.default",),
+        "n c p q, n c [x0] [x1], n p q [two] -> n c [x0] [x1], n p q [two]",
+        "sum",
+        filled=True,
+    ),
+    Row(
+        ("grid_sampler_3d_backward.default",),
+        "n c p q r, n c [x0] [x1] [x2], n p q r [three] -> n c [x0] [x1] [x2], n p q r [three]",
+        "sum",
+        filled=True,
+    ),
+)
