@@ -214,8 +214,14 @@ def all_to_all(
 ) -> torch.Tensor:
     """What a rank gets for its buffer, by the ``sends`` and ``receives`` of ``part(rank)``."""
     width = 1 if local.dtype in WIRE else local.element_size()
-    receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
-    sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
+
+
+    def sizes(rank: int) -> list[int]:
+        mine = part(rank)
+        return [n * width for n in (*mine.receives, *mine.sends)]
+
+    both = ints_on_each_rank(sizes)
+    receives, sends = both[: len(both) // 2], both[len(both) // 2 :]
     if (
         not any(sends)
         and any(receives)

@@ -96,13 +96,12 @@ def packed(
     """The send buffer, of the first operand's dtype if none is given."""
     if None in part.packs:
         return operands[0].contiguous().view(-1)
-    total = sum(part.sends)
-    some = [(x, copies) for x, copies in zip(operands, part.packs) if copies]
-    if len(some) == 1 and fills(some[0][1], (total,)):
-        return read(some[0][0], some[0][1][0]).reshape(-1)
-    buffer = operands[0].new_empty(total, dtype=dtype)
-    for x, copies in some:
-        for copy in copies:
+    if part.sent_whole is not None:
+        i, copy = part.sent_whole
+        return read(operands[i], copy).reshape(-1)
+    buffer = operands[0].new_empty(sum(part.sends), dtype=dtype)
+    for x, copies in zip(operands, part.packs):
+        for copy in copies or ():
             write(copy, x, buffer)
     return buffer
 
@@ -129,10 +128,10 @@ def own_view(part: Part, k: int, operands: Sequence[torch.Tensor]) -> torch.Tens
     """A result that is all of one's own, in one copy, as a view of the operand where it can be one;
     None: it is not.
     """
-    shape, own = part.target_shape(k), part.kept(k)
-    if len(own) != 1 or part.unpacks[k] or part.filled[k] or not fills((own[0][1],), shape):
+    made = part.made_whole[k]
+    if made is None or made[0] is None:
         return None
-    return read(operands[own[0][0]], own[0][1]).reshape(shape)
+    return read(operands[made[0]], made[1]).reshape(part.target_shape(k))
 
 
 def unpacked(
@@ -148,17 +147,18 @@ def unpacked(
     """A result, from the receive buffer and what this rank keeps of the operands; or more of it
     ``into`` what is there of it.
     """
-    shape, copies, own = part.target_shape(k), part.unpacks[k], part.kept(k)
+    shape, copies = part.target_shape(k), part.unpacks[k]
     if copies is None:
         return received.view(shape)
-    if into is None and not part.filled[k]:
-        whole = [(received, copy) for copy in copies] + [(operands[i], copy) for i, copy in own]
-        if len(whole) == 1 and fills((whole[0][1],), shape):
-            return read(*whole[0]).clone(memory_format=torch.contiguous_format).view(shape)
+    if into is None and (made := part.made_whole[k]) is not None:
+        i, copy = made
+        own = read(received if i is None else operands[i], copy)
+        own = own.clone(memory_format=torch.contiguous_format)
+        return own if own.shape == shape else own.view(shape)
     if into is None:
         like = operands[0]
         into = like.new_full(shape, fill) if part.filled[k] else like.new_empty(shape)
-    for i, copy in own:
+    for i, copy in part.kept(k):
         write(copy, operands[i], into, add=adds)
     for copy in copies:
         write(copy, received, into, add=adds)
@@ -216,10 +216,10 @@ def _strided(
     steps: tuple[tuple[int, ...], ...],
 ) -> torch.Tensor:
     strides, rest = tensor.stride(), len(start)
-    lying = (
-        _lying.__wrapped__ if symints.is_symbolic(strides) else _lying
-    )  # symbols cannot be looked up
-    stride, offset, is_backward = lying(strides, start, steps)
+    try:
+        stride, offset, is_backward = _lying(strides, start, steps)
+    except TypeError:  # symbols cannot be looked up
+        stride, offset, is_backward = _lying.__wrapped__(strides, start, steps)
     shape, first = (*sizes, *tensor.shape[rest:]), tensor.storage_offset() + offset
     if is_backward:
         return _turned(tensor, shape, stride, int(first))
