@@ -83,14 +83,16 @@ class Part:
             found.append(some[0] if is_one and fills((some[0][1],), shape) else None)
         return tuple(found)
 
-    def is_whole(self, k: int) -> bool:
-        """Whether a result is one operand as it lies."""
-        shape = self.target_shapes[k]
-        own = [copy for _, copy in self.kept(k)]
-        return (
-            shape is None
-            or 0 in shape
-            or (fills(tuple(own), shape) and fills((own[0].flipped,), shape))
+    @cached_property
+    def are_whole(self) -> tuple[bool, ...]:
+        """Of each result whether it is one operand as it lies."""
+        return tuple(
+            [
+                shape is None
+                or 0 in shape
+                or (made is not None and made[0] is not None and fills((made[1].flipped,), shape))
+                for shape, made in zip(self.target_shapes, self.made_whole)
+            ]
         )
 
     @property

@@ -5,6 +5,7 @@ gets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from math import prod
 from typing import Any
@@ -16,7 +17,7 @@ from cute_sharding.dtensor.replaced import dispatch_modes, symints
 from cute_sharding.dtensor.run.order import memory_order
 from cute_sharding.dtensor.run.ranks import peers, place
 from cute_sharding.exchange import BundlePart, Part
-from cute_sharding.exchange.copies import Copy, fills, flat
+from cute_sharding.exchange.copies import Copy, flat
 from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.step import Step
 
@@ -49,10 +50,12 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Cal
 
 
 @lru_cache(maxsize=1 << 12)
-def alone(step: Step, mesh: Any, rank: int) -> tuple[Part, tuple[Copy, ...]]:
-    """A device's transfer with itself alone, and the copies from its source to its target."""
+def alone(step: Step, mesh: Any, rank: int) -> Part:
+    """The part of a device that neither sends nor receives: what it keeps of its own."""
     device = place(mesh, rank)
-    return step.transfer(device, (device,)), step.kept_by(device)
+    part = step.transfer(device, (device,))
+    own = ((0, 0, step.kept_by(device)),)
+    return replace(part, peers=(), sends=(), receives=(), packs=((),), own=own, unpacks=((),))
 
 
 class OtherShape(RuntimeError):
@@ -73,7 +76,7 @@ def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> to
         OtherShape: it has another.
     """
     shape = local.shape
-    if symints.is_symbolic(shape) or shape == expected or shape[: len(expected)] == expected:
+    if symints.is_symbolic(*shape) or shape == expected or shape[: len(expected)] == expected:
         return local
     is_empty = local.numel() == 0 == prod(expected)
     if is_empty or _without_ones(local.shape) == _without_ones(expected):
@@ -165,18 +168,15 @@ def unpacked(
     return into
 
 
-def keep(
-    copies: tuple[Part, tuple[Copy, ...]], local: torch.Tensor, *, alias: bool
-) -> torch.Tensor:
+def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
     """What this rank keeps of its own, in the memory order of its own. All of it, where that is
     what it keeps, as it is if ``alias``.
     """
-    part, own = copies
     local, shape = checked(part, local), part.target_shape()
-    if None in part.packs and None in part.unpacks and part.source_shape() == shape:
+    if part.source_shape() == shape and part.are_whole[0]:
         return local if alias else local.clone()
-    if local.ndim == len(shape) and fills(own, shape) and local.is_contiguous():
-        return read(local, own[0]).clone(memory_format=torch.contiguous_format).view(shape)
+    if local.ndim == len(shape) and part.made_whole[0] and local.is_contiguous():
+        return unpacked(part, 0, local, [local])
     if local.ndim > len(shape):
         target = local.new_empty((*shape, *local.shape[len(shape) :]))
     else:
@@ -185,7 +185,8 @@ def keep(
             strides[dim] = below
             below *= max(shape[dim], 1)
         target = local.new_empty_strided(shape, strides)
-    for copy in own:
+    own = part.kept()
+    for _, copy in own:
         write(copy, local, target)
     return after(target, local) if dispatch_modes.is_tracing() and not own else target
 
