@@ -60,6 +60,9 @@ def run(
     """
     for k, step in enumerate(steps, 1):
         local, is_async = waited(local), async_op and k == len(steps)
+        if not step.communicates:
+            local = _kept(step, local, mesh, alias=False)
+            continue
         with _told(step, local):
             if isinstance(step, AllToAll):
                 local = _exchange(step, local, mesh, is_async)
@@ -92,9 +95,12 @@ def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
     return how is None or not how.even
 
 
+def _kept(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.Tensor:
+    """What each device keeps of its own in the step."""
+    return on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=alias), local)
+
+
 def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
-    if not step.dims:
-        return on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=False), local)
     group = group_of(mesh, step.dims)
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
@@ -273,7 +279,7 @@ def _all_reduce(
     step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
 ) -> torch.Tensor:
     # Of what its source has, a device keeps its target; all of the group keep the same.
-    kept = on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=True), local)
+    kept = _kept(step, local, mesh, alias=True)
     return collective_ops.all_reduce(kept, op, group, async_op=async_op)
 
 
