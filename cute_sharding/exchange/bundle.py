@@ -9,11 +9,11 @@ messages of one tensor may go by themselves (:mod:`.alone`), in front of the pac
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from cute_sharding.exchange.alone import LONG, Alone, ByPeer, Single, alone
 from cute_sharding.exchange.copies import Copy, folded
@@ -45,7 +45,8 @@ class Item(NamedTuple):
         return _alone(self.exchange, rank, least, self.as_they_are)
 
 
-class BundlePart(NamedTuple):
+@dataclass(frozen=True)
+class BundlePart:
     """One rank's part in a bundle.
 
     Attributes:
@@ -80,17 +81,17 @@ def among(part: _Own, ranks: Sequence[int]) -> _Own:
     """The part with all of ``ranks`` as its peers, also those with which it has nothing to do. Its
     own follow one another in the same order there.
 
-    >>> among(BundlePart((1, 3), (32, 8), (32, 0), ()), (0, 1, 2, 3))[:3]
+    >>> part = among(BundlePart((1, 3), (32, 8), (32, 0), ()), (0, 1, 2, 3))
+    >>> part.peers, part.sends, part.receives
     ((0, 1, 2, 3), (0, 32, 0, 8), (0, 32, 0, 0))
     """
     sends, receives = (dict(zip(part.peers, n)) for n in (part.sends, part.receives))
-    found: Any = part._replace(
+    return replace(
+        part,
         peers=tuple(ranks),
         sends=tuple([sends.get(peer, 0) for peer in ranks]),
         receives=tuple([receives.get(peer, 0) for peer in ranks]),
     )
-    of_the_kind: _Own = found
-    return of_the_kind
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,8 @@ def _laid(exchange: Exchange, mine: OwnPart, out: dict[int, int], into: dict[int
         for target, copies in message.out_of(at):
             # Of a sum, those of each message by themselves: they reach the same rows.
             unpacks[target] += folded(copies) if exchange.adds else copies
-    return mine.part._replace(
+    return replace(
+        mine.part,
         packs=tuple([tuple(folded(some)) for some in packs]),
         unpacks=tuple([tuple(some if exchange.adds else folded(some)) for some in unpacks]),
     )

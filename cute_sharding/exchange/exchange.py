@@ -167,9 +167,7 @@ class Exchange:
     def is_in_place(self) -> bool:
         """Whether each rank's results lie as its operands do, of those looked at."""
         parts = map(self.part, self._looked_at)
-        return self.is_free and all(
-            part.is_whole(k) for part in parts for k in range(len(self.targets))
-        )
+        return self.is_free and all(is_whole for part in parts for is_whole in part.are_whole)
 
     @cached_property
     def peak_elements(self) -> int:

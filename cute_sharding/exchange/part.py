@@ -5,6 +5,8 @@ copies out of what is received.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -15,7 +17,8 @@ from cute_sharding.layout.layout import row_major
 Shape = tuple[int, ...]
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """One rank's part in an exchange.
 
     Attributes:
@@ -59,14 +62,37 @@ class Part(NamedTuple):
         """Of a result the operands and copies from them that no message has to do with."""
         return [(i, copy) for i, onto, copies in self.own if onto == k for copy in copies]
 
-    def is_whole(self, k: int) -> bool:
-        """Whether a result is one operand as it lies."""
-        shape = self.target_shapes[k]
-        own = [copy for _, copy in self.kept(k)]
-        return (
-            shape is None
-            or 0 in shape
-            or (fills(tuple(own), shape) and fills((own[0].flipped,), shape))
+    @cached_property
+    def sent_whole(self) -> tuple[int, Copy] | None:
+        """The one copy that is all of the send buffer, from its first element to its last, and the
+        operand that it is from; None where there are several.
+        """
+        some = [(i, copy) for i, copies in enumerate(self.packs) for copy in copies or ()]
+        is_one = len(some) == 1 and fills((some[0][1],), (sum(self.sends),))
+        return some[0] if is_one else None
+
+    @cached_property
+    def made_whole(self) -> tuple[tuple[int | None, Copy] | None, ...]:
+        """Of each result the one copy that is all of it, from its first element to its last, and
+        the operand that it is from, or None: the receive buffer; None where there are several.
+        """
+        found: list[tuple[int | None, Copy] | None] = []
+        for k, shape in enumerate(self.target_shapes):
+            some = [*self.kept(k), *[(None, copy) for copy in self.unpacks[k] or ()]]
+            is_one = shape is not None and len(some) == 1 and not self.filled[k]
+            found.append(some[0] if is_one and fills((some[0][1],), shape) else None)
+        return tuple(found)
+
+    @cached_property
+    def are_whole(self) -> tuple[bool, ...]:
+        """Of each result whether it is one operand as it lies."""
+        return tuple(
+            [
+                shape is None
+                or 0 in shape
+                or (made is not None and made[0] is not None and fills((made[1].flipped,), shape))
+                for shape, made in zip(self.target_shapes, self.made_whole)
+            ]
         )
 
     @property

@@ -3,6 +3,7 @@ whole tensors, and receives what it needs and does not hold, each element once.
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 from drawn_moves import drawn_program, numbered
@@ -159,7 +160,7 @@ def test_several_exchanges_are_one():
     for k, wanted in enumerate((given[0].flip(0), given[1])):
         # of one alone, the places of the other's elements stay empty
         alone = {
-            rank: part.parts[k]._replace(sends=part.sends, receives=part.receives, peers=part.peers)
+            rank: replace(part.parts[k], sends=part.sends, receives=part.receives, peers=part.peers)
             for rank, part in parts.items()
         }
         operands = [{rank: local_of(source, rank, given[k]) for rank in parts}]

@@ -174,7 +174,7 @@ def _is_planned(
     ):
         return False
     shape = current.shape
-    is_symbolic = symints.is_symbolic(shape)
+    is_symbolic = symints.is_symbolic(*shape)
     if settings.redistribution or answered:
         wanted = True
     elif not is_symbolic:

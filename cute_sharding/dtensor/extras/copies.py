@@ -250,19 +250,17 @@ def note_copy(
     ``moved``.
     """
     source, moved = collective_ops.in_flight(source), collective_ops.in_flight(moved)
-    if is_another(source, moved):
+    if is_followed(source) and has_memory(source) and is_another(source, moved):
         link(Copy(source, spec, spec_of_moved, moved), moved)
 
 
 def is_another(source: torch.Tensor, moved: torch.Tensor) -> bool:
-    """Whether ``moved`` lies in other memory than the local tensor ``source``, both at hand."""
+    """Whether ``moved`` lies in other memory than the local tensor ``source``, which is followed
+    and has memory.
+    """
     return (
-        has_memory(source)
-        and has_memory(moved)
-        and (
-            not dispatch_modes.is_tracing()
-            or (local_tensors.is_functional(source) and local_tensors.is_functional(moved))
-        )
+        has_memory(moved)
+        and (not local_tensors.is_functional(source) or local_tensors.is_functional(moved))
         and not local_tensors.share_memory(source, moved)
     )
 
@@ -385,6 +383,8 @@ def has_memory(local: torch.Tensor) -> bool:
     """Whether the local tensor lies in memory as strides say; not on meta, sparse, or wrapped in
     another.
     """
+    if type(local) is torch.Tensor:  # by far the most
+        return not local.is_meta and local.layout is torch.strided
     return (
         not local_tensors.is_imagined(local)
         and not local_tensors.is_wrapper(local)

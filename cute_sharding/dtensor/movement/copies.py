@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cute_sharding.dtensor.extras.copies import Copy, is_another, link
+from cute_sharding.dtensor.extras.copies import Copy, has_memory, is_another, is_followed, link
 from cute_sharding.dtensor.replaced import collective_ops
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.placements import text
@@ -97,6 +97,8 @@ class MovedCopy(Copy):
 def note_movement(runner: Moves, source: torch.Tensor, results: list[torch.Tensor]) -> None:
     """Take note that the movement has made the local tensors ``results`` of ``source``."""
     source = collective_ops.in_flight(source)
+    if not (is_followed(source) and has_memory(source)):
+        return
     for output, result in enumerate(results):
         moved = collective_ops.in_flight(result)
         if is_another(source, moved):

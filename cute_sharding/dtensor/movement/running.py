@@ -36,7 +36,7 @@ from cute_sharding.dtensor.run.packing import (
     to_wire,
     unpacked,
 )
-from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
+from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, peers, place
 from cute_sharding.exchange import Exchange, Part
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.slices import is_view, keeps, slices
@@ -102,13 +102,20 @@ class Runner:
 
     def _brought(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         """The operands where the movement starts."""
-        moving = {
-            i: Wanted(x, spec, DTensorSpec(self.mesh, placements, spec.tensor_meta))
-            for i, (x, spec, placements) in enumerate(zip(given, self.specs, self.placements))
+        if not self._starts:
+            return given
+        wanted = [Wanted(given[i], self.specs[i], target) for i, target in self._starts.items()]
+        moved = dict(zip(self._starts, redistribute_all(wanted, counted=False)))
+        return [moved.get(i, x) for i, x in enumerate(given)]
+
+    @cached_property
+    def _starts(self) -> dict[int, DTensorSpec]:
+        """Where the movement starts, of each operand that is elsewhere."""
+        return {
+            i: DTensorSpec(self.mesh, placements, spec.tensor_meta)
+            for i, (spec, placements) in enumerate(zip(self.specs, self.placements))
             if placements != tuple(spec.placements)
         }
-        moved = dict(zip(moving, redistribute_all([*moving.values()], counted=False)))
-        return [moved.get(i, x) for i, x in enumerate(given)]
 
     # -- without communication ---------------------------------------------------------------------
 
@@ -149,23 +156,20 @@ class Runner:
             for i, x in enumerate(operands)
         ]
         received = self._received(operands)
-        results = []
-        for k in range(len(self.exchange.move.outputs)):
-            result = on_each_rank(
-                lambda rank, got, *locals, k=k: self._result(rank, k, got, locals),
-                received,
-                *operands,
-            )
-            result = self._after_all(result, k, operands, received)
-            results.append(laid_out(result, self.metas[k]) if self.metas else result)
-        return results
+        every = range(len(self.exchange.move.outputs))
+        results = all_on_each_rank(
+            lambda rank, got, *locals: [self._result(rank, k, got, locals) for k in every],
+            received,
+            *operands,
+        )
+        if dispatch_modes.is_tracing():
+            results = [self._after_all(x, k, operands, received) for k, x in enumerate(results)]
+        return list(map(laid_out, results, self.metas)) if self.metas else results
 
     def _after_all(
         self, result: torch.Tensor, k: int, operands: Sequence[torch.Tensor], received: torch.Tensor
     ) -> torch.Tensor:
-        """A result for which all is needed that any rank's is made of."""
-        if not dispatch_modes.is_tracing():
-            return result
+        """In a graph, a result for which all is needed that any rank's is made of."""
         part = self._part(process_groups.this_rank())
         if self.dims:
             return result if part.unpacks[k] else after(result, received)

@@ -72,11 +72,15 @@ MaskPartial = _MaskPartial
 # what asks that is left to torch. Pictures go by the names of classes (drawing/inputs.py), as they
 # must not import torch.
 _KINDS = (Shard, StridedShard, Replicate, Partial)
+_KINDS_ALONE = frozenset(_KINDS)
 
 
 def are_known(placements: Sequence[Placement]) -> bool:
     """Whether :func:`cut_of` has an answer for all of them. What has others is left to torch."""
-    return all(isinstance(p, _KINDS) for p in placements)
+    # of torch's placements isinstance is Python code
+    return _KINDS_ALONE.issuperset(map(type, placements)) or all(
+        isinstance(p, _KINDS) for p in placements
+    )
 
 
 def is_by_elements(placement: Placement) -> bool:

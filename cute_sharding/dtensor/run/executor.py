@@ -60,12 +60,15 @@ def run(
     """
     for k, step in enumerate(steps, 1):
         local, is_async = waited(local), async_op and k == len(steps)
+        if not step.communicates:
+            local = _kept(step, local, mesh, alias=False)
+            continue
         with _told(step, local):
-            if isinstance(step, Reduction):
-                local = _reduce(step, local, mesh, is_async)
-            else:
-                assert isinstance(step, AllToAll)
+            if isinstance(step, AllToAll):
                 local = _exchange(step, local, mesh, is_async)
+            else:
+                assert isinstance(step, Reduction)
+                local = _reduce(step, local, mesh, is_async)
     return local if async_op else waited(local)
 
 
@@ -92,15 +95,18 @@ def looks_at_sizes(step: Step, dtype: torch.dtype, mesh: Any) -> bool:
     return how is None or not how.even
 
 
+def _kept(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.Tensor:
+    """What each device keeps of its own in the step."""
+    return on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=alias), local)
+
+
 def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
-    if not step.dims:
-        return on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=False), local)
     group = group_of(mesh, step.dims)
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
         if not how.even:
             return _gather_padded(step, local, mesh, group)
-        whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank)[0], x), local)
+        whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank), x), local)
         return collective_ops.all_gather(whole, group, how.gathered or 0, async_op=async_op)
     target: torch.Tensor | None = None
     for turn in range(step.rounds):
@@ -125,7 +131,7 @@ def block_of(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
     dim, parts = _gathered(step, mesh)
 
     def block(rank: int, x: torch.Tensor) -> torch.Tensor:
-        part, _ = alone(step, mesh, rank)
+        part = alone(step, mesh, rank)
         return padded(checked(part, x), dim, -(-part.target_shape()[dim] // parts))
 
     return on_each_rank(block, local)
@@ -133,7 +139,7 @@ def block_of(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 
 def whole_of(step: AllToAll, blocks: torch.Tensor, mesh: Any, rank: int) -> torch.Tensor:
     """What comes of the blocks of all ranks, one behind the other."""
-    return joined(blocks, *_gathered(step, mesh), alone(step, mesh, rank)[0].target_shape())
+    return joined(blocks, *_gathered(step, mesh), alone(step, mesh, rank).target_shape())
 
 
 def _gathered(step: AllToAll, mesh: Any) -> tuple[int, int]:
@@ -182,8 +188,9 @@ def _exchange_once(
 
 def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
     """Those who watch are told what the busiest rank receives of a collective of the step."""
-    width = local.element_size()
-    return watching.exchange(lambda: -(-step.received_elements // max(step.collectives, 1)) * width)
+    return watching.exchange(
+        lambda: -(-step.received_elements // max(step.collectives, 1)) * local.element_size()
+    )
 
 
 def _packed(part: Callable[[int], Part], local: torch.Tensor) -> torch.Tensor:
@@ -214,8 +221,13 @@ def all_to_all(
 ) -> torch.Tensor:
     """What a rank gets for its buffer, by the ``sends`` and ``receives`` of ``part(rank)``."""
     width = 1 if local.dtype in WIRE else local.element_size()
-    receives = ints_on_each_rank(lambda rank: [n * width for n in part(rank).receives])
-    sends = ints_on_each_rank(lambda rank: [n * width for n in part(rank).sends])
+
+    def sizes(rank: int) -> list[int]:
+        mine = part(rank)
+        return [n * width for n in (*mine.receives, *mine.sends)]
+
+    both = ints_on_each_rank(sizes)
+    receives, sends = both[: len(both) // 2], both[len(both) // 2 :]
     if (
         not any(sends)
         and any(receives)
@@ -267,7 +279,7 @@ def _all_reduce(
     step: Reduction, op: str, local: torch.Tensor, mesh: Any, group: Any, async_op: bool
 ) -> torch.Tensor:
     # Of what its source has, a device keeps its target; all of the group keep the same.
-    kept = on_each_rank(lambda rank, x: keep(alone(step, mesh, rank), x, alias=True), local)
+    kept = _kept(step, local, mesh, alias=True)
     return collective_ops.all_reduce(kept, op, group, async_op=async_op)
 
 
@@ -277,12 +289,12 @@ def _scatter(
     part = parts_of(step, mesh)
 
     def shape(rank: int) -> tuple[int, ...]:
-        return alone(step, mesh, rank)[0].target_shape()
+        return alone(step, mesh, rank).target_shape()
 
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
         dim = how.scattered or 0
-        whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank)[0], x), local)
+        whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank), x), local)
         if how.even:
             return collective_ops.reduce_scatter(whole, op, group, dim, async_op=async_op)
         blocks = on_each_rank(lambda rank, x: in_blocks(x, dim, step.parts), whole)

@@ -45,9 +45,10 @@ def _order_of(meta: Any) -> tuple[int, ...] | None:
     The order of symbolic strides is that of the numbers at hand: it is another for other sizes only
     if one of these is 0 or 1, of which no symbol is.
     """
-    if not symints.is_symbolic(meta.shape, meta.stride):
+    try:
         return _memory_order(meta.shape, meta.stride)
-    sizes = (*meta.shape, *meta.stride)
+    except TypeError:  # symbols cannot be looked up
+        sizes = (*meta.shape, *meta.stride)
     if not has_values(sizes):
         return None
     numbers = sizes_at_hand(sizes)

@@ -5,6 +5,7 @@ gets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from math import prod
 from typing import Any
@@ -16,7 +17,7 @@ from cute_sharding.dtensor.replaced import dispatch_modes, symints
 from cute_sharding.dtensor.run.order import memory_order
 from cute_sharding.dtensor.run.ranks import peers, place
 from cute_sharding.exchange import BundlePart, Part
-from cute_sharding.exchange.copies import Copy, fills, flat
+from cute_sharding.exchange.copies import Copy, flat
 from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.redistribution.step import Step
 
@@ -49,10 +50,12 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Cal
 
 
 @lru_cache(maxsize=1 << 12)
-def alone(step: Step, mesh: Any, rank: int) -> tuple[Part, tuple[Copy, ...]]:
-    """A device's transfer with itself alone, and the copies from its source to its target."""
+def alone(step: Step, mesh: Any, rank: int) -> Part:
+    """The part of a device that neither sends nor receives: what it keeps of its own."""
     device = place(mesh, rank)
-    return step.transfer(device, (device,)), step.kept_by(device)
+    part = step.transfer(device, (device,))
+    own = ((0, 0, step.kept_by(device)),)
+    return replace(part, peers=(), sends=(), receives=(), packs=((),), own=own, unpacks=((),))
 
 
 class OtherShape(RuntimeError):
@@ -73,7 +76,7 @@ def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> to
         OtherShape: it has another.
     """
     shape = local.shape
-    if symints.is_symbolic(shape) or shape == expected or shape[: len(expected)] == expected:
+    if symints.is_symbolic(*shape) or shape == expected or shape[: len(expected)] == expected:
         return local
     is_empty = local.numel() == 0 == prod(expected)
     if is_empty or _without_ones(local.shape) == _without_ones(expected):
@@ -96,13 +99,12 @@ def packed(
     """The send buffer, of the first operand's dtype if none is given."""
     if None in part.packs:
         return operands[0].contiguous().view(-1)
-    total = sum(part.sends)
-    some = [(x, copies) for x, copies in zip(operands, part.packs) if copies]
-    if len(some) == 1 and fills(some[0][1], (total,)):
-        return read(some[0][0], some[0][1][0]).reshape(-1)
-    buffer = operands[0].new_empty(total, dtype=dtype)
-    for x, copies in some:
-        for copy in copies:
+    if part.sent_whole is not None:
+        i, copy = part.sent_whole
+        return read(operands[i], copy).reshape(-1)
+    buffer = operands[0].new_empty(sum(part.sends), dtype=dtype)
+    for x, copies in zip(operands, part.packs):
+        for copy in copies or ():
             write(copy, x, buffer)
     return buffer
 
@@ -129,10 +131,10 @@ def own_view(part: Part, k: int, operands: Sequence[torch.Tensor]) -> torch.Tens
     """A result that is all of one's own, in one copy, as a view of the operand where it can be one;
     None: it is not.
     """
-    shape, own = part.target_shape(k), part.kept(k)
-    if len(own) != 1 or part.unpacks[k] or part.filled[k] or not fills((own[0][1],), shape):
+    made = part.made_whole[k]
+    if made is None or made[0] is None:
         return None
-    return read(operands[own[0][0]], own[0][1]).reshape(shape)
+    return read(operands[made[0]], made[1]).reshape(part.target_shape(k))
 
 
 def unpacked(
@@ -148,35 +150,33 @@ def unpacked(
     """A result, from the receive buffer and what this rank keeps of the operands; or more of it
     ``into`` what is there of it.
     """
-    shape, copies, own = part.target_shape(k), part.unpacks[k], part.kept(k)
+    shape, copies = part.target_shape(k), part.unpacks[k]
     if copies is None:
         return received.view(shape)
-    if into is None and not part.filled[k]:
-        whole = [(received, copy) for copy in copies] + [(operands[i], copy) for i, copy in own]
-        if len(whole) == 1 and fills((whole[0][1],), shape):
-            return read(*whole[0]).clone(memory_format=torch.contiguous_format).view(shape)
+    if into is None and (made := part.made_whole[k]) is not None:
+        i, copy = made
+        own = read(received if i is None else operands[i], copy)
+        own = own.clone(memory_format=torch.contiguous_format)
+        return own if own.shape == shape else own.view(shape)
     if into is None:
         like = operands[0]
         into = like.new_full(shape, fill) if part.filled[k] else like.new_empty(shape)
-    for i, copy in own:
+    for i, copy in part.kept(k):
         write(copy, operands[i], into, add=adds)
     for copy in copies:
         write(copy, received, into, add=adds)
     return into
 
 
-def keep(
-    copies: tuple[Part, tuple[Copy, ...]], local: torch.Tensor, *, alias: bool
-) -> torch.Tensor:
+def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
     """What this rank keeps of its own, in the memory order of its own. All of it, where that is
     what it keeps, as it is if ``alias``.
     """
-    part, own = copies
     local, shape = checked(part, local), part.target_shape()
-    if None in part.packs and None in part.unpacks and part.source_shape() == shape:
+    if part.source_shape() == shape and part.are_whole[0]:
         return local if alias else local.clone()
-    if local.ndim == len(shape) and fills(own, shape) and local.is_contiguous():
-        return read(local, own[0]).clone(memory_format=torch.contiguous_format).view(shape)
+    if local.ndim == len(shape) and part.made_whole[0] and local.is_contiguous():
+        return unpacked(part, 0, local, [local])
     if local.ndim > len(shape):
         target = local.new_empty((*shape, *local.shape[len(shape) :]))
     else:
@@ -185,7 +185,8 @@ def keep(
             strides[dim] = below
             below *= max(shape[dim], 1)
         target = local.new_empty_strided(shape, strides)
-    for copy in own:
+    own = part.kept()
+    for _, copy in own:
         write(copy, local, target)
     return after(target, local) if dispatch_modes.is_tracing() and not own else target
 
@@ -216,10 +217,10 @@ def _strided(
     steps: tuple[tuple[int, ...], ...],
 ) -> torch.Tensor:
     strides, rest = tensor.stride(), len(start)
-    lying = (
-        _lying.__wrapped__ if symints.is_symbolic(strides) else _lying
-    )  # symbols cannot be looked up
-    stride, offset, is_backward = lying(strides, start, steps)
+    try:
+        stride, offset, is_backward = _lying(strides, start, steps)
+    except TypeError:  # symbols cannot be looked up
+        stride, offset, is_backward = _lying.__wrapped__(strides, start, steps)
     shape, first = (*sizes, *tensor.shape[rest:]), tensor.storage_offset() + offset
     if is_backward:
         return _turned(tensor, shape, stride, int(first))

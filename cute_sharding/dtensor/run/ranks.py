@@ -38,6 +38,24 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     )
 
 
+def all_on_each_rank(
+    function: Callable[..., list[torch.Tensor]], *tensors: torch.Tensor
+) -> list[torch.Tensor]:
+    """The same, of a function that gives several tensors."""
+    mode = dispatch_modes.local_tensor_mode()
+    if mode is None:
+        on_this_rank: Any = on_each_rank(function, *tensors)  # type: ignore[arg-type]
+        return list(on_this_rank)
+    tensors = tuple(map(collective_ops.waited, tensors))
+    with mode.disable():
+        found = {
+            rank: function(rank, *(local_tensors.local_of(t, rank) for t in tensors))
+            for rank in mode.ranks
+        }
+        several = zip(*found.values(), strict=True)
+        return [local_tensors.local_tensor(dict(zip(found, parts))) for parts in several]
+
+
 def ints_on_each_rank(function: Callable[[int], Sequence[int]]) -> list[Any]:
     """A list of ints that may differ from rank to rank."""
     mode = dispatch_modes.local_tensor_mode()

@@ -142,7 +142,7 @@ def planned_for(
 ) -> Prepared:
     """The plan for a local tensor, on one mesh; of sizes that are symbols for those at hand."""
     mesh, source, wanted = current.mesh, current, target
-    if not symints.is_symbolic(current.shape):
+    if not symints.is_symbolic(*current.shape):
         found = _between_numbers(current, target, means(mesh))
         if found is not None:
             return found
@@ -181,7 +181,7 @@ def _done(
 ) -> torch.Tensor:
     """The local tensor after the plan, and what placements do by methods of their own."""
     mesh, before, after = current.mesh, tuple(current.placements), tuple(target.placements)
-    is_symbolic = symints.is_symbolic(current.shape)
+    is_symbolic = symints.is_symbolic(*current.shape)
     if found.first is not None:
         if is_symbolic:
             local = run_on_symbols(found.first, local, current)
