@@ -36,9 +36,9 @@ from cute_sharding.redistribution import Network, RedistributionPlan
 from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
 from cute_sharding.redistribution.plan import Held
 from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.chains import chains_of
-from cute_sharding.views import View
 
 if TYPE_CHECKING:
     from cute_sharding.dtensor.refit.plan import RefitPlan

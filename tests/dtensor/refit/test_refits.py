@@ -177,9 +177,9 @@ def test_a_limit_of_memory_makes_more_exchanges():
     assert [each.collectives for each in every] == [1, 3, 9, 9]
     assert [each.buffer_bytes for each in every] == [9 * 128, 4 * 128 + 4 * 128, 256, 128]
     assert len({each.received_bytes for each in every}) == 1
-    assert str(every[1]).endswith(
-        "in 3 parts: a rank holds 1,024 bytes of buffers at the most"
-    ), str(every[1])
+    assert str(every[1]).endswith("in 3 parts: a rank holds 1,024 bytes of buffers at the most"), (
+        str(every[1])
+    )
     assert [len(each.parts(4)) for each in every] == [1, 3, 9, 9]
     assert sum(sum(part.receives) for part in every[1].parts(4)) == every[1].received_by(4)
     assert every[1].inverse().refit.memory_limit == 9 * 128
