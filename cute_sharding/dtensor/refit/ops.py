@@ -11,7 +11,7 @@ from cute_sharding.layout.layout import row_major
 from cute_sharding.relations import NotOnlyMoved, Relation, compose, piece
 from cute_sharding.relations.moves import Shape
 from cute_sharding.relations.piece import joined
-from cute_sharding.relations.table import TABLE
+from cute_sharding.relations.table import BY_OP, TABLE
 
 # From the op's arguments, with shapes in the place of tensors; of tensors of indices these.
 Rule: TypeAlias = "Callable[..., Relation]"
@@ -46,7 +46,7 @@ def _stacked(shapes: Sequence[Shape], dim: int = 0) -> Relation:
     more = [(*shape[:d], 1, *shape[d:]) for shape in shapes]
     same = Relation.same(*shapes)
     return compose(
-        Relation(same.inputs, tuple(more), same.pieces), relation_of("torch.cat", more, d)
+        Relation(same.inputs, tuple(more), same.pieces), BY_OP["torch.cat"].relation(more, d)
     )
 
 
