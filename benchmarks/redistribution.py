@@ -175,7 +175,7 @@ def worker(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
 def _start(full: torch.Tensor, mesh: Any, placements: list[Any]) -> DTensor:
     """``full`` with those placements; every rank's contribution to a pending sum is the whole."""
     from cute_sharding.dtensor.run.placements import cut_of
-    from cute_sharding.sharding.deal import rows
+    from cute_sharding.sharding.meeting import rows
 
     local = full
     coordinate = mesh.get_coordinate()

@@ -110,8 +110,8 @@ def test_explain_blocks_of_two_sizes():
 view(28,) on mesh (mesh0=3)
 
 before: shape (7, 4), placements [S(1)]
-  mesh dim 0 deals the 4 rows that are left of dim 1 into 1 x 3 blocks, which are not of one
- > size: (7, 4) on mesh (3,) as [S(1)] is no layout. local_shape, global_offset and rows answer
+  (7, 4) on mesh (3,) as [S(1)] is no layout: of dim 1, mesh dim 0 deals the 4 rows that are
+ > left into 1 x 3 blocks, which are not of one size. local_shape, global_offset and rows answer
  > for it
   who holds what (rows of each dim):
     mesh0=0: local (7, 2)  [0:7] x [0:2]
@@ -121,9 +121,9 @@ before: shape (7, 4), placements [S(1)]
 the view, output index -> input index: (7,4):(4,1)
 
 after: shape (28,), placements [_S(0,7)]
-  mesh dim 0 deals the 28 rows that are left of dim 0 into 7 x 3 blocks, which are not of one
- > size: (28,) on mesh (3,) as [_S(0,7)] is no layout. local_shape, global_offset and rows
- > answer for it
+  (28,) on mesh (3,) as [_S(0,7)] is no layout: of dim 0, mesh dim 0 deals the 28 rows that are
+ > left into 7 x 3 blocks, which are not of one size. local_shape, global_offset and rows answer
+ > for it
   who holds what (rows of each dim):
     mesh0=0: local (14,)  [0:2, 4:6, 8:10, 12:14, ... 3 more]
     mesh0=1: local (14,)  [2:4, 6:8, 10:12, 14:16, ... 3 more]

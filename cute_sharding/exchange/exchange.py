@@ -42,7 +42,7 @@ from cute_sharding.relations.moves import Link, Move
 from cute_sharding.relations.relation import Relation
 from cute_sharding.relations.rows import Rows, held_rows
 from cute_sharding.sharding.chains import Chains, Device, up_to
-from cute_sharding.sharding.digits import digits, layout_of
+from cute_sharding.sharding.digits import digits
 from cute_sharding.sharding.meeting import count_rows
 
 
@@ -157,10 +157,9 @@ class Exchange:
         if not self._redistributes:
             return False
         source, target = self._all
-        layouts = [layout_of(each.shape, each.chains, each.mesh.sizes) for each in self._all]
-        if None in layouts:
+        if source.layout is None or target.layout is None:
             return False
-        one, other = ((coalesce(each[0]), coalesce(each[1])) for each in layouts if each)
+        one, other = ([*map(coalesce, each)] for each in (source.layout, target.layout))
         return one == other and [*source.mesh.ranks] == [*target.mesh.ranks]
 
     @cached_property

@@ -9,6 +9,7 @@ from itertools import product
 from math import prod
 
 from cute_sharding.exchange.cost import coordinates
+from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.chains import (
     Chains,
@@ -17,6 +18,7 @@ from cute_sharding.sharding.chains import (
     chains_of,
     placements_text,
 )
+from cute_sharding.sharding.digits import layout_of
 from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
 # So many runs of ranks are written out; of more, as many and the last.
@@ -230,6 +232,16 @@ class Placed:
             return None
         held = [rows_held(n, self.chain(d, device)) for d, n in enumerate(self.shape)]
         return tuple(map(count_rows, held))
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """((devices), (local)) -> flat index, the devices by their places; None where sizes do not
+        divide.
+        """
+        try:
+            return layout_of(self.shape, self.chains, self.mesh.sizes)
+        except LayoutError:
+            return None
 
     def placements_text(self, names: Sequence[str] | None = None) -> str:
         """The placements that say what the chains do.

@@ -13,7 +13,6 @@ from typing import Any
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.layout import Layout
 from cute_sharding.redistribution.network import Link, Network, messages
 from cute_sharding.redistribution.plan import (
     Held,
@@ -28,7 +27,6 @@ from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.routes import Groups
 from cute_sharding.redistribution.step import Step
 from cute_sharding.sharding.chains import Chains, appended
-from cute_sharding.sharding.digits import layout_of
 
 # A mesh dim, and the op of the reduction that is pending on it.
 Pending = tuple[tuple[int, str], ...]
@@ -153,8 +151,8 @@ class ExchangePlan:
             "received_elements": self.exchange.received_elements,
             "peak_elements": self.exchange.peak_elements,
             "seconds": self._seconds_between,
-            "source_layout": layout_text(_layout(self.source)),
-            "target_layout": layout_text(_layout(self.target)),
+            "source_layout": layout_text(self.source.layout),
+            "target_layout": layout_text(self.target.layout),
             "most_peers": self.exchange.most_peers,
         }
         return {
@@ -191,7 +189,7 @@ class ExchangePlan:
     def _lines_between(self) -> list[str]:
         names = self.mesh_names, self.target_names
         sides = list(zip((self.source, self.target), names))
-        layouts = [_layout(placed) for placed, _ in sides]
+        layouts = [placed.layout for placed, _ in sides]
         held = (
             [placed.placements_text(each) for placed, each in sides]
             if None in layouts
@@ -216,10 +214,6 @@ def _data(placed: Placed, names: Sequence[str] | None) -> dict[str, Any]:
         "names": None if names is None else list(names),
         "ranks": list(placed.mesh.ranks),
     }
-
-
-def _layout(placed: Placed) -> Layout | None:
-    return layout_of(placed.shape, placed.chains, placed.mesh.sizes)
 
 
 @lru_cache(maxsize=1 << 10)

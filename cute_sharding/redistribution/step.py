@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from cute_sharding.exchange import Mesh, Part
+from cute_sharding.exchange import Mesh, Part, Placed
 from cute_sharding.exchange.copies import Copy
 from cute_sharding.layout import Layout
 from cute_sharding.sharding.chains import Chains, Device, chain_of
-from cute_sharding.sharding.digits import layout_of
-from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
+from cute_sharding.sharding.meeting import Chain
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,12 @@ class Step(ABC):
 
     def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
         """The shape of what the device holds under ``chains``."""
-        return tuple(
-            [
-                count_rows(rows_held(n, self.chain(chains, d, device)))
-                for d, n in enumerate(self.shape)
-            ]
-        )
+        found = self._placed(chains).local_shape(self.number(device))
+        assert found is not None, "on the mesh"
+        return found
+
+    def _placed(self, chains: Chains) -> Placed:
+        return Placed(self.shape, Mesh.numbered(self.mesh), chains)
 
     def number(self, device: Device) -> int:
         """By its place on the mesh."""
@@ -112,9 +111,9 @@ class Step(ABC):
         """The layout ((devices), (local)) -> flat index before the step; None where sizes do not
         divide.
         """
-        return layout_of(self.shape, self.source, self.mesh)
+        return self._placed(self.source).layout
 
     @property
     def target_layout(self) -> Layout | None:
         """The layout after the step."""
-        return layout_of(self.shape, self.target, self.mesh)
+        return self._placed(self.target).layout

@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
-from cute_sharding.layout import Layout, make_layout
+from cute_sharding.layout import Layout, LayoutError, make_layout
 from cute_sharding.layout.algebra.modes import merge_neighbours
 from cute_sharding.layout.layout import from_leaves, row_major
 from cute_sharding.sharding.chains import Chains
@@ -33,22 +33,37 @@ class Digits:
 @lru_cache(maxsize=1 << 12)
 def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> Digits | None:
     """The digits of ``n`` rows under the cuts ``(mesh dim, split factor)``; None where blocks
-    differ in size or start inside an earlier split.
+    differ in size or start inside an earlier split, or there are no rows.
+    """
+    try:
+        return divided(n, chain, mesh) if n else None
+    except LayoutError:
+        return None
+
+
+def divided(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> Digits:
+    """:func:`digits`.
+
+    Raises:
+        LayoutError: there are none; it says why.
     """
     if n == 0:
-        return None
+        return Digits({m: ((mesh[m], 0),) for m, _ in chain}, ((0, 1),))
     local: list[Mode] = [(n, 1)] if n > 1 else []
     devices: dict[int, tuple[Mode, ...]] = {}
     for m, split_factor in chain:
         rows, parts = prod(size for size, _ in local), mesh[m]
         pieces = pieces_of(rows, split_factor)
         if rows % (pieces * parts):
-            return None
+            raise LayoutError(
+                f"mesh dim {m} deals the {rows} rows that are left into {pieces} x {parts} blocks, "
+                "which are not of one size"
+            )
         # Block, device and pieces, from the inside out: logical_divide twice.
         inner = _take(local, rows // (pieces * parts))
         middle = _take(inner[0], parts) if inner is not None else None
         if inner is None or middle is None:
-            return None
+            raise LayoutError(f"mesh dim {m} divides {rows} rows across an earlier split")
         devices[m] = tuple(middle[1])
         local = merge_neighbours([*middle[0], *inner[1]])
     return Digits(devices, tuple(local))
@@ -125,16 +140,19 @@ def _take(modes: Sequence[Mode], count: int) -> tuple[list[Mode], list[Mode]] | 
     return rest, taken
 
 
-def layout_of(shape: tuple[int, ...], chains: Chains, mesh: tuple[int, ...]) -> Layout | None:
-    """The thread-value layout of chains: a mode for each mesh dim, and one for each tensor dim;
-    None where sizes do not divide.
+def layout_of(shape: Sequence[int], chains: Chains, mesh: Sequence[int]) -> Layout:
+    """The thread-value layout of chains: a mode for each mesh dim, and one for each tensor dim.
+
+    Raises:
+        LayoutError: sizes do not divide.
     """
     devices: list[Layout] = [Layout(n, 0) for n in mesh]
     local = []
-    for n, chain, stride in zip(shape, chains, row_major(shape)):
-        found = digits(n, chain, mesh)
-        if found is None:
-            return None
+    for dim, (n, chain, stride) in enumerate(zip(shape, chains, row_major(tuple(shape)))):
+        try:
+            found = divided(n, chain, mesh)
+        except LayoutError as error:
+            raise LayoutError(f"of dim {dim}, {error}") from None
         for m, modes in found.devices.items():
             devices[m] = from_leaves([(s, d * stride) for s, d in modes])
         local.append(from_leaves([(s, d * stride) for s, d in found.local]))

@@ -96,6 +96,35 @@ def rows_held(n: int, chain: Chain) -> Runs:
     return tuple(join(found))
 
 
+def rows(n: int, chain: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """The rows of ``n`` that a device holds, as maximal intervals ``[start, stop)``, ascending."""
+    result: list[tuple[int, int]] = []
+    for start, length in sorted(
+        pair for run in rows_held(n, tuple(chain)) for pair in _intervals(run)
+    ):
+        if result and result[-1][1] == start:
+            start, length = result[-1][0], length + start - result.pop()[0]
+        result.append((start, start + length))
+    return result
+
+
+def _intervals(run: Run) -> Iterator[tuple[int, int]]:
+    """(the first x, how many) of all turns of the loops."""
+    if not run.loops:
+        yield run.x, run.length
+    for i in range(run.loops[0][0] if run.loops else 0):
+        yield from _intervals(run.turn(i))
+
+
+def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
+    """The row of ``n`` at a position of what a device holds, however many intervals there are."""
+    held = rows_held(n, tuple(chain))
+    if not 0 <= position < count_rows(held):
+        raise IndexError(f"position {position} of {count_rows(held)} rows")
+    found = meet_on_x([run.flipped() for run in held], [Run(position, position, (), 1)])
+    return found[0].x
+
+
 @lru_cache(maxsize=1 << 14)
 def meet(n: int, one: Chain, other: Chain) -> Runs:
     """The rows of ``n`` that two devices both hold: x on the one, y on the other."""

@@ -8,17 +8,13 @@ from functools import cached_property
 from itertools import chain, product
 from math import prod
 
-from cute_sharding.layout import Layout, LayoutError, coalesce, composition, make_layout
+from cute_sharding.layout import Layout, LayoutError, coalesce
 from cute_sharding.layout.layout import from_leaves, row_major
 from cute_sharding.sharding.boxes import Box, boxes
-from cute_sharding.sharding.deal import (
-    dim_of,
-    local_size,
-    pieces_of,
-    row_at,
-    rows,
-    split_factor_of,
-)
+from cute_sharding.sharding.chains import Chains, chain_of, chains_of
+from cute_sharding.sharding.deal import dim_of, local_size, split_factor_of
+from cute_sharding.sharding.digits import layout_of
+from cute_sharding.sharding.meeting import Chain, row_at, rows
 from cute_sharding.sharding.placement import Partial, Placement, Replicate, Shard, format_placements
 
 
@@ -80,6 +76,10 @@ class Sharding:
             (p.dim, p.split_factor) if isinstance(p, Shard) else None for p in self.placements
         )
 
+    @property
+    def _chains(self) -> Chains:
+        return chains_of(self.cuts, len(self.shape), self.mesh)
+
     # -- as a layout -------------------------------------------------------------------------------
 
     @cached_property
@@ -94,35 +94,12 @@ class Sharding:
             LayoutError: blocks differ in size, or a block starts inside a mode of an earlier split,
                 so no layout says who holds what.
         """
-        devices: list[Layout] = []
-        local = [Layout(n, d) for n, d in zip(self.shape, row_major(self.shape), strict=True)]
-        for mesh_dim, (parts, cut) in enumerate(zip(self.mesh, self.cuts, strict=True)):
-            if cut is None or parts == 1:
-                devices.append(Layout(parts, 0))
-                continue
-            dim, pieces = cut
-            mode = local[dim]
-            if mode.size:
-                pieces = pieces_of(mode.size, pieces)
-            if mode.size % (pieces * parts):
-                raise LayoutError(
-                    f"mesh dim {mesh_dim} deals the {mode.size} rows that are left of dim {dim} "
-                    f"into {pieces} x {parts} blocks, which are not of one size: "
-                    f"{self} is no layout. local_shape, global_offset and rows answer for it"
-                )
-            block = mode.size // (pieces * parts)
-            # logical_divide twice: pieces of parts * block rows, each divided into blocks; the
-            # device mode is the middle one.
-            try:
-                divided = composition(mode, Layout((pieces, parts, block)))
-            except LayoutError as error:
-                raise LayoutError(
-                    f"mesh dim {mesh_dim} divides dim {dim} across an earlier split, so {self} is "
-                    f"no layout: {error}"
-                ) from None
-            devices.append(coalesce(divided[1]))
-            local[dim] = coalesce(make_layout(divided[0], divided[2]))
-        return make_layout(make_layout(*devices), make_layout(*local))
+        try:
+            return layout_of(self.shape, self._chains, self.mesh)
+        except LayoutError as error:
+            raise LayoutError(
+                f"{self} is no layout: {error}. local_shape, global_offset and rows answer for it"
+            ) from None
 
     @classmethod
     def read(cls, layout: Layout, shape: Sequence[int]) -> Sharding:
@@ -213,15 +190,11 @@ class Sharding:
             for p, n in zip(self.placements, self.mesh, strict=True)
             if isinstance(p, Partial) and n > 1
         ]
-        chains = [tuple(self._chain(dim, device)) for dim in range(len(self.shape))]
+        chains = [self._chain(dim, device) for dim in range(len(self.shape))]
         return boxes(self.shape, chains, pending)
 
-    def _chain(self, dim: int, device: Sequence[int]) -> list[tuple[int, int, int]]:
-        return [
-            (cut[1], parts, k)
-            for k, parts, cut in zip(self._checked(device), self.mesh, self.cuts, strict=True)
-            if cut is not None and cut[0] == dim
-        ]
+    def _chain(self, dim: int, device: Sequence[int]) -> Chain:
+        return chain_of(self._chains[dim], self.mesh, self._checked(device))
 
     def global_offset(self, device: Sequence[int]) -> tuple[int, ...]:
         """The global index of the device's first element, dim by dim; the dim's size where the

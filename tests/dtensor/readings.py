@@ -8,7 +8,7 @@ from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cute_sharding.sharding.deal import rows
+from cute_sharding.sharding.meeting import rows
 
 MESH = (4, 2)
 PLACEMENTS = [

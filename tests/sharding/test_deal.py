@@ -15,11 +15,10 @@ from cute_sharding.sharding.deal import (
     dim_of,
     kinds_of_device,
     local_size,
-    row_at,
-    rows,
     runs,
     split_factor_of,
 )
+from cute_sharding.sharding.meeting import row_at, rows
 
 
 def divisors(n):

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import cute_sharding
 from cute_sharding.relations.signature import COPIED, Linear
 from cute_sharding.relations.table import SIGNATURES
-from cute_sharding.sharding.deal import rows
+from cute_sharding.sharding.meeting import rows
 
 MESH, SHAPE = (2, 2), (6, 4, 4)
 COMBINED = {
