@@ -143,7 +143,6 @@ LAYOUT = [
             "tiler",
             "modes",
             "jumps",
-            "compose_symbolic",
             "compose",
             "divide",
             "product",

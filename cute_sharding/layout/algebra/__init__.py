@@ -6,8 +6,7 @@ The operations are those of CuTe
 :class:`LayoutError` is raised where no result would.
 
 - :mod:`.modes`: coalesce, flatten and group: other modes, the same function.
-- :mod:`.compose`: composition; :mod:`.jumps`: the normal form it rests on;
-  :mod:`.compose_symbolic`: composition by proof.
+- :mod:`.compose`: composition; :mod:`.jumps`: the normal form it rests on.
 - :mod:`.divide`: complement, and the divides.
 - :mod:`.product`: the products.
 - :mod:`.inverse`: the right and the left inverse.

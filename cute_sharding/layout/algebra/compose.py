@@ -1,18 +1,27 @@
-"""Composition, ``A o B``: of numbers by arithmetic, rarely by enumeration. What symbols need is in
-compose_symbolic.py.
-"""
+"""Composition, ``A o B``: by arithmetic, of symbols by proof; rarely by enumeration."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from itertools import product as cartesian
 
-from cute_sharding.layout.algebra.compose_symbolic import compose_symbolic
 from cute_sharding.layout.algebra.jumps import Jumps, jumps_of
 from cute_sharding.layout.algebra.tiler import Tiler, by_mode
-from cute_sharding.layout.errors import ROW_MAJOR, LayoutError
+from cute_sharding.layout.errors import ROW_MAJOR, LayoutError, Undecided
 from cute_sharding.layout.layout import IntTuple, Layout, from_leaves, make
-from cute_sharding.layout.symbolic import Int
+from cute_sharding.layout.symbolic import (
+    Fact,
+    Int,
+    as_int,
+    divides,
+    is_less,
+    is_nonnegative,
+    is_static,
+    is_zero,
+    quotient,
+    require,
+)
 
 # Jumps of both signs may cancel. Such compositions are rare and are decided by enumeration up to
 # this many indices.
@@ -51,78 +60,91 @@ def compose_leaves(
     """For each leaf of B, the modes of ``A o B`` that replace it, outermost first; ``b`` is only
     for the messages.
     """
-    form = jumps_of(a)
-    slope, jumps, empty = form
-    if not _static(leaves, form):
-        return compose_symbolic(a, leaves, b or from_leaves(leaves), form)
-    if empty:
-        if any(n > 1 and d for n, d in leaves):
-            return _beyond(a, leaves, b, "B reaches beyond index 0, the only one A has")
+    if any(type(n) is int and n == 0 for n, _ in leaves):
         return [[(n, 0)] for n, _ in leaves]
-    result: list[list[tuple[int, int]]] = []
+    try:
+        return _composed(a, leaves, jumps_of(a), b)
+    except Undecided as error:
+        raise Undecided(error.fact, _said(a, leaves, b)) from None
+
+
+def _composed(
+    a: Layout, leaves: Sequence[tuple[Int, Int]], form: Jumps, b: Layout | None
+) -> list[list[tuple[Int, Int]]]:
+    """Each jump of A must be passed over, never reached, or met exactly. Of symbols that is proved,
+    and where no proof is found the fact that is missing is the error.
+    """
+    result: list[list[tuple[Int, Int]]] = []
     # For each jump, the largest sum of remainders that an index of B reaches.
-    carries = [0] * len(jumps)
+    carries: list[Int] = [0] * len(form.jumps)
     for n, d in leaves:
-        if n <= 1 or d == 0:
-            if n == 0:
-                return [[(n, 0)] for n, _ in leaves]
+        if is_zero(n - 1) or is_zero(d):
             result.append([(n, 0)])
             continue
-        if d < 0:
-            return _beyond(a, leaves, b, f"leaf {n}:{d} of B reaches the negative index {d}")
-        modes: list[tuple[int, int]] = []
+        if form.empty:
+            raise LayoutError(
+                f"{_said(a, leaves, b)}: B reaches beyond index 0, the only one A has"
+            )
+        if not require(is_nonnegative(d), Fact("at most", 0, d)):
+            raise LayoutError(
+                f"{_said(a, leaves, b)}: leaf {n}:{d} of B reaches the negative index {d}"
+            )
+        modes: list[tuple[Int, Int]] = []
         while True:
-            run, value, clash = n, slope * d, 0
+            run, value, clash = n, form.slope * d, 0
             remainders = []
-            for q, c in jumps:
-                whole, rest = divmod(d, q)
-                value += c * whole
+            for q, c in form.jumps:
+                whole, rest, met = _at_jump(q, n, d)
+                value = value + c * whole
                 remainders.append(rest)
-                if rest and run * rest >= q + rest:
-                    # After so many steps of d the remainders carry across q.
-                    run, clash = -(-q // rest), q
-            if n % run:
-                why = (
-                    f"leaf {n}:{d} of B crosses {_boundary(a, clash)}, after {run} steps, and "
-                    f"{run} does not divide {n}"
-                )
-                return _compose_rarely(a, leaves, b, form, why)
+                if met is not None and (run is n or is_less(met, run)):
+                    run, clash = met, q
+            if run is not n:
+                if is_zero(run - n):
+                    run = n
+                elif is_zero(run) or not require(divides(run, n), Fact("divides", n, run)):
+                    why = f"leaf {n}:{d} of B crosses {_boundary(a, clash)}"
+                    if not is_zero(run):
+                        why += f", after {run} steps, and {run} does not divide {n}"
+                    return _compose_rarely(a, leaves, b, form, why)
             for j, rest in enumerate(remainders):
-                carries[j] += (run - 1) * rest
-            modes.append((run, value))
-            if run == n:
+                carries[j] = carries[j] + (run - 1) * rest
+            modes.append((as_int(run), as_int(value)))
+            if run is n:
                 break
-            n //= run
-            d *= run
+            n, d = quotient(n, run), d * run
         modes.reverse()
         result.append(modes)
-    for (q, _), carry in zip(jumps, carries, strict=True):
-        if carry >= q:
-            these = ", ".join(f"{n}:{d}" for n, d in leaves if n > 1 and d % q)
+    for (q, _), carry in zip(form.jumps, carries, strict=True):
+        if not require(is_less(carry, q), Fact("at most", q, carry, holds=False)):
+            these = ", ".join(f"{n}:{d}" for n, d in leaves if n != 1 and not divides(q, d))
             why = f"leaves {these} of B carry across {_boundary(a, q)}"
             return _compose_rarely(a, leaves, b, form, why)
     return result
 
 
-def _beyond(
-    a: Layout, leaves: Sequence[tuple[int, int]], b: Layout | None, why: str
-) -> list[list[tuple[int, int]]]:
-    """A composition with leaves of B that reach where A has no value: an error, but where B is
-    empty and reaches nothing.
+def _at_jump(q: Int, n: Int, d: Int) -> tuple[Int, Int, Int | None]:
+    """What n steps of d do at the multiples of q: how many a step passes over, what is left of the
+    step, and after how many steps that meets the next one: None for never, 0 where it is between.
+
+    Raises:
+        Undecided: of symbols that is not known.
     """
-    if all(n for n, _ in leaves):
-        raise LayoutError(f"composition({a!r}, {b or from_leaves(leaves)!r}): {why}")
-    return [[(n, 0)] for n, _ in leaves]
+    if type(q) is int and type(d) is int:
+        whole, rest = divmod(d, q)
+    else:
+        # Of symbols: d is a multiple of q, or less than q.
+        whole, rest = (quotient(d, q), 0) if divides(q, d) else (0, d)
+    if is_zero(rest) or is_nonnegative(q - 1 - (n - 1) * rest):
+        return whole, rest, None
+    if type(rest) is int and type(q) is int:
+        return whole, rest, -(-q // rest)
+    aligned = require(divides(rest, q), Fact("divides", q, rest))
+    return whole, rest, quotient(q, rest) if aligned else 0
 
 
-def _static(leaves: Sequence[tuple[Int, Int]], form: Jumps) -> bool:
-    for n, d in leaves:
-        if type(n) is not int or type(d) is not int:
-            return False
-    for q, c in form.jumps:
-        if type(q) is not int or type(c) is not int:
-            return False
-    return type(form.slope) is int
+def _said(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None) -> str:
+    return f"composition({a!r}, {b or from_leaves(leaves)!r})"
 
 
 def _boundary(a: Layout, q: Int) -> str:
@@ -140,20 +162,19 @@ def _boundary(a: Layout, q: Int) -> str:
 
 
 def _compose_rarely(
-    a: Layout, leaves: Sequence[tuple[int, int]], b: Layout | None, form: Jumps, clash: str
-) -> list[list[tuple[int, int]]]:
+    a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None, form: Jumps, clash: str
+) -> list[list[tuple[Int, Int]]]:
     """A composition that carries across a jump of A: an answer exists only if the jumps crossed
-    cancel, everywhere.
+    cancel, everywhere. Of symbols none is looked for.
 
     Carries are never negative, so jumps of one sign cannot cancel: the carry found is the proof
     that there is no answer.
     """
+    static = is_static(form.slope, *chain(*leaves, *form.jumps))
+    values = "" if static else " for all values"
+    error = f"{_said(a, leaves, b)} is not a layout{values}: {clash}. {ROW_MAJOR}"
     b = b or from_leaves(leaves)
-    error = f"composition({a!r}, {b!r}) is not a layout: {clash}. {ROW_MAJOR}"
-    if b.size == 0:
-        return [[(n, 0)] for n, _ in leaves]
-    signs = {c > 0 for _, c in form.jumps}
-    if len(signs) < 2:
+    if not static or len({c > 0 for _, c in form.jumps}) < 2:
         raise LayoutError(error)
     if b.size > ENUMERATION_LIMIT:
         raise LayoutError(

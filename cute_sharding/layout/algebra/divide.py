@@ -12,11 +12,13 @@ from cute_sharding.layout.algebra.tiler import Tiler, by_mode, unzip
 from cute_sharding.layout.errors import ROW_MAJOR, LayoutError, Undecided
 from cute_sharding.layout.layout import Layout, from_leaves, make, make_layout
 from cute_sharding.layout.symbolic import (
+    Fact,
     Int,
     ceil_quotient,
     divides,
     divisibility,
     is_nonnegative,
+    is_zero,
     quotient,
     require,
 )
@@ -61,15 +63,10 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
     out: list[tuple[Int, Int]] = []  # (size, stride), innermost first
     current: Int = 1
     for d, n in modes:
-        if type(d) is int and type(current) is int:
-            gap, rest = divmod(d, current)
-            exact: bool = rest == 0
-        else:
-            exact = require(
-                divides(current, d), divisibility(d, current), f"complement({layout!r})"
-            )
-            gap = quotient(d, current) if exact else 0
-        if not exact or (type(gap) is int and gap == 0):
+        fact = Fact("divides", d, current)
+        exact = require(divides(current, d), fact, f"complement({layout!r})")
+        gap = quotient(d, current) if exact else 0
+        if is_zero(gap):
             raise LayoutError(
                 f"complement({layout!r}) does not exist: mode {n}:{d} does not start at a multiple "
                 f"of {current}, where the modes inside it end. {ROW_MAJOR}"
@@ -77,10 +74,8 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
         if type(gap) is not int or gap != 1:
             out.append((gap, current))
         current = n * d
-    if type(bound) is int and type(current) is int:
-        last: Int = -(-bound // current)
-    elif divides(current, bound):
-        last = quotient(bound, current)
+    if divides(current, bound):
+        last: Int = quotient(bound, current)
     elif is_nonnegative(current - bound):
         last = 1
     elif (whole := ceil_quotient(bound, current)) is not None:

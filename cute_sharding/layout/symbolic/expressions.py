@@ -95,6 +95,8 @@ def ceil_quotient(expr: Int, n: Int) -> Int | None:
     """``expr / n`` rounded up, where the quotient is an integer polynomial but for a constant; else
     None.
     """
+    if is_static(expr, n):
+        return -(-expr // n)
     import sympy
 
     constant, rest = sympy.expand(sympy.cancel(sympy.sympify(expr) / n)).as_coeff_Add()

@@ -136,8 +136,8 @@ def _proved(fact: Fact, _: Facts) -> bool | None:
     return answer if answer is None or fact.holds else not answer
 
 
-def require(answer: bool | None, fact: str, context: str) -> bool:
+def require(answer: bool | None, fact: Fact, context: str = "") -> bool:
     """``answer`` where there is one, else :class:`Undecided` naming ``fact``."""
     if answer is None:
-        raise Undecided(fact, context)
+        raise Undecided(str(fact), context)
     return answer
