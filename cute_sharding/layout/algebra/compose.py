@@ -65,7 +65,7 @@ def compose_leaves(
     try:
         return _composed(a, leaves, jumps_of(a), b)
     except Undecided as error:
-        raise Undecided(error.fact, _said(a, leaves, b)) from None
+        raise Undecided(error.fact, f"composition({_both(a, leaves, b)})") from None
 
 
 def _composed(
@@ -83,11 +83,11 @@ def _composed(
             continue
         if form.empty:
             raise LayoutError(
-                f"{_said(a, leaves, b)}: B reaches beyond index 0, the only one A has"
+                f"composition({_both(a, leaves, b)}): B reaches beyond index 0, the only one A has"
             )
         if not require(is_nonnegative(d), Fact("at most", 0, d)):
             raise LayoutError(
-                f"{_said(a, leaves, b)}: leaf {n}:{d} of B reaches the negative index {d}"
+                f"composition({_both(a, leaves, b)}): leaf {n}:{d} of B reaches the negative index {d}"
             )
         modes: list[tuple[Int, Int]] = []
         while True:
@@ -143,8 +143,8 @@ def _at_jump(q: Int, n: Int, d: Int) -> tuple[Int, Int, Int | None]:
     return whole, rest, quotient(q, rest) if aligned else 0
 
 
-def _said(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None) -> str:
-    return f"composition({a!r}, {b or from_leaves(leaves)!r})"
+def _both(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None) -> str:
+    return f"{a!r}, {b or from_leaves(leaves)!r}"
 
 
 def _boundary(a: Layout, q: Int) -> str:
@@ -172,7 +172,7 @@ def _compose_rarely(
     """
     static = is_static(form.slope, *chain(*leaves, *form.jumps))
     values = "" if static else " for all values"
-    error = f"{_said(a, leaves, b)} is not a layout{values}: {clash}. {ROW_MAJOR}"
+    error = f"composition({_both(a, leaves, b)}) is not a layout{values}: {clash}. {ROW_MAJOR}"
     b = b or from_leaves(leaves)
     if not static or len({c > 0 for _, c in form.jumps}) < 2:
         raise LayoutError(error)
