@@ -140,6 +140,7 @@ def plan_between(
     torchs = stock_plan_between(source.shape, mesh, src, to_mesh, dst)
     ours = found.named(names, to_names).to_dict()
     links = [found.network.link(m) for m in range(len(mesh.sizes))]
+    between = found.network.slowest
     return {
         "shape": ours.pop("shape"),
         "mesh": dict(zip(names, mesh.sizes)),
@@ -151,7 +152,7 @@ def plan_between(
         "itemsize": itemsize,
         "memory_limit": memory_limit,
         "network": [{"alpha": link.alpha, "beta": link.beta} for link in links],
-        "network_between": {"alpha": found.link.alpha, "beta": found.link.beta},
+        "network_between": {"alpha": between.alpha, "beta": between.beta},
         **_sides(ours, torchs.to_dict(found.network, names), itemsize),
     }
 

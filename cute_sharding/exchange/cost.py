@@ -75,13 +75,19 @@ def within(shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target
 
 
 def received_by_digits(
-    shape: tuple[int, ...], source: Chains, target: Chains, mesh: tuple[int, ...]
+    shape: tuple[int, ...],
+    source: Chains,
+    target: Chains,
+    mesh: tuple[int, ...],
+    near: frozenset[int] = frozenset(),
 ) -> int | None:
-    """:func:`received`, where sizes divide and the digits line up; else None."""
+    """:func:`received`, where sizes divide and the digits line up; else None. ``near``: but what
+    comes from devices that differ on those mesh dims alone.
+    """
     need = have = 1
     for n, before, after in zip(shape, source, target):
         one, other = digits(n, before, mesh), digits(n, after, mesh)
-        counts = common(n, one, other) if one is not None and other is not None else None
+        counts = None if one is None or other is None else common(n, one.beyond(near), other)
         if counts is None:
             return None
         have *= counts[0]

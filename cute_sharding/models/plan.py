@@ -178,7 +178,7 @@ class ReshardPlan:
         network = self.network or Network.default((DEVICES_PER_HOST, DEVICES_PER_HOST))
         slowest = max(network.links, key=lambda link: (link.beta, link.alpha))
         before = sum(
-            way.plan.network.seconds(step) for _, way, _ in self.tensors for step in way.plan.steps
+            step.seconds(way.plan.network) for _, way, _ in self.tensors for step in way.plan.steps
         )
         latency = sum(
             messages(each.bundle.most_peers + 1, together=False) * slowest.alpha

@@ -7,7 +7,7 @@ Steps:
 
 - :mod:`.step`: what a step is, from one sharding on a mesh to another.
 - :mod:`.all_to_all`, :mod:`.reduction`: the two kinds; :mod:`.native`: those of them that are a
-  collective of one whole tensor dim. :mod:`.totals`: what all devices receive in them.
+  collective of one whole tensor dim.
 
 Choices:
 

@@ -6,21 +6,22 @@ relation that changes nothing; what is here is how it is a collective.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from cute_sharding.exchange import Exchange, Mesh, Part, identity
 from cute_sharding.exchange.all_peers import buffer_of, dims_among
+from cute_sharding.exchange.collectives import of_blocks
 from cute_sharding.exchange.copies import Copy, folded, in_place
-from cute_sharding.exchange.cost import most_local
+from cute_sharding.exchange.cost import most_local, received_by_digits
 from cute_sharding.exchange.flow import Flow, LinkMessage
 from cute_sharding.exchange.part import Buffer, as_they_lie, one_by_one
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
+from cute_sharding.redistribution.native import Along, along
+from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.step import Step
 from cute_sharding.sharding.chains import Device, cutting
-from cute_sharding.sharding.digits import digits
 from cute_sharding.sharding.meeting import Runs, count_rows, meet, part
 
 # Peers listed one by one to find the most that a device holds; in larger groups their messages are
@@ -69,32 +70,14 @@ class AllToAll(Step):
             return False
         if cutting(self.target) != cutting(self.source) - {*self.dims}:
             return False
-        return all(
-            digits(n, chain, self.mesh) is not None
-            for n, chain in zip(self.shape, self.source)
-            if any(m in self.dims for m, _ in chain)
-        )
+        return self._are_even(self.source)
 
     @cached_property
     def along(self) -> Along | None:
-        """The step as a collective of whole tensor dims, if it is one."""
         return (
             along(self.shape, self.mesh, self.source, self.target, self.dims)
             if self.dims and self.rounds == 1
             else None
-        )
-
-    def natively(self) -> AllToAll:
-        """The step for a backend that gathers better than it exchanges: also where blocks differ by
-        a little.
-        """
-        found = self.along
-        if found is None or found.even or found.scattered is not None or found.gathered is None:
-            return self
-        return (
-            replace(self, padded=True)
-            if self.shape[found.gathered] >= room_for(self.mesh, found, found.gathered)
-            else self
         )
 
     @property
@@ -123,64 +106,81 @@ class AllToAll(Step):
         """What the busiest device receives: the elements that it needs and does not hold; and
         padding.
         """
-        if self.padded and self.along is not None:
-            return (prod(self.mesh[m] for m in self.dims) - 1) * padded_elements(
-                self.shape, self.mesh, self.along
-            )
+        if self.block is not None:
+            return of_blocks(prod(self.mesh[m] for m in self.dims), self.block)
         return self.exchange.received_elements
 
     @property
-    def peak_elements(self) -> int:
-        if not self.communicates:
-            return max(self.transfer(device, (device,)).peak_elements for device in self._specimens)
-        if self.padded and self.along is not None:
-            parts = prod(self.mesh[m] for m in self.dims)
-            copied = any(
-                n != 1 for n in self.shape[: self.along.gathered]
-            )  # blocks of the first dim lie one after the other
-            source, target = (
-                most_local(self.shape, self.source, self.mesh),
-                most_local(self.shape, self.target, self.mesh),
-            )
-            return (
-                source
-                + parts * padded_elements(self.shape, self.mesh, self.along)
-                + max(padded_elements(self.shape, self.mesh, self.along), target * copied)
-            )
-        if prod(self.mesh[m] for m in self.dims) > PEERS:
-            source, target = (
-                most_local(self.shape, self.source, self.mesh),
-                most_local(self.shape, self.target, self.mesh),
-            )
-            owners, users = (
-                prod(n for m, n in enumerate(self.mesh) if m not in cutting(chains))
-                for chains in (self.source, self.target)
-            )
-            sent = -(
-                -source * users // owners
-            )  # all that is asked for, evenly among those that have it
-            if self.rounds > 1:
-                return source + target + -(-(sent + self.received_elements) // self.rounds)
-            return source + self.received_elements + max(sent, target)
-        if (
-            self.rounds > 1
-        ):  # the target is there all the while; the last share is never the smaller
-            last = [
-                self.transfer(device, self.group(device), self.rounds - 1)
-                for device in self._specimens
-            ]
-            return max(
-                prod(t.source_shape()) + prod(t.target_shape()) + sum(t.sends) + sum(t.receives)
-                for t in last
-            )
-        if self.gathers:
-            return max(
-                self.gathering(device, self.group(device)).peak_elements
-                for device in self._specimens
-            )
-        return max(
-            self.transfer(device, self.group(device)).peak_elements for device in self._specimens
+    def received_by_all(self) -> int:
+        return (
+            self.exchange.received_by_all
+            if self.block is None
+            else self._blocks_by_all(self.source)
         )
+
+    @property
+    def peak_elements(self) -> int:
+        parts = prod(self.mesh[m] for m in self.dims)
+        source, target = (
+            most_local(self.shape, chains, self.mesh) for chains in (self.source, self.target)
+        )
+        if self.block is not None and self.along is not None:
+            # Blocks of the first dim lie one after the other.
+            copied = any(n != 1 for n in self.shape[: self.along.gathered])
+            return source + parts * self.block + max(self.block, target * copied)
+        if parts <= PEERS:
+            return max(map(self._peak_on, self._specimens))
+        owners, users = (
+            prod(n for m, n in enumerate(self.mesh) if m not in cutting(chains))
+            for chains in (self.source, self.target)
+        )
+        # All that is asked for, evenly among those that have it.
+        sent = -(-source * users // owners)
+        if self.rounds > 1:
+            return source + target + -(-(sent + self.received_elements) // self.rounds)
+        return source + self.received_elements + max(sent, target)
+
+    def _peak_on(self, device: Device) -> int:
+        group = self.group(device)
+        if self.rounds == 1:
+            part = self.gathering if self.gathers else self.transfer
+            return part(device, group).peak_elements
+        # The target is there all the while; the last share is never the smaller.
+        last = self.transfer(device, group, self.rounds - 1)
+        kept = prod(last.source_shape()) + prod(last.target_shape())
+        return kept + sum(last.sends) + sum(last.receives)
+
+    def seconds(self, network: Network) -> float:
+        if not self.communicates:
+            return 0.0
+        dims = sorted(self.dims, key=lambda m: network.link(m).beta)
+        # Where an element takes as long on all of them, which one it crosses need not be known.
+        alike = network.within is None and len({network.link(m).beta for m in dims}) == 1
+        total, left = 0.0, self.received_elements
+        for i, m in enumerate(dims):
+            # What comes from beyond the dims up to this one.
+            last = alike or i + 1 == len(dims)
+            beyond = 0 if last else self._received_beyond(frozenset(dims[: i + 1]))
+            total += network.collective(
+                m,
+                self.mesh[m],
+                left - beyond,
+                together=self.gathers or self.padded,
+                times=self.rounds,
+            )
+            left = beyond
+        return total
+
+    def _received_beyond(self, near: frozenset[int]) -> int:
+        """What the busiest device receives from devices that differ from it on other mesh dims than
+        ``near``; where sizes do not divide, as if they did.
+        """
+        found = received_by_digits(self.shape, self.source, self.target, self.mesh, near)
+        if found is not None:
+            return found
+        need = most_local(self.shape, self.target, self.mesh)
+        far = prod(self.mesh[m] for m in self.dims if m not in near)
+        return min(self.received_elements, need - need // far)
 
     @property
     def _specimens(self) -> list[Device]:
@@ -207,10 +207,6 @@ class AllToAll(Step):
     def kept_by(self, device: Device) -> tuple[Copy, ...]:
         own = self._own(device)
         return () if own is None else tuple(folded(own.copies))
-
-    def group(self, device: Device) -> list[Device]:
-        """The devices among which ``device`` exchanges, row-major."""
-        return self.slice_of(device, self.dims)
 
     def transfer(self, device: Device, peers: Sequence[Device], turn: int = 0) -> Part:
         """The part of ``device`` in an all-to-all among ``peers``, in their order. It keeps its own

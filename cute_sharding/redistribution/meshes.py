@@ -4,7 +4,7 @@ in shares as small as can be, and then every element moves once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -13,19 +13,11 @@ from typing import Any
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.redistribution.network import Link, Network, messages
-from cute_sharding.redistribution.plan import (
-    Held,
-    collectives,
-    layout_text,
-    peak_of,
-    received_by,
-    step_data,
-    step_lines,
-)
+from cute_sharding.redistribution.network import Network, messages
+from cute_sharding.redistribution.plan import Held, Plan, peak_of
 from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.redistribution.routes import Groups
-from cute_sharding.redistribution.step import Step
+from cute_sharding.redistribution.step import Stage, Step
 from cute_sharding.sharding.chains import Chains, appended
 
 # A mesh dim, and the op of the reduction that is pending on it.
@@ -33,7 +25,60 @@ Pending = tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
-class ExchangePlan:
+class Crossing(Stage):
+    """An exchange from one mesh to another.
+
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)))
+    >>> columns = Placed.of(Sharding((8, 6), (3,), (Shard(1),)), (2, 3, 4))
+    >>> Crossing(Exchange(identity((8, 6)), (rows,), (columns,))).received_elements
+    16
+    """
+
+    exchange: Exchange
+
+    @property
+    def kind(self) -> str:
+        if self.communicates:
+            return "exchange between meshes"
+        return "relabel" if self.exchange.is_in_place else "local copy"
+
+    @property
+    def mesh_dims(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def communicates(self) -> bool:
+        return not self.exchange.is_free
+
+    @property
+    def received_elements(self) -> int:
+        return self.exchange.received_elements
+
+    @property
+    def received_by_all(self) -> int:
+        return self.exchange.received_by_all
+
+    @property
+    def peak_elements(self) -> int:
+        return self.exchange.peak_elements
+
+    @property
+    def ends(self) -> tuple[Placed, Placed]:
+        return self.exchange.sources[0], self.exchange.targets[0]
+
+    def seconds(self, network: Network) -> float:
+        if not self.communicates:
+            return 0.0
+        latency = messages(self.exchange.most_peers + 1, together=False) * network.slowest.alpha
+        return latency + self.received_elements * network.slowest.beta
+
+    def to_dict(self, network: Network, name: Callable[[int], int | str]) -> dict[str, Any]:
+        return {**super().to_dict(network, name), "most_peers": self.exchange.most_peers}
+
+
+@dataclass(frozen=True)
+class ExchangePlan(Plan):
     """What runs, and what it takes, in elements and seconds.
 
     Attributes:
@@ -41,7 +86,6 @@ class ExchangePlan:
         steps: what is done on the mesh of the source, to finish what is pending.
         exchange: from there to the target.
         network: the links of the source's mesh dims.
-        link: between the two meshes.
         itemsize: the bytes of an element, for which these times are.
         mesh_names, target_names: of the mesh dims of the source and of the target, to be shown;
             None: they are shown by number.
@@ -59,7 +103,6 @@ class ExchangePlan:
     steps: tuple[Step, ...]
     exchange: Exchange
     network: Network
-    link: Link
     itemsize: int = 4
     mesh_names: tuple[str, ...] | None = None
     target_names: tuple[str, ...] | None = None
@@ -93,6 +136,20 @@ class ExchangePlan:
             target_names=self.target_names if target_names is None else tuple(target_names),
         )
 
+    @cached_property
+    def crossing(self) -> Crossing:
+        """The exchange as what comes after the steps."""
+        return Crossing(self.exchange)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (*self.steps, self.crossing)
+
+    @property
+    def kind(self) -> str:
+        """What the exchange is."""
+        return self.crossing.kind
+
     @property
     def source(self) -> Placed:
         """The tensor as it is sent."""
@@ -103,108 +160,34 @@ class ExchangePlan:
         """The tensor as it arrives."""
         return self.exchange.targets[0]
 
-    @cached_property
-    def received_elements(self) -> int:
-        """What a rank receives at the most, step by step."""
-        return received_by(self.steps) + self.exchange.received_elements
-
     @property
     def lower_bound(self) -> int | None:
-        """What a rank must receive at the least: what it needs and does not hold. None where
-        something is to be reduced.
-        """
         return None if self.steps else self.exchange.received_elements
-
-    @property
-    def collectives(self) -> int:
-        """How many collectives it is, or batches of point-to-point messages."""
-        return collectives(self.steps) + int(not self.exchange.is_free)
 
     @cached_property
     def peak_elements(self) -> int:
-        """The most elements that a rank holds at once: source, which stays, target, and the buffers
-        between.
-        """
-        before = most_local(self.source.shape, self.before.chains, self.source.mesh.sizes)
-        kept = before if self.steps else 0  # beside what the steps have made of it
-        return max(peak_of(self.steps, before), kept + self.exchange.peak_elements)
+        sizes = self.source.mesh.sizes
+        return peak_of(self.stages, most_local(self.source.shape, self.before.chains, sizes))
 
-    @cached_property
-    def seconds(self) -> float:
-        """What the steps take by the network model."""
-        return sum(map(self.network.seconds, self.steps)) + self._seconds_between
-
-    @property
-    def _seconds_between(self) -> float:
-        if self.exchange.is_free:
-            return 0.0
-        latency = messages(self.exchange.most_peers + 1, together=False) * self.link.alpha
-        return latency + self.exchange.received_elements * self.link.beta
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data: sizes in elements, times in seconds."""
-        steps = [step_data(step, self.network, self._name) for step in self.steps]
-        between = {
-            "kind": self.kind,
-            "mesh_dims": [],
-            "communicates": not self.exchange.is_free,
-            "received_elements": self.exchange.received_elements,
-            "peak_elements": self.exchange.peak_elements,
-            "seconds": self._seconds_between,
-            "source_layout": layout_text(self.source.layout),
-            "target_layout": layout_text(self.target.layout),
-            "most_peers": self.exchange.most_peers,
-        }
+    def _where(self) -> dict[str, Any]:
         return {
             "shape": list(self.source.shape),
             "source_mesh": _data(self.source, self.mesh_names),
             "target_mesh": _data(self.target, self.target_names),
-            "steps": [*steps, between],
-            "collectives": self.collectives,
-            "received_elements": self.received_elements,
-            "lower_bound": self.lower_bound,
-            "peak_elements": self.peak_elements,
-            "seconds": self.seconds,
         }
 
-    def _repr_html_(self) -> str:
-        from cute_sharding._html import of_data
-
-        return of_data(f"redistribution of {self.source.shape} between meshes", self.to_dict())
-
-    @property
-    def kind(self) -> str:
-        """What the exchange is."""
-        if self.exchange.is_free:
-            return "relabel" if self.exchange.is_in_place else "local copy"
-        return "exchange between meshes"
-
-    def _name(self, m: int) -> int | str:
-        return self.mesh_names[m] if self.mesh_names else m
-
-    def __str__(self) -> str:
-        lines = [line for step in self.steps for line in step_lines(step, self.network, self._name)]
-        return "\n".join([*lines, *self._lines_between()])
-
-    def _lines_between(self) -> list[str]:
-        names = self.mesh_names, self.target_names
-        sides = list(zip((self.source, self.target), names))
+    def _lines(self, stage: Stage) -> list[str]:
+        if not isinstance(stage, Crossing):
+            return super()._lines(stage)
+        sides = list(zip(stage.ends, (self.mesh_names, self.target_names)))
         layouts = [placed.layout for placed, _ in sides]
-        held = (
-            [placed.placements_text(each) for placed, each in sides]
-            if None in layouts
-            else list(map(str, layouts))
-        )
+        held = layouts if None not in layouts else [p.placements_text(names) for p, names in sides]
         peers = self.exchange.most_peers
-        met = [f"  at most {peers} peer{'s' * (peers != 1)} a rank"] if peers else []
         return [
-            f"{self.kind}, {' -> '.join(placed.mesh.text(each) for placed, each in sides)}: "
-            f"receives {self.exchange.received_elements:,} elements, {self._seconds_between:.4g} s",
-            f"  {' -> '.join(held)}",
-            *met,
-            f"in all: {self.collectives} collectives, {self.received_elements:,} elements of "
-            f"{self.itemsize} bytes received, at most {self.peak_elements:,} held, "
-            f"{self.seconds:.4g} s",
+            f"{stage.kind}, {' -> '.join(placed.mesh.text(names) for placed, names in sides)}: "
+            f"{self._takes(stage)}",
+            f"  {' -> '.join(map(str, held))}",
+            *([f"  at most {peers} peer{'s' * (peers != 1)} a rank"] if peers else []),
         ]
 
 
@@ -246,7 +229,7 @@ def plan_exchange(
         steps = plan_steps(source.shape, sizes, held, finished, network, None, groups, native)
         source = replace(source, chains=finished)
     exchange = Exchange(identity(source.shape), (source,), (target,))
-    return ExchangePlan(held, steps, exchange, network, _slowest(network))
+    return ExchangePlan(held, steps, exchange, network)
 
 
 def _finished(source: Placed, pending: Pending, target: Placed) -> Chains:
@@ -268,7 +251,3 @@ def _finished(source: Placed, pending: Pending, target: Placed) -> Chains:
         if shares:
             source = replace(source, chains=min(shares, key=left))
     return source.chains
-
-
-def _slowest(network: Network) -> Link:
-    return max(network.links, key=lambda link: (link.beta, link.alpha))

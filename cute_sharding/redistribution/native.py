@@ -27,6 +27,12 @@ class Along(NamedTuple):
     base: Chains
     even: bool
 
+    @property
+    def dim_of_blocks(self) -> int | None:
+        """The one tensor dim whose blocks are put together or handed out; None: there are two."""
+        dims = [dim for dim in (self.gathered, self.scattered) if dim is not None]
+        return dims[0] if len(dims) == 1 else None
+
 
 def along(
     shape: tuple[int, ...],
@@ -97,7 +103,7 @@ def room_for(mesh: tuple[int, ...], step: Along, dim: int) -> int:
 
 def padded_elements(shape: tuple[int, ...], mesh: tuple[int, ...], step: Along) -> int:
     """The elements of one block, padded, on the device with the most."""
-    dim = step.gathered if step.gathered is not None else step.scattered
+    dim = step.dim_of_blocks
     parts = prod(mesh[m] for m in step.mesh_dims)
     whole = 1
     for d, n in enumerate(shape):

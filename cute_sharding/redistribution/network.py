@@ -22,14 +22,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite, prod
+from math import isfinite
 from typing import TypeAlias
-
-from cute_sharding.exchange.cost import most_local
-from cute_sharding.redistribution.all_to_all import AllToAll
-from cute_sharding.redistribution.reduction import Reduction
-from cute_sharding.redistribution.step import Step
-from cute_sharding.sharding.digits import Digits, common, digits
 
 
 @dataclass(frozen=True)
@@ -284,43 +278,10 @@ class Network:
         across_hosts = self.within is not None and max(self.within, default=1) > 1
         return len({*self.links, self.inner} if across_hosts else {*self.links}) <= 1
 
-    def seconds(self, step: Step) -> float:
-        """What the step takes."""
-        if isinstance(step, AllToAll):
-            return self._of_exchange(step)
-        assert isinstance(step, Reduction)
-        total, before = 0.0, 1
-        share = (
-            -(-most_local(step.shape, step.source, step.mesh) // step.parts)
-            if not step.scatters
-            else most_local(step.shape, step.target, step.mesh)
-        )
-        for m in sorted(step.dims, key=lambda m: self.link(m).beta):
-            received = (step.mesh[m] - 1) * before * share
-            total += self.collective(m, step.mesh[m], received, together=True)
-            before *= step.mesh[m]
-        return total if step.scatters else 2 * total  # scattered, and then gathered
-
-    def _of_exchange(self, step: AllToAll) -> float:
-        if not step.communicates:
-            return 0.0
-        dims = sorted(step.dims, key=lambda m: self.link(m).beta)
-        # Where an element takes as long on all of them, which one it crosses need not be known.
-        alike = self.within is None and len({self.link(m).beta for m in dims}) == 1
-        total, left = 0.0, step.received_elements
-        for i, m in enumerate(dims):
-            # What comes from beyond the dims up to this one.
-            last = alike or i + 1 == len(dims)
-            beyond = 0 if last else _received_beyond(step, frozenset(dims[: i + 1]))
-            total += self.collective(
-                m,
-                step.mesh[m],
-                left - beyond,
-                together=step.gathers or step.padded,
-                times=step.rounds,
-            )
-            left = beyond
-        return total
+    @property
+    def slowest(self) -> Link:
+        """Of all, that by which an exchange with another mesh is timed."""
+        return max(self.links, key=lambda link: (link.beta, link.alpha))
 
 
 Chosen: TypeAlias = "Network | str | None"
@@ -343,34 +304,3 @@ def messages(parts: int, *, together: bool) -> int:
     reductions).
     """
     return (parts - 1).bit_length()
-
-
-def _received_beyond(step: AllToAll, near: frozenset[int]) -> int:
-    """What the busiest device receives from devices that differ from it on other mesh dims than
-    ``near``; where sizes do not divide, as if they did.
-    """
-    need = have = 1
-    for n, before, after in zip(step.shape, step.source, step.target):
-        counts = _nearby(n, before, after, step.mesh, near)
-        if counts is None:
-            need = most_local(step.shape, step.target, step.mesh)
-            far = prod(step.mesh[m] for m in step.dims if m not in near)
-            return min(step.received_elements, need - need // far)
-        have *= counts[0]
-        need *= counts[1]
-    return need - have
-
-
-def _nearby(
-    n: int,
-    before: tuple[tuple[int, int], ...],
-    after: tuple[tuple[int, int], ...],
-    mesh: tuple[int, ...],
-    near: frozenset[int],
-) -> tuple[int, int] | None:
-    one, other = digits(n, before, mesh), digits(n, after, mesh)
-    if one is None or other is None:
-        return None
-    return common(
-        n, Digits({m: modes for m, modes in one.devices.items() if m not in near}, one.local), other
-    )

@@ -200,7 +200,7 @@ def _cost(
     seconds = 0.0
     if not network.is_flat:
         seconds = sum(
-            network.seconds(step)
+            step.seconds(network)
             * (
                 MANY_MESSAGES
                 if native and isinstance(step, AllToAll) and len(step.dims) > 1 and not step.gathers

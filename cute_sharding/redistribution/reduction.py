@@ -5,7 +5,7 @@ and each is to have some of the elements, reduced.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -13,12 +13,12 @@ from math import prod
 from cute_sharding.exchange import Part
 from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.exchange.copies import Copy, flat, folded, from_runs, in_place
-from cute_sharding.exchange.cost import most_local
+from cute_sharding.exchange.cost import DEVICES, most_local
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.native import Along, along, padded_elements, room_for
+from cute_sharding.redistribution.native import Along, along
+from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.step import Step
 from cute_sharding.sharding.chains import Device, cutting
-from cute_sharding.sharding.digits import digits
 from cute_sharding.sharding.meeting import meet
 
 
@@ -44,24 +44,11 @@ class Reduction(Step):
 
     @cached_property
     def along(self) -> Along | None:
-        """The reduce-scatter as one of a whole tensor dim, if it is one."""
+        """The reduce-scatter as one of a whole tensor dim."""
         return (
             along(self.shape, self.mesh, self.source, self.target, self.dims)
             if self.scatters
             else None
-        )
-
-    def natively(self) -> Reduction:
-        """The step for a backend that reduce-scatters better than it exchanges: also where blocks
-        differ by a little.
-        """
-        found = self.along
-        if found is None or found.even or found.scattered is None:
-            return self
-        return (
-            replace(self, padded=True)
-            if self.shape[found.scattered] >= room_for(self.mesh, found, found.scattered)
-            else self
         )
 
     @property
@@ -77,11 +64,7 @@ class Reduction(Step):
     @cached_property
     def even(self) -> bool:
         """Whether every device of a group gets as much: what a native reduce-scatter wants."""
-        return all(
-            digits(n, chain, self.mesh) is not None
-            for n, chain in zip(self.shape, self.target)
-            if any(m in self.dims for m, _ in chain)
-        )
+        return self._are_even(self.target)
 
     @property
     def kind(self) -> str:
@@ -100,29 +83,44 @@ class Reduction(Step):
         all-reduce the shares of the others as well (Chan et al. 2007).
         """
         most = most_local(self.shape, self.target, self.mesh)
-        if self.padded and self.along is not None:
-            most = padded_elements(self.shape, self.mesh, self.along)
         if self.scatters:
-            return of_blocks(self.parts, most)
+            return of_blocks(self.parts, most if self.block is None else self.block)
         return all_reduced(self.parts, most)
 
-    def group(self, device: Device) -> list[Device]:
-        """The devices that contribute to the same elements, row-major."""
-        return self.slice_of(device, self.dims)
+    @property
+    def received_by_all(self) -> int:
+        if self.block is not None or prod(self.mesh) > DEVICES:
+            return self._blocks_by_all(self.target)
+        devices = self.slice_of((0,) * len(self.mesh), range(len(self.mesh)))
+        shares = sum(prod(self.local_shape(self.target, device)) for device in devices)
+        times = self.parts - 1
+        return times * shares if self.scatters else -(-2 * times * shares // self.parts)
 
     @property
     def peak_elements(self) -> int:
         source, target = (
-            most_local(self.shape, self.source, self.mesh),
-            most_local(self.shape, self.target, self.mesh),
+            most_local(self.shape, chains, self.mesh) for chains in (self.source, self.target)
         )
         if not self.scatters:
             return source + target + (target if self.source != self.target else 0)
-        if self.padded and self.along is not None:
-            return source + (self.parts + 1) * padded_elements(self.shape, self.mesh, self.along)
+        if self.block is not None:
+            return source + (self.parts + 1) * self.block
         if self.even:
             return 2 * source + target
         return source + 2 * self.parts * target + target
+
+    def seconds(self, network: Network) -> float:
+        total, before = 0.0, 1
+        share = (
+            -(-most_local(self.shape, self.source, self.mesh) // self.parts)
+            if not self.scatters
+            else most_local(self.shape, self.target, self.mesh)
+        )
+        for m in sorted(self.dims, key=lambda m: network.link(m).beta):
+            received = (self.mesh[m] - 1) * before * share
+            total += network.collective(m, self.mesh[m], received, together=True)
+            before *= self.mesh[m]
+        return total if self.scatters else 2 * total  # scattered, and then gathered
 
     def slices(self, device: Device, receiver: Device) -> list[Copy]:
         """What ``receiver`` is to have, from the source of ``device`` (x) to its own target (y)."""

@@ -3,19 +3,102 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
+from typing import Any
 
 from cute_sharding.exchange import Mesh, Part, Placed
 from cute_sharding.exchange.copies import Copy
+from cute_sharding.exchange.cost import DEVICES
 from cute_sharding.layout import Layout
+from cute_sharding.redistribution.native import Along, padded_elements, room_for
+from cute_sharding.redistribution.network import Network
 from cute_sharding.sharding.chains import Chains, Device, chain_of
+from cute_sharding.sharding.digits import digits
 from cute_sharding.sharding.meeting import Chain
 
 
+class Stage(ABC):
+    """What a plan is made of: on one mesh a :class:`Step`; or from one mesh to another."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What it is in the language of collectives."""
+
+    @property
+    @abstractmethod
+    def mesh_dims(self) -> tuple[int, ...]:
+        """The mesh dims of one mesh on which it communicates."""
+
+    @property
+    @abstractmethod
+    def received_elements(self) -> int:
+        """What the busiest device receives."""
+
+    @property
+    @abstractmethod
+    def peak_elements(self) -> int:
+        """The most elements that a device holds at once, buffers included, and the source, which
+        stays.
+        """
+
+    @property
+    @abstractmethod
+    def received_by_all(self) -> int:
+        """What all devices receive together, padding included; on meshes of more than 64 as if each
+        received what the busiest does.
+        """
+
+    @abstractmethod
+    def seconds(self, network: Network) -> float:
+        """What it takes on a network."""
+
+    @property
+    @abstractmethod
+    def ends(self) -> tuple[Placed, Placed]:
+        """The tensor before and after."""
+
+    @property
+    def communicates(self) -> bool:
+        """Whether devices send anything to one another."""
+        return bool(self.mesh_dims)
+
+    @property
+    def collectives(self) -> int:
+        """How many collectives it is."""
+        return int(self.communicates)
+
+    @property
+    def source_layout(self) -> Layout | None:
+        """The layout ((devices), (local)) -> flat index before it; None: sizes do not divide."""
+        return self.ends[0].layout
+
+    @property
+    def target_layout(self) -> Layout | None:
+        """The layout after it."""
+        return self.ends[1].layout
+
+    def to_dict(self, network: Network, name: Callable[[int], int | str]) -> dict[str, Any]:
+        """As plain data; ``name`` is that of a mesh dim."""
+        layouts = (self.source_layout, self.target_layout)
+        before, after = (None if layout is None else str(layout) for layout in layouts)
+        return {
+            "kind": self.kind,
+            "mesh_dims": [name(m) for m in self.mesh_dims],
+            "communicates": self.communicates,
+            "received_elements": self.received_elements,
+            "peak_elements": self.peak_elements,
+            "seconds": self.seconds(network),
+            "source_layout": before,
+            "target_layout": after,
+        }
+
+
 @dataclass(frozen=True)
-class Step(ABC):
+class Step(Stage):
     """From the chains ``source`` to the chains ``target`` of a tensor of ``shape`` on ``mesh``: an
     :class:`AllToAll` or a :class:`Reduction`.
 
@@ -36,25 +119,13 @@ class Step(ABC):
 
     @property
     @abstractmethod
-    def kind(self) -> str:
-        """What the step is in the language of collectives."""
+    def padded(self) -> bool:
+        """Whether blocks of rows that differ by a row or so are made equal."""
 
     @property
     @abstractmethod
-    def mesh_dims(self) -> tuple[int, ...]:
-        """The mesh dims on which it communicates."""
-
-    @property
-    @abstractmethod
-    def received_elements(self) -> int:
-        """What the busiest device receives."""
-
-    @property
-    @abstractmethod
-    def peak_elements(self) -> int:
-        """The most elements that a device holds at once, buffers included, and the source, which
-        stays.
-        """
+    def along(self) -> Along | None:
+        """The step as a collective of whole tensor dims, if it is one."""
 
     @abstractmethod
     def transfer(self, device: Device, peers: Sequence[Device]) -> Part:
@@ -67,22 +138,51 @@ class Step(ABC):
         """The copies of what the device keeps, from its source (x) to its target (y)."""
 
     def natively(self) -> Step:
-        """The step for a backend that has more than an all-to-all."""
-        return self
+        """The step for a backend that gathers and reduce-scatters better than it exchanges: also
+        where blocks of rows differ by a little.
+        """
+        found = self.along
+        dim = None if found is None or found.even else found.dim_of_blocks
+        if found is None or dim is None or self.shape[dim] < room_for(self.mesh, found, dim):
+            return self
+        changes: Any = {"padded": True}
+        return replace(self, **changes)
 
     @property
-    def communicates(self) -> bool:
-        """Whether devices send anything to one another."""
-        return bool(self.mesh_dims)
+    def block(self) -> int | None:
+        """The elements of one block, where blocks are padded, on the device with the most."""
+        if not self.padded or self.along is None:
+            return None
+        return padded_elements(self.shape, self.mesh, self.along)
 
-    @property
-    def collectives(self) -> int:
-        """How many collectives it is."""
-        return int(self.communicates)
+    def _are_even(self, chains: Chains) -> bool:
+        """Whether blocks of the tensor dims that are cut among a group are of one size."""
+        return all(
+            digits(n, chain, self.mesh) is not None
+            for n, chain in zip(self.shape, chains)
+            if any(m in self.mesh_dims for m, _ in chain)
+        )
+
+    def _blocks_by_all(self, chains: Chains) -> int:
+        """What all devices receive together, where each block is as long as the longest."""
+        devices = self.slice_of((0,) * len(self.mesh), range(len(self.mesh)))
+        if len(devices) > DEVICES:
+            return len(devices) * self.received_elements
+        held = {device: prod(self.local_shape(chains, device)) for device in devices}
+        groups = [self.group(device) for device in devices]
+        return sum((len(group) - 1) * max(held[peer] for peer in group) for group in groups)
+
+    def group(self, device: Device) -> list[Device]:
+        """The devices among which ``device`` communicates, row-major."""
+        return self.slice_of(device, self.mesh_dims)
 
     def chain(self, chains: Chains, dim: int, device: Device) -> Chain:
         """The cuts of tensor dim ``dim``, with the coordinates of ``device``."""
         return chain_of(chains[dim], self.mesh, device)
+
+    @property
+    def ends(self) -> tuple[Placed, Placed]:
+        return self._placed(self.source), self._placed(self.target)
 
     def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
         """The shape of what the device holds under ``chains``."""
@@ -105,15 +205,3 @@ class Step(ABC):
                 *(range(n) if m in dims else (device[m],) for m, n in enumerate(self.mesh))
             )
         ]
-
-    @property
-    def source_layout(self) -> Layout | None:
-        """The layout ((devices), (local)) -> flat index before the step; None where sizes do not
-        divide.
-        """
-        return self._placed(self.source).layout
-
-    @property
-    def target_layout(self) -> Layout | None:
-        """The layout after the step."""
-        return self._placed(self.target).layout

@@ -29,6 +29,12 @@ class Digits:
     devices: dict[int, tuple[Mode, ...]]  # of each mesh dim, outermost first
     local: tuple[Mode, ...]
 
+    def beyond(self, near: frozenset[int]) -> Digits:
+        """What devices that differ on those mesh dims alone hold together."""
+        if not near:
+            return self
+        return Digits({m: some for m, some in self.devices.items() if m not in near}, self.local)
+
 
 @lru_cache(maxsize=1 << 12)
 def digits(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> Digits | None:

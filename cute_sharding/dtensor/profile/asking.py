@@ -121,7 +121,7 @@ def redistributed(
     timed = Network.of_elements(sizes, network, itemsize)
     steps = [*(plan.first.steps if plan.first else ()), *plan.plan.steps]
     received = plan.traffic.moved.received.busiest * itemsize
-    return Other(received, sum(map(timed.seconds, steps)))
+    return Other(received, sum(step.seconds(timed) for step in steps))
 
 
 def of_stock(plan: StockPlan, spec: DTensorSpec, network: Any) -> Other:

@@ -44,7 +44,7 @@ from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
 from cute_sharding.exchange import Exchange, Part, Placed
 from cute_sharding.redistribution import Network
 from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
-from cute_sharding.redistribution.totals import received_by_all
+from cute_sharding.redistribution.plan import received_by_all
 from cute_sharding.sharding.chains import Chains
 
 
@@ -60,8 +60,7 @@ class Crossing(NamedTuple):
 
     @property
     def moved(self) -> Moved:
-        by_all = received_by_all(self.plan.steps) + self.plan.exchange.received_by_all
-        received = Received(self.plan.received_elements, by_all)
+        received = Received(self.plan.received_elements, received_by_all(self.plan.stages))
         return Moved(plan=1, collectives=self.plan.collectives, received=received)
 
 

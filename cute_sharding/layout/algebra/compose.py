@@ -87,7 +87,8 @@ def _composed(
             )
         if not require(is_nonnegative(d), Fact("at most", 0, d)):
             raise LayoutError(
-                f"composition({_both(a, leaves, b)}): leaf {n}:{d} of B reaches the negative index {d}"
+                f"composition({_both(a, leaves, b)}): leaf {n}:{d} of B reaches the negative index "
+                f"{d}"
             )
         modes: list[tuple[Int, Int]] = []
         while True:
