@@ -116,12 +116,12 @@ def _loops(alike: Sequence[Copy]) -> Iterator[Copy]:
 
 
 def _step_of_copies(last: Copy, following: Copy) -> tuple[Vector, Vector] | None:
-    delta = (_minus(following.x, last.x), _minus(following.y, last.y))
+    delta = (minus(following.x, last.x), minus(following.y, last.y))
     # torch has no negative strides.
     return None if any(rows < 0 for vector in delta for rows in vector) else delta
 
 
-def _minus(a: Vector, b: Vector) -> Vector:
+def minus(a: Vector, b: Vector) -> Vector:
     return tuple([p - q for p, q in zip(a, b)])
 
 

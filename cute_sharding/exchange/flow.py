@@ -120,8 +120,13 @@ class Flow(NamedTuple):
         wanted = self.target.mesh.coordinates(rank)
         if had is None or wanted is None:
             return None
-        runs = self._box(had, wanted)
-        return LinkMessage(rank, self.link, runs) if all(runs) else None
+        kept = self.between(had, wanted)
+        return kept if kept.size else None
+
+    def between(self, had: Device, wanted: Device) -> LinkMessage:
+        """What one device holds and another needs."""
+        peer = self.target.mesh.rank(wanted)
+        return LinkMessage(peer, self.link, self._box(had, wanted))
 
     def own(self, rank: int) -> Iterator[Own]:
         """The same, as copies."""

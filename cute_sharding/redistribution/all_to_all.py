@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 
 from cute_sharding.exchange import Exchange, Mesh, Part, identity
-from cute_sharding.exchange.all_peers import buffer_of, dims_among
+from cute_sharding.exchange.all_peers import at_once
 from cute_sharding.exchange.collectives import of_blocks
 from cute_sharding.exchange.copies import Copy, folded, in_place
 from cute_sharding.exchange.cost import most_local, received_by_digits
@@ -22,7 +22,7 @@ from cute_sharding.redistribution.native import Along, along
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.step import Step
 from cute_sharding.sharding.chains import Device, cutting
-from cute_sharding.sharding.meeting import Runs, count_rows, meet, part
+from cute_sharding.sharding.meeting import count_rows, part
 
 # Peers listed one by one to find the most that a device holds; in larger groups their messages are
 # taken to be alike.
@@ -284,25 +284,9 @@ class AllToAll(Step):
         """The messages to all of many peers as a few copies; None where no layout says them."""
         if len(peers) <= MANY or self.exchange.spread or self.rounds > 1:
             return None
-        if own is None and len(self.dims) != 1:
-            return None
         if [*peers] != Mesh.numbered(self.mesh).slice_of(device, self.dims):
             return None
-        mine, theirs = self.source, self.target
-        if into:
-            mine, theirs = theirs, mine
-
-        def alike(d: int) -> Runs:
-            chains = (self.chain(each, d, device) for each in (self.source, self.target))
-            runs = meet(self.shape[d], *chains)
-            return tuple([run.flipped() for run in runs]) if into else runs
-
-        dims = dims_among(self.shape, self.mesh, mine, theirs, self.dims, alike)
-        if dims is None:
-            return None
-        parts = [(m, self.mesh[m]) for m in self.dims]
-        sizes, copies = buffer_of(dims, parts, device[self.dims[0]] if own is None else None)
-        return Buffer(sizes, [[[copy.flipped for copy in copies] if into else copies]])
+        return at_once(self._flow, device, self.dims, into=into, with_own=own is not None)
 
     def gathering(self, device: Device, peers: Sequence[Device]) -> Part:
         """The part of ``device`` in an all-gather among ``peers``."""

@@ -1,12 +1,12 @@
 """The messages to all peers at once, beside those to one after the other."""
 
 import random
-from itertools import product
+from itertools import pairwise, product
 from unittest.mock import patch
 
 import pytest
 
-from cute_sharding.exchange.all_peers import segments
+from cute_sharding.exchange.all_peers import edges
 from cute_sharding.redistribution import AllToAll, all_to_all
 from cute_sharding.sharding.chains import chains_of
 from cute_sharding.sharding.meeting import near, rows_held
@@ -27,19 +27,21 @@ def rows_of(runs):
 def test_blocks_are_those_of_each_device(split_factor):
     for n, parts in product(range(41), [1, 2, 3, 4, 7, 16]):
         case = n, parts
-        found = segments(n, split_factor, parts)
+        found = edges(n, split_factor, parts)
         if found is None:  # pieces, and a last one of another size
             assert split_factor > 1 and n % split_factor, case
             continue
-        place = 0
-        for segment in found:
-            assert segment.first == place and segment.devices > 0, case
-            for i in range(segment.devices):
-                moved = [run._replace(x=run.x + i * segment.step) for run in segment.runs]
-                # The same runs, and not others of the same rows: messages lie in their order.
-                assert tuple(moved) == rows_held(n, ((split_factor, parts, place),)), case
-                place += 1
-        assert place == parts and len(found) <= 5, case
+        assert found[0] == 0 and found[-1] == parts and len(found) <= 6, case
+        held = [rows_held(n, ((split_factor, parts, k),)) for k in range(parts)]
+        for first, stop in pairwise(found):
+            steps = {
+                (tuple(b.x - a.x for a, b in zip(one, other)), len(one), len(other))
+                for one, other in pairwise(held[first:stop])
+            }
+            # The same runs, and not others of the same rows: messages lie in their order.
+            alike = {tuple(run._replace(x=0) for run in runs) for runs in held[first:stop]}
+            assert len(alike) == 1 and len(steps) <= 1, case
+            assert all(len({*step}) <= 1 for step, _, _ in steps), case
 
 
 def test_no_device_near_is_missing():
