@@ -21,7 +21,7 @@ WIDTH = 2
 
 def part(n: int, source: tuple, target: tuple) -> Callable[[], object]:
     exchange = AllToAll((4 * n, WIDTH * n), (n,), source, target)
-    return lambda: exchange.transfer((5,), exchange.group((5,)))
+    return lambda: exchange.transfer(5, exchange.group(5))
 
 
 def timed(what: str, function: Callable[[], T]) -> T:

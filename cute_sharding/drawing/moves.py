@@ -151,14 +151,14 @@ def _amount(step: Step, sender: Device, receiver: Device) -> int:
     if isinstance(step, Reduction):
         return _reduced(step, sender, receiver)
     if isinstance(step, AllToAll):
-        return step.exchange.amount(step.number(sender), step.number(receiver))
+        return step.exchange.amount(number(step.mesh, sender), number(step.mesh, receiver))
     raise TypeError(f"a step of another kind: {step!r}")
 
 
 def _reduced(step: Reduction, sender: Device, receiver: Device) -> int:
     if any(a != b for m, (a, b) in enumerate(zip(sender, receiver)) if m not in step.dims):
         return 0
-    target = prod(step.local_shape(step.target, receiver))
+    target = prod(step.ends[1].shape_on(number(step.mesh, receiver)))
     if sender == receiver or step.scatters:
         return target
     return -(-2 * target // step.parts)

@@ -76,7 +76,8 @@ def at_once(
         found = _edges_on(m, mine, theirs)
         if found is None:
             return None
-        ranges.append([*pairwise(sorted({*found, device[m], device[m] + 1}))])
+        apart = set() if with_own else {device[m], device[m] + 1}
+        ranges.append([*pairwise(sorted({*found, *apart}))])
 
     def message(at: Sequence[int]) -> LinkMessage:
         other = dict(zip(dims, at))
@@ -88,7 +89,7 @@ def at_once(
     sizes = [0] * prod(parts)
     for box, first in zip(boxes, firsts):
         is_own = all(at == device[m] for m, (at, _) in zip(dims, box))
-        size = 0 if is_own and not with_own else first.size
+        size = first.size if with_own or not is_own else 0
         for number in _numbers(box, parts) if size else ():
             sizes[number] = size
     starts = [0, *accumulate(sizes)]
@@ -108,7 +109,7 @@ def at_once(
                     (stop - at, minus(beyond, x), (starts[number + step] - starts[number],))
                 )
         copies += _looped(first, outer, starts[number], into=into)
-    return Buffer(tuple(sizes), [copies and [copies]])
+    return Buffer(tuple(sizes), [[copies]])
 
 
 def _numbers(box: Sequence[tuple[int, int]], parts: Sequence[int]) -> Sequence[int]:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
+from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.moves import Link
 from cute_sharding.sharding.meeting import Run, turns_of_loops
 
@@ -84,6 +85,15 @@ def packed(copy: Copy, at: int) -> Copy:
         steps.append((below,))
         below *= size
     return Copy(copy.sizes, copy.x, copy.dx, (at,), tuple(reversed(steps)))
+
+
+def as_it_lies(copy: Copy, shape: tuple[int, ...], at: int) -> Copy:
+    """The same elements of x, to where they lie in a tensor y of that shape, row by row in a flat
+    buffer from ``at`` on.
+    """
+    strides = row_major(shape)
+    steps = tuple([(flat(step, strides),) for step in copy.dy])
+    return Copy(copy.sizes, copy.x, copy.dx, (at + flat(copy.y, strides),), steps)
 
 
 def folded(copies: Sequence[Copy]) -> list[Copy]:

@@ -227,9 +227,12 @@ class Placed:
 
     def local_shape(self, rank: int) -> tuple[int, ...] | None:
         """The shape of what a rank holds; None where it is not on the mesh."""
+        return None if self.mesh.coordinates(rank) is None else self.shape_on(rank)
+
+    def shape_on(self, rank: int) -> tuple[int, ...]:
+        """The same of a rank that is on the mesh."""
         device = self.mesh.coordinates(rank)
-        if device is None:
-            return None
+        assert device is not None, f"rank {rank} is not on the {self.mesh}"
         held = [rows_held(n, self.chain(d, device)) for d, n in enumerate(self.shape)]
         return tuple(map(count_rows, held))
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from cute_sharding.exchange import Exchange, Mesh, Part, identity
+from cute_sharding.exchange import Part
 from cute_sharding.exchange.all_peers import at_once
 from cute_sharding.exchange.collectives import of_blocks
-from cute_sharding.exchange.copies import Copy, folded, in_place
+from cute_sharding.exchange.copies import Copy, as_it_lies, folded, in_place
 from cute_sharding.exchange.cost import most_local, received_by_digits
-from cute_sharding.exchange.flow import Flow, LinkMessage
-from cute_sharding.exchange.part import Buffer, as_they_lie, one_by_one
+from cute_sharding.exchange.flow import LinkMessage
+from cute_sharding.exchange.part import Buffer, Shape, as_they_lie, one_by_one
 from cute_sharding.layout.layout import row_major
 from cute_sharding.redistribution.native import Along, along
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.step import Step
-from cute_sharding.sharding.chains import Device, cutting
+from cute_sharding.sharding.chains import cutting
 from cute_sharding.sharding.meeting import count_rows, part
 
 # Peers listed one by one to find the most that a device holds; in larger groups their messages are
@@ -49,12 +49,6 @@ class AllToAll(Step):
     padded: bool = False
 
     # -- which mesh dims take part -----------------------------------------------------------------
-
-    @cached_property
-    def exchange(self) -> Exchange:
-        """Who sends what to whom."""
-        chains = (self.source,), (self.target,)
-        return Exchange.on_mesh(identity(self.shape), self.mesh, *chains)
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -115,7 +109,7 @@ class AllToAll(Step):
         return (
             self.exchange.received_by_all
             if self.block is None
-            else self._blocks_by_all(self.source)
+            else self._blocks_by_all(self.ends[0])
         )
 
     @property
@@ -140,13 +134,13 @@ class AllToAll(Step):
             return source + target + -(-(sent + self.received_elements) // self.rounds)
         return source + self.received_elements + max(sent, target)
 
-    def _peak_on(self, device: Device) -> int:
-        group = self.group(device)
+    def _peak_on(self, rank: int) -> int:
+        group = self.group(rank)
         if self.rounds == 1:
             part = self.gathering if self.gathers else self.transfer
-            return part(device, group).peak_elements
+            return part(rank, group).peak_elements
         # The target is there all the while; the last share is never the smaller.
-        last = self.transfer(device, group, self.rounds - 1)
+        last = self.transfer(rank, group, self.rounds - 1)
         kept = prod(last.source_shape()) + prod(last.target_shape())
         return kept + sum(last.sends) + sum(last.receives)
 
@@ -183,50 +177,32 @@ class AllToAll(Step):
         return min(self.received_elements, need - need // far)
 
     @property
-    def _specimens(self) -> list[Device]:
-        """All devices of a small mesh; of a larger one some from its corners."""
-        if prod(self.mesh) <= 8:
-            return self.slice_of((0,) * len(self.mesh), range(len(self.mesh)))
-        return [
-            (0,) * len(self.mesh),
-            tuple([n - 1 for n in self.mesh]),
-            tuple([n // 2 for n in self.mesh]),
-        ]
+    def _specimens(self) -> Sequence[int]:
+        """All ranks of a small mesh; of a larger one some from its corners."""
+        mesh = self.flow.source.mesh
+        if len(mesh.ranks) <= 8:
+            return mesh.ranks
+        return 0, len(mesh.ranks) - 1, mesh.rank(tuple([n // 2 for n in mesh.sizes]))
 
-    # -- on one device -----------------------------------------------------------------------------
+    # -- on one rank -------------------------------------------------------------------------------
 
-    @cached_property
-    def _flow(self) -> Flow:
-        (flow,) = self.exchange.flows
-        assert isinstance(flow, Flow)
-        return flow
-
-    def _own(self, device: Device) -> LinkMessage | None:
-        return self._flow.kept_by(self.number(device))
-
-    def kept_by(self, device: Device) -> tuple[Copy, ...]:
-        own = self._own(device)
-        return () if own is None else tuple(folded(own.copies))
-
-    def transfer(self, device: Device, peers: Sequence[Device], turn: int = 0) -> Part:
-        """The part of ``device`` in an all-to-all among ``peers``, in their order. It keeps its own
-        in the first round.
+    def transfer(self, rank: int, peers: Sequence[int], turn: int = 0) -> Part:
+        """The part of a rank in an all-to-all among ``peers``, in their order. It keeps its own in
+        the first round.
         """
-        shapes = self.local_shape(self.source, device), self.local_shape(self.target, device)
-        number, own = Mesh.numbered(self.mesh).rank, self._own(device)
-        numbers, kept = [number(peer) for peer in peers], 0 if own is None else own.size
+        shapes, own = self._shapes(rank), self.flow.kept_by(rank)
         pack_free = unpack_free = False
         if self.rounds == 1:
-            whole = self._buffers(device, numbers, own, turn)
-            pack_free, unpack_free = as_they_lie(whole, kept, shapes)
+            whole = self._buffers(rank, peers, own, turn)
+            pack_free, unpack_free = as_they_lie(whole, 0 if own is None else own.size, shapes)
         copies: tuple[Copy, ...] = ()
         if pack_free or unpack_free:
             sending, receiving = whole
         else:
-            sending, receiving = self._buffers(device, numbers, None, turn)
-            copies = self.kept_by(device) if turn == 0 else ()
+            sending, receiving = self._buffers(rank, peers, None, turn)
+            copies = self.kept_by(rank) if turn == 0 else ()
         return Part(
-            tuple(numbers),
+            tuple(peers),
             sending.sizes,
             receiving.sizes,
             (None if pack_free else tuple(folded(sending.all_of(0))),),
@@ -237,32 +213,29 @@ class AllToAll(Step):
             shapes[:1],
         )
 
+    def _shapes(self, rank: int) -> tuple[Shape, Shape]:
+        source, target = self.ends
+        return source.shape_on(rank), target.shape_on(rank)
+
     def _buffers(
-        self, device: Device, peers: Sequence[int], own: LinkMessage | None, turn: int
+        self, rank: int, peers: Sequence[int], own: LinkMessage | None, turn: int
     ) -> tuple[Buffer, Buffer]:
-        """What is sent in that round and what is received; with what ``device`` keeps among it, if
+        """What is sent in that round and what is received; with what the rank keeps among it, if
         that is given.
         """
         sending, receiving = (
-            self._at_once(device, peers, own, into=into)
-            or one_by_one(self._messages(device, peers, own, turn, into=into), peers, 1, into=into)
+            self._at_once(rank, peers, own, into=into)
+            or one_by_one(self._messages(rank, peers, own, turn, into=into), peers, 1, into=into)
             for into in (False, True)
         )
         return sending, receiving
 
     def _messages(
-        self,
-        device: Device,
-        peers: Sequence[int],
-        own: LinkMessage | None,
-        turn: int,
-        *,
-        into: bool,
+        self, rank: int, peers: Sequence[int], own: LinkMessage | None, turn: int, *, into: bool
     ) -> list[LinkMessage]:
-        number = self.number(device)
         found = [] if own is None else [own]
         if len(peers) > 1:
-            of_all = self._flow.sent_to(number) if into else self._flow.sent_by(number)
+            of_all = self.flow.sent_to(rank) if into else self.flow.sent_by(rank)
             found += [some for each in of_all if (some := self._in_turn(each, turn)) is not None]
         return found
 
@@ -279,37 +252,31 @@ class AllToAll(Step):
         return message._replace(runs=tuple(runs)) if runs[d] else None
 
     def _at_once(
-        self, device: Device, peers: Sequence[int], own: LinkMessage | None, *, into: bool
+        self, rank: int, peers: Sequence[int], own: LinkMessage | None, *, into: bool
     ) -> Buffer | None:
         """The messages to all of many peers as a few copies; None where no layout says them."""
         if len(peers) <= MANY or self.exchange.spread or self.rounds > 1:
             return None
-        if [*peers] != Mesh.numbered(self.mesh).slice_of(device, self.dims):
+        if (own is None and len(self.dims) != 1) or [*peers] != self.group(rank):
             return None
-        return at_once(self._flow, device, self.dims, into=into, with_own=own is not None)
+        return at_once(self.flow, self.place(rank), self.dims, into=into, with_own=own is not None)
 
-    def gathering(self, device: Device, peers: Sequence[Device]) -> Part:
-        """The part of ``device`` in an all-gather among ``peers``."""
-        shapes = self.local_shape(self.source, device), self.local_shape(self.target, device)
-        number, own = Mesh.numbered(self.mesh).rank, self._own(device)
-        numbers = [number(peer) for peer in peers]
-        found = self._messages(device, numbers, own, 0, into=True)
-        by_peer = {message.peer: message for message in found}
+    def gathering(self, rank: int, peers: Sequence[int]) -> Part:
+        """The part of a rank in an all-gather among ``peers``."""
+        shapes, own = self._shapes(rank), self.flow.kept_by(rank)
+        by_peer = {each.peer: each for each in self._messages(rank, peers, own, 0, into=True)}
         # The send buffer is the whole source, as it lies.
-        unpacks, at = [], 0
-        strides = row_major(shapes[0])
-        for peer in numbers:
-            for copy in by_peer[peer].copies if peer in by_peer else ():
-                start = at + sum(p * s for p, s in zip(copy.x, strides))
-                steps = tuple([(sum(p * s for p, s in zip(step, strides)),) for step in copy.dx])
-                unpacks.append(Copy(copy.sizes, copy.y, copy.dy, (start,), steps))
-            at += prod(shapes[0])
+        size = prod(shapes[0])
+        unpacks = [
+            as_it_lies(copy.flipped, shapes[0], i * size)
+            for i, peer in enumerate(peers)
+            for copy in (by_peer[peer].copies if peer in by_peer else ())
+        ]
         free = in_place(unpacks, row_major(shapes[1]))
-        sizes = (prod(shapes[0]),) * len(peers)
         return Part(
-            tuple(numbers),
-            sizes,
-            sizes,
+            tuple(peers),
+            (size,) * len(peers),
+            (size,) * len(peers),
             (None,),
             (),
             (None if free else tuple([copy.flipped for copy in folded(unpacks)]),),

@@ -7,19 +7,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
 
 from cute_sharding.exchange import Part
 from cute_sharding.exchange.collectives import all_reduced, of_blocks
-from cute_sharding.exchange.copies import Copy, flat, folded, from_runs, in_place
+from cute_sharding.exchange.copies import as_it_lies, folded, in_place
 from cute_sharding.exchange.cost import DEVICES, most_local
 from cute_sharding.layout.layout import row_major
 from cute_sharding.redistribution.native import Along, along
 from cute_sharding.redistribution.network import Network
 from cute_sharding.redistribution.step import Step
-from cute_sharding.sharding.chains import Device, cutting
-from cute_sharding.sharding.meeting import meet
+from cute_sharding.sharding.chains import cutting
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,10 @@ class Reduction(Step):
 
     @property
     def received_by_all(self) -> int:
-        if self.block is not None or prod(self.mesh) > DEVICES:
-            return self._blocks_by_all(self.target)
-        devices = self.slice_of((0,) * len(self.mesh), range(len(self.mesh)))
-        shares = sum(prod(self.local_shape(self.target, device)) for device in devices)
+        target = self.ends[1]
+        if self.block is not None or len(target.mesh.ranks) > DEVICES:
+            return self._blocks_by_all(target)
+        shares = sum(prod(target.shape_on(rank)) for rank in target.mesh.ranks)
         times = self.parts - 1
         return times * shares if self.scatters else -(-2 * times * shares // self.parts)
 
@@ -122,41 +120,22 @@ class Reduction(Step):
             before *= self.mesh[m]
         return total if self.scatters else 2 * total  # scattered, and then gathered
 
-    def slices(self, device: Device, receiver: Device) -> list[Copy]:
-        """What ``receiver`` is to have, from the source of ``device`` (x) to its own target (y)."""
-        runs = [
-            meet(n, self.chain(self.source, d, device), self.chain(self.target, d, receiver))
-            for d, n in enumerate(self.shape)
-        ]
-        return [from_runs(box) for box in product(*runs)]
-
-    def kept_by(self, device: Device) -> tuple[Copy, ...]:
-        return tuple(folded(self.slices(device, device)))
-
-    def transfer(self, device: Device, peers: Sequence[Device]) -> Part:
-        """The part of ``device``: one block for each of ``peers``, as the peer's target lies; as
-        many blocks of its own target come back, and are the receive buffer.
+    def transfer(self, rank: int, peers: Sequence[int]) -> Part:
+        """The part of a rank: one block for each of ``peers``, as the peer's target lies; as many
+        blocks of its own target come back, and are the receive buffer.
         """
-        shapes = self.local_shape(self.source, device), self.local_shape(self.target, device)
+        source, target = self.ends
+        shapes = source.shape_on(rank), target.shape_on(rank)
         packs, sends, at = [], [], 0
         for peer in peers:
-            shape = self.local_shape(self.target, peer)
-            strides = row_major(shape)
-            for copy in self.slices(device, peer):
-                packs.append(
-                    Copy(
-                        copy.sizes,
-                        copy.x,
-                        copy.dx,
-                        (at + flat(copy.y, strides),),
-                        tuple([(flat(step, strides),) for step in copy.dy]),
-                    )
-                )
+            shape = target.shape_on(peer)
+            for copy in self.flow.between(self.place(rank), self.place(peer)).copies:
+                packs.append(as_it_lies(copy, shape, at))
             sends.append(prod(shape))
             at += prod(shape)
         free = at == prod(shapes[0]) and in_place(packs, row_major(shapes[0]))
         return Part(
-            tuple(map(self.number, peers)),
+            tuple(peers),
             tuple(sends),
             (prod(shapes[1]),) * len(peers),
             (None if free else tuple(folded(packs)),),

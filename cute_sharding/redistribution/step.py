@@ -5,19 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import cached_property
 from math import prod
 from typing import Any
 
-from cute_sharding.exchange import Mesh, Part, Placed
-from cute_sharding.exchange.copies import Copy
+from cute_sharding.exchange import Exchange, Part, Placed, identity
+from cute_sharding.exchange.copies import Copy, folded
 from cute_sharding.exchange.cost import DEVICES
+from cute_sharding.exchange.flow import Flow
 from cute_sharding.layout import Layout
 from cute_sharding.redistribution.native import Along, padded_elements, room_for
 from cute_sharding.redistribution.network import Network
-from cute_sharding.sharding.chains import Chains, Device, chain_of
+from cute_sharding.sharding.chains import Chains, Device
 from cute_sharding.sharding.digits import digits
-from cute_sharding.sharding.meeting import Chain
 
 
 class Stage(ABC):
@@ -127,15 +127,43 @@ class Step(Stage):
     def along(self) -> Along | None:
         """The step as a collective of whole tensor dims, if it is one."""
 
-    @abstractmethod
-    def transfer(self, device: Device, peers: Sequence[Device]) -> Part:
-        """The part of ``device`` among ``peers``, in their order. Of a step on one mesh they are
-        numbered by their places on it.
-        """
+    @cached_property
+    def exchange(self) -> Exchange:
+        """From the source to the target, as if nothing were to be reduced."""
+        chains = (self.source,), (self.target,)
+        return Exchange.on_mesh(identity(self.shape), self.mesh, *chains)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """Which rank has what of what another one needs."""
+        (flow,) = self.exchange.flows
+        assert isinstance(flow, Flow)
+        return flow
+
+    @property
+    def ends(self) -> tuple[Placed, Placed]:
+        return self.exchange.sources[0], self.exchange.targets[0]
 
     @abstractmethod
-    def kept_by(self, device: Device) -> tuple[Copy, ...]:
-        """The copies of what the device keeps, from its source (x) to its target (y)."""
+    def transfer(self, rank: int, peers: Sequence[int]) -> Part:
+        """The part of a rank among ``peers``, in their order. Ranks are numbered by their places on
+        the mesh.
+        """
+
+    def kept_by(self, rank: int) -> tuple[Copy, ...]:
+        """The copies of what the rank keeps, from its source (x) to its target (y)."""
+        own = self.flow.kept_by(rank)
+        return () if own is None else tuple(folded(own.copies))
+
+    def group(self, rank: int) -> list[int]:
+        """The ranks among which one communicates, in the order of their places."""
+        return self.flow.source.mesh.slice_of(self.place(rank), self.mesh_dims)
+
+    def place(self, rank: int) -> Device:
+        """The coordinates of a rank."""
+        device = self.flow.source.mesh.coordinates(rank)
+        assert device is not None, "on the mesh"
+        return device
 
     def natively(self) -> Step:
         """The step for a backend that gathers and reduce-scatters better than it exchanges: also
@@ -163,45 +191,11 @@ class Step(Stage):
             if any(m in self.mesh_dims for m, _ in chain)
         )
 
-    def _blocks_by_all(self, chains: Chains) -> int:
-        """What all devices receive together, where each block is as long as the longest."""
-        devices = self.slice_of((0,) * len(self.mesh), range(len(self.mesh)))
-        if len(devices) > DEVICES:
-            return len(devices) * self.received_elements
-        held = {device: prod(self.local_shape(chains, device)) for device in devices}
-        groups = [self.group(device) for device in devices]
+    def _blocks_by_all(self, placed: Placed) -> int:
+        """What all ranks receive together, where each block is as long as the longest."""
+        ranks = placed.mesh.ranks
+        if len(ranks) > DEVICES:
+            return len(ranks) * self.received_elements
+        held = [prod(placed.shape_on(rank)) for rank in ranks]
+        groups = map(self.group, ranks)
         return sum((len(group) - 1) * max(held[peer] for peer in group) for group in groups)
-
-    def group(self, device: Device) -> list[Device]:
-        """The devices among which ``device`` communicates, row-major."""
-        return self.slice_of(device, self.mesh_dims)
-
-    def chain(self, chains: Chains, dim: int, device: Device) -> Chain:
-        """The cuts of tensor dim ``dim``, with the coordinates of ``device``."""
-        return chain_of(chains[dim], self.mesh, device)
-
-    @property
-    def ends(self) -> tuple[Placed, Placed]:
-        return self._placed(self.source), self._placed(self.target)
-
-    def local_shape(self, chains: Chains, device: Device) -> tuple[int, ...]:
-        """The shape of what the device holds under ``chains``."""
-        found = self._placed(chains).local_shape(self.number(device))
-        assert found is not None, "on the mesh"
-        return found
-
-    def _placed(self, chains: Chains) -> Placed:
-        return Placed(self.shape, Mesh.numbered(self.mesh), chains)
-
-    def number(self, device: Device) -> int:
-        """By its place on the mesh."""
-        return Mesh.numbered(self.mesh).rank(device)
-
-    def slice_of(self, device: Device, dims: Sequence[int]) -> list[Device]:
-        """The devices that differ from ``device`` on those mesh dims alone, row-major."""
-        return [
-            tuple(c)
-            for c in product(
-                *(range(n) if m in dims else (device[m],) for m, n in enumerate(self.mesh))
-            )
-        ]

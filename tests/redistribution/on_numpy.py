@@ -87,6 +87,21 @@ def lacking(have, want):
     return {device: np.setdiff1d(want[device], have[device]).size for device in have}
 
 
+def number(step, device):
+    """Steps number ranks by their places."""
+    return step.ends[0].mesh.rank(device)
+
+
+def group_of(step, device):
+    """The devices among which one exchanges."""
+    return [step.place(rank) for rank in step.group(number(step, device))]
+
+
+def part_on(step, device, peers, *turn):
+    """The part of a device among its peers."""
+    return step.transfer(number(step, device), [number(step, peer) for peer in peers], *turn)
+
+
 # -- one device ------------------------------------------------------------------------------------
 
 
@@ -166,10 +181,10 @@ def run_exchange(step, local, peers=None):
     """(the local tensors after, how many elements each device received in each round): an
     all-to-all among ``peers``, or one for each round.
     """
-    peers = peers or {device: step.group(device) for device in local}
+    peers = peers or {device: group_of(step, device) for device in local}
     after, received = {}, []
     for turn in range(step.rounds):
-        parts = {device: step.transfer(device, peers[device], turn) for device in local}
+        parts = {device: part_on(step, device, peers[device], turn) for device in local}
         got = all_to_all(parts, peers, local)
         after = {
             device: unpacked(part, got[device], local[device], after.get(device))
@@ -184,8 +199,8 @@ def run_gather(step, local):
     """The local tensors after an all-gather."""
     after = {}
     for device in local:
-        peers = step.group(device)
-        part = step.gathering(device, peers)
+        peers = group_of(step, device)
+        part = step.gathering(number(step, device), [number(step, peer) for peer in peers])
         assert (
             part.packs[0] is None
             and part.sends == part.receives == tuple(local[peer].size for peer in peers)
@@ -208,18 +223,18 @@ def run_reduction(step, local, peers=None):
     everything goes by blocks, as where the mesh has no group for it.
     """
     if peers is None and not step.scatters:
-        parts = {device: step.transfer(device, (device,)) for device in local}
+        parts = {device: part_on(step, device, (device,)) for device in local}
         kept = {
             device: unpacked(part, packed(part, local[device]), local[device])
             for device, part in parts.items()
         }
         stacked, moved = (
-            {device: np.stack([kept[peer] for peer in step.group(device)]) for device in local},
+            {device: np.stack([kept[peer] for peer in group_of(step, device)]) for device in local},
             None,
         )
     else:
-        peers = peers or {device: step.group(device) for device in local}
-        parts = {device: step.transfer(device, peers[device]) for device in local}
+        peers = peers or {device: group_of(step, device) for device in local}
+        parts = {device: part_on(step, device, peers[device]) for device in local}
         if step.even:  # a native reduce-scatter has no splits
             assert all(len({*part.sends}) == 1 for part in parts.values())
         received, moved = all_to_all(parts, peers, local), from_others(parts, peers)
@@ -237,5 +252,5 @@ def shuffled(step, rng):
     everyone = devices(step.mesh)
     rng.shuffle(everyone)
     return {
-        device: [peer for peer in everyone if peer in step.group(device)] for device in everyone
+        device: [peer for peer in everyone if peer in group_of(step, device)] for device in everyone
     }

@@ -85,7 +85,8 @@ def drawn(seed):
 
     source, target = (chains_of([cut() for _ in mesh], 2, mesh) for _ in range(2))
     device = tuple(draw.randrange(n) for n in mesh)
-    return AllToAll(shape, mesh, source, target), device
+    step = AllToAll(shape, mesh, source, target)
+    return step, step.ends[0].mesh.rank(device)
 
 
 @pytest.mark.one_in(3)
@@ -93,15 +94,15 @@ def drawn(seed):
 def test_all_at_once_is_one_by_one(first):
     at_once = 0
     for seed in range(first, first + 20):
-        step, device = drawn(seed)
-        peers = [*map(step.number, step.group(device))]
-        own = step._own(device)
+        step, rank = drawn(seed)
+        peers = step.group(rank)
+        own = step.flow.kept_by(rank)
         for kept in (own, None):
             with patch.object(all_to_all, "MANY", 1):
-                found = step._buffers(device, peers, kept, 0)
-                at_once += step._at_once(device, peers, kept, into=False) is not None
+                found = step._buffers(rank, peers, kept, 0)
+                at_once += step._at_once(rank, peers, kept, into=False) is not None
             with patch.object(all_to_all, "MANY", 1 << 30):
-                slowly = step._buffers(device, peers, kept, 0)
+                slowly = step._buffers(rank, peers, kept, 0)
             for into in (False, True):
                 one, other = elements(found[into], into), elements(slowly[into], into)
                 assert one == other, (seed, into, kept)
@@ -110,7 +111,7 @@ def test_all_at_once_is_one_by_one(first):
 
 def test_few_copies_among_many_peers():
     exchange = AllToAll((8192, 16384), (8192,), source=(((0, 1),), ()), target=((), ((0, 1),)))
-    part = exchange.transfer((5,), exchange.group((5,)))
+    part = exchange.transfer(5, exchange.group(5))
     assert len(part.sends) == 8192 and set(part.sends) == {2}
     assert part.packs[0] is None or len(part.packs[0]) <= 2
     assert part.unpacks[0] is None or len(part.unpacks[0]) <= 2

@@ -10,7 +10,17 @@ from itertools import product
 import numpy as np
 import pytest
 from enumeration import devices
-from on_numpy import Sharding, drawn, lacking, run_exchange, run_gather, shuffled
+from on_numpy import (
+    Sharding,
+    drawn,
+    group_of,
+    lacking,
+    number,
+    part_on,
+    run_exchange,
+    run_gather,
+    shuffled,
+)
 
 from cute_sharding.redistribution.all_to_all import AllToAll
 from cute_sharding.sharding.digits import digits
@@ -99,7 +109,7 @@ def test_in_rounds():
         assert total(received) == lacking(have, want), step
         if len(step.shape) == 1:
             assert all(
-                max(counts) - min(counts) < len(step.group(device))
+                max(counts) - min(counts) < len(group_of(step, device))
                 for device, counts in received.items()
             ), (step, received)
 
@@ -139,8 +149,8 @@ def test_no_mesh_dims_exactly_if_nothing_has_to_move():
 
 def received_from(step, device):
     """Every pair of the device and one that sends it something."""
-    group = step.group(device)
-    return [(device, peer) for peer, n in zip(group, step.transfer(device, group).receives) if n]
+    group = group_of(step, device)
+    return [(device, peer) for peer, n in zip(group, part_on(step, device, group).receives) if n]
 
 
 def test_mesh_dims_on_which_nothing_moves_take_no_part():
@@ -170,9 +180,9 @@ def test_mesh_dims_on_which_nothing_moves_take_no_part():
 
 def sent(step, have):
     """How many elements each device sends to others."""
-    parts = {device: step.transfer(device, step.group(device)) for device in have}
+    parts = {device: part_on(step, device, group_of(step, device)) for device in have}
     return {
-        device: sum(n for peer, n in zip(step.group(device), part.sends) if peer != device)
+        device: sum(n for peer, n in zip(group_of(step, device), part.sends) if peer != device)
         for device, part in parts.items()
     }
 
@@ -209,7 +219,10 @@ def test_shares_of_replicas_differ_by_an_element_at_most():
         seen += 1
         for receiver in devices(mesh):
             got = dict(
-                zip(step.group(receiver), step.transfer(receiver, step.group(receiver)).receives)
+                zip(
+                    group_of(step, receiver),
+                    part_on(step, receiver, group_of(step, receiver)).receives,
+                )
             )
             for a in range(mesh[0]):
                 shares = [got[a, b] for b in range(mesh[1])]
@@ -244,7 +257,7 @@ def test_an_all_gather_is_recognized_and_right():
     for step, have, want in dividing(30, 2500, most=800):
         gathers = bool(step.dims)
         for device in have:
-            shares = [have[peer].reshape(-1) for peer in step.group(device)]
+            shares = [have[peer].reshape(-1) for peer in group_of(step, device)]
             together = np.sort(np.concatenate(shares))
             gathers &= len({*map(len, shares)}) == 1 and np.array_equal(
                 together, np.sort(want[device].reshape(-1))
@@ -272,7 +285,7 @@ def test_an_all_gather_of_sizes_that_do_not_all_divide_is_right():
 
 def parts_of(source, target):
     step = between(source, target)
-    return [step.transfer(device, step.group(device)) for device in devices(source.mesh)]
+    return [part_on(step, device, group_of(step, device)) for device in devices(source.mesh)]
 
 
 def test_what_lies_as_it_travels_is_not_copied():
@@ -303,7 +316,7 @@ def test_copies_do_not_grow_with_the_devices(side):
         plain((rows, rows), (side, side), None, None),
     )
     for device in ((0, 0), (side // 2, side // 2), (side - 1, side - 1)):
-        part = step.transfer(device, step.group(device))
+        part = part_on(step, device, group_of(step, device))
         assert len(part.unpacks[0]) <= 8 and len(part.packs[0]) <= 1 and len(part.kept()) <= 1
 
 
@@ -326,14 +339,14 @@ def test_no_buffer_without_need():
             return np.intersect1d(have[sender], missing)
 
         def boxes(sender, receiver):
-            (flow,), number = step.exchange.flows, step.number(receiver)
-            found = [flow.kept_by(number)] if sender == receiver else flow.sent_to(number)
-            from_it = [m for m in found if m is not None and m.peer == step.number(sender)]
+            rank = number(step, receiver)
+            found = [step.flow.kept_by(rank)] if sender == receiver else step.flow.sent_to(rank)
+            from_it = [m for m in found if m is not None and m.peer == number(step, sender)]
             return sum(len(message.copies) for message in from_it)
 
         for device in have:
-            group = step.group(device)
-            part = step.transfer(device, group)
+            group = group_of(step, device)
+            part = part_on(step, device, group)
             out, into = [(device, peer) for peer in group], [(peer, device) for peer in group]
             sent, taken = (
                 np.concatenate([message(*ends) for ends in messages]) for messages in (out, into)

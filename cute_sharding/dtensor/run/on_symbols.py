@@ -100,13 +100,14 @@ def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec
         blocks = unknown(blocks, local=True)
     ndim = len(counts)
     scaled = [replace(step, shape=counts) for step in steps]
-    device = tuple(spec.mesh.get_coordinate())  # type: ignore[arg-type]
-    held = scaled[0].local_shape(scaled[0].source, device)
+    before, after = scaled[0].ends[0], scaled[-1].ends[1]
+    rank = before.mesh.rank(tuple(spec.mesh.get_coordinate()))  # type: ignore[arg-type]
+    held = before.shape_on(rank)
     apart = local.reshape([n for pair in zip(held, blocks) for n in pair]).permute(
         *range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)
     )
     moved = run(scaled, apart, spec.mesh)
-    held = scaled[-1].local_shape(scaled[-1].target, device)
+    held = after.shape_on(rank)
     together = moved.permute([d for pair in zip(range(ndim), range(ndim, 2 * ndim)) for d in pair])
     return together.reshape([n * block for n, block in zip(held, blocks)])
 

@@ -41,10 +41,14 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Cal
     """The part of each rank in a round of a step, worked out when it is first asked for."""
 
     def part(rank: int) -> Part:
-        device, among = place(mesh, rank), peers(mesh, step.mesh_dims, rank)
+        number = step.ends[0].mesh.rank
+        mine, among = (
+            number(place(mesh, rank)),
+            [*map(number, peers(mesh, step.mesh_dims, rank))],
+        )
         if isinstance(step, AllToAll):
-            return step.gathering(device, among) if gathers else step.transfer(device, among, turn)
-        return step.transfer(device, among)
+            return step.gathering(mine, among) if gathers else step.transfer(mine, among, turn)
+        return step.transfer(mine, among)
 
     return cache(part)
 
@@ -52,9 +56,8 @@ def parts_of(step: Step, mesh: Any, gathers: bool = False, turn: int = 0) -> Cal
 @lru_cache(maxsize=1 << 12)
 def alone(step: Step, mesh: Any, rank: int) -> Part:
     """The part of a device that neither sends nor receives: what it keeps of its own."""
-    device = place(mesh, rank)
-    part = step.transfer(device, (device,))
-    own = ((0, 0, step.kept_by(device)),)
+    mine = step.ends[0].mesh.rank(place(mesh, rank))
+    part, own = step.transfer(mine, (mine,)), ((0, 0, step.kept_by(mine)),)
     return replace(part, peers=(), sends=(), receives=(), packs=((),), own=own, unpacks=((),))
 
 
