@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise, product
 from math import prod
 
-from cute_sharding.exchange.copies import Copy, Vector, minus
+from cute_sharding.exchange.copies import Copy, Vector, folded, minus
 from cute_sharding.exchange.flow import Flow, LinkMessage
 from cute_sharding.exchange.part import Buffer
 from cute_sharding.exchange.placed import Placed
@@ -109,7 +109,7 @@ def at_once(
                     (stop - at, minus(beyond, x), (starts[number + step] - starts[number],))
                 )
         copies += _looped(first, outer, starts[number], into=into)
-    return Buffer(tuple(sizes), [[copies]])
+    return Buffer(tuple(sizes), (tuple(folded(copies)),))
 
 
 def _numbers(box: Sequence[tuple[int, int]], parts: Sequence[int]) -> Sequence[int]:

@@ -16,10 +16,9 @@ from math import prod
 from typing import NamedTuple, TypeVar
 
 from cute_sharding.exchange.alone import LONG, Alone, ByPeer, Single, alone
-from cute_sharding.exchange.copies import Copy, folded
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.flow import Message
-from cute_sharding.exchange.part import Part
+from cute_sharding.exchange.part import Part, copies_of
 from cute_sharding.exchange.placed import standing_for_all
 
 _Own = TypeVar("_Own", bound="Part | BundlePart")
@@ -257,19 +256,11 @@ def _by_peer(messages: Iterable[Message]) -> ByPeer:
 
 def _laid(exchange: Exchange, mine: OwnPart, out: dict[int, int], into: dict[int, int]) -> Part:
     """A part whose messages begin at those places of the buffers."""
-    packs: list[list[Copy]] = [[] for _ in exchange.sources]
-    unpacks: list[list[Copy]] = [[] for _ in exchange.targets]
-    for message, at in _one_by_one(mine.sent, out):
-        for source, copies in message.into(at):
-            packs[source] += copies
-    for message, at in _one_by_one(mine.taken, into):
-        for target, copies in message.out_of(at):
-            # Of a sum, those of each message by themselves: they reach the same rows.
-            unpacks[target] += folded(copies) if exchange.adds else copies
+    sent, taken = (_one_by_one(*side) for side in ((mine.sent, out), (mine.taken, into)))
     return replace(
         mine.part,
-        packs=tuple([tuple(folded(some)) for some in packs]),
-        unpacks=tuple([tuple(some if exchange.adds else folded(some)) for some in unpacks]),
+        packs=copies_of(sent, len(exchange.sources), into=False),
+        unpacks=copies_of(taken, len(exchange.targets), into=True, adds=exchange.adds),
     )
 
 

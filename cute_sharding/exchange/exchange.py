@@ -369,7 +369,7 @@ class Exchange:
             peers = sorted({message.peer for message in (*sent, *received)})
         buffers = (
             one_by_one(sent, peers, len(self.sources), into=False, room=room),
-            one_by_one(received, peers, len(self.targets), into=True, room=room),
+            one_by_one(received, peers, len(self.targets), into=True, room=room, adds=self.adds),
         )
         return part_of(self.kept_by(rank), buffers, self.shapes_on(rank), peers, adds=self.adds)
 

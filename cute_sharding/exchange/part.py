@@ -4,7 +4,7 @@ copies out of what is received.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -114,32 +114,45 @@ class Buffer(NamedTuple):
 
     Attributes:
         sizes: of the message of each peer.
-        copies: of each tensor, message by message, the copies into the buffer, or out of it.
+        copies: of each tensor, the copies into the buffer, or out of it.
     """
 
     sizes: tuple[int, ...]
-    copies: list[list[list[Copy]]]
-
-    def all_of(self, tensor: int) -> list[Copy]:
-        """The copies of a tensor."""
-        return [copy for some in self.copies[tensor] for copy in some]
+    copies: tuple[tuple[Copy, ...], ...]
 
 
 def one_by_one(
-    messages: Sequence[Message], peers: Sequence[int], tensors: int, *, into: bool, room: int = 0
+    messages: Sequence[Message],
+    peers: Sequence[int],
+    tensors: int,
+    *,
+    into: bool,
+    room: int = 0,
+    adds: bool = False,
 ) -> Buffer:
     """Messages in the order of ``peers``; ``into``: those that the tensors are made of. In front of
     each there is ``room`` for so many elements more.
     """
     order = {peer: at for at, peer in enumerate(peers)}
-    copies: list[list[list[Copy]]] = [[] for _ in range(tensors)]
-    sizes, at = [0] * len(order), 0
+    sizes, placed, at = [0] * len(order), [], 0
     for message in sorted(messages, key=lambda message: order[message.peer]):
-        for tensor, some in (message.out_of if into else message.into)(at + room):
-            copies[tensor].append([*some])
+        placed.append((message, at + room))
         sizes[order[message.peer]] += room + message.size
         at += room + message.size
-    return Buffer(tuple(sizes), copies)
+    return Buffer(tuple(sizes), copies_of(placed, tensors, into=into, adds=adds))
+
+
+def copies_of(
+    placed: Iterable[tuple[Message, int]], tensors: int, *, into: bool, adds: bool = False
+) -> tuple[tuple[Copy, ...], ...]:
+    """Of each tensor the copies of messages that begin at those places of a buffer. Where elements
+    that reach the same row are added up, those of each message by themselves.
+    """
+    found: list[list[Copy]] = [[] for _ in range(tensors)]
+    for message, at in placed:
+        for tensor, some in (message.out_of if into else message.into)(at):
+            found[tensor] += folded([*some]) if adds else some
+    return tuple([tuple(some if adds else folded(some)) for some in found])
 
 
 def part_of(
@@ -156,28 +169,20 @@ def part_of(
     sending, receiving = buffers
     filled = []
     for k, shape in enumerate(shapes[1]):
-        copies = receiving.all_of(k)
-        copies += [copy for _, result, some in kept if result == k for copy in some]
-        copied = sum(prod(copy.sizes) for copy in copies)
+        own = [copy for _, result, some in kept if result == k for copy in some]
+        copied = sum(prod(copy.sizes) for copy in (*receiving.copies[k], *own))
         filled.append(shape is not None and (adds or copied < prod(shape)))
     return Part(
         tuple(peers),
         sending.sizes,
         receiving.sizes,
-        tuple([tuple(folded(sending.all_of(i))) for i in range(len(shapes[0]))]),
+        sending.copies,
         tuple(kept),
-        tuple([_unpacked(receiving, k, adds) for k in range(len(shapes[1]))]),
+        receiving.copies,
         tuple(shapes[1]),
         tuple(filled),
         tuple(shapes[0]),
     )
-
-
-def _unpacked(received: Buffer, k: int, adds: bool) -> tuple[Copy, ...]:
-    """Of a sum, those of each message by themselves: they reach the same rows."""
-    if adds:
-        return tuple([copy for some in received.copies[k] for copy in folded(some)])
-    return tuple(folded(received.all_of(k)))
 
 
 def as_they_lie(
@@ -200,7 +205,7 @@ def as_they_lie(
 
 def _lies_as(buffer: Buffer, shape: Shape, *, into: bool) -> bool:
     """Whether a tensor of that shape, as it lies, is the buffer."""
-    copies = buffer.all_of(0)
+    copies = buffer.copies[0]
     return sum(buffer.sizes) == prod(shape) and in_place(
         [copy.flipped for copy in copies] if into else copies, row_major(shape)
     )

@@ -63,7 +63,7 @@ def test_no_device_near_is_missing():
 def elements(buffer, into):
     """Every (vector in the tensor, place in the buffer), and the sizes of messages."""
     found = {}
-    for copy in buffer.all_of(0):
+    for copy in buffer.copies[0]:
         copy = copy.flipped if into else copy
         for i in product(*map(range, copy.sizes)):
             x, y = (
