@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from cute_sharding.sharding.meeting import Chain, Loop, Run, rows_held, same_rows
+from cute_sharding.sharding.meeting import Chain, Loop, Run, each_turn, rows_held, same_rows
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,8 @@ class Box:
         """The contiguous boxes in it, in the order of the global tensor, one after the other: as
         many as :attr:`count`.
         """
-        length = self.length
-        for starts in _starts(self.loops):
-            yield Box(
-                tuple([at + dx for at, (dx, _) in zip(self.global_offset, starts)]),
-                length,
-                tuple([at + dy for at, (_, dy) in zip(self.local_offset, starts)]),
-                (),
-                self.pending,
-            )
+        for runs in _each(runs_of(self)):
+            yield _box(runs, self.pending)
 
     @property
     def global_slices(self) -> tuple[slice, ...]:
@@ -224,26 +217,14 @@ def _check_loops(box: Box, size: int, loops: tuple[Loop, ...]) -> None:
         dx, dy = dx + (count - 1) * x_step, dy + (count - 1) * y_step
 
 
-def _starts(loops: Sequence[Sequence[Loop]]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Where the turns of all loops begin, (global, local) of each dim. None is kept: there may be
-    any number.
-    """
-    if not loops:
-        yield ()
+def _each(runs: Sequence[Run]) -> Iterator[list[Run]]:
+    """All turns of the loops of all dims. None is kept: there may be any number."""
+    if not runs:
+        yield []
         return
-    for first in _turns(loops[0]):
-        for rest in _starts(loops[1:]):
-            yield first, *rest
-
-
-def _turns(loops: Sequence[Loop]) -> Iterator[tuple[int, int]]:
-    if not loops:
-        yield 0, 0
-        return
-    (count, dx, dy), *inner = loops
-    for i in range(count):
-        for x, y in _turns(inner):
-            yield i * dx + x, i * dy + y
+    for first in each_turn(runs[0]):
+        for rest in _each(runs[1:]):
+            yield [first, *rest]
 
 
 def _slices(box: Box, offset: tuple[int, ...]) -> tuple[slice, ...]:

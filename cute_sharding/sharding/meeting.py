@@ -99,21 +99,19 @@ def rows_held(n: int, chain: Chain) -> Runs:
 def rows(n: int, chain: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """The rows of ``n`` that a device holds, as maximal intervals ``[start, stop)``, ascending."""
     result: list[tuple[int, int]] = []
-    for start, length in sorted(
-        pair for run in rows_held(n, tuple(chain)) for pair in _intervals(run)
-    ):
-        if result and result[-1][1] == start:
-            start, length = result[-1][0], length + start - result.pop()[0]
-        result.append((start, start + length))
+    for turn in sorted(turn for run in rows_held(n, tuple(chain)) for turn in each_turn(run)):
+        start = result.pop()[0] if result and result[-1][1] == turn.x else turn.x
+        result.append((start, turn.reach))
     return result
 
 
-def _intervals(run: Run) -> Iterator[tuple[int, int]]:
-    """(the first x, how many) of all turns of the loops."""
+def each_turn(run: Run) -> Iterator[Run]:
+    """All turns of all loops, one after the other."""
     if not run.loops:
-        yield run.x, run.length
-    for i in range(run.loops[0][0] if run.loops else 0):
-        yield from _intervals(run.turn(i))
+        yield run
+        return
+    for i in range(run.loops[0][0]):
+        yield from each_turn(run.turn(i))
 
 
 def row_at(n: int, chain: Sequence[tuple[int, int, int]], position: int) -> int:
@@ -171,11 +169,8 @@ def near(n: int, split_factor: int, parts: int, rows: Runs) -> set[int]:
     for run in rows:
         if run.length >= piece or prod(count for count, _, _ in run.loops) >= parts:
             return every
-        starts = [run.x]
-        for count, dx, _ in run.loops:
-            starts = [start + i * dx for start in starts for i in range(count)]
-        for start in starts:
-            for low, high in _in_pieces(start, start + run.length, piece):
+        for turn in each_turn(run):
+            for low, high in _in_pieces(turn.x, turn.reach, piece):
                 whole = min(piece, n - low // piece * piece)
                 block = -(-whole // parts)
                 found |= {*range(low % piece // block, (high - 1) % piece // block + 1)}

@@ -254,11 +254,13 @@ def _shard_of(
     """
     # Sub-modes that nothing else lies between are one mode of what the earlier mesh dims left.
     strides = [d for _, d in mode.leaves]
-    if strides != sorted(strides, reverse=True) or any(
-        strides[-1] < d < strides[0] for _, d in rest
+    if (
+        strides != sorted(strides, reverse=True)
+        or 0 in strides
+        or any(strides[-1] < d < strides[0] for _, d in rest)
     ):
         raise LayoutError(
-            f"{where}: {mode.rank} sub-modes with others between them, and a placement has one; "
+            f"{where}: {mode.rank} sub-modes that are not one, and a placement has one; "
             "use a mesh with a dim for each"
         )
     inside = prod(n for n, d in rest if d < strides[-1])

@@ -16,7 +16,6 @@ from cute_sharding.layout.symbolic import (
     Int,
     ceil_quotient,
     divides,
-    divisibility,
     is_nonnegative,
     is_zero,
     quotient,
@@ -81,7 +80,8 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
     elif (whole := ceil_quotient(bound, current)) is not None:
         last = whole
     else:
-        raise Undecided(divisibility(bound, current), f"complement({layout!r}, {bound})")
+        fact = Fact("divides", bound, current)
+        raise Undecided(str(fact), f"complement({layout!r}, {bound})")
     if type(last) is int and last == 0:
         return [(0, 0)]
     if type(last) is not int or last != 1:

@@ -30,7 +30,7 @@ from cute_sharding.layout.symbolic.expressions import (
     remainder,
     symbol,
 )
-from cute_sharding.layout.symbolic.facts import Fact, divisibility, parse_fact
+from cute_sharding.layout.symbolic.facts import Fact, parse_fact
 from cute_sharding.layout.symbolic.normal import simplified
 from cute_sharding.layout.symbolic.proofs import (
     FACTS_ADDED,
@@ -52,7 +52,6 @@ __all__ = [
     "candidates",
     "ceil_quotient",
     "divides",
-    "divisibility",
     "forgetting_afterwards",
     "fraction",
     "is_involved",

@@ -59,11 +59,6 @@ class Fact:
         return f"{left} {'<=' if self.holds else '>'} {right}"
 
 
-def divisibility(expr: Int, n: Int) -> str:
-    """The fact that ``n`` divides ``expr``, as :func:`assuming` reads it."""
-    return str(Fact("divides", expr, n))
-
-
 def parse_fact(text: str) -> Fact:
     """The fact that ``text`` says, such as ``"s0 % 4 == 0"``, ``"s0 < s1"`` or ``"s0 != 4"``."""
     try:
