@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.compiled.symbols import has_values, sizes_at_hand
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
 from cute_sharding.dtensor.run.ranks import on_each_rank
 
 # Row by row, of as many dims as any tensor has.
