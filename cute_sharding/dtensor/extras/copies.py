@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,15 +49,14 @@ class CopiesOfOne:
     """The copies of what lies in one memory, to which it belongs; they are kept no longer than what
     lies in them.
 
-    They are known by number, in sets: copies go whenever Python collects them, also in the middle
-    of any of this, or in another thread.
+    They are known by number: copies go whenever Python collects them, also in the middle of any of
+    this, or in another thread.
     """
 
     def __init__(self) -> None:
         self._live: set[int] = set()
-        self._fresh: set[int] = set()  # those that have all that was written to the memory
-        # Those of which each has all that any other has, by what they have.
-        self._alike: dict[Hashable, dict[int, weakref.ref[Copy]]] = {}
+        # Those that have all that was written to the memory.
+        self._fresh: dict[int, weakref.ref[Copy]] = {}
 
     def __del__(self, forget: Callable[[int], None] = _STALE.discard) -> None:
         forget(id(self))
@@ -65,14 +65,17 @@ class CopiesOfOne:
         """Know of a copy that was just made."""
         LIVE.add(id(copy))
         self._live.add(id(copy))
-        self._fresh.add(id(copy))
-        if copy.has is not None:
-            self._alike.setdefault(copy.has, {})[id(copy)] = weakref.ref(copy)
+        self._fresh[id(copy)] = weakref.ref(copy)
 
     def alike(self, copy: Copy) -> list[Copy]:
-        """The copies that have what that one has, if it is known, and itself."""
-        found = (each() for each in list(self._alike.get(copy.has, {}).values()))
-        return [each for each in found if each is not None]
+        """The copies that have all that was written, and have what that one has, if it is known. A
+        write asks, after which only those that it reached have all: so however many copies and
+        writes there are, each copy is looked at once for each time that it was brought up to date.
+        """
+        if copy.has is None:
+            return []
+        found = (each() for each in list(self._fresh.values()))
+        return [each for each in found if each is not None and each.has == copy.has]
 
     def is_fresh(self, copy: Copy) -> bool:
         """Whether nothing was written to the memory that the copy has not got."""
@@ -80,26 +83,23 @@ class CopiesOfOne:
 
     def refreshed(self, copy: Copy) -> None:
         """The copy has what the memory has."""
-        self._fresh.add(id(copy))
+        self._fresh[id(copy)] = weakref.ref(copy)
         self._note()
 
     def outdate(self, told: Iterable[Copy]) -> None:
         """Something was written to the memory. The copies ``told`` have it, if they had what was
         there before.
         """
-        self._fresh = {id(copy) for copy in told if copy.of is self and self.is_fresh(copy)}
+        self._fresh = {
+            id(copy): weakref.ref(copy) for copy in told if copy.of is self and self.is_fresh(copy)
+        }
         self._note()
 
     def forget(self, copy: Copy) -> None:
         """The copy is about to be gone."""
         LIVE.discard(id(copy))
         self._live.discard(id(copy))
-        self._fresh.discard(id(copy))
-        alike = self._alike.get(copy.has)
-        if alike is not None:
-            alike.pop(id(copy), None)
-            if not alike:
-                del self._alike[copy.has]
+        self._fresh.pop(id(copy), None)
         if len(self._fresh) == len(self._live):
             _STALE.discard(id(self))
 
@@ -122,8 +122,6 @@ class Copy:
             are equal. None: it is not known to be what another has.
         of: it, and the other copies of that memory.
     """
-
-    has: Hashable = None
 
     def __init__(
         self,
@@ -149,7 +147,11 @@ class Copy:
             for rank, part in local_tensors.parts_of(moved).items()
         }
         self._count = count_of_writes(source)
-        self.has = self._what_it_has()
+        # As the source lies now: what it is viewed as in place may change.
+        self._lies = [
+            (x.storage_offset(), x.size(), x.stride())
+            for x in local_tensors.parts_of(source).values()
+        ]
         memory = local_tensors.storage_of(source)
         of: CopiesOfOne | None = getattr(memory, _COPIES, None)
         if of is None:
@@ -182,19 +184,13 @@ class Copy:
                 )
         return local_tensors.local_tensor(found)
 
-    def _what_it_has(self) -> Hashable:
-        """See ``has``: the same elements moved to the same placements. Symbols stand as text: they
-        have no hash.
+    @cached_property
+    def has(self) -> Any:
+        """The same elements moved to the same placements. Symbols stand as text: to compare them
+        would be a guard.
         """
-        parts, placements = local_tensors.parts_of(self.source), self.spec_of_moved.placements
-        lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts.values()]
-        found = (*lies, self.spec.shape, placements)
-        try:
-            hash(found)
-        except TypeError:
-            sizes = local_tensors.leaves(lies, list(self.spec.shape))
-            return (*map(symints.size_text, sizes), *map(str, placements))
-        return found
+        sizes = local_tensors.leaves(self._lies, list(self.spec.shape))
+        return [*map(symints.size_text, sizes), *map(repr, self.spec_of_moved.placements)]
 
     def moved_again(self) -> torch.Tensor:
         """What the source now has, moved as it was."""
@@ -305,7 +301,7 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
     told = [] if by is None else [by]
     for copy in () if by is None or has is None else copies.alike(by):
         moved = copy.moved()
-        if has is not None and copy is not by and moved is not None and not copy.is_stale:
+        if has is not None and copy is not by and moved is not None:
             moved.copy_(has)
             told.append(copy)
             outdate(local_tensors.storage_of(moved))

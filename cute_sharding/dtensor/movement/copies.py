@@ -8,6 +8,7 @@ they are. Windows alone have rows in common, and two devices may have written ot
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -58,8 +59,9 @@ class MovedCopy(Copy):
         super().__init__(source, runner.specs[0], runner.specs[0], moved)
         self.runner, self.output = runner, output
 
-    def _what_it_has(self) -> None:
-        return None  # to compare it costs as much as to move it again
+    @cached_property
+    def has(self) -> None:
+        """To compare it costs as much as to move it again."""
 
     def moved_again(self) -> torch.Tensor:
         return self.runner.again(self.output, self.source)
