@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.cost import most_local
-from cute_sharding.propagation.free import Cuts, free_cuts
+from cute_sharding.propagation.free import Cuts, FreeCuts
 from cute_sharding.propagation.solver import least
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.sharding.chains import Cut, chains_of
@@ -210,8 +210,8 @@ class _Question:
             outputs=(self.move.outputs[k],),
             links=tuple([link._replace(target=0) for link in links]),
         )
-        undecided = [m for m in self.open if m not in self.few]
-        return free_cuts(alone, self.mesh, self.sources, self.own[k], undecided)
+        undecided = frozenset(self.open) - self.few
+        return FreeCuts(alone, self.mesh, self.sources, self.own[k], undecided).first()
 
     # -- cheapest ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import isqrt, prod
 from typing import Any, TypeVar
 
 Option = TypeVar("Option", bound=Hashable)
@@ -18,6 +18,10 @@ Found = TypeVar("Found")
 
 # Combinations weighed at most; with more, the mesh dims are decided one after the other.
 COMBINATIONS = 512
+
+# All split factors of a dim are tried up to this size, of longer dims those that divide and those
+# in use.
+ALL_FACTORS = 64
 
 
 @dataclass
@@ -102,3 +106,16 @@ def least(
     best = weighed(chosen)
     assert best is not None, "what was allowed to start from is"
     return best
+
+
+def split_factors(n: int, used: Sequence[int] = (), every: int = ALL_FACTORS) -> list[int]:
+    """The split factors that are tried of ``n`` rows: all, up to ``every`` rows, else those that
+    divide them, and those that are ``used``.
+
+    >>> split_factors(4), split_factors(100, (3,))
+    ([1, 2, 3, 4], [1, 2, 3, 4, 5, 10, 20, 25, 50, 100])
+    """
+    if n <= every:
+        return list(range(1, max(n, 1) + 1))
+    small = [f for f in range(1, min(isqrt(n), 1 << 12) + 1) if n % f == 0]
+    return sorted({*small, *(n // f for f in small), *used})

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import isqrt, prod
+from math import prod
 from typing import TypeAlias
 
 from cute_sharding.exchange.cost import DEVICES, local_elements, received_elements
 from cute_sharding.propagation.carry import Kinds, carry, carry_one, kinds_of
-from cute_sharding.propagation.solver import Budget, carried
+from cute_sharding.propagation.solver import Budget, carried, split_factors
 from cute_sharding.relations.view import View
 from cute_sharding.sharding.chains import Cut
 
 # Steps of one search: cuts tried, and devices looked at to count what an answer costs. Meshes of
 # two dims over small tensors are searched whole; larger searches go through few changes first.
 BUDGET = 12_000
-# All split factors of a dim are tried up to this size, of longer dims those that divide and those
-# in use.
-ALL_FACTORS = 64
 
 
 @dataclass(frozen=True, order=True)
@@ -174,17 +171,10 @@ def _options(view: View, kinds: Kinds, cut: Cut, unsharded: Sequence[int]) -> li
         at = view.position(dim)
         sizes = [source[at] for source, _ in kinds] or [1]
         seen = set()
-        for factor in _factors(max(sizes), cut[1] if cut is not None else 1):
+        for factor in split_factors(max(sizes), () if cut is None else (cut[1],)):
             pieces = tuple([-(-n // factor) for n in sizes])
             if pieces not in seen:
                 seen.add(pieces)
                 factors_of.append((factor, dim))
     options += [(dim, factor) for factor, dim in sorted(factors_of) if (dim, factor) != cut]
     return options
-
-
-def _factors(n: int, used: int) -> list[int]:
-    if n <= ALL_FACTORS:
-        return list(range(1, max(n, 1) + 1))
-    small = [f for f in range(1, min(isqrt(n), 1 << 12) + 1) if n % f == 0]
-    return sorted({*small, *(n // f for f in small), used})

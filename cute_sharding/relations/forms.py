@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import product
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.relations.elements import alone, without
@@ -133,11 +134,13 @@ def _in_windows(windows: Runs, within: Runs, step: int) -> Runs:
             around = [loop for loop in loops if loop[0] > 1]
             found.append(Run(first, at, (*around, *part.loops), part.length))
             continue
-        modes = [*loops, *part.loops, (part.length, 1, 1)]
-        if not part.loops and part.length >= step:  # windows one after the other have no gaps
-            modes[-2:] = [((some.length - 1) * step + part.length, 1, 1)]
-        modes = [mode for mode in modes if mode[0] > 1]
-        found += [ladder.run for ladder in ladders(first, 0, tuple(modes))]
+        length, apart = 1, []  # of rows one after the other, and how these lie
+        for n, dx, _ in sorted([*loops, *part.loops, (part.length, 1, 1)], key=itemgetter(1)):
+            if dx <= length:
+                length += (n - 1) * dx
+            elif n > 1:
+                apart.append((n, dx, 0))
+        found += [ladder.run for ladder in ladders(first, 0, (*apart, (length, 1, 0)))]
     return _each_once(found) if overlap else tuple(join(found))
 
 

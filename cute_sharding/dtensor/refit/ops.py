@@ -45,9 +45,8 @@ def _stacked(shapes: Sequence[Shape], dim: int = 0) -> Relation:
     d = dim % (len(shapes[0]) + 1)
     more = [(*shape[:d], 1, *shape[d:]) for shape in shapes]
     same = Relation.same(*shapes)
-    return compose(
-        Relation(same.inputs, tuple(more), same.pieces), BY_OP["torch.cat"].relation(more, d)
-    )
+    together = BY_OP["torch.cat"].relation(more, d)
+    return compose(Relation(same.inputs, tuple(more), same.pieces), together)
 
 
 def _rows_taken(shape: Shape, dim: int, index: Any) -> Relation:
