@@ -31,6 +31,7 @@ EXAMPLES = {
     "torch.permute": ((2, 3, 4), ((2, 0, 1),)),
     "torch.transpose": ((2, 3, 4), (0, 2)),
     "torch.t": ((2, 3), ()),
+    "torch.alias_copy": ((2, 3), ()),
     "torch.movedim": ((2, 3, 4), (0, 2)),
     "Tensor.repeat": ((2, 3), ((2, 1, 4),)),
     "torch.tile": ((2, 3), ((4,),)),
@@ -67,6 +68,7 @@ MOVED = {
     "replication_pad's gradient": ((4, 15), ((4, 12), (2, 1))),
     "torch.diagonal": ((4, 12), (1,)),
     "diagonal's gradient": ((4,), ((4, 12), 1, 0, 1)),
+    "torch.diag_embed": ((2, 4), (1,)),
 }
 
 

@@ -162,6 +162,11 @@ def identity(ndim: int) -> tuple[InputDim, ...]:
 # -- the rows --------------------------------------------------------------------------------------
 
 
+def same(shape: Sequence[int]) -> DimMap:
+    """A copy of all that there is: each dim as it is."""
+    return identity(len(shape))
+
+
 def at_least(minimum: int):  # type: ignore[no-untyped-def]
     """atleast_1d and atleast_2d: dims of size 1 in front."""
 

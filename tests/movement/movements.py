@@ -121,6 +121,10 @@ DRAWN = {
     "replication_pad's gradient": _replicated,
     "torch.diagonal": _diagonal,
     "diagonal's gradient": _diagonal,
+    "torch.diag_embed": lambda rng, x, d: (
+        rng.randint(-3, 3),
+        *rng.sample(range(-len(x) - 1, 0), 2),
+    ),
 }
 TOGETHER = {"torch.cat"}
 
@@ -141,6 +145,7 @@ DONE = {
     "torch.nn.functional.pad, reflect": lambda x, pads: _padded(x, pads, "reflect"),
     "torch.nn.functional.pad, replicate": lambda x, pads: _padded(x, pads, "edge"),
     "torch.diagonal": torch.diagonal,
+    "torch.diag_embed": lambda x, *dims: torch.diag_embed(x + 1, *dims) - 1,
 }
 # Gradients: of which op, where what is lacking are sums.
 SUMS = {

@@ -78,6 +78,7 @@ OTHERS = {
     "permute_copy.default": order,
     "unsqueeze_copy.default": before,
     "t.default": lambda rng: (shape_of(rng, 0)[:2],),
+    "alias_copy.default": lambda rng: (shape_of(rng, 0),),
 }
 # Of slices, how many arguments come before those that say which.
 WHOLE = {"slice.Tensor": 1, "slice_backward.default": 2}
@@ -87,6 +88,7 @@ ALIKE = {
     "unsafe_split_with_sizes.default": "split_with_sizes.default",
     "diagonal_copy.default": "diagonal.default",
     "t_copy.default": "t.default",
+    "detach_copy.default": "alias_copy.default",
 }
 
 
@@ -106,7 +108,7 @@ def padded(name, rng):
 COPY_ELEMENTS = (
     *("slice", "select", "unbind", "unbind_copy", "split", "unsafe_split", "split_with_sizes"),
     *("split_with_sizes_copy", "unsafe_split_with_sizes", "cat", "roll", "flip", "t", "t_copy"),
-    *("transpose_copy", "permute_copy", "unsqueeze_copy"),
+    *("transpose_copy", "permute_copy", "unsqueeze_copy", "alias_copy", "detach_copy"),
 )
 
 
@@ -192,6 +194,8 @@ AS_WRITTEN = [
         "d0 d1 [d2], =d0 d1 [to2] -> d0 d1 [to2]",
     ),
     ("diagonal.default", (X, 0, 0, 2), "[d0] d1 [d2] -> d1 [to1]"),
+    ("diag_embed.default", (X,), "d0 d1 [d2] -> d0 d1 [to2] [to3]"),
+    ("diag_embed.default", (X, 1, 0, -2), "d0 d1 [d2] -> [to0] d0 [to2] d1"),
     ("rot90.default", (X, 1, [0, 2]), "d0 d1 [d2] -> [to0] d1 d0"),
     ("rot90.default", (X, 2, [0, 2]), "[d0] d1 [d2] -> [to0] d1 [to2]"),
     ("rot90.default", (X, 3, [0, 2]), "[d0] d1 d2 -> d2 d1 [to2]"),
@@ -199,6 +203,7 @@ AS_WRITTEN = [
     ("narrow_copy.default", (X, 1, 0, 5), "d0 [d1] d2 -> d0 [to1] d2"),
     ("t.default", ((4, 5),), "d0 d1 -> d1 d0"),
     ("t_copy.default", ((4,),), "d0 -> d0"),
+    ("alias_copy.default", (X,), "d0 d1 d2 -> d0 d1 d2"),
     ("transpose_copy.int", (X, 0, -1), "d0 d1 d2 -> d2 d1 d0"),
     ("permute_copy.default", (X, [1, -1, 0]), "d0 d1 d2 -> d1 d2 d0"),
     ("unsqueeze_copy.default", (X, -2), "d0 d1 d2 -> d0 d1 [to2] d2"),

@@ -31,6 +31,7 @@ from cute_sharding.relations.view import view_of
 # OpInfo name -> row. Names that OpInfo has and the table has not are listed for what they are.
 ROW_OF = {
     "t": "torch.t",
+    "alias_copy": "torch.alias_copy",
     "view": "Tensor.view",
     "view_copy": "Tensor.view",
     "reshape": "torch.reshape",
@@ -58,7 +59,7 @@ ROW_OF = {
     "view_as_complex": "torch.view_as_complex",
 }
 # Rows of ops that torch's table of view ops has not.
-NOT_IN_TORCH = ("torch.unflatten", "torch.t")
+NOT_IN_TORCH = ("torch.unflatten", "torch.t", "torch.alias_copy")
 OPS = [*ROW_OF, "squeeze-multiple"]
 
 # What torch's own functions cannot be asked: the definition of the op decides there, and only

@@ -88,8 +88,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         [
             *("clone.default", "detach.default", "alias.default", "lift_fresh.default"),
-            *("detach_copy.default", "alias_copy.default", "lift_fresh_copy.default"),
-            "_to_copy.default",
+            *("lift_fresh_copy.default", "_to_copy.default"),
         ],
         _same,
     ),

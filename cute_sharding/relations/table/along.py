@@ -111,15 +111,6 @@ def each_row(x: Shape, _: Any, dim: int, *__: Any) -> str | None:
     return written("x -> x", x, [d for d in range(len(x)) if d != dim % len(x)])
 
 
-def put_on_diagonals(x: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> str:
-    """The last dim becomes two; all three are whole."""
-    names = named(x, [-1])
-    result, ndim = names[:-1], len(x) + 1
-    for d, name in sorted([(dim1 % ndim, "[row]"), (dim2 % ndim, "[column]")]):
-        result.insert(d, name)
-    return f"{text(names)} -> {text(result)}"
-
-
 # -- together and apart ----------------------------------------------------------------------------
 
 
@@ -200,7 +191,6 @@ ROWS: tuple[Row, ...] = (
         along("x -> x/?, x/?", default=-1),
     ),
     Row(("kthvalue.default",), along("x -> x/?, x/?", 2, -1)),
-    Row(("diag_embed.default",), put_on_diagonals),
     Row(("linalg_cross.default",), across),
     Row(("renorm.default",), each_row),
     Row(("trace.default",), "[n] [m] ->"),
@@ -228,6 +218,7 @@ ROWS: tuple[Row, ...] = (
     Row(("count_nonzero.dim_IntList", "count_nonzero.default"), reduced(keep=9), "sum"),
     Row(("var.correction", "std.correction"), reduced(keep=9)),
     Row(("std_mean.correction", "var_mean.correction"), reduced("x -> x/?, x/?", keep=9)),
+    Row(("aminmax.default",), reduced("x -> x/?, x/?", 9, 9)),
     # together and apart
     Row(("stack.default",), stack, linear=COPIES_ALL),
     Row(("slice_scatter.default",), slice_scatter),

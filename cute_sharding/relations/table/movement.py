@@ -325,6 +325,17 @@ def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Move | 
     return moved(x, (*[x[d] for d in kept], count), in_order, is_view=True)
 
 
+def embedded(x: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Move | None:
+    """The last dim becomes a diagonal of two, among zeros."""
+    if not x:
+        return None
+    shape, n = x[:-1], x[-1] + abs(offset)
+    one, other = (dim % (len(x) + 1) for dim in (dim1, dim2))
+    for d in sorted((one, other)):
+        shape = (*shape[:d], n, *shape[d:])
+    return gradient(diagonal)(x, shape, offset, one, other)
+
+
 # -- the rows --------------------------------------------------------------------------------------
 
 
@@ -409,6 +420,7 @@ ROWS: tuple[Row, ...] = (
         op="diagonal's gradient",
         is_signed=False,
     ),
+    Row(("diag_embed.default",), embedded, op="torch.diag_embed"),
     Row(("unfold.default",), unfolded, op="Tensor.unfold", is_signed=False),
     Row(
         ("unfold_backward.default",),

@@ -45,6 +45,12 @@ ROWS: tuple[Row, ...] = (
         ("transpose.int",), rules.transpose, op="torch.transpose", by_names=("transpose_copy.int",)
     ),
     Row((), rules.turned, op="torch.t", by_names=("t.default", "t_copy.default")),
+    Row(
+        (),
+        rules.same,
+        op="torch.alias_copy",
+        by_names=("alias_copy.default", "detach_copy.default"),
+    ),
     Row((), rules.movedim, op="torch.movedim", note="decomposes to permute"),
     Row(("repeat.default",), rules.repeat, op="Tensor.repeat"),
     Row((), rules.tile, op="torch.tile", note="decomposes to repeat"),
