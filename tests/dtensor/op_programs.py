@@ -214,8 +214,6 @@ PROGRAMS = {
     "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), (3, 5, 4, 6)),
     "count_nonzero": (lambda x: torch.count_nonzero(x.detach() > 0, 1), (5, 6)),
     "count_nonzero of all": (lambda x: torch.count_nonzero(x.detach() > 0), (5, 6)),
-    "aminmax": (lambda x: sum(torch.aminmax(x, dim=1)), (5, 6)),
-    "aminmax, of all": (lambda x: sum(torch.aminmax(x)), (5, 6)),
     "std_mean": (lambda x: sum(torch.std_mean(x, 1)), (5, 6)),
     "std_mean, kept": (lambda x: sum(torch.std_mean(x, (0, 2), keepdim=True)), (5, 6, 3)),
     "index_add": (lambda x, i, s: x.index_add(1, i, s), (4, 6), index(3, below=6), (4, 3)),
