@@ -42,6 +42,7 @@ ON_INTS = Form(
         {
             "Carried.traced",
             "View.layout",
+            "View.of_pairs",
             "View.output_shape",
             "_Reading.unknown",
         }
