@@ -130,7 +130,7 @@ def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, .
         ):
             return Replicate()
         if isinstance(p, StridedShard):  # first: in some releases it is a Shard
-            return strided_shard(p.dim - before, p.split_factor)
+            return strided_shard(p.dim - before, symints.split_factor_of(p))
         return Shard(p.dim - before)
 
     return tuple([placed(p) for p in written.placements])

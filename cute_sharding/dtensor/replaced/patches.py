@@ -3,9 +3,8 @@ Rows of the compiler are in :mod:`.compiler_patches`; what is called there and n
 :mod:`.used`.
 
 A row is installed by the file of this room that names it (docs/patches.md says which); what stands
-in for rows about state dicts is made in ``extras/state.py``. Of a release of torch that does
-without a row, the row says so by ``before``; where a release has moved what it is about, by
-``moved``.
+in for rows about state dicts is made in ``extras/state.py``. Every release that is supported needs
+every row.
 
 Nothing is replaced that is no row here (a test compares all of torch before, while and after); what
 stands in for it is made where the row is used. docs/patches.md is written from this table.
@@ -210,47 +209,6 @@ LOCAL_SHAPES = Patch(
     why="Local sizes of symbolic global ones are worked out with guards on whether they divide; "
     "here without.",
     until="torch computes local shapes of SymInts without guards",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-STRIDED_SIZES = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="_StridedShard.local_shard_size_and_offset",
-    file="torch/distributed/tensor/placement_types.py",
-    why="torch counts the rows of strided shards one by one, which it cannot where there are "
-    "SymInts.",
-    until="torch computes sizes of strided shards in closed form",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-SPLIT_FACTORS = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="_StridedShard._split_factor_int",
-    file="torch/distributed/tensor/placement_types.py",
-    why="A split factor that is a SymInt is believed to be what it is now. Here its number comes "
-    "with a guard.",
-    until="_split_factor_int guards on SymInts",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-HINTS = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="_guarded_hint_int",
-    file="torch/distributed/tensor/placement_types.py",
-    why="torch leaves an assertion that a split factor is what it is now, for later calls to trip "
-    "over. Here it is a guard.",
-    until="_guarded_hint_int adds a guard",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-PLACEMENTS = Patch(
-    module=_TENSOR,
-    attribute="DTensor.placements",
-    file="torch/distributed/tensor/_api.py",
-    why="A program that reads a split factor reads a number, with a guard. Replaced from the first "
-    "split factor on that is a SymInt until the program has been compiled: programs read "
-    "placements at every step.",
-    until="with the row of _split_factor_int",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
 )

@@ -37,7 +37,7 @@ def install_state(
     """
 
     def pictures() -> None:
-        module: Any = sys.modules[patches.PICTURES.place.module]
+        module: Any = sys.modules[patches.PICTURES.module]
 
         def ours(stock: Callable[..., Any]) -> Callable[..., Any]:
             return visualization(stock, module._create_table, module._create_rich_table)

@@ -265,7 +265,10 @@ def test_a_wait_is_scheduled_after_compute_that_needs_nothing_of_it():
     def order(overlap):
         torch._dynamo.reset()
         with (
-            torch._inductor.config.patch(reorder_for_compute_comm_overlap=overlap),
+            torch._inductor.config.patch(
+                reorder_for_compute_comm_overlap=overlap,
+                reorder_for_compute_comm_overlap_passes=["sink_waits"],
+            ),
             cute_sharding.enabled(redistribution=True),
         ):
             _, (code,) = run_and_get_code(
