@@ -329,9 +329,6 @@ TORCH_PRIVATE = [
     "op_schemas",
     "answers",
     "dispatch",
-    "views_in_place",
-    "operators",
-    "filled",
     "op_hooks",
     "given_placements",
     "composites",
@@ -341,7 +338,6 @@ TORCH_PRIVATE = [
     "compiler",
     "collective_order",
     "expansion",
-    "traced_code",
     "tracing",
     "state_dicts",
 ]

@@ -20,7 +20,6 @@ from cute_sharding.dtensor.door.held import held_at
 from cute_sharding.dtensor.replaced import (
     patches,
     process_groups,
-    scatters,
     state_dicts,
     tensor_specs,
 )
@@ -146,27 +145,6 @@ def _filled(tensor: Any, whole: torch.Tensor) -> Any:
     return tensor
 
 
-def scattered(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What each rank gets of a tensor that ``distribute_tensor`` scatters; torch refuses to where
-    strided shards are of different sizes (torch/distributed/tensor/placement_types.py).
-    """
-
-    def _shard_tensor(
-        self: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: int, src_data_rank: int | None = 0
-    ) -> torch.Tensor:
-        n = mesh.size(mesh_dim)
-        if (
-            src_data_rank is None
-            or mesh.get_coordinate() is None
-            or tensor.shape[self.dim] % (self.split_factor * n) == 0
-        ):
-            return stock(self, tensor, mesh, mesh_dim, src_data_rank)
-        parts, _ = self._split_tensor(tensor, n, with_padding=False, contiguous=True)
-        return scatters.scattered(parts, self.dim, mesh, mesh_dim, src_data_rank)
-
-    return _shard_tensor
-
-
 def visualization(
     stock: Callable[..., Any], table: Callable[..., Any], rich_table: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -241,5 +219,4 @@ METHODS: dict[Patch, Callable[[Any], Any]] = {
     patches.SAVED: write_items,
     patches.LOADED: chunk_list,
     patches.PARTS: tensor_shard,
-    patches.SCATTERED: scattered,
 }

@@ -19,9 +19,8 @@ checked are in :mod:`..bookkeeping.versions`.
   groups; collectives
 - :mod:`.registry`, :mod:`.op_schemas`, :mod:`.answers`: the propagator's registries and
   caches; what an op is given; the propagator's answers
-- :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`, :mod:`.views_in_place`,
-  :mod:`.operators`: the dispatcher, and what stands in for its steps; :mod:`.composites`: what
-  comes before it
+- :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`: the dispatcher, and what stands
+  in for its steps; :mod:`.composites`: what comes before it
 - :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in
   compiled programs; :mod:`.collective_order`: the order of their collectives
 - :mod:`.state_dicts`: checkpoints, state dicts, pictures

@@ -92,7 +92,7 @@ def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
         module = str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] != "cute_sharding":
             return stock(wrapper, frame, *rest, **named)
-        calls_programs = module.endswith(".given_placements")
+        calls_programs = module.endswith(".extras.mapped")
         called = FrameAction.DEFAULT if calls_programs else FrameAction.SKIP
         return ConvertFrameReturn(
             frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, called),

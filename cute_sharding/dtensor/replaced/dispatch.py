@@ -2,8 +2,7 @@
 and ops that run as it runs them.
 
 The local arguments of the one call at hand may be exchanged; the dispatcher itself is changed
-elsewhere: in :mod:`.op_hooks`, in :mod:`.redistribution_hook`, and by :mod:`.tracing`, which puts
-the handlers of :mod:`.views_in_place` and :mod:`.operators`, whatever the settings are.
+elsewhere: in :mod:`.op_hooks` and in :mod:`.redistribution_hook`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch.distributed.tensor import DTensor, _dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Placement
+from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves
 
 from cute_sharding.dtensor.replaced.answers import Answer, answer_of
@@ -33,6 +33,7 @@ __all__ = [
     "local_arguments",
     "observe",
     "redistribute_arguments",
+    "return_and_correct_aliasing",
     "run_as",
     "run_slowly",
     "schema_of",

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.replaced.collective_ops import in_flight
 
@@ -31,6 +31,7 @@ __all__ = [
     "parts_of",
     "share_memory",
     "storage_of",
+    "tree_map",
 ]
 
 

@@ -106,9 +106,16 @@ DISTRIBUTE = Patch(
     file="torch/distributed/tensor/_api.py",
     why="distribute_tensor gives a DTensor back that has the placements that it is to have, and "
     "raises for others. Slices and views of ours leave cut what torch's replicate: it is brought "
-    "there first. Programs keep the function by name, so it gets other code.",
-    until="distribute_tensor redistributes a DTensor",
+    "there first. Strided shards of different sizes it refuses. And it gives the n-th shard to the "
+    "n-th rank of a process group, whose ranks ascend, and not to the rank at coordinate n, where "
+    "the placements say that it is: another where the mesh's ranks do not ascend, and torch's "
+    "all-gathers mistake them alike; plans go by coordinates. Programs keep the function by name, "
+    "so it gets other code.",
+    until="distribute_tensor redistributes a DTensor, pads strided shards, and orders what it "
+    "scatters by the mesh's coordinates",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
+    lacking="what is distributed to meshes whose ranks do not ascend would be read in another "
+    "order",
 )
 COMPOSITES = Patch(
     module="torch.library",
@@ -172,20 +179,6 @@ REDISTRIBUTE_ARGUMENTS = Patch(
     "whose rules are ours, which go by plan; and it leaves keyword arguments (masks) where they "
     "are.",
     test="tests/dtensor/decide/test_attention.py::test_a_mask_is_brought_where_it_is_needed",
-)
-
-SCATTER = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="mesh_scatter",
-    file="torch/distributed/tensor/placement_types.py",
-    why="distribute_tensor gives the n-th shard to the n-th rank of a process group, whose ranks "
-    "ascend, and not to the rank at coordinate n, where the placements say that it is. It is "
-    "another where the mesh's ranks do not ascend, and torch's all-gathers mistake them alike; "
-    "plans go by coordinates.",
-    until="mesh_scatter orders its list by the mesh's coordinates",
-    test="tests/dtensor/run/test_processes.py::test_meshes_whose_ranks_do_not_ascend",
-    lacking="what is distributed to meshes whose ranks do not ascend would be read in another "
-    "order",
 )
 
 # -- DTensors in compiled programs -----------------------------------------------------------------
@@ -257,15 +250,6 @@ PARTS = Patch(
     file="torch/distributed/tensor/_api.py",
     why="The part of the local tensor that is one of those boxes.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
-)
-SCATTERED = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="_StridedShard._shard_tensor",
-    file="torch/distributed/tensor/placement_types.py",
-    why="distribute_tensor refuses where strided shards are of different sizes.",
-    until="_StridedShard._shard_tensor pads",
-    test="tests/dtensor/extras/test_state.py::test_state_dicts",
-    lacking="tensors could not be distributed to uneven strided shards",
 )
 STATE_DICTS = Patch(
     module="torch.distributed._state_dict_utils",

@@ -24,9 +24,7 @@ from cute_sharding.dtensor.replaced import (
     patches,
 )
 from cute_sharding.dtensor.replaced.expansion import as_they_are
-from cute_sharding.dtensor.replaced.operators import OPERATORS
 from cute_sharding.dtensor.replaced.patch import Installed
-from cute_sharding.dtensor.replaced.registry import op_handlers, overload
 from cute_sharding.dtensor.replaced.symints import (
     SymbolicStride,
     has_shape_env,
@@ -34,7 +32,6 @@ from cute_sharding.dtensor.replaced.symints import (
     shape_with_symbols,
 )
 from cute_sharding.dtensor.replaced.tensor_specs import are_known, cut_of
-from cute_sharding.dtensor.replaced.views_in_place import VIEWS_IN_PLACE
 
 __all__ = [
     "Tracing",
@@ -87,16 +84,6 @@ class Tracing:
         installed.replace(patches.LOCAL_SHAPES, self._local)
         installed.replace(patches.EXPANSION, as_they_are)
         self._meet_compiler()
-        handlers = {**VIEWS_IN_PLACE, **OPERATORS}
-        by_op = {overload(name): handler for name, handler in handlers.items()}
-        installed.put(
-            patches.HANDLERS,
-            {
-                op: handler
-                for op, handler in by_op.items()
-                if op is not None and op not in op_handlers()
-            },
-        )
 
     def _end(self) -> None:
         Tracing.settles, Tracing.in_force = False, None

@@ -86,7 +86,13 @@ _ROWS = (
         _TENSOR + ".placement_types",
         "Shard",
         "parts of different sizes could not be scattered",
-        "_maybe_unpad_tensor_with_sizes",
+        "_maybe_unpad_tensor_with_sizes _split_tensor",
+    ),
+    (
+        _TENSOR + ".placement_types",
+        "Replicate",
+        "replicas could not be distributed",
+        "_make_replicate_tensor",
     ),
     (
         _TENSOR + ".placement_types",
