@@ -318,7 +318,6 @@ TORCH_PRIVATE = [
     "patches",
     "dispatch_modes",
     "observing",
-    "dry_runs",
     "process_groups",
     "collective_ops",
     "local_tensors",

@@ -10,6 +10,7 @@ torch/distributed/checkpoint/planner_helpers.py, metadata.py.)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -20,7 +21,6 @@ from cute_sharding.dtensor.door.held import held_at
 from cute_sharding.dtensor.replaced import (
     patches,
     process_groups,
-    state_dicts,
     tensor_specs,
 )
 from cute_sharding.dtensor.replaced.patch import Patch
@@ -69,11 +69,35 @@ def write_items(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(self, fqn, object)
         self._raise_if_contains_partial_placements()
         return [
-            state_dicts.write_item(fqn, self, block.global_offset, block.size)
-            for block in blocks_of(self)
+            _write_item(fqn, self, block.global_offset, block.size) for block in blocks_of(self)
         ]
 
     return __create_write_items__
+
+
+def _chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Any:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+
+
+def _write_item(fqn: str, tensor: Any, offsets: Sequence[int], sizes: Sequence[int]) -> Any:
+    """What a checkpoint is told of one block of a tensor."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    data = TensorWriteData(
+        chunk=_chunk(offsets, sizes),
+        properties=TensorProperties.create_from_tensor(tensor.to_local()),
+        size=tensor.size(),
+    )
+    return WriteItem(
+        index=MetadataIndex(fqn, torch.Size(offsets)), type=WriteItemType.SHARD, tensor_data=data
+    )
+
+
+def _has_module(name: str) -> bool:
+    return find_spec(name) is not None
 
 
 def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +107,7 @@ def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
         if _is_torchs(self):
             return stock(self)
         self._raise_if_contains_partial_placements()
-        return [state_dicts.chunk(block.global_offset, block.size) for block in blocks_of(self)]
+        return [_chunk(block.global_offset, block.size) for block in blocks_of(self)]
 
     return __create_chunk_list__
 
@@ -163,9 +187,9 @@ def visualization(
         shards = shards_of(dtensor)
         if any(dtensor.device_mesh.get_coordinate()):
             return None
-        if use_rich and state_dicts.has_module("rich") and state_dicts.has_module("matplotlib"):
+        if use_rich and _has_module("rich") and _has_module("matplotlib"):
             return rich_table(dtensor.shape, shards, device_kind=dtensor.device_mesh.device_type)
-        if not state_dicts.has_module("tabulate"):
+        if not _has_module("tabulate"):
             raise ValueError("`visualize_sharding` requires either `rich` or `tabulate`.")
         print(table(shards, device_kind=dtensor.device_mesh.device_type))
         return None

@@ -24,5 +24,4 @@ checked are in :mod:`..bookkeeping.versions`.
 - :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in
   compiled programs; :mod:`.collective_order`: the order of their collectives
 - :mod:`.state_dicts`: checkpoints, state dicts, pictures
-- :mod:`.dry_runs`: what stands in for devices, in the process of a dry run alone
 """

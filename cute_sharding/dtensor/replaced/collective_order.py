@@ -34,7 +34,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
-from cute_sharding.dtensor.replaced.collective_ops import OURS, communicates
+from cute_sharding.dtensor.replaced.collective_ops import OURS, WAIT, communicates
 from cute_sharding.dtensor.replaced.dispatch_modes import OF_THIS_RANK
 from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
 
@@ -53,7 +53,6 @@ NUMBER, AGAIN = "cute_sharding: number", "cute_sharding: number in the backward 
 RANKS_DIFFER = "cute_sharding: ranks differ"
 _PASS, _RECOMPUTE, _REGION = "partitioner_tag", "recompute", "ac_graph_id"
 _RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -248,7 +247,7 @@ def _is_backward(node: Any) -> bool:
 def _waits(node: Any) -> Iterator[Any]:
     """The nodes that wait for a collective, also for one of several results."""
     for user in node.users:
-        if user.target is _WAIT:
+        if user.target is WAIT:
             yield user
         elif user.target is operator.getitem:
             yield from _waits(user)

@@ -203,7 +203,7 @@ LOCAL_SHAPES = Patch(
     "here without.",
     until="torch computes local shapes of SymInts without guards",
     test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+    "::test_sequences_that_divide_and_others_have_one_graph",
 )
 EXPANSION = Patch(
     module=_TENSOR + "._sharding_prop",
