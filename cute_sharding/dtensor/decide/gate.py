@@ -50,7 +50,7 @@ def gated(
     written = op_schemas.written(schema.op, schema)
     is_out = any(op_schemas.is_out(schema.op, argument) for argument, _ in written)
     if (
-        (is_out or name not in op_schemas.WRITERS)
+        (is_out or name not in op_schemas.WRITTEN)
         and any(tensor_specs.split_factors(spec) for _, spec in written)
         and not (len(written) == 1 and op_schemas.is_in_place(schema.op))
     ):

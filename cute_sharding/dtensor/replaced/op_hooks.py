@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
 
 from cute_sharding.dtensor.replaced import patches
-from cute_sharding.dtensor.replaced.op_schemas import WRITERS, drawn_in_place
+from cute_sharding.dtensor.replaced.op_schemas import drawn_in_place, unseen_writers
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 from cute_sharding.dtensor.replaced.registry import (
     op_handlers,
@@ -84,7 +84,7 @@ def install_propagation(
     )
     past = [op for op in map(overload, HANDLED) if op is not None and op in handlers]
     installed.put(patches.HANDLERS, {op: handler(handlers[op]) for op in past})
-    writers = [*filter(None, map(overload, WRITERS)), *drawn_in_place()]
+    writers = [*unseen_writers(), *drawn_in_place()]
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
     installed.put(patches.HANDLERS, in_nodes)
     installed.replace(patches.PROPAGATION, lambda stock: propagate)

@@ -146,7 +146,7 @@ _ROWS = (
         "_clear_DTensor_sharding_propagator_cache _current_autograd_node "
         "_dispatch_has_kernel_for_dispatch_key _dispatch_keys "
         "_dispatch_tls_is_dispatch_key_excluded _dispatch_tls_is_dispatch_key_included "
-        "_get_dispatch_mode _storage_Use_Count",
+        "_get_dispatch_mode _jit_get_all_schemas _storage_Use_Count",
     ),
     (
         "torch.autograd.graph",
