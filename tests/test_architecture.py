@@ -268,6 +268,7 @@ def test_private_names_of_torch_stand_in_one_room():
 ROOMS = [
     "bookkeeping",
     "replaced",
+    "answer",
     "compiled",
     "run",
     "models",
@@ -326,7 +327,6 @@ TORCH_PRIVATE = [
     "tensor_specs",
     "registry",
     "op_schemas",
-    "answers",
     "dispatch",
     "op_hooks",
     "given_placements",

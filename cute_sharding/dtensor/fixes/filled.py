@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.replaced.dispatch import run_slowly
+from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.observing import current_node
 from cute_sharding.dtensor.replaced.registry import overload

@@ -17,8 +17,7 @@ checked are in :mod:`..bookkeeping.versions`.
   symbols; what a rank holds
 - :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`: modes; meshes and their
   groups; collectives
-- :mod:`.registry`, :mod:`.op_schemas`, :mod:`.answers`: the propagator's registries and
-  caches; what an op is given; the propagator's answers
+- :mod:`.registry`, :mod:`.op_schemas`: the propagator's registries and caches; what an op is given
 - :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`: the dispatcher, and what stands
   in for its steps; :mod:`.composites`: what comes before it
 - :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in

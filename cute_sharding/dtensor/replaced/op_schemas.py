@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -29,6 +29,7 @@ __all__ = [
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "OpSchema",
+    "OutputSharding",
     "argument",
     "arguments",
     "draws",
