@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.replaced import compiler_patches, patches
 from cute_sharding.dtensor.replaced.patch import Patch
 from cute_sharding.dtensor.replaced.patches import TABLE
@@ -40,7 +41,7 @@ def section(row: Patch) -> list[str]:
             if row.entries
             else []
         ),
-        f"- in torch: `{row.place.file}`, {row.versions}",
+        f"- in torch: `{row.file}`, {versions.RANGE}",
         f"- replaced in: {', '.join(f'`{file}`' for file in installers(row))}",
         f"- no longer needed when: {row.until}",
         f"- a test of what it does: `{row.test}`",

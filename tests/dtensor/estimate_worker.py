@@ -19,11 +19,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import cute_sharding
 from cute_sharding._settings import from_environment
-from cute_sharding.dtensor.estimate import run
+from cute_sharding.dtensor.estimate import run, stand_ins
 from cute_sharding.dtensor.estimate.layers import Layers
 from cute_sharding.dtensor.estimate.memory import Memory
 from cute_sharding.dtensor.profile.recorder import Recorder
-from cute_sharding.dtensor.replaced import dry_runs
+from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.process_groups import stand_for
 from cute_sharding.estimates.layers import DEPTHS
 from cute_sharding.estimates.traffic import Traffic
@@ -82,7 +82,7 @@ def measure(rank, world, rendezvous, folder, sizes):
 def estimated(sizes, rank):
     """The same by a dry run of one rank."""
     stand_for(run.BACKENDS["cpu"])
-    dry_runs.start_group(rank, prod(sizes))
+    dispatch_modes.start_group(rank, prod(sizes))
     mesh, found = mesh_of(sizes), {}
     for name, model, settings in cases(sizes):
         one = with_settings(
@@ -95,7 +95,7 @@ def estimated(sizes, rank):
 
 
 def on_one_mesh(call):
-    dry_runs.start_group(0, 4)
+    dispatch_modes.start_group(0, 4)
     try:
         return call(mesh_of((2, 2)))
     finally:
@@ -110,7 +110,7 @@ def peaks(model):
     """The most that is held, by this package's count and by torch's."""
 
     def both(mesh):
-        layers, fakes = Layers(), dry_runs.Fakes()
+        layers, fakes = Layers(), stand_ins.Fakes()
         memory = Memory(layers, fakes.mode)
         with layers, memory, memory.resizing(), fakes, MemTracker() as tracker:
             model(mesh)()

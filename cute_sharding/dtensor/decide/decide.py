@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.gate import placed_by_search
 from cute_sharding.dtensor.decide.local_arguments import prepared
@@ -40,7 +41,7 @@ from cute_sharding.dtensor.decide.signatures import for_less
 from cute_sharding.dtensor.decide.written import as_what_is_written, taken_back
 from cute_sharding.dtensor.door.cuts import leave_one_without, without
 from cute_sharding.dtensor.fixes.table import CUTS, Remedy, fix_of
-from cute_sharding.dtensor.replaced import answers, dispatch_modes, op_schemas, registry
+from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
     DynamicOutputShapeException,

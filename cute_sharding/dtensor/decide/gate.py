@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.answer import answers
+from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.signatures import by_signature
 from cute_sharding.dtensor.door.cuts import (
@@ -19,7 +21,6 @@ from cute_sharding.dtensor.door.cuts import (
 from cute_sharding.dtensor.extras.copies import LIVE
 from cute_sharding.dtensor.extras.writes import reach
 from cute_sharding.dtensor.replaced import (
-    answers,
     dispatch,
     dispatch_modes,
     op_schemas,
@@ -50,7 +51,7 @@ def gated(
     written = op_schemas.written(schema.op, schema)
     is_out = any(op_schemas.is_out(schema.op, argument) for argument, _ in written)
     if (
-        (is_out or name not in op_schemas.WRITERS)
+        (is_out or name not in op_schemas.WRITTEN)
         and any(tensor_specs.split_factors(spec) for _, spec in written)
         and not (len(written) == 1 and op_schemas.is_in_place(schema.op))
     ):
@@ -215,7 +216,7 @@ def writing_handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """What takes an op that writes to some of its arguments in a way that torch's dispatcher does
     not see.
     """
-    results = dispatch.run_slowly(op, args, kwargs)
+    results = run_slowly(op, args, kwargs)
     if LIVE:
         reach(op, args, kwargs)
     return results

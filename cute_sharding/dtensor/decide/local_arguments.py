@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from cute_sharding.dtensor.answer import answers
+from cute_sharding.dtensor.answer.answers import Prepare
 from cute_sharding.dtensor.decide.shares import share
 from cute_sharding.dtensor.door.cuts import is_sharded
-from cute_sharding.dtensor.replaced import answers, op_schemas, symints
-from cute_sharding.dtensor.replaced.answers import Prepare
+from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.relations.signature import Signature

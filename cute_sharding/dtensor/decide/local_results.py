@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cute_sharding.dtensor.replaced import answers
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.order import laid_out

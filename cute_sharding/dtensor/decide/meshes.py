@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.scalars import finish, pending_of
 from cute_sharding.dtensor.door.cuts import parts_of, placed
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
-from cute_sharding.dtensor.replaced import answers, dispatch, op_schemas, process_groups, symints
+from cute_sharding.dtensor.replaced import dispatch, op_schemas, process_groups, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.replaced import answers, symints
+from cute_sharding.dtensor.answer import answers
+from cute_sharding.dtensor.replaced import symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.ranks import on_each_rank, place

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.carried import CARRIED
 from cute_sharding.dtensor.decide.gate import gated
@@ -20,7 +21,7 @@ from cute_sharding.dtensor.door.cuts import (
     is_uneven,
     some_device_is_empty,
 )
-from cute_sharding.dtensor.replaced import answers, op_schemas, registry, tensor_specs
+from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.relations.table import SIGNATURES, VIEWS, Row

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.replaced import answers
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.redistribution_hook import reduce_value
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate

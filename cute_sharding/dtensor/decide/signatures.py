@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.decide.local_arguments import in_their_place
@@ -25,12 +26,7 @@ from cute_sharding.dtensor.door.understood import (
     mean_what_they_say,
     means_one_thing,
 )
-from cute_sharding.dtensor.replaced import (
-    answers,
-    op_schemas,
-    registry,
-    symints,
-)
+from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.placements import text

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
 from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_place
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
 from cute_sharding.dtensor.decide.ambiguity import holds_in_any_reading, whole
 from cute_sharding.dtensor.decide.view_placements import Decision, decide, refused
 from cute_sharding.dtensor.replaced import (
-    answers,
     dispatch_modes,
     process_groups,
     registry,

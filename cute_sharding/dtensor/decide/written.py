@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.door.cuts import (
     is_uneven,
@@ -17,13 +18,7 @@ from cute_sharding.dtensor.door.understood import (
     mean_what_they_say,
 )
 from cute_sharding.dtensor.extras.writes import TakingBack
-from cute_sharding.dtensor.replaced import (
-    answers,
-    op_schemas,
-    registry,
-    symints,
-    tensor_specs,
-)
+from cute_sharding.dtensor.replaced import op_schemas, registry, symints, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
@@ -130,7 +125,7 @@ def _following(written: DTensorSpec, operand: DTensorSpec) -> tuple[Placement, .
         ):
             return Replicate()
         if isinstance(p, StridedShard):  # first: in some releases it is a Shard
-            return strided_shard(p.dim - before, p.split_factor)
+            return strided_shard(p.dim - before, symints.split_factor_of(p))
         return Shard(p.dim - before)
 
     return tuple([placed(p) for p in written.placements])

@@ -2,7 +2,7 @@
 :mod:`cute_sharding.estimates` reads.
 
 The process ends with the run. So torch may be told here that there are devices, and ranks, which
-there are not (:mod:`..replaced.dry_runs`).
+there are not (:mod:`.stand_ins`).
 
 - :mod:`.layers`: which layer of a model runs, forward or backward
 - :mod:`.memory`: what this rank holds, by layer, and when it holds the most

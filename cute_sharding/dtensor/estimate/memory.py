@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cute_sharding.dtensor.estimate.layers import OUTSIDE, Layers
+from cute_sharding.dtensor.estimate.stand_ins import tensors_in
 from cute_sharding.dtensor.replaced import observing
 from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
-from cute_sharding.dtensor.replaced.dry_runs import tensors_in
 from cute_sharding.estimates.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
 
 

@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
+from cute_sharding.dtensor.estimate.stand_ins import NEEDS_VALUES
 from cute_sharding.dtensor.replaced import observing
-from cute_sharding.dtensor.replaced.dry_runs import NEEDS_VALUES
 from cute_sharding.profiling import Place
 
 

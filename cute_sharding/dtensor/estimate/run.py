@@ -11,12 +11,13 @@ from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
+from cute_sharding.dtensor.estimate import stand_ins
 from cute_sharding.dtensor.estimate.layers import Layers
 from cute_sharding.dtensor.estimate.memory import Memory
 from cute_sharding.dtensor.estimate.programs import place_of, said
 from cute_sharding.dtensor.profile.profiler import Profiler
 from cute_sharding.dtensor.profile.reporting import report
-from cute_sharding.dtensor.replaced import dry_runs
+from cute_sharding.dtensor.replaced import dispatch_modes
 from cute_sharding.dtensor.replaced.process_groups import stand_for
 from cute_sharding.estimates.traffic import Traffic
 
@@ -36,7 +37,7 @@ def run(
     told any.
     """
     stand_for(BACKENDS[device])
-    dry_runs.start_group(rank, prod(sizes))
+    dispatch_modes.start_group(rank, prod(sizes))
     mesh = init_device_mesh(
         "cpu", tuple(sizes), mesh_dim_names=None if names is None else (*names,)
     )
@@ -55,7 +56,7 @@ class Observed(Profiler):
     """Records what tensors without elements send; to ask one for its device is no op."""
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if dry_runs.asks_device(func, args):
+        if stand_ins.asks_device(func, args):
             return args[0].fake_device
         return super().run(func, args, kwargs)
 
@@ -78,13 +79,13 @@ def once(
     A step of an optimizer is run a second time: what it keeps is then there from the start.
     ``explains``: also why lines send, which takes a while.
     """
-    recorder, layers, fakes = Observed(), Layers(), dry_runs.Fakes()
+    recorder, layers, fakes = Observed(), Layers(), stand_ins.Fakes()
     memory = Memory(layers, fakes.mode)
     starts, error = [0], None  # what was recorded before the step, and before it was run again
     with ExitStack() as contexts:
         if device == "cuda":
-            contexts.enter_context(dry_runs.GpuKernels())
-            contexts.enter_context(dry_runs.exchanges_shards())
+            contexts.enter_context(stand_ins.GpuKernels())
+            contexts.enter_context(stand_ins.exchanges_shards())
         # Of modes only the last one that is entered is asked about ops of DTensors.
         for context in (layers, memory, memory.resizing(), fakes, recorder):
             contexts.enter_context(context)

@@ -1,31 +1,143 @@
-"""What ``local_map`` gives where some input is cut unevenly. torch takes what each rank's function
-gave for a part of as many rows as all others, so that ranks disagree about the global shape. Which
-rows the function gives on other ranks nobody knows: so they tell one another their local shapes.
+"""What is given to functions that are told which placements it has: DTensors that views and slices
+leave cut, where torch's make replicas, are gathered. And what ``local_map`` gives where some input
+is cut unevenly: torch takes what each rank's function gave for a part of as many rows as all
+others, so that ranks disagree about the global shape. Which rows the function gives on other ranks
+nobody knows: so they tell one another their local shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import signature
 from itertools import product
 from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.replaced import collective_ops, process_groups, tensor_specs
-from cute_sharding.dtensor.run.placements import text
+from cute_sharding.dtensor.replaced import collective_ops, process_groups, scatters, tensor_specs
+from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
+from cute_sharding.dtensor.replaced.process_groups import is_ascending
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Partial,
+    Replicate,
+    Shard,
+    StridedShard,
+    TensorMeta,
+    is_dtensor,
+    made,
+    may_be_uneven,
+    placed_as,
+)
+from cute_sharding.dtensor.run.placements import counted_from_0, text
 from cute_sharding.layout.layout import row_major
 from cute_sharding.sharding.deal import local_size
 
 
-def with_global_shapes(tensor: Any) -> Any:
+def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
+    """A DTensor that is to be distributed, gathered where that is all that is missing."""
+    wanted = (Replicate(),) * tensor.device_mesh.ndim if placements is None else (*placements,)
+    if mesh in (None, tensor.device_mesh) and _gathers(tensor.placements, wanted):
+        return tensor.redistribute(placements=wanted)
+    return tensor
+
+
+def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int) -> Any | None:
+    """The DTensor of a plain tensor that the rank ``source`` of each process group has, each part
+    with the rank at its coordinate; None where torch distributes it so, or refuses to.
+    """
+    if is_dtensor(tensor) or placements is None or len(placements) != mesh.ndim:
+        return None
+    strided = any(isinstance(p, StridedShard) for p in placements)
+    if (
+        not (strided or (any(p.is_shard() for p in placements) and not is_ascending(mesh)))
+        or not tensor.is_leaf
+        or tensor.device.type != mesh.device_type
+        or mesh.get_coordinate() is None
+    ):
+        return None
+    local = tensor.detach()
+    placements = tuple([counted_from_0(p, tensor.ndim) for p in placements])
+    for m, p in enumerate(placements):
+        if isinstance(p, (Shard, StridedShard)):
+            parts, _ = p._split_tensor(local, mesh.size(m), with_padding=False, contiguous=True)
+            local = scatters.scattered(parts, p.dim, mesh, m, source)
+        else:
+            local = Replicate._make_replicate_tensor(local, mesh, m, source)
+            if isinstance(p, Partial):
+                local = p._partition_value(local, mesh, m)
+    meta = TensorMeta(tensor.size(), tensor.stride(), tensor.dtype)
+    spec = DTensorSpec(mesh, placements, meta)
+    return made(
+        local.requires_grad_(tensor.requires_grad), spec, requires_grad=tensor.requires_grad
+    )
+
+
+def _gathers(given: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    """Whether to redistribute from the one to the other is to replicate alone."""
+    return tuple(given) != tuple(wanted) and all(
+        p == q or q.is_replicate() for p, q in zip(given, wanted)
+    )
+
+
+def lenient_local_map(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function behind local_map, which redistributes inputs to the replicas that it is told
+    of, and gives what it makes of uneven shards its global shape.
+    """
+    # Since 2.14 it is given one more setting, before what the program gives.
+    named = [p for p in signature(stock).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    others = len(named) - 6
+
+    # By torch's names: what the program gives by name stands in kwargs.
+    def _local_map_wrapped(
+        func: Any,
+        out_placements: Any,
+        in_placements: Any,
+        in_grad_placements: Any,
+        device_mesh: Any,
+        redistribute_inputs: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        uneven = _some_are_uneven(args[others:], in_placements)
+        if in_placements is not None and not redistribute_inputs:
+            differing = [
+                (x.placements, wanted)
+                for x, wanted in zip(leaves(args[others:]), in_placements)
+                if is_dtensor(x) and wanted is not None and tuple(x.placements) != tuple(wanted)
+            ]
+            redistribute_inputs = all(_gathers(*each) for each in differing)
+        settings = in_grad_placements, device_mesh, redistribute_inputs
+        found = stock(func, out_placements, in_placements, *settings, *args, **kwargs)
+        return tree_map(_with_global_shape, found) if uneven else found
+
+    return _local_map_wrapped
+
+
+def _some_are_uneven(args: Any, in_placements: Any) -> bool:
+    """Whether ranks are given different numbers of rows of some DTensor. Of sizes that are symbols
+    it is not asked: a compiled program goes on as in torch.
+    """
+    given = leaves(args)
+    for x, wanted in zip(given, in_placements or [None] * len(given)):
+        if is_dtensor(x) and all(type(n) is int for n in x.shape):
+            spec = x._spec if wanted is None else placed_as(x._spec, tuple(wanted))
+            if may_be_uneven(spec):
+                return True
+    return False
+
+
+def _with_global_shape(tensor: Any) -> Any:
     """A DTensor that ``local_map`` made of this rank's local tensor, with the shape that the local
-    tensors of all ranks have together; as it is where it is cut nowhere.
+    tensors of all ranks have together; as it is where it is cut nowhere, or is none.
 
     One collective for each mesh dim, of a few numbers, on all ranks of the mesh.
 
     Raises:
         RuntimeError: no tensor has such local tensors in these placements; on all ranks alike.
     """
+    if not is_dtensor(tensor):
+        return tensor
     spec, mesh = tensor._spec, tensor.device_mesh
     cuts = [tensor_specs.cut_of(p) for p in spec.placements]
     if not any(cuts) or not mesh._is_current_rank_part_of_mesh():

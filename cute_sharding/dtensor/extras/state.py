@@ -10,6 +10,7 @@ torch/distributed/checkpoint/planner_helpers.py, metadata.py.)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -20,8 +21,6 @@ from cute_sharding.dtensor.door.held import held_at
 from cute_sharding.dtensor.replaced import (
     patches,
     process_groups,
-    scatters,
-    state_dicts,
     tensor_specs,
 )
 from cute_sharding.dtensor.replaced.patch import Patch
@@ -70,11 +69,35 @@ def write_items(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(self, fqn, object)
         self._raise_if_contains_partial_placements()
         return [
-            state_dicts.write_item(fqn, self, block.global_offset, block.size)
-            for block in blocks_of(self)
+            _write_item(fqn, self, block.global_offset, block.size) for block in blocks_of(self)
         ]
 
     return __create_write_items__
+
+
+def _chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Any:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+
+
+def _write_item(fqn: str, tensor: Any, offsets: Sequence[int], sizes: Sequence[int]) -> Any:
+    """What a checkpoint is told of one block of a tensor."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    data = TensorWriteData(
+        chunk=_chunk(offsets, sizes),
+        properties=TensorProperties.create_from_tensor(tensor.to_local()),
+        size=tensor.size(),
+    )
+    return WriteItem(
+        index=MetadataIndex(fqn, torch.Size(offsets)), type=WriteItemType.SHARD, tensor_data=data
+    )
+
+
+def _has_module(name: str) -> bool:
+    return find_spec(name) is not None
 
 
 def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +107,7 @@ def chunk_list(stock: Callable[..., Any]) -> Callable[..., Any]:
         if _is_torchs(self):
             return stock(self)
         self._raise_if_contains_partial_placements()
-        return [state_dicts.chunk(block.global_offset, block.size) for block in blocks_of(self)]
+        return [_chunk(block.global_offset, block.size) for block in blocks_of(self)]
 
     return __create_chunk_list__
 
@@ -146,27 +169,6 @@ def _filled(tensor: Any, whole: torch.Tensor) -> Any:
     return tensor
 
 
-def scattered(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What each rank gets of a tensor that ``distribute_tensor`` scatters; torch refuses to where
-    strided shards are of different sizes (torch/distributed/tensor/placement_types.py).
-    """
-
-    def _shard_tensor(
-        self: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: int, src_data_rank: int | None = 0
-    ) -> torch.Tensor:
-        n = mesh.size(mesh_dim)
-        if (
-            src_data_rank is None
-            or mesh.get_coordinate() is None
-            or tensor.shape[self.dim] % (self.split_factor * n) == 0
-        ):
-            return stock(self, tensor, mesh, mesh_dim, src_data_rank)
-        parts, _ = self._split_tensor(tensor, n, with_padding=False, contiguous=True)
-        return scatters.scattered(parts, self.dim, mesh, mesh_dim, src_data_rank)
-
-    return _shard_tensor
-
-
 def visualization(
     stock: Callable[..., Any], table: Callable[..., Any], rich_table: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -185,9 +187,9 @@ def visualization(
         shards = shards_of(dtensor)
         if any(dtensor.device_mesh.get_coordinate()):
             return None
-        if use_rich and state_dicts.has_module("rich") and state_dicts.has_module("matplotlib"):
+        if use_rich and _has_module("rich") and _has_module("matplotlib"):
             return rich_table(dtensor.shape, shards, device_kind=dtensor.device_mesh.device_type)
-        if not state_dicts.has_module("tabulate"):
+        if not _has_module("tabulate"):
             raise ValueError("`visualize_sharding` requires either `rich` or `tabulate`.")
         print(table(shards, device_kind=dtensor.device_mesh.device_type))
         return None
@@ -241,5 +243,4 @@ METHODS: dict[Patch, Callable[[Any], Any]] = {
     patches.SAVED: write_items,
     patches.LOADED: chunk_list,
     patches.PARTS: tensor_shard,
-    patches.SCATTERED: scattered,
 }

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.answer.answers import Prepare
 from cute_sharding.dtensor.extras.copies import (
     Copy,
     copy_in,
@@ -38,7 +39,6 @@ from cute_sharding.dtensor.replaced import (
     registry,
     tensor_specs,
 )
-from cute_sharding.dtensor.replaced.answers import Prepare
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.lists import Wanted, redistribute_all

@@ -6,4 +6,6 @@ decide/test_fixes.py``): on a release where torch is right the test fails, and t
 
 - :mod:`.table`: the rows
 - :mod:`.when`: conditions that take more than a line
+- :mod:`.in_place`, :mod:`.operators`, :mod:`.filled`: functions in the place of ops that no rule
+  mends: views in place, operators on bits, what nodes of autograd make beside DTensors
 """

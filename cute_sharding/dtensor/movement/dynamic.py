@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.movement.copies import note_movement
 from cute_sharding.dtensor.movement.running import LISTS, Runner
 from cute_sharding.dtensor.replaced import (
-    answers,
     collective_ops,
     dispatch,
     local_tensors,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import in_force
 from cute_sharding.dtensor.bookkeeping.stats import (
     Received,
@@ -20,7 +21,6 @@ from cute_sharding.dtensor.movement.dynamic import dynamic_of
 from cute_sharding.dtensor.movement.running import Runner, comes_back
 from cute_sharding.dtensor.movement.several import Steps
 from cute_sharding.dtensor.replaced import (
-    answers,
     dispatch_modes,
     op_schemas,
     registry,

@@ -15,9 +15,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from cute_sharding.dtensor.answer.running import function_of
 from cute_sharding.dtensor.movement.running import Runner
 from cute_sharding.dtensor.movement.together import Parts, one_exchange
-from cute_sharding.dtensor.replaced import dispatch, registry, symints, tensor_specs
+from cute_sharding.dtensor.replaced import registry, symints, tensor_specs
 from cute_sharding.dtensor.run.groups import dims_of_group
 from cute_sharding.exchange import Exchange
 from cute_sharding.relations.table.movement import at
@@ -45,7 +46,7 @@ def _parts(x: Any, parts: int | Sequence[int], dim: int = 0) -> Parts | None:
         return None  # torch says what is wrong
     if all(cut is None or cut[0] != d for cut in map(tensor_specs.cut_of, spec.placements)):
         return None
-    functions = [dispatch.function_of(registry.overload(SLICE), x, d, *b) for b in bounds]
+    functions = [function_of(registry.overload(SLICE), x, d, *b) for b in bounds]
     runners = [each for each in functions if isinstance(each, Runner) and each.dims]
     joined = _joined(runners) if len(runners) > 1 else None
     if joined is None:

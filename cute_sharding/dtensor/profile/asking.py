@@ -7,18 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide import on_one_mesh, propagation
 from cute_sharding.dtensor.movement import movement_first
 from cute_sharding.dtensor.profile.profiler import PLAIN, Call
-from cute_sharding.dtensor.replaced import (
-    answers,
-    dispatch_modes,
-    op_schemas,
-    process_groups,
-    registry,
-)
+from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, process_groups, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.reports.stock import StockPlan, stock_plan

@@ -15,12 +15,9 @@ import torch
 
 from cute_sharding.dtensor.refit.ops import TAKES_NUMBERS, relation_of, value_of
 from cute_sharding.dtensor.replaced import dispatch_modes, local_tensors
-from cute_sharding.dtensor.replaced.traced_code import (
-    TorchDispatchMode,
-    decomposition,
-    tree_leaves,
-    tree_map,
-)
+from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
+from cute_sharding.dtensor.replaced.observing import TorchDispatchMode
+from cute_sharding.dtensor.replaced.registry import decomposition
 from cute_sharding.relations import NotOnlyMoved, Relation, beside, compose, filled
 from cute_sharding.relations.piece import whole
 
@@ -132,7 +129,7 @@ class _Tracing(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        tensors = [x for x in leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         ours = [x for x in tensors if self.said(x) is not None]
         self._check(func, ours)
         given = (args, kwargs)
@@ -235,7 +232,7 @@ class _Tracing(TorchDispatchMode):
                 out = apart(*args, **kwargs)
         except NotOnlyMoved:
             return None
-        results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        results = [x for x in leaves(out) if isinstance(x, torch.Tensor)]
         moved = results and all(isinstance(self.said(x), Relation) for x in results)
         return out if moved else None
 
@@ -277,7 +274,7 @@ class _Tracing(TorchDispatchMode):
     # -- what computes -----------------------------------------------------------------------------
 
     def _mark(self, out: Any, said: Computed) -> None:
-        for result in tree_leaves(out):
+        for result in leaves(out):
             if isinstance(result, torch.Tensor):
                 self.note(result, said)
 

@@ -17,13 +17,10 @@ checked are in :mod:`..bookkeeping.versions`.
   symbols; what a rank holds
 - :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`: modes; meshes and their
   groups; collectives
-- :mod:`.registry`, :mod:`.op_schemas`, :mod:`.answers`: the propagator's registries and
-  caches; what an op is given; the propagator's answers
-- :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`, :mod:`.views_in_place`,
-  :mod:`.operators`: the dispatcher, and what stands in for its steps; :mod:`.composites`: what
-  comes before it
+- :mod:`.registry`, :mod:`.op_schemas`: the propagator's registries and caches; what an op is given
+- :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`: the dispatcher, and what stands
+  in for its steps; :mod:`.composites`: what comes before it
 - :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in
   compiled programs; :mod:`.collective_order`: the order of their collectives
 - :mod:`.state_dicts`: checkpoints, state dicts, pictures
-- :mod:`.dry_runs`: what stands in for devices, in the process of a dry run alone
 """

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cute_sharding.dtensor.replaced.dispatch_modes import (
     is_tracing,
@@ -22,7 +20,7 @@ from cute_sharding.dtensor.replaced.dispatch_modes import (
 
 __all__ = [
     "OURS",
-    "CollectiveCounter",
+    "WAIT",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -39,6 +37,7 @@ __all__ = [
 # long as the collective itself.
 
 _c10d: Any = torch.ops._c10d_functional
+WAIT = _c10d.wait_tensor.default
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
@@ -123,23 +122,6 @@ def communicates(op: Any) -> bool:
     if op.namespace == "cute_sharding":
         return op._opname in OURS
     return op.namespace in ("_c10d_functional", "_dtensor") and op._opname not in _NO_COLLECTIVES
-
-
-class CollectiveCounter(TorchDispatchMode):
-    """Counts the collectives that run inside the ``with`` block. (torch's CommDebugMode needs
-    numpy, which comes with no torch.)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its own ops come by here as well
-        if communicates(func):
-            self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 def waited_in_graph(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,11 +11,10 @@ eagerly, and the same on all ranks. Nothing else is asked about order:
   saved.
 - Within a graph collectives stand by number (:func:`arrange`); those of a checkpointed region run
   again before the first that its region is needed for, as eagerly.
-- Inductor's scheduler has a kind of kernel for collectives, chains all of them in one order before
-  it does anything else, and keeps that chain. Our ops are of that kind (:func:`as_collectives`),
-  and the order of the chain is by number (:func:`chained_by_number`). Passes that go by estimated
-  times move collectives all the same, where a program turns them on: not where ranks may differ
-  (:func:`held_to_the_chain`, :func:`unless_ranks_differ`).
+- Inductor's scheduler has a kind of kernel for collectives, chains all of them in the order of the
+  graph before it does anything else, and keeps that chain. Our ops are of that kind, and the graph
+  is arranged once more after the passes over it. Passes that go by estimated times move collectives
+  all the same, where a program turns them on: not where ranks may differ (:func:`in_one_order`).
 - Equal collectives are made one only where they are equal on all ranks
   (:func:`apart_on_each_rank`).
 
@@ -26,9 +25,8 @@ Nodes of graphs, and their metadata, may be read and moved here.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -36,19 +34,16 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
-from cute_sharding.dtensor.replaced.collective_ops import OURS, communicates
+from cute_sharding.dtensor.replaced.collective_ops import OURS, WAIT, communicates
 from cute_sharding.dtensor.replaced.dispatch_modes import OF_THIS_RANK
 from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
 
 __all__ = [
     "apart_on_each_rank",
     "arrange",
-    "as_collectives",
-    "chained_by_number",
-    "held_to_the_chain",
+    "in_one_order",
     "numbered",
     "settle_passes",
-    "unless_ranks_differ",
     "with_passes_settled",
 ]
 
@@ -58,7 +53,6 @@ NUMBER, AGAIN = "cute_sharding: number", "cute_sharding: number in the backward 
 RANKS_DIFFER = "cute_sharding: ranks differ"
 _PASS, _RECOMPUTE, _REGION = "partitioner_tag", "recompute", "ac_graph_id"
 _RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -253,7 +247,7 @@ def _is_backward(node: Any) -> bool:
 def _waits(node: Any) -> Iterator[Any]:
     """The nodes that wait for a collective, also for one of several results."""
     for user in node.users:
-        if user.target is _WAIT:
+        if user.target is WAIT:
             yield user
         elif user.target is operator.getitem:
             yield from _waits(user)
@@ -323,84 +317,35 @@ def apart_on_each_rank(stock: Callable[..., Any]) -> Callable[..., Any]:
 # -- Inductor --------------------------------------------------------------------------------------
 
 
-def as_collectives() -> dict[Any, Callable[..., Any]]:
-    """How Inductor is to lower our ops that communicate: as its own collectives. The last argument
-    of each is the name of a process group, as torch's estimates of their time expect.
-    """
-    from torch._inductor.ir import TensorBox, _CollectiveKernel
-    from torch._inductor.lowering import constrain_to_fx_strides
-    from torch._inductor.virtualized import V
-    from torch.utils._pytree import tree_map
-
-    def lowering(op: Any) -> Callable[..., Any]:
-        def lowered(*args: Any) -> Any:
-            args, _ = constrain_to_fx_strides(V.graph.current_node, *args)
-            results = _CollectiveKernel.create_out_of_place(op, *args)
-            return tree_map(TensorBox.create, results)
-
-        return lowered
-
-    ops = [getattr(torch.ops.cute_sharding, name).default for name in OURS]
-    return {op: lowering(op) for op in ops}
-
-
-def chained_by_number(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that chains the scheduler's collectives in the order of the graph, for which
-    that order is by number. A collective without one, that a pass has made of others, stays behind
-    the one before it.
+def in_one_order(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Inductor's function that makes code of a graph. Behind the passes over graphs that a program
+    has chosen its collectives stand by number, and the scheduler keeps the order in which they
+    stand. Where ranks may compute other sizes than one another, what goes by estimated times moves
+    no collective before another, whatever the program has chosen.
     """
 
-    def decide_global_ordering_of_comms(
-        nodes: Sequence[Any], name_to_buf: Any, name_to_fused_node: Any
-    ) -> Any:
-        from torch._inductor.utils import contains_collective
-
-        places = [i for i, node in enumerate(nodes) if contains_collective(node)]
-        numbers: list[float] = []
-        for i in places:
-            number = _number_of_kernel(nodes[i].node)
-            numbers.append((numbers or [-1])[-1] if number is None else number)
-        by_number = sorted(range(len(places)), key=numbers.__getitem__)
-        chained = list(nodes)
-        for place, k in zip(places, by_number):
-            chained[place] = nodes[places[k]]
-        stock(chained, name_to_buf, name_to_fused_node)
-        return nodes
-
-    return decide_global_ordering_of_comms
-
-
-def _number_of_kernel(kernel: Any) -> int | None:
-    """That of the node that it was made of: the last, as among these may be what it is given."""
-    node = max(kernel.get_origins(), default=None)
-    return None if node is None else node.meta.get(NUMBER)
-
-
-def held_to_the_chain(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that runs the passes for overlap that a program has chosen; where it has
-    chosen none, that by which waits sink to where they are needed. Two move one collective before
-    another by estimated times: not where ranks may compute other sizes than one another.
-    """
-
-    def reorder_compute_and_comm_for_overlap(snodes: Sequence[Any]) -> Any:
+    def fx_codegen_and_compile(gm: Any, *args: Any, **options: Any) -> Any:
         from torch._inductor import config, config_comms
+        from torch._inductor.custom_graph_pass import get_custom_graph_passes
 
-        differ = any(
-            node.meta.get(RANKS_DIFFER)
-            for snode in snodes
-            for kernel in snode.get_nodes()
-            if kernel.node is not None
-            for node in kernel.node.get_origins()
-        )
-        options = dict.fromkeys(filter(partial(hasattr, config_comms), _UNSAFE), False)
-        chosen = config.reorder_for_compute_comm_overlap_passes or ["sink_waits"]
-        with (
-            config.patch(reorder_for_compute_comm_overlap_passes=chosen),
-            config_comms.patch(options) if differ else nullcontext(),  # type: ignore[attr-defined]
-        ):
-            return stock(snodes)
+        numbered = [node for node in gm.graph.nodes if NUMBER in node.meta]
+        if not numbered:
+            return stock(gm, *args, **options)
+        _lower_as_collectives()
+        chosen: dict[str, Any] = {
+            "post_grad_custom_post_pass": [
+                *get_custom_graph_passes(config.post_grad_custom_post_pass),
+                arrange,
+            ]
+        }
+        held: dict[str, Any] = {}
+        if any(node.meta[RANKS_DIFFER] for node in numbered):
+            chosen["aten_distributed_optimizations.enable_overlap_scheduling"] = False
+            held = dict.fromkeys(filter(partial(hasattr, config_comms), _UNSAFE), False)
+        with config.patch(chosen), config_comms.patch(held):  # type: ignore[attr-defined]
+            return stock(gm, *args, **options)
 
-    return reorder_compute_and_comm_for_overlap
+    return fx_codegen_and_compile
 
 
 _UNSAFE = (
@@ -409,17 +354,21 @@ _UNSAFE = (
 )
 
 
-def unless_ranks_differ(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that moves collectives by how long it takes them to be for what runs beside
-    them: not where ranks may compute other sizes than one another. Else the order is then its own.
+@cache
+def _lower_as_collectives() -> None:
+    """Tell Inductor how to lower our ops that communicate: as its own collectives, once they are in
+    a graph. The last argument of each is the name of a process group, as torch's estimates of their
+    time expect.
     """
+    from torch._inductor.ir import TensorBox, _CollectiveKernel
+    from torch._inductor.lowering import constrain_to_fx_strides, register_lowering
+    from torch._inductor.virtualized import V
+    from torch.utils._pytree import tree_map
 
-    def schedule_overlap_bucketing_from_inductor_configs(gm: Any, *args: Any) -> Any:
-        nodes = [node for node in gm.graph.nodes if NUMBER in node.meta]
-        if any(node.meta[RANKS_DIFFER] for node in nodes):
-            return gm
-        for node in nodes:
-            del node.meta[NUMBER]
-        return stock(gm, *args)
+    def lowered(op: Any, *args: Any) -> Any:
+        args, _ = constrain_to_fx_strides(V.graph.current_node, *args)
+        return tree_map(TensorBox.create, _CollectiveKernel.create_out_of_place(op, *args))
 
-    return schedule_overlap_bucketing_from_inductor_configs
+    for name in OURS:
+        op = getattr(torch.ops.cute_sharding, name).default
+        register_lowering(op, type_promotion_kind=None)(partial(lowered, op))

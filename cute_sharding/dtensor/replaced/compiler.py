@@ -33,10 +33,8 @@ __all__ = [
     "of_two_arguments",
     "outside_graphs",
     "settled_metadata",
-    "settled_outputs",
     "tag_compiled_graphs",
     "traced_as_known",
-    "with_plain_functions",
     "with_rows_of_their_own",
 ]
 
@@ -94,7 +92,7 @@ def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
         module = str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] != "cute_sharding":
             return stock(wrapper, frame, *rest, **named)
-        calls_programs = module.endswith(".given_placements")
+        calls_programs = module.endswith(".extras.mapped")
         called = FrameAction.DEFAULT if calls_programs else FrameAction.SKIP
         return ConvertFrameReturn(
             frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, called),
@@ -104,10 +102,13 @@ def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def with_rows_of_their_own(stock: Callable[..., Any]) -> Callable[..., Any]:
+def with_rows_of_their_own(
+    of_one_rank: Callable[[], None], stock: Callable[..., Any]
+) -> Callable[..., Any]:
     """torch's function that says of an input which of its sizes are symbols, for which those of a
     DTensor's local tensor are shared with no size that happens to be equal. Where the program has
-    marked sizes as symbols, they stay so.
+    marked sizes as symbols, they stay so. ``of_one_rank()`` is called where an input may be of
+    other sizes on other ranks.
     """
 
     def _automatic_dynamic(e: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,6 +116,9 @@ def with_rows_of_their_own(stock: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(e, DTensor):
             from torch.fx.experimental.symbolic_shapes import DimDynamic
 
+            sizes = getattr(context, "dynamic_sizes", ())
+            if may_be_uneven(e._spec) or any(dim is not DimDynamic.STATIC for dim in sizes):
+                of_one_rank()
             if any(getattr(t, "_dynamo_dynamic_indices", None) for t in (e, e._local_tensor)):
                 hold_to_marks(tx.output.shape_env)
             for inner in getattr(context, "inner_contexts", {}).values():
@@ -128,8 +132,8 @@ def with_rows_of_their_own(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function that finds how to compute an expression, with powers, long products and long
-    maxima as ones of two.
+    """torch's function that finds how to compute an expression, with powers and long products as
+    products of two, and maxima and minima by torch.sym_max and torch.sym_min.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -138,16 +142,14 @@ def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(tracer, expr, out)
         if getattr(expr, "is_Pow", False) and expr.exp.is_Integer and expr.exp > 1:
             parts = expr.base ** (expr.exp - 1), expr.base
-        elif type(expr).__name__ in ("Mul", "Max", "Min") and len(expr.args) > 2:
+        elif type(expr).__name__ in _FOLDED and (not expr.is_Mul or len(expr.args) > 2):
             parts = expr.func(*expr.args[:-1]), expr.args[-1]
         else:
             return stock(tracer, expr, out)
         args = [_build_proxy_for_sym_expr(tracer, part) for part in parts]
         if any(arg is None for arg in args):
             return None
-        function: Any = {"Max": torch.sym_max, "Min": torch.sym_min}.get(
-            type(expr).__name__, operator.mul
-        )
+        function = _FOLDED.get(type(expr).__name__, operator.mul)
         if out is None:
             return function(*args)
         proxy_tensor._sym_register(tracer, function, tuple(args), out)
@@ -156,22 +158,7 @@ def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:
     return _build_proxy_for_sym_expr
 
 
-def with_plain_functions(stock: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
-    """torch's functions for kinds of expressions. Where it has its own for Max and Min, that
-    Inductor does not know, torch.sym_max and torch.sym_min: see :func:`of_two_arguments`.
-    """
-
-    from torch.fx.experimental import proxy_tensor
-
-    plain = {
-        getattr(proxy_tensor, "_nary_sym_max", None): torch.sym_max,
-        getattr(proxy_tensor, "_nary_sym_min", None): torch.sym_min,
-    }
-
-    def _sympy_handlers() -> dict[Any, Any]:
-        return {kind: plain.get(function, function) for kind, function in stock().items()}
-
-    return _sympy_handlers
+_FOLDED: dict[str, Any] = {"Mul": operator.mul, "Max": torch.sym_max, "Min": torch.sym_min}
 
 
 def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
@@ -183,31 +170,6 @@ def first_wins(stock: Callable[..., None]) -> Callable[..., None]:
             tracer.sympy_expr_tracker[expr] = known
 
     return set_proxy_slot
-
-
-def settled_outputs(
-    of_one_rank: Callable[[], None], after: Callable[[], None], stock: Callable[..., Any]
-) -> Callable[..., Any]:
-    """What leaves a program has numbers for split factors. ``of_one_rank()`` is called before a
-    program is compiled whose inputs may be of other sizes on other ranks, ``after()`` afterwards.
-    """
-
-    def compile_and_call_fx_graph(graph: Any, tx: Any, rv: Any, *args: Any, **options: Any) -> Any:
-        for output in rv:
-            # What is no tensor may leave as it is: a placement that a graph break keeps alive.
-            node = getattr(output.as_proxy(), "node", None)
-            tensor = None if node is None else node.meta.get("example_value")
-            if isinstance(tensor, DTensor):
-                tensor._spec = settled_spec(tensor._spec)
-        inputs = [node.meta.get("example_value") for node in graph.placeholders]
-        if any(isinstance(value, DTensor) and may_be_uneven(value._spec) for value in inputs):
-            of_one_rank()
-        try:
-            return stock(graph, tx, rv, *args, **options)
-        finally:
-            after()
-
-    return compile_and_call_fx_graph
 
 
 def by_views(

@@ -29,8 +29,10 @@ CONTEXTS = Patch(
     why="The compiler takes one symbol for sizes that are equal in the call that it compiles for. "
     "The rows of a rank's local tensor are then those of any other dim of as many, on that rank "
     "alone: where they turn out to be a number so does the other, too late, and a backward graph "
-    "fails. Here they have symbols of their own. Replaced once the program imports it.",
-    until="sizes of inner tensors share no symbols with others",
+    "fails. Here they have symbols of their own. And where inputs have other sizes on other ranks "
+    "torch takes another rank's graph from the disk, which raises: it is kept apart. Replaced once "
+    "the program imports it.",
+    until="sizes of inner tensors share no symbols with others, and graphs of ranks are kept apart",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_rows_are_no_other_dim_of_as_many",
 )
 GUARDS = Patch(
@@ -45,25 +47,13 @@ GUARDS = Patch(
     "::test_global_sizes_that_a_graph_takes_for_constants_are_"
     "guarded",
 )
-OUTPUTS = Patch(
-    module="torch._dynamo.output_graph",
-    attribute="OutputGraph.compile_and_call_fx_graph",
-    file="torch/_dynamo/output_graph.py",
-    why="What leaves a program has numbers for split factors: they are settled before it is "
-    "compiled. And where its inputs have other sizes on other ranks, torch takes another rank's "
-    "graph from the disk, which raises: it is kept apart.",
-    until="with the row of _split_factor_int",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_a_split_factor_costs_a_graph_only_where_it_leaves_"
-    "the_program",
-)
 METADATA = Patch(
     module=_AOT + ".subclass_utils",
     attribute="create_subclass_metadata",
     file="torch/_functorch/_aot_autograd/subclass_utils.py",
     why="What AOTAutograd keeps of a DTensor, to make it again at run time, has numbers for split "
     "factors.",
-    until="with the row of _split_factor_int",
+    until="placements may hold split factors that are SymInts",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
 )
@@ -104,8 +94,8 @@ EXPRESSIONS = Patch(
     file="torch/fx/experimental/proxy_tensor.py",
     why="An expression that the tracer has not met before is put together from what it has. 2.13 "
     "has no function for powers; 2.13 and 2.14 call one of two arguments with products of three; "
-    "all three call functions that Inductor does not know for maxima of three.",
-    until="each of the three is traced to functions of two arguments",
+    "and for maxima all three have functions of their own that Inductor does not know.",
+    until="each of the three is traced to functions of two arguments that Inductor knows",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
 )
@@ -118,15 +108,6 @@ SLOTS = Patch(
     until="set_proxy_slot keeps the first proxy of an expression",
     test="tests/dtensor/compiled/test_compiled.py"
     "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-KINDS = Patch(
-    module=_PROXIES,
-    attribute="_sympy_handlers",
-    file="torch/fx/experimental/proxy_tensor.py",
-    why="For maxima and minima torch has functions of its own that Inductor does not know; here "
-    "they are torch.sym_max and torch.sym_min.",
-    until="Inductor knows them, or the tracer uses torch.sym_max",
-    test="tests/dtensor/compiled/test_compiled.py::test_patterns_under_inductor",
 )
 EQUALS = Patch(
     module="torch._functorch.partitioners",
@@ -150,54 +131,20 @@ PASSES = Patch(
     test="tests/dtensor/compiled/test_ranks_in_step.py"
     "::test_a_backward_graph_has_no_collective_of_no_use",
 )
-COLLECTIVES = Patch(
-    module="torch._inductor.lowering",
-    attribute="lowerings",
-    file="torch/_inductor/lowering.py",
-    why="What is no collective of torch's own is any op to Inductor's scheduler, whose passes keep "
-    "the order of its collectives alone. The ops that redistribute and move are lowered as such. "
+ORDER = Patch(
+    module="torch._inductor.compile_fx",
+    attribute="fx_codegen_and_compile",
+    file="torch/_inductor/compile_fx.py",
+    why="Inductor keeps its collectives in the order in which they stand in the graph, behind "
+    "passes that may have moved them, as they see this rank's sizes; and where a program turns "
+    "them on, two passes for overlap and `enable_overlap_scheduling` move collectives by how long "
+    "they take on this rank. It compiles under options by which they stand in the order in which "
+    "they were issued, and these are left out where ranks may hold other sizes than one another. "
+    "(torch has a check for that, `spmd_check`, which hangs where only some ranks compile.) "
     "Replaced once the program imports it.",
-    until="a library can say of its ops that they communicate",
-    test="tests/dtensor/compiled/test_compiled_order.py::test_kernels_of_ours_are_collectives",
-    entries="how Inductor lowers {}",
-)
-CHAIN = Patch(
-    module="torch._inductor.comms",
-    attribute="decide_global_ordering_of_comms",
-    file="torch/_inductor/comms.py",
-    why="Inductor chains the collectives of a graph, so that each of its passes keeps their order, "
-    "in the order in which they stand in the graph by then. Passes over the graph may have moved "
-    "them, as they see this rank's sizes: the chain is in the order in which they were issued. "
-    "Replaced once the program imports it.",
-    until="the order is that of the program",
+    until="the order is that of the program, and what moves collectives decides alike on all ranks",
     test="tests/dtensor/compiled/test_compiled_order.py"
     "::test_the_chain_is_in_the_order_of_the_program",
-)
-PASSES_FOR_OVERLAP = Patch(
-    module="torch._inductor.comms",
-    attribute="reorder_compute_and_comm_for_overlap",
-    file="torch/_inductor/comms.py",
-    why="Of the passes for overlap that a program can choose two move one collective before "
-    "another, chain or not, by how long they take on this rank, unless options say otherwise "
-    "(`config_comms.reorder_iterative_unsafe_collectives_reorder` and one like it): they do, where "
-    "ranks may hold other sizes than one another. And where a program chooses none, as since 2.13 "
-    "it does by default, waits sink to where they are needed. Replaced once the program imports "
-    "it.",
-    until="these options are off by default, and the list of passes is not empty",
-    test="tests/dtensor/compiled/test_compiled_order.py"
-    "::test_no_pass_of_inductors_moves_one_before_another",
-)
-OVERLAP = Patch(
-    module="torch._inductor.fx_passes.overlap_scheduling",
-    attribute="schedule_overlap_bucketing_from_inductor_configs",
-    file="torch/_inductor/fx_passes/overlap_scheduling.py",
-    why="Where a program turns this pass on, it moves and joins collectives by how long what runs "
-    "beside them takes on this rank. It is left out where ranks may hold other sizes than one "
-    "another; torch has a check for that (`spmd_check`), which hangs where only some ranks "
-    "compile. Replaced once the program imports it.",
-    until="it decides alike on all ranks",
-    test="tests/dtensor/compiled/test_compiled_order.py"
-    "::test_ranks_that_differ_are_not_scheduled_by_time",
 )
 CACHE_KEYS = Patch(
     module="torch.compiler.config",

@@ -2,8 +2,7 @@
 and ops that run as it runs them.
 
 The local arguments of the one call at hand may be exchanged; the dispatcher itself is changed
-elsewhere: in :mod:`.op_hooks`, in :mod:`.redistribution_hook`, and by :mod:`.tracing`, which puts
-the handlers of :mod:`.views_in_place` and :mod:`.operators`, whatever the settings are.
+elsewhere: in :mod:`.op_hooks` and in :mod:`.redistribution_hook`.
 """
 
 from __future__ import annotations
@@ -18,23 +17,19 @@ from torch.distributed.tensor import DTensor, _dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Placement
+from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves
-
-from cute_sharding.dtensor.replaced.answers import Answer, answer_of
-from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
-from cute_sharding.dtensor.replaced.op_schemas import is_in_place
 
 __all__ = [
     "arguments_of",
-    "finish",
-    "function_of",
+    "dispatcher",
     "give",
     "is_of_lists",
     "local_arguments",
     "observe",
     "redistribute_arguments",
+    "return_and_correct_aliasing",
     "run_as",
-    "run_slowly",
     "schema_of",
     "with_placements",
 ]
@@ -120,20 +115,8 @@ def is_of_lists(op_info: Any) -> bool:
     return op_info.args_tree_spec is not None
 
 
-def finish(
-    op_info: Any,
-    schema: OpSchema,
-    answer: Answer,
-    move: Callable[[torch.Tensor, DTensorSpec, DTensorSpec], torch.Tensor],
-) -> None:
-    """What is to be done with local arguments beside what torch does: it redistributes no keywords,
-    and knows nothing of what a kernel wants of strides.
-    """
-    for name, (spec, wanted) in answer.keywords.items():
-        observe(spec, wanted, f"argument {name}")
-        op_info.local_kwargs[name] = move(op_info.local_kwargs[name], spec, wanted)
-    if answer.prepare is not None:
-        op_info.local_args = answer.prepare(op_info.local_args)
+def dispatcher() -> Any:
+    return DTensor._op_dispatcher
 
 
 def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpSchema:
@@ -141,55 +124,6 @@ def schema_of(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
     schema = DTensor._op_dispatcher.unwrap_to_op_info(op, args, kwargs).schema
     assert schema is not None
     return schema
-
-
-def function_of(op: Any, *args: Any) -> Any:
-    """The function of ours that the op would be run by; None where it is run by none."""
-    schema, propagator = schema_of(op, args, {}), DTensor._op_dispatcher.sharding_propagator
-    propagate = (
-        propagator.propagate_op_sharding_non_cached
-        if is_tracing()
-        else propagator.propagate_op_sharding
-    )
-    wanted = getattr(propagate(schema), "redistribute_schema", None)
-    return wanted.op if wanted is not None and _takes_all(wanted) else None
-
-
-def _takes_all(schema: OpSchema) -> bool:
-    answer = answer_of(schema)
-    return answer is not None and answer.takes_all
-
-
-def run_slowly(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The op as torch's dispatcher runs it where its fast path does not, whether or not it writes
-    or draws, which the dispatcher tells by its name.
-    """
-    dispatcher = DTensor._op_dispatcher
-    info: Any = dispatcher.unwrap_to_op_info(op, args, kwargs)
-    found: Any = dispatcher._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
-    info.output_sharding = found
-    wanted = found.redistribute_schema
-    if wanted is not None and _takes_all(wanted):  # also of ops that draw
-        results = None
-        if info.compute_mesh._is_current_rank_part_of_mesh():
-            dispatcher.redistribute_local_args(info, wanted, False)  # which reads them at most
-            results = wanted.op(*info.local_args, **info.local_kwargs)
-    else:
-        results = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
-    if is_in_place(op):
-        return args[0]
-    outs = tuple([kwargs[argument.name] for argument in op._schema.arguments if argument.is_out])
-    if outs:
-        specs = tree_leaves(found.output_spec)
-        for out, spec in zip(outs, specs):
-            if (
-                isinstance(out, DTensor)
-                and isinstance(spec, DTensorSpec)
-                and out._spec.mesh != spec.mesh
-            ):
-                out._spec = spec  # as torch's dispatcher does of what it sees to be out=
-        return outs[0] if len(outs) == 1 else outs
-    return dispatcher.wrap(results, found.output_spec)
 
 
 def run_as(

@@ -30,6 +30,7 @@ __all__ = [
     "local_tensor_mode",
     "no_modes",
     "of_this_rank",
+    "start_group",
 ]
 
 _mode, _is_on = torch._C._get_dispatch_mode, torch._C._dispatch_tls_is_dispatch_key_included
@@ -85,16 +86,21 @@ def local_tensor_mode() -> Any | None:
     return enabled_local_tensor_mode()
 
 
+def start_group(rank: int, world: int) -> None:
+    """Start a process group in which this process is that rank, and the others are made up."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+
+
 @contextmanager
 def all_ranks(world: int) -> Iterator[None]:
     """Every rank of a world runs in this process inside the ``with`` block, each op on the tensors
     of all. Makes a process group that communicates with nobody, where there is none.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     made = not dist.is_initialized()
     if made:
-        dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+        start_group(0, world)
     try:
         with LocalTensorMode(world):
             yield

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as funcol
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._local_tensor import LocalIntNode, LocalTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.replaced.collective_ops import in_flight
 
 __all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
     "LocalTensor",
     "is_functional",
     "is_imagined",
@@ -31,6 +33,7 @@ __all__ = [
     "parts_of",
     "share_memory",
     "storage_of",
+    "tree_map",
 ]
 
 

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 __all__ = [
     "Kind",
     "Observer",
+    "TorchDispatchMode",
     "arguments_by_name",
     "asked_by",
     "current_node",

@@ -15,8 +15,7 @@ import torch
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, RuntimeSchemaInfo
 
 from cute_sharding.dtensor.replaced import patches
-from cute_sharding.dtensor.replaced.filled import handlers_in_nodes
-from cute_sharding.dtensor.replaced.op_schemas import WRITERS, drawn_in_place
+from cute_sharding.dtensor.replaced.op_schemas import drawn_in_place, unseen_writers
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 from cute_sharding.dtensor.replaced.registry import (
     op_handlers,
@@ -28,6 +27,7 @@ from cute_sharding.dtensor.replaced.registry import (
 
 __all__ = [
     "HANDLED",
+    "install_handlers",
     "install_propagation",
 ]
 
@@ -43,18 +43,28 @@ HANDLED = (
 )
 
 
+def install_handlers(installed: Installed, by_name: Mapping[str, Callable[..., Any]]) -> None:
+    """Have ops be run by functions of ours, by name, of which torch has no function of its own."""
+    by_op = {overload(name): function for name, function in by_name.items()}
+    theirs = op_handlers()
+    put = {op: function for op, function in by_op.items() if op is not None and op not in theirs}
+    installed.put(patches.HANDLERS, put)
+
+
 def install_propagation(
     installed: Installed,
     propagate: Callable[[OpSchema], OutputSharding],
     names: Sequence[str],
     handler: Callable[[Callable[..., Any]], Callable[..., Any]],
     writing: Callable[..., Any],
+    in_nodes: Mapping[Any, Callable[..., Any]],
     reach: Callable[..., None],
     live: set[int],
 ) -> None:
     """Make ``propagate`` the propagator's way, on all arguments of the ops of those names;
     ``handler(torch's)`` the function of the ops that go past it; ``writing`` that of those that
-    write without torch's dispatcher seeing it; and have each op that does followed by ``reach(op,
+    write without torch's dispatcher seeing it; ``in_nodes`` those that answer inside of nodes of
+    autograd; and have each op that does followed by ``reach(op,
     args, kwargs)``, while there are ``live`` copies.
 
     torch keeps what it found by the arguments that the op's schema info names: of ops that it
@@ -74,9 +84,9 @@ def install_propagation(
     )
     past = [op for op in map(overload, HANDLED) if op is not None and op in handlers]
     installed.put(patches.HANDLERS, {op: handler(handlers[op]) for op in past})
-    writers = [*filter(None, map(overload, WRITERS)), *drawn_in_place()]
+    writers = [*unseen_writers(), *drawn_in_place()]
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))
-    installed.put(patches.HANDLERS, handlers_in_nodes())
+    installed.put(patches.HANDLERS, in_nodes)
     installed.replace(patches.PROPAGATION, lambda stock: propagate)
     # Every write comes by here: one more call would cost a tenth of the op.
     followed = beginning_with(_BEGINNING, patches.TAIL, live=live, reach=reach)

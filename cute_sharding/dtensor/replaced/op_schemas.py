@@ -17,18 +17,19 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding.dtensor.replaced.registry import name_of, propagator
+from cute_sharding.dtensor.replaced.registry import name_of, overload, propagator
 from cute_sharding.dtensor.replaced.tensor_specs import placed_as
 
 __all__ = [
-    "WRITERS",
+    "WRITTEN",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "OpSchema",
+    "OutputSharding",
     "argument",
     "arguments",
     "draws",
@@ -43,6 +44,7 @@ __all__ = [
     "keeps_any_cut",
     "replaced_specs",
     "specs_of",
+    "unseen_writers",
     "with_shapes",
     "with_specs",
     "written",
@@ -150,34 +152,8 @@ def replaced_specs(
     return OpSchema(schema.op, args, kwargs, schema.schema_info)
 
 
-# Overloads that are given ``out=`` by another name: gradients, and others.
-_GRADIENTS = """
-    _slow_conv2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa
-    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
-    adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d avg_pool2d avg_pool3d
-    binary_cross_entropy elu fractional_max_pool2d fractional_max_pool3d gelu glu hardshrink
-    hardsigmoid hardtanh leaky_relu log_sigmoid logit max_pool2d_with_indices
-    max_pool3d_with_indices mse_loss multi_margin_loss multilabel_margin_loss nll_loss
-    nll_loss2d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-    replication_pad2d replication_pad3d sigmoid silu smooth_l1_loss soft_margin_loss
-    softplus softshrink tanh threshold upsample_bicubic2d upsample_bilinear2d
-    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
-    upsample_trilinear3d
-    """.split()  # noqa: SIM905
-_OUTS = """
-    _linalg_det.result _linalg_eigh.eigenvalues _linalg_slogdet.sign _linalg_solve_ex.result
-    _linalg_svd.U geqrf.a kthvalue.values linalg_cholesky_ex.L linalg_eigh.eigvals
-    linalg_inv_ex.inverse linalg_svd.U median.dim_values mode.values nanmedian.dim_values
-    qr.Q sort.values sort.values_stable svd.U topk.values triangular_solve.X
-    xlogy.OutScalar_Other xlogy.OutScalar_Self xlogy.OutTensor
-    """.split()  # noqa: SIM905
-
-# Ops that write to some of their arguments, of which torch's dispatcher does not see that they do:
-# the schemas of batch norms do not say it, it goes by "out" in the names of overloads, and looks at
-# the first argument of others. And the arguments, where schemas do not say them.
-WRITERS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys([f"{name}_backward.grad_input" for name in _GRADIENTS], ()),
-    **dict.fromkeys(_OUTS, ()),
+# Arguments that an op writes to, where its schema does not say so.
+WRITTEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             "native_batch_norm.default",
@@ -188,17 +164,33 @@ WRITERS: dict[str, tuple[str, ...]] = {
         ),
         ("running_mean", "running_var"),
     ),
-    "max.dim_max": (),
-    "min.dim_min": (),
     "rrelu_with_noise.default": ("noise",),
 }
+
+
+@cache
+def unseen_writers() -> list[torch._ops.OpOverload]:
+    """Ops that write to some of their arguments, of which torch's dispatcher does not see that they
+    do: it goes by "out" in the names of overloads, and looks at the first argument of others.
+    """
+    others = [
+        schema
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::") and "out" not in schema.overload_name
+    ]
+    by_another_name = [
+        f"{schema.name.removeprefix('aten::')}.{schema.overload_name or 'default'}"
+        for schema in others
+        if any(argument.is_out for argument in schema.arguments)
+    ]
+    return [*filter(None, map(overload, (*by_another_name, *WRITTEN)))]
 
 
 def is_written(op: torch._ops.OpOverload, argument: Any) -> bool:
     """Whether the op writes to that argument of its schema."""
     return (
         argument.alias_info is not None and argument.alias_info.is_write
-    ) or argument.name in WRITERS.get(name_of(op), ())
+    ) or argument.name in WRITTEN.get(name_of(op), ())
 
 
 def argument(

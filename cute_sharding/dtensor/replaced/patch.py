@@ -13,30 +13,18 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from math import inf
 from textwrap import dedent
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 
 from cute_sharding._imports import when_imported
-from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.bookkeeping.stats import logger
 
-__all__ = ["Installed", "Name", "Patch", "Place", "beginning_with", "calling", "copy_of", "require"]
-
-Release: TypeAlias = tuple[int, int]
+__all__ = ["Installed", "Name", "Patch", "beginning_with", "calling", "copy_of", "require"]
 
 _ABSENT: Any = object()
-
-
-class Place(NamedTuple):
-    """Where a release of torch has a name: the module, what of it, dotted, and the file."""
-
-    module: str
-    attribute: str
-    file: str
 
 
 @dataclass(frozen=True)
@@ -46,50 +34,26 @@ class Name:
     Attributes:
         module: the module of torch, by its full name.
         attribute: what of it, dotted.
-        file: the file of torch that this is about.
         lacking: why a torch without this name cannot do: enable then raises a RuntimeError, and
             everything is as it was. Empty where torch's own may stay in force.
-        moved: where newer releases have it: (the first of these, the place), oldest first.
     """
 
     module: str
     attribute: str
-    file: str
     lacking: str = field(default="", kw_only=True)
-    moved: tuple[tuple[Release, Place], ...] = field(default=(), kw_only=True)
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Where releases have it, the oldest first."""
-        return (
-            Place(self.module, self.attribute, self.file),
-            *(place for _, place in self.moved),
-        )
-
-    @property
-    def place(self) -> Place:
-        """Where this torch is to have it."""
-        if not self.moved:  # as of most, and this is asked often
-            return Place(self.module, self.attribute, self.file)
-        return self.places[sum(_running() >= since for since, _ in self.moved)]
 
     @property
     def name(self) -> str:
-        return f"{self.place.module}.{self.place.attribute}"
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether this torch is one that it is for."""
-        return True
+        return f"{self.module}.{self.attribute}"
 
     def owner(self) -> Any:
         """The object that has the attribute; None where this torch has none. Imports the module. Of
         a function's code it is torch's own function, also where a program has wrapped another
         around it; None where it has put another in its place.
         """
-        *parts, last = self.place.attribute.split(".")
+        *parts, last = self.attribute.split(".")
         try:
-            module = found = importlib.import_module(self.place.module)
+            module = found = importlib.import_module(self.module)
             for part in parts:
                 found = getattr(found, part)
         except (ImportError, AttributeError):
@@ -102,7 +66,7 @@ class Name:
         """What torch has there now, as it is kept (a staticmethod as one); None where it has
         nothing.
         """
-        owner, name = self.owner(), self.place.attribute.rpartition(".")[2]
+        owner, name = self.owner(), self.attribute.rpartition(".")[2]
         if isinstance(owner, type):  # and not what its metaclass has: every class can be called
             return next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
         kept = getattr(owner, "__dict__", {})
@@ -120,35 +84,18 @@ class Patch(Name):
 
     Attributes:
         attribute: what is replaced, dotted; where that is a dict, ``entries`` of it are.
+        file: the file of torch that this is about.
         why: what torch does there, and what has to be done instead.
         until: how one sees that it is no longer needed.
         test: a test of what it does, as pytest names it (not each has been seen to fail without).
         entries: what is replaced is entries of a dict; empty, or what each is, "the handler of {}".
-        before: the first release that does without, on which it is left out; None where there is
-            none yet.
     """
 
+    file: str
     why: str
     until: str
     test: str
     entries: str = ""
-    before: Release | None = None
-
-    @property
-    def versions(self) -> str:
-        """The releases that need it, of those that were checked."""
-        return (
-            versions.RANGE if self.before is None else f"before {'.'.join(map(str, self.before))}"
-        )
-
-    @property
-    def is_needed(self) -> bool:
-        return self.before is None or _running() < self.before
-
-
-def _running() -> tuple[float, float]:
-    """The running release; one that does not say which it is, is taken for the newest."""
-    return versions.release() or (inf, inf)
 
 
 class Installed:
@@ -164,19 +111,16 @@ class Installed:
         self._before_undo: list[Callable[[], None]] = []
 
     def replace(self, patch: Patch, wrap: Callable[[Any], Any]) -> None:
-        """Have the attribute be ``wrap(torch's)``; of a staticmethod, a staticmethod of that. On a
-        release that does without, nothing is done.
+        """Have the attribute be ``wrap(torch's)``; of a staticmethod, a staticmethod of that.
 
         Raises:
             RuntimeError: this torch has no such name, and the package cannot do without.
         """
-        if not patch.is_needed:
-            return
         stock = patch.found()
         if stock is None:
             self._lacks(patch)
             return
-        owner, name = patch.owner(), patch.place.attribute.rpartition(".")[2]
+        owner, name = patch.owner(), patch.attribute.rpartition(".")[2]
         was_its_own = name in getattr(owner, "__dict__", {})
 
         def undo() -> None:
@@ -196,8 +140,6 @@ class Installed:
         """Have the entries of those keys be these values. What a program puts there in their place
         stays when ours are taken back.
         """
-        if not patch.is_needed:
-            return
         table = patch.found()
         if table is None:
             self._lacks(patch)
@@ -207,10 +149,6 @@ class Installed:
             if value is not before:
                 self._steps.append((patch, key, partial(_set_back, table, key, value, before)))
                 _set(table, key, value)
-
-    def take(self, patch: Patch, keys: Iterable[Any]) -> None:
-        """Have no entries of those keys."""
-        self.put(patch, dict.fromkeys(keys, _ABSENT))
 
     def note(self, patch: Patch, key: Any, undo: Callable[[], None]) -> None:
         """Take note of an entry that was made by a function of torch's, and how it is undone."""
@@ -230,9 +168,8 @@ class Installed:
             except Exception as error:
                 logger.warning("%s is torch's own: %s: %s", patch.name, type(error).__name__, error)
 
-        if patch.is_needed:
-            self.before_undo(when_imported(patch.place.module, or_said))
-            self.before_undo(waiting.clear)
+        self.before_undo(when_imported(patch.module, or_said))
+        self.before_undo(waiting.clear)
 
     def before_undo(self, action: Callable[[], None]) -> None:
         """Call ``action()`` before all is put back: to give up waiting for what is to be replaced
@@ -282,7 +219,7 @@ def require(names: Iterable[Name]) -> None:
         RuntimeError: it lacks one.
     """
     for name in names:
-        if name.lacking and name.is_needed and name.is_lacking():
+        if name.lacking and name.is_lacking():
             raise RuntimeError(
                 f"torch {torch.__version__} has no {name.name}, or the program has put another in "
                 f"its place: {name.lacking}. Take a release that was checked, enable before that "

@@ -3,9 +3,8 @@ Rows of the compiler are in :mod:`.compiler_patches`; what is called there and n
 :mod:`.used`.
 
 A row is installed by the file of this room that names it (docs/patches.md says which); what stands
-in for rows about state dicts is made in ``extras/state.py``. Of a release of torch that does
-without a row, the row says so by ``before``; where a release has moved what it is about, by
-``moved``.
+in for rows about state dicts is made in ``extras/state.py``. Every release that is supported needs
+every row.
 
 Nothing is replaced that is no row here (a test compares all of torch before, while and after); what
 stands in for it is made where the row is used. docs/patches.md is written from this table.
@@ -107,9 +106,16 @@ DISTRIBUTE = Patch(
     file="torch/distributed/tensor/_api.py",
     why="distribute_tensor gives a DTensor back that has the placements that it is to have, and "
     "raises for others. Slices and views of ours leave cut what torch's replicate: it is brought "
-    "there first. Programs keep the function by name, so it gets other code.",
-    until="distribute_tensor redistributes a DTensor",
+    "there first. Strided shards of different sizes it refuses. And it gives the n-th shard to the "
+    "n-th rank of a process group, whose ranks ascend, and not to the rank at coordinate n, where "
+    "the placements say that it is: another where the mesh's ranks do not ascend, and torch's "
+    "all-gathers mistake them alike; plans go by coordinates. Programs keep the function by name, "
+    "so it gets other code.",
+    until="distribute_tensor redistributes a DTensor, pads strided shards, and orders what it "
+    "scatters by the mesh's coordinates",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
+    lacking="what is distributed to meshes whose ranks do not ascend would be read in another "
+    "order",
 )
 COMPOSITES = Patch(
     module="torch.library",
@@ -175,20 +181,6 @@ REDISTRIBUTE_ARGUMENTS = Patch(
     test="tests/dtensor/decide/test_attention.py::test_a_mask_is_brought_where_it_is_needed",
 )
 
-SCATTER = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="mesh_scatter",
-    file="torch/distributed/tensor/placement_types.py",
-    why="distribute_tensor gives the n-th shard to the n-th rank of a process group, whose ranks "
-    "ascend, and not to the rank at coordinate n, where the placements say that it is. It is "
-    "another where the mesh's ranks do not ascend, and torch's all-gathers mistake them alike; "
-    "plans go by coordinates.",
-    until="mesh_scatter orders its list by the mesh's coordinates",
-    test="tests/dtensor/run/test_processes.py::test_meshes_whose_ranks_do_not_ascend",
-    lacking="what is distributed to meshes whose ranks do not ascend would be read in another "
-    "order",
-)
-
 # -- DTensors in compiled programs -----------------------------------------------------------------
 
 UNFLATTEN = Patch(
@@ -211,48 +203,7 @@ LOCAL_SHAPES = Patch(
     "here without.",
     until="torch computes local shapes of SymInts without guards",
     test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-STRIDED_SIZES = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="_StridedShard.local_shard_size_and_offset",
-    file="torch/distributed/tensor/placement_types.py",
-    why="torch counts the rows of strided shards one by one, which it cannot where there are "
-    "SymInts.",
-    until="torch computes sizes of strided shards in closed form",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-SPLIT_FACTORS = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="_StridedShard._split_factor_int",
-    file="torch/distributed/tensor/placement_types.py",
-    why="A split factor that is a SymInt is believed to be what it is now. Here its number comes "
-    "with a guard.",
-    until="_split_factor_int guards on SymInts",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-HINTS = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="_guarded_hint_int",
-    file="torch/distributed/tensor/placement_types.py",
-    why="torch leaves an assertion that a split factor is what it is now, for later calls to trip "
-    "over. Here it is a guard.",
-    until="_guarded_hint_int adds a guard",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
-)
-PLACEMENTS = Patch(
-    module=_TENSOR,
-    attribute="DTensor.placements",
-    file="torch/distributed/tensor/_api.py",
-    why="A program that reads a split factor reads a number, with a guard. Replaced from the first "
-    "split factor on that is a SymInt until the program has been compiled: programs read "
-    "placements at every step.",
-    until="with the row of _split_factor_int",
-    test="tests/dtensor/compiled/test_compiled.py"
-    "::test_patterns_of_models_run_as_eagerly_in_few_graphs",
+    "::test_sequences_that_divide_and_others_have_one_graph",
 )
 EXPANSION = Patch(
     module=_TENSOR + "._sharding_prop",
@@ -299,15 +250,6 @@ PARTS = Patch(
     file="torch/distributed/tensor/_api.py",
     why="The part of the local tensor that is one of those boxes.",
     test="tests/dtensor/extras/test_state.py::test_checkpoints",
-)
-SCATTERED = Patch(
-    module=_TENSOR + ".placement_types",
-    attribute="_StridedShard._shard_tensor",
-    file="torch/distributed/tensor/placement_types.py",
-    why="distribute_tensor refuses where strided shards are of different sizes.",
-    until="_StridedShard._shard_tensor pads",
-    test="tests/dtensor/extras/test_state.py::test_state_dicts",
-    lacking="tensors could not be distributed to uneven strided shards",
 )
 STATE_DICTS = Patch(
     module="torch.distributed._state_dict_utils",

@@ -1,7 +1,6 @@
 """Meshes and process groups (torch/distributed/device_mesh.py, distributed_c10d.py).
 
-A mesh's ranks, layout and groups are read. New groups are made only where a program asks for them
-(``prepare_groups``), on all ranks alike; torch's own are never destroyed.
+A mesh's ranks, layout and groups are read; none is made here, and none destroyed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ __all__ = [
     "backend_name",
     "coordinates_in_groups",
     "flattened_mesh",
-    "flattenings",
     "group_of_dim",
     "group_of_flattened",
     "has_groups",
@@ -33,11 +31,9 @@ __all__ = [
     "is_fake",
     "is_first_rank",
     "layout_of",
-    "new_groups",
     "rank_lists",
     "stand_for",
     "this_rank",
-    "timeout_of",
 ]
 
 
@@ -148,61 +144,6 @@ def _living(group: Any) -> Any | None:
     try:
         return c10d._resolve_process_group(group.group_name)
     except RuntimeError:
-        return None
-
-
-def flattenings(mesh: Any) -> tuple[Any, ...]:
-    """The layouts of the meshes that the program has made of this one's root by flattening it, and
-    whose groups it has not destroyed.
-    """
-    return tuple(
-        [
-            flattened._layout
-            for flattened in mesh._get_root_mesh()._flatten_mapping.values()
-            if group_of_flattened(flattened) is not None
-        ]
-    )
-
-
-def new_groups(
-    slices: list[list[int]], mesh: Any, name: str, timeout: Any, pg_options: Any
-) -> Any | None:
-    """A process group of each of those lists of ranks, which all ranks of the world make in that
-    order; the one of this rank is returned, if any.
-
-    Of the backend of the mesh's own groups, with their timeout unless one is given. Where NCCL was
-    given a device, groups are split off the world's communicator all at once, as DeviceMesh does.
-    """
-    world: Any = dist.group.WORLD
-    like = group_of_dim(mesh, 0) if mesh._is_current_rank_part_of_mesh() else world
-    backend, rank = dist.get_backend(like), this_rank()
-    if timeout is None:
-        timeout = timeout_of(like, mesh.device_type)
-    with no_modes():
-        # By what all ranks know alike, also those outside of the mesh.
-        everybody = sum(map(len, slices)) == dist.get_world_size()
-        if (
-            everybody
-            and world.bound_device_id is not None
-            and backend == dist.get_backend(world) == "nccl"
-        ):
-            return dist.split_group(
-                world, slices, timeout=timeout, pg_options=pg_options, group_desc=name
-            )
-        made = [
-            dist.new_group(
-                ranks, timeout=timeout, backend=backend, pg_options=pg_options, group_desc=name
-            )
-            for ranks in slices
-        ]
-    return next((group for group, ranks in zip(made, slices) if rank in ranks), None)
-
-
-def timeout_of(group: Any, device_type: str) -> Any | None:
-    """How long the group's collectives wait; None where its backend does not say."""
-    try:
-        return group._get_backend(torch.device(device_type)).options._timeout
-    except (RuntimeError, AttributeError):
         return None
 
 

@@ -18,7 +18,6 @@ from torch.distributed.tensor.placement_types import Placement
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.collective_ops import waited
 from cute_sharding.dtensor.replaced.patch import Installed, calling, copy_of, require
-from cute_sharding.dtensor.replaced.scatters import by_coordinates
 from cute_sharding.dtensor.replaced.used import PLANNER
 
 __all__ = [
@@ -53,7 +52,6 @@ def install_redistribution(
     """
     installed.replace(patches.REDISTRIBUTE, calling(local_tensor, patches.REDISTRIBUTE))
     installed.replace(patches.REDISTRIBUTE_ARGUMENTS, local_args)
-    installed.replace(patches.SCATTER, by_coordinates)
 
 
 def require_planner() -> None:

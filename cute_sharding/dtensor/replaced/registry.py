@@ -21,6 +21,7 @@ from cute_sharding.relations.dim_map import DimSpec
 
 __all__ = [
     "clear_propagation_caches",
+    "decomposition",
     "is_derived",
     "is_of_the_program",
     "name_of",
@@ -164,3 +165,13 @@ def stock_propagation() -> Callable[[OpSchema], OutputSharding]:
 def propagation() -> Callable[[OpSchema], OutputSharding]:
     """torch's own way from an op on specs to the placements that it needs and gives."""
     return propagator().propagate_op_sharding_non_cached
+
+
+def decomposition(op: Any) -> Callable[..., Any] | None:
+    """The op as torch's code says it by other ops; None where there is none."""
+    from torch._decomp import decomposition_table
+
+    if op not in decomposition_table and op._can_decompose():
+        return op.decompose
+    found: Callable[..., Any] | None = decomposition_table.get(op)
+    return found

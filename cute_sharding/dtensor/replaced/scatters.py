@@ -1,11 +1,11 @@
 """The scatter with which tensors are distributed (torch/distributed/tensor/_collective_utils.py).
 
-What each rank is handed is put in order here; the collective is torch's own.
+Called here, with what each rank is handed put in order; nothing of it is replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,27 +15,7 @@ from torch.distributed.tensor.placement_types import Shard
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.replaced.local_tensors import LocalTensor, local_of
 
-__all__ = ["by_coordinates", "scattered"]
-
-
-def by_coordinates(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's mesh_scatter, with the parts handed out by coordinate: torch hands them out by the
-    place in the process group, which is another where ranks do not ascend along the mesh.
-    """
-
-    def mesh_scatter(
-        output: torch.Tensor,
-        scatter_list: list[torch.Tensor],
-        mesh: Any,
-        mesh_dim: int = 0,
-        *options: Any,
-        **named: Any,
-    ) -> Any:
-        if not process_groups.is_ascending(mesh):
-            scatter_list = _in_order_of_groups(scatter_list, mesh, mesh_dim)
-        return stock(output, scatter_list, mesh, mesh_dim, *options, **named)
-
-    return mesh_scatter
+__all__ = ["scattered"]
 
 
 def _in_order_of_groups(
@@ -54,8 +34,9 @@ def _in_order_of_groups(
 def scattered(
     parts: Sequence[torch.Tensor], dim: int, mesh: Any, mesh_dim: int, source: int
 ) -> torch.Tensor:
-    """This rank's of the parts that the rank ``source`` of its slice has; the parts, of which all
-    ranks know the shapes, differ along ``dim`` alone.
+    """This rank's of the parts that the rank ``source`` of its slice has, by its coordinate. (torch
+    goes by the place in the process group, which is another where ranks do not ascend along the
+    mesh.) The parts, of which all ranks know the shapes, differ along ``dim`` alone.
     """
     longest = max(part.shape[dim] for part in parts)
     missing = [longest - part.shape[dim] for part in parts]
@@ -66,7 +47,9 @@ def scattered(
         for part, n in zip(parts, missing)
     ]
     output = torch.empty_like(padded[0])
-    by_coordinates(mesh_scatter)(output, padded, mesh, mesh_dim, group_src=source)
+    if not process_groups.is_ascending(mesh):
+        padded = _in_order_of_groups(padded, mesh, mesh_dim)
+    mesh_scatter(output, padded, mesh, mesh_dim, group_src=source)
     return Shard._maybe_unpad_tensor_with_sizes(
         dim, output, missing, mesh.get_coordinate()[mesh_dim], True
     )

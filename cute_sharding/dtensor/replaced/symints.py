@@ -17,10 +17,10 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from cute_sharding.dtensor.replaced.tensor_specs import split_factors
 from cute_sharding.relations.table.names import ThisCall
 
 __all__ = [
+    "SymbolicStride",
     "ask_whether_contiguous",
     "assert_at_run_time",
     "factors_at_hand",
@@ -37,6 +37,8 @@ __all__ = [
     "shape_with_symbols",
     "shapes_at_hand",
     "size_text",
+    "split_factor_of",
+    "split_factors",
     "with_numbers",
     "with_symbols_in_shape",
 ]
@@ -91,19 +93,57 @@ def may_be_number(size: Any) -> bool:
     return size.node.shape_env not in _held
 
 
+class SymbolicStride(_StridedShard):
+    """A _StridedShard whose split factor is a SymInt. torch's code and programs that read the
+    factor read a number, with a guard that it has it; rules of ours go by the symbol.
+    """
+
+    def __init__(self, dim: int, symbol: torch.SymInt) -> None:
+        now: Any = symbol.node.hint
+        super().__init__(dim, split_factor=now)
+        self.symbol = symbol
+
+    @property
+    def split_factor(self) -> int:  # type: ignore[override]
+        return number_of(self.symbol)
+
+    def _split_factor_int(self) -> int:
+        return self.split_factor
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _StridedShard)
+            and self.dim == other.dim
+            and size_text(self.symbol) == size_text(split_factor_of(other))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.dim, self.symbol.node.expr))
+
+    def __repr__(self) -> str:
+        return f"_StridedShard(dim={self.dim}, sf={self.symbol})"
+
+    def __str__(self) -> str:
+        return f"_S({self.dim}, {self.symbol})"
+
+
+def split_factor_of(placement: _StridedShard) -> Any:
+    """The split factor; the symbol, where it is one."""
+    return placement.symbol if isinstance(placement, SymbolicStride) else placement.split_factor
+
+
+def split_factors(spec: DTensorSpec) -> list[Any]:
+    return [split_factor_of(p) for p in spec.placements if isinstance(p, _StridedShard)]
+
+
 def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """The placements with numbers for split factors: where one is a SymInt, a guard says that it
     has the value that it has now.
     """
-    if not any(
-        isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt)
-        for p in placements
-    ):
-        return tuple(placements)  # itself: every read of DTensor.placements comes by here
     return tuple(
         [
-            _StridedShard(p.dim, split_factor=number_of(p.split_factor))
-            if isinstance(p, _StridedShard) and isinstance(p.split_factor, torch.SymInt)
+            _StridedShard(p.dim, split_factor=p.split_factor)
+            if isinstance(p, SymbolicStride)
             else p
             for p in placements
         ]
@@ -111,7 +151,7 @@ def settled(placements: Sequence[Placement]) -> tuple[Placement, ...]:
 
 
 def settled_spec(spec: DTensorSpec) -> DTensorSpec:
-    if not is_symbolic(*split_factors(spec)):
+    if not any(isinstance(p, SymbolicStride) for p in spec.placements):
         return spec
     return DTensorSpec(
         spec.mesh,

@@ -26,6 +26,7 @@ from torch.distributed.tensor.placement_types import (
 )
 
 from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
+from cute_sharding.dtensor.replaced.symints import split_factor_of, split_factors
 from cute_sharding.layout.layout import row_major
 
 __all__ = [
@@ -104,7 +105,7 @@ def cut_of(placement: Placement) -> tuple[int, Any] | None:
     if type(placement) is Replicate:
         return None
     if isinstance(placement, StridedShard):  # first: in some releases it is a Shard
-        return placement.dim, placement.split_factor
+        return placement.dim, split_factor_of(placement)
     if isinstance(placement, Shard):
         return placement.dim, 1
     if isinstance(placement, (Replicate, Partial)):
@@ -140,10 +141,6 @@ def placed_as(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSp
         spec.tensor_meta,
         use_strided_shard_as_shard_order=spec.use_strided_shard_as_shard_order if strided else None,
     )
-
-
-def split_factors(spec: DTensorSpec) -> list[Any]:
-    return [p.split_factor for p in spec.placements if isinstance(p, StridedShard)]
 
 
 def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import placement_types as _placement_types
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -25,28 +24,19 @@ from cute_sharding.dtensor.replaced import (
     patches,
 )
 from cute_sharding.dtensor.replaced.expansion import as_they_are
-from cute_sharding.dtensor.replaced.operators import OPERATORS
 from cute_sharding.dtensor.replaced.patch import Installed
-from cute_sharding.dtensor.replaced.registry import op_handlers, overload
 from cute_sharding.dtensor.replaced.symints import (
+    SymbolicStride,
     has_shape_env,
     is_symbolic,
-    number_of,
-    settled,
     shape_with_symbols,
 )
 from cute_sharding.dtensor.replaced.tensor_specs import are_known, cut_of
-from cute_sharding.dtensor.replaced.views_in_place import VIEWS_IN_PLACE
-from cute_sharding.sharding.deal import piece_and_block
 
 __all__ = [
     "Tracing",
     "strided_shard",
 ]
-
-# Whether placements of this torch can hold a SymInt as their split factor, beside the number that
-# C++ keeps.
-_HOLDS_SYMBOLS = hasattr(_StridedShard, "_split_factor_int")
 
 
 def strided_shard(dim: int, split_factor: Any) -> Placement:
@@ -55,13 +45,9 @@ def strided_shard(dim: int, split_factor: Any) -> Placement:
     """
     if not isinstance(split_factor, torch.SymInt):
         return _StridedShard(dim, split_factor=split_factor)
-    if not (_HOLDS_SYMBOLS and Tracing.settles):
+    if not Tracing.settles:
         return _StridedShard(dim, split_factor=int(split_factor))
-    now: Any = split_factor.node.hint
-    placement = _StridedShard(dim, split_factor=now)
-    placement._symbolic_split_factor = split_factor
-    Tracing.read_numbers()
-    return placement
+    return SymbolicStride(dim, split_factor)
 
 
 class Tracing:
@@ -92,26 +78,12 @@ class Tracing:
         self._installed = installed
         self._local_size, self._equate, self._as_view = local_size, equate, as_view
         self._writing, self._live, self._of_one_rank = writing, live, of_one_rank
-        self._reads_numbers = False
         Tracing.in_force = self
         installed.before_undo(self._end)
         installed.replace(patches.UNFLATTEN, self._unflatten)
         installed.replace(patches.LOCAL_SHAPES, self._local)
         installed.replace(patches.EXPANSION, as_they_are)
-        installed.replace(patches.STRIDED_SIZES, self._strided)
-        installed.replace(patches.SPLIT_FACTORS, _number_of_split_factor)
-        installed.replace(patches.HINTS, _number)
         self._meet_compiler()
-        handlers = {**VIEWS_IN_PLACE, **OPERATORS}
-        by_op = {overload(name): handler for name, handler in handlers.items()}
-        installed.put(
-            patches.HANDLERS,
-            {
-                op: handler
-                for op, handler in by_op.items()
-                if op is not None and op not in op_handlers()
-            },
-        )
 
     def _end(self) -> None:
         Tracing.settles, Tracing.in_force = False, None
@@ -123,12 +95,11 @@ class Tracing:
         installed = self._installed
         for row, made in (
             (compiler_patches.FRAMES, compiler.none_of_ours),
-            (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
-            (compiler_patches.GUARDS, compiler_guards.on_global_sizes),
             (
-                compiler_patches.OUTPUTS,
-                partial(compiler.settled_outputs, self._of_one_rank, self._read_as_they_are),
+                compiler_patches.CONTEXTS,
+                partial(compiler.with_rows_of_their_own, self._of_one_rank),
             ),
+            (compiler_patches.GUARDS, compiler_guards.on_global_sizes),
             (compiler_patches.METADATA, self._settled_metadata),
             (
                 compiler_patches.TRACES,
@@ -141,41 +112,15 @@ class Tracing:
             ),
             (compiler_patches.EXPRESSIONS, compiler.of_two_arguments),
             (compiler_patches.SLOTS, compiler.first_wins),
-            (compiler_patches.KINDS, compiler.with_plain_functions),
             (compiler_patches.EQUALS, collective_order.apart_on_each_rank),
             (compiler_patches.PASSES, collective_order.with_passes_settled),
-            (compiler_patches.CHAIN, collective_order.chained_by_number),
-            (compiler_patches.PASSES_FOR_OVERLAP, collective_order.held_to_the_chain),
-            (compiler_patches.OVERLAP, collective_order.unless_ranks_differ),
+            (compiler_patches.ORDER, collective_order.in_one_order),
         ):
             installed.once_imported(row, partial(installed.replace, row, made))
-        installed.once_imported(
-            compiler_patches.COLLECTIVES,
-            lambda: installed.put(compiler_patches.COLLECTIVES, collective_order.as_collectives()),
-        )
 
     def _settled_metadata(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         Tracing.settles = True  # from now on split factors that are SymInts may leave a program
         return compiler.settled_metadata(stock)
-
-    @classmethod
-    def read_numbers(cls) -> None:
-        """From the first split factor on that is a SymInt, ``DTensor.placements`` reads as numbers.
-        (Not before: programs read it at every step.)
-        """
-        tracing = cls.in_force
-        if tracing is not None and not tracing._reads_numbers:
-            tracing._reads_numbers = True
-            tracing._installed.replace(patches.PLACEMENTS, tracing._read)
-
-    def _read_as_they_are(self) -> None:
-        """No split factor is a SymInt any more: the program has been compiled."""
-        if self._reads_numbers:
-            self._reads_numbers = False
-            self._installed.undo(patches.PLACEMENTS)
-
-    def _read(self, stock: property) -> property:
-        return property(lambda tensor: settled(tensor._spec.placements), doc=stock.__doc__)
 
     def _unflatten(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def __tensor_unflatten__(
@@ -222,25 +167,6 @@ class Tracing:
         )
         return None if any(n is None for n in local) else local
 
-    def _strided(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        def local_shard_size_and_offset(
-            placement: Any, curr_local_size: Any, num_chunks: int, rank: Any, offset_mode: Any = 0
-        ) -> Any:
-            sizes = curr_local_size, placement.split_factor
-            if (
-                is_symbolic(*sizes)
-                and has_shape_env(*sizes)
-                and type(rank) is int
-                and offset_mode != _ALL_OFFSETS
-            ):
-                size = self._local_size(curr_local_size, (placement.split_factor, num_chunks, rank))
-                if size is not None:
-                    _, block = piece_and_block(curr_local_size, placement.split_factor, num_chunks)
-                    return size, rank * block
-            return stock(placement, curr_local_size, num_chunks, rank, offset_mode)
-
-        return local_shard_size_and_offset
-
     def _local(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def compute_local_shape_and_global_offset(
             global_shape: Any, mesh: Any, placements: Any, skip_offset: bool = False
@@ -253,31 +179,3 @@ class Tracing:
             return stock(shape, mesh, placements, skip_offset)
 
         return compute_local_shape_and_global_offset
-
-
-_ALL_OFFSETS = (
-    getattr(_placement_types, "_StridedShardOffsetMode", None)
-    and _placement_types._StridedShardOffsetMode.ALL
-)
-
-
-def _number(stock: Callable[..., int]) -> Callable[..., int]:
-    def _guarded_hint_int(value: Any, *, reason: str) -> int:
-        return (
-            number_of(value)
-            if isinstance(value, torch.SymInt) and value.node.has_hint()
-            else stock(value, reason=reason)
-        )
-
-    return _guarded_hint_int
-
-
-def _number_of_split_factor(stock: Callable[..., int]) -> Callable[..., int]:
-    def _split_factor_int(placement: Any) -> int:
-        return (
-            number_of(placement.split_factor)
-            if isinstance(placement.split_factor, torch.SymInt)
-            else stock(placement)
-        )
-
-    return _split_factor_int

@@ -82,7 +82,7 @@ def _name_of(mesh: Any) -> str:
 
 
 def _group_name(mesh: Any) -> str:
-    """A process group of the mesh, by name: see ``as_collectives`` of
+    """A process group of the mesh, by name: see ``in_one_order`` of
     replaced/collective_order.py.
     """
     name: str = process_groups.group_of_dim(mesh, 0).group_name

@@ -16,11 +16,12 @@ from itertools import combinations
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
-from cute_sharding.dtensor.replaced import compiler, process_groups
+from cute_sharding.dtensor.replaced import compiler, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.ranks import coordinate, is_native, spans
 from cute_sharding.redistribution.network import Chosen
 
@@ -89,7 +90,7 @@ def prepare_groups(
             or _is_world(mesh, among)
         )
         if not there:
-            groups[key] = process_groups.new_groups(
+            groups[key] = _new_groups(
                 slices(mesh, among),
                 mesh,
                 f"mesh_{'_'.join(names[m] for m in among)}",
@@ -116,7 +117,7 @@ def _prepare_both(mesh: DeviceMesh, other: DeviceMesh, timeout: Any, pg_options:
     groups, world = _prepared(), tuple(range(dist.get_world_size()))
     if wanted != [world] and any(_key_of_ranks(mesh, ranks) not in groups for ranks in wanted):
         name = "ranks_of_two_meshes"
-        made = process_groups.new_groups([*map(list, wanted)], mesh, name, timeout, pg_options)
+        made = _new_groups([*map(list, wanted)], mesh, name, timeout, pg_options)
         rank = process_groups.this_rank()
         for some in wanted:
             groups[_key_of_ranks(mesh, some)] = made if rank in some else None
@@ -191,7 +192,7 @@ def groups_at_hand(mesh: Any, backend: str | None = None) -> frozenset[tuple[int
         return frozenset()
     return _at_hand(
         mesh,
-        process_groups.flattenings(mesh),
+        _flattenings(mesh),
         _backend(mesh) if backend is None else backend,
         len(_prepared()),
         ref(dist.group.WORLD),
@@ -324,3 +325,58 @@ def slices(mesh: Any, dims: Sequence[int]) -> list[list[int]]:
                 rank
             )
     return [sorted(ranks) for ranks in found.values()]
+
+
+def _flattenings(mesh: Any) -> tuple[Any, ...]:
+    """The layouts of the meshes that the program has made of this one's root by flattening it, and
+    whose groups it has not destroyed.
+    """
+    return tuple(
+        [
+            flattened._layout
+            for flattened in mesh._get_root_mesh()._flatten_mapping.values()
+            if process_groups.group_of_flattened(flattened) is not None
+        ]
+    )
+
+
+def _new_groups(
+    slices: list[list[int]], mesh: Any, name: str, timeout: Any, pg_options: Any
+) -> Any | None:
+    """A process group of each of those lists of ranks, which all ranks of the world make in that
+    order; the one of this rank is returned, if any.
+
+    Of the backend of the mesh's own groups, with their timeout unless one is given. Where NCCL was
+    given a device, groups are split off the world's communicator all at once, as DeviceMesh does.
+    """
+    world: Any = dist.group.WORLD
+    like = process_groups.group_of_dim(mesh, 0) if mesh._is_current_rank_part_of_mesh() else world
+    backend, rank = dist.get_backend(like), process_groups.this_rank()
+    if timeout is None:
+        timeout = _timeout_of(like, mesh.device_type)
+    with dispatch_modes.no_modes():
+        # By what all ranks know alike, also those outside of the mesh.
+        everybody = sum(map(len, slices)) == dist.get_world_size()
+        if (
+            everybody
+            and world.bound_device_id is not None
+            and backend == dist.get_backend(world) == "nccl"
+        ):
+            return dist.split_group(
+                world, slices, timeout=timeout, pg_options=pg_options, group_desc=name
+            )
+        made = [
+            dist.new_group(
+                ranks, timeout=timeout, backend=backend, pg_options=pg_options, group_desc=name
+            )
+            for ranks in slices
+        ]
+    return next((group for group, ranks in zip(made, slices) if rank in ranks), None)
+
+
+def _timeout_of(group: Any, device_type: str) -> Any | None:
+    """How long the group's collectives wait; None where its backend does not say."""
+    try:
+        return group._get_backend(torch.device(device_type)).options._timeout
+    except (RuntimeError, AttributeError):
+        return None

@@ -26,8 +26,11 @@ from cute_sharding.dtensor.decide import (
 )
 from cute_sharding.dtensor.extras import state
 from cute_sharding.dtensor.extras.copies import LIVE, before_read, has_stale
-from cute_sharding.dtensor.extras.mapped import with_global_shapes
+from cute_sharding.dtensor.extras.mapped import brought, distributed, lenient_local_map
 from cute_sharding.dtensor.extras.writes import before_program, reach
+from cute_sharding.dtensor.fixes.filled import handlers_in_nodes
+from cute_sharding.dtensor.fixes.in_place import VIEWS_IN_PLACE
+from cute_sharding.dtensor.fixes.operators import OPERATORS
 from cute_sharding.dtensor.movement import SPLITS, movement_first, slices_together
 from cute_sharding.dtensor.replaced import (
     compiler,
@@ -242,6 +245,8 @@ def _fill(installed: Installed, settings: Settings) -> None:
     tracing.Tracing(
         installed, local_size_if_known, equate, as_view, before_program, LIVE, graph_keys.tag_traced
     )
+    given_placements.install_distribution(installed, brought, distributed)
+    op_hooks.install_handlers(installed, {**VIEWS_IN_PLACE, **OPERATORS})
     redistribution_hook.install_redistribution(
         installed, redistribution, redistribution_of_arguments
     )
@@ -255,11 +260,12 @@ def _fill(installed: Installed, settings: Settings) -> None:
             tuple({**VIEWS, **SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             partial(gated_handler, by_signatures=settings.ops),
             writing_handler,
+            handlers_in_nodes(),
             reach,
             LIVE,
         )
         if settings.movement:
             composites.install_composites(installed, SPLITS, slices_together)
         Reads(installed, before_read, has_stale())
-        given_placements.install_given_placements(installed, loss_handler, with_global_shapes)
+        given_placements.install_given_placements(installed, loss_handler, lenient_local_map)
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)

@@ -60,6 +60,12 @@ def test_a_split_factor_costs_a_graph_only_where_it_leaves_the_program():
     assert measure(PATTERNS["flatten, unflatten"]._replace(shapes=shapes)).graphs == 1
 
 
+def test_sequences_that_divide_and_others_have_one_graph():
+    """Local sizes that an op is told are worked out without asking whether global ones divide."""
+    shapes = tuple((2, s, 16) for s in (12, 13, 14, 16))
+    assert measure(PATTERNS["flatten, unflatten"]._replace(shapes=shapes)).graphs == 1
+
+
 def test_global_sizes_that_a_graph_takes_for_constants_are_guarded():
     """The local tensors of (16, 2) and (16, 4) have the same shape on the first of four devices."""
     program = compiled(lambda x: x.view(x.shape[0] * x.shape[1]) * 2)
@@ -265,7 +271,10 @@ def test_a_wait_is_scheduled_after_compute_that_needs_nothing_of_it():
     def order(overlap):
         torch._dynamo.reset()
         with (
-            torch._inductor.config.patch(reorder_for_compute_comm_overlap=overlap),
+            torch._inductor.config.patch(
+                reorder_for_compute_comm_overlap=overlap,
+                reorder_for_compute_comm_overlap_passes=["sink_waits"],
+            ),
             cute_sharding.enabled(redistribution=True),
         ):
             _, (code,) = run_and_get_code(

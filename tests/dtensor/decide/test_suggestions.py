@@ -12,7 +12,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 import cute_sharding
 from cute_sharding import sharding
 from cute_sharding.cli import explain
-from cute_sharding.dtensor.replaced import collective_ops
+from cute_sharding.dtensor.reports.check import CollectiveCounter
 from cute_sharding.relations.table import BY_OP
 
 
@@ -58,7 +58,7 @@ def _collectives_of_attention(placements):
     queries = weight(width, 0)
     shared, out = (weight(keys * size, 0), weight(keys * size, 0)), weight(width, 1)
     x = distribute(randn(batch, length, width), (4,), [Replicate()])
-    calls = collective_ops.CollectiveCounter()
+    calls = CollectiveCounter()
     try:
         with calls:
             q = linear(x, queries).view(batch, length, heads, size).transpose(1, 2)

@@ -16,9 +16,8 @@ from conftest import REPOSITORY
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
-from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.replaced import compiler_patches, patches, registry, used
-from cute_sharding.dtensor.replaced.patch import Installed, Place, beginning_with, require
+from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.replaced.tracing import Tracing
 from cute_sharding.dtensor.reports.stock import stock_plan
@@ -37,8 +36,7 @@ def generate_patches():
     return module
 
 
-# The rows that this torch needs: tests of what is replaced go by these.
-ROWS = [row for row in patches.TABLE if row.is_needed]
+ROWS = patches.TABLE
 
 
 def names(rows):
@@ -46,11 +44,10 @@ def names(rows):
 
 
 def enable_everything():
-    """Also what waits for a symbolic split factor, or for an import."""
+    """Also what waits for an import, or for a copy."""
     for row in ROWS:
-        importlib.import_module(row.place.module)
+        importlib.import_module(row.module)
     cute_sharding.enable(redistribution=True, movement=True)
-    Tracing.read_numbers()
     Reads.watch()
 
 
@@ -65,8 +62,8 @@ def test_each_place_has_one_row():
 def test_the_rows_are_about_this_torch():
     for row in ROWS:
         assert row.found() is not None, row.name
-        parts = row.place.attribute.removesuffix(".__code__")
-        assert parts.split(".")[-1] in (TORCH.parent / row.place.file).read_text(), row.name
+        parts = row.attribute.removesuffix(".__code__")
+        assert parts.split(".")[-1] in (TORCH.parent / row.file).read_text(), row.name
 
 
 def test_the_page_says_which_files_replace_a_row():
@@ -74,43 +71,6 @@ def test_the_page_says_which_files_replace_a_row():
     for row in patches.TABLE:
         files = page.installers(row)
         assert files and {Path(file).parts[0] for file in files} <= {"replaced", "extras"}, row
-
-
-def test_a_release_that_does_without_a_row_keeps_its_own(monkeypatch):
-    """`before`: on that release and newer ones nothing is replaced, and nothing is missed."""
-    row = replace(patches.LOCAL_SHAPES, before=(2, 16), lacking="it could not be done")
-    for release, is_needed in (((2, 15), True), ((2, 16), False), ((3, 0), False), (None, False)):
-        monkeypatch.setattr(versions, "release", lambda release=release: release)
-        before, installed = row.found(), Installed()
-        installed.replace(row, lambda stock: "ours")
-        assert (row.found() == "ours") == is_needed == (installed.names() == [row.name])
-        installed.undo()
-        assert row.found() is before
-        gone = replace(row, attribute="no_such_name")
-        if is_needed:
-            with pytest.raises(RuntimeError, match="it could not be done"):
-                require([gone])
-        else:
-            require([gone])
-            installed.replace(gone, lambda stock: "ours")
-            assert installed.missing == []
-    assert row.versions == "before 2.16" and patches.LOCAL_SHAPES.versions == versions.RANGE
-
-
-def test_a_row_is_found_where_each_release_has_it(monkeypatch):
-    """`moved`: the newest of the places that the release has reached."""
-    here = patches.LOCAL_SHAPES
-    places = [Place("new.module", "new", "new.py"), Place("newer.module", "newer", "newer.py")]
-    row = replace(here, moved=(((2, 16), places[0]), ((2, 18), places[1])))
-    for release, name in (
-        ((2, 15), here.name),
-        ((2, 16), "new.module.new"),
-        ((2, 17), "new.module.new"),
-        ((2, 18), "newer.module.newer"),
-        (None, "newer.module.newer"),
-    ):
-        monkeypatch.setattr(versions, "release", lambda release=release: release)
-        assert row.name == name and (row.found() is None) == (release != (2, 15))
 
 
 # -- private names that are used and not replaced --------------------------------------------------
@@ -126,8 +86,6 @@ OPTIONAL = {
     "_check": "public, by torch's own account",
     "_timeout": "of the backend's options; where they have none, torch's default is taken",
     "_PreparedSingleDimStrategy": "of the row about expansion, which may be left out",
-    "_StridedShardOffsetMode": "looked for",
-    "_symbolic_split_factor": "of releases whose placements hold symbols, which is looked for",
     "_sym_register": "of the rows about the compiler, which may be left out",
     "_create_table": "of the row about pictures, which may be left out",
     "_create_rich_table": "of the row about pictures, which may be left out",
@@ -135,8 +93,6 @@ OPTIONAL = {
     "_at_fork_reinit": "of Python's locks",
     "_getframe": "of Python's sys",
     "_installed": "our own",
-    "_read": "our own",
-    "_reads_numbers": "our own",
     "_watched": "our own",
     "_watches": "our own",
 }
@@ -157,24 +113,18 @@ def private_attributes():
 
 
 def test_private_names_that_are_used_are_rows():
-    rows = {
-        part
-        for row in (*patches.TABLE, *used.TABLE)
-        for place in row.places
-        for part in place.attribute.split(".")
-    }
+    rows = {part for row in (*patches.TABLE, *used.TABLE) for part in row.attribute.split(".")}
     found = private_attributes()
     assert len(found) > 40
     assert {name: at for name, at in found.items() if name not in rows | {*OPTIONAL}} == {}
     assert set(OPTIONAL) <= set(found), "no longer used"
-    last = {place.attribute.rpartition(".")[2] for row in used.TABLE for place in row.places}
+    last = {row.attribute.rpartition(".")[2] for row in used.TABLE}
     assert last - set(found) - {"_base"} == set(), "no longer used"  # _base: looked up by getattr
 
 
 def test_this_torch_has_them():
     assert [row.name for row in used.TABLE if row.is_lacking()] == []
     for row in used.TABLE:
-        assert (TORCH.parent / row.place.file).exists() or row.place.file.startswith("torch/csrc")
         absent = replace(row, attribute=f"{row.attribute}_of_no_torch")
         assert absent.is_lacking(), row.name
 
@@ -210,7 +160,7 @@ def test_code_that_begins_with_statements_has_what_each_was_given():
     code, owner = row.found(), row.owner()
     for made, found in ((one, [1]), (other, [2]), (one, [1])):
         new = made(code)
-        function = types.FunctionType(new, vars(sys.modules[row.place.module]))
+        function = types.FunctionType(new, vars(sys.modules[row.module]))
         assert function(*[None] * new.co_argcount) == found
         assert hash(new) != hash(code) and owner.__code__ is code
 
@@ -256,7 +206,7 @@ def all_of_torch():
         for attribute, value in list(vars(owner).items()):
             if isinstance(value, dict):
                 found |= {f"{name}.{attribute}[{key}]": entry for key, entry in value.items()}
-    for row in (patches.LOSSES, patches.COMPOSITES, compiler_patches.COLLECTIVES):
+    for row in (patches.LOSSES, patches.COMPOSITES):
         found |= {f"{row.name}[{key}]": entry for key, entry in entries_of(row)}
     # One that no module's dict has: it is an option, which torch keeps elsewhere.
     found[compiler_patches.CACHE_KEYS.name] = compiler_patches.CACHE_KEYS.found()
@@ -390,7 +340,7 @@ def test_what_fails_half_way_is_undone(failing, monkeypatch):
 
 def lacks(row, monkeypatch):
     """Take the name away, as from a torch that never had it."""
-    owner, name = row.owner(), row.place.attribute.rpartition(".")[2]
+    owner, name = row.owner(), row.attribute.rpartition(".")[2]
     if name not in vars(owner) and hasattr(type(owner), name):
         owner = type(owner)  # a method, which the object has of its class
     monkeypatch.delattr(owner, name)

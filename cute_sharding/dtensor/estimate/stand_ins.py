@@ -1,7 +1,5 @@
-"""What stands in for devices that are not there (torch/_subclasses/fake_tensor.py, the ``fake``
-backend): tensors without memory, one rank of a made-up world, and the kernels that a GPU would run.
-
-In the process of a dry run alone, which ends with it; nothing of it is part of the switch.
+"""What stands in for devices that are not there: tensors without memory, and the kernels and
+collectives that GPUs would run. In the process of a dry run alone, which ends with it.
 """
 
 from __future__ import annotations
@@ -13,33 +11,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch._subclasses.fake_tensor import (
+from torch.overrides import TorchFunctionMode
+
+from cute_sharding.dtensor.replaced.collective_ops import WAIT
+from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
+from cute_sharding.dtensor.replaced.local_tensors import FakeTensor, FakeTensorMode, leaves
+from cute_sharding.dtensor.replaced.observing import TorchDispatchMode, kind_of
+from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
 )
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
-from cute_sharding.dtensor.replaced.observing import kind_of
-
-__all__ = [
-    "NEEDS_VALUES",
-    "Fakes",
-    "GpuKernels",
-    "asks_device",
-    "exchanges_shards",
-    "start_group",
-    "tensors_in",
-]
 
 _DEVICE = torch.ops.prim.device.default
 _RANGE = torch.ops.aten.arange
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 # What torch raises where an op asks for the elements of a tensor that has none.
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -54,7 +38,7 @@ def asks_device(func: Any, args: Any) -> bool:
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in arguments or results."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class Fakes(TorchDispatchMode):
@@ -72,7 +56,7 @@ class Fakes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _WAIT:  # which gives back what it was given, and here would make another
+        if func is WAIT:  # which gives back what it was given, and here would make another
             return args[0]
         is_made = not (types or fake_mode() or tensors_in((args, kwargs)))
         if not is_made or (func.overloadpacket is _RANGE and _is_of_distributed(sys._getframe(1))):
@@ -108,7 +92,8 @@ class GpuKernels(TorchFunctionMode):
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
         if func is torch.rms_norm:
-            return torch.ops.aten._fused_rms_norm(*_of_rms_norm(*args, **kwargs))[0]
+            aten = torch.ops.aten
+            return aten._fused_rms_norm(*_of_rms_norm(*args, **kwargs))[0]
         return func(*args, **kwargs)
 
 
@@ -160,17 +145,11 @@ def exchanges_shards() -> Iterator[None]:
 
     def exchange(x: Any, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Any:
         name = mesh.get_group(mesh_dim).group_name
-        return torch.ops._dtensor.shard_dim_alltoall(x, gather_dim, shard_dim, name)
+        ops: Any = torch.ops
+        return ops._dtensor.shard_dim_alltoall(x, gather_dim, shard_dim, name)
 
     module.shard_dim_alltoall = exchange
     try:
         yield
     finally:
         module.shard_dim_alltoall = stock
-
-
-def start_group(rank: int, world: int) -> None:
-    """Start a process group in which this process is that rank, and the others are made up."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())

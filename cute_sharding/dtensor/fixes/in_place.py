@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
-from torch.utils._python_dispatch import return_and_correct_aliasing
 
+from cute_sharding.dtensor.replaced.dispatch import return_and_correct_aliasing
 from cute_sharding.dtensor.replaced.registry import name_of
-from cute_sharding.dtensor.replaced.tensor_specs import mesh_dim_text
+from cute_sharding.dtensor.replaced.tensor_specs import Shard, StridedShard, mesh_dim_text
 
 __all__ = [
     "VIEWS_IN_PLACE",
@@ -40,7 +39,7 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     gone = {d for d in asked if tensor.shape[d] == 1}
     for m, placement in enumerate(spec.placements):
         if (
-            isinstance(placement, (Shard, _StridedShard))
+            isinstance(placement, (Shard, StridedShard))
             and placement.dim in gone
             and spec.mesh.size(m) > 1
         ):

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves, tree_map
 
-from cute_sharding.dtensor.replaced.dispatch import run_slowly
+from cute_sharding.dtensor.answer.running import run_slowly
+from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
+from cute_sharding.dtensor.replaced.observing import current_node
 from cute_sharding.dtensor.replaced.registry import overload
 from cute_sharding.dtensor.replaced.tensor_specs import as_replica
 
@@ -44,15 +45,13 @@ _WRITTEN_IN: dict[str, tuple[str, ...]] = {
     "_unsafe_index.Tensor": ("UnsafeIndexPut",),
 }
 
-_node = torch._C._current_autograd_node
-
 
 class _InNodes:
     """A key of the dispatcher's dict of functions of single ops: equal to the op where it is looked
     up inside of these nodes, and to nothing elsewhere. There the op is torch's, at torch's speed.
     """
 
-    def __init__(self, op: torch._ops.OpOverload, nodes: tuple[str, ...]) -> None:
+    def __init__(self, op: Any, nodes: tuple[str, ...]) -> None:
         self.op = op
         ends = ("0", "1", "0_copy")  # one for each overload, and one for views that are copies
         self.nodes = frozenset(f"{name}Backward{end}" for name in nodes for end in ends)
@@ -64,7 +63,7 @@ class _InNodes:
     def __eq__(self, other: object) -> bool:
         if other is not self.op:
             return self is other
-        node = _node()
+        node = current_node()
         return node is not None and node.name() in self.nodes
 
     def __repr__(self) -> str:
@@ -80,7 +79,7 @@ def handlers_in_nodes() -> dict[Any, Any]:
 
 def _on_replicas(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The op, with what is no DTensor as a replica. (None of these ops takes a tensor by name.)"""
-    mesh = next(leaf.device_mesh for leaf in tree_leaves(args) if isinstance(leaf, DTensor))
+    mesh = next(leaf.device_mesh for leaf in leaves(args) if isinstance(leaf, DTensor))
     args = tree_map(lambda leaf: as_replica(leaf, mesh) if _is_plain(leaf) else leaf, args)
     return run_slowly(op, args, kwargs)
 
@@ -99,7 +98,7 @@ def _of_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mask, first = indices[at[0]], at[0]
     if len(at) != 1 or mask.dtype not in (torch.bool, torch.uint8):
         return run_slowly(op, args, kwargs)
-    node: Any = _node()
+    node: Any = current_node()
     node, number = node.next_functions[-1]
     values = tuple(node._input_metadata[number].shape)
     last = first + mask.ndim

@@ -12,14 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
-from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
-from torch.utils._pytree import tree_leaves, tree_map
 
+from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema, OutputSharding
 from cute_sharding.dtensor.replaced.registry import propagator
 from cute_sharding.dtensor.replaced.symints import with_symbols_in_shape
-from cute_sharding.dtensor.replaced.tensor_specs import placed_as
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    Placement,
+    Shard,
+    StridedShard,
+    TensorMeta,
+    placed_as,
+)
 
 __all__ = [
     "Answer",
@@ -129,7 +134,7 @@ def op_sharding(
     def spec_of(placements: tuple[Placement, ...] | None, meta: Any) -> DTensorSpec | None:
         if placements is None or meta is None:
             return None
-        order = as_order and any(isinstance(p, _StridedShard) for p in placements)
+        order = as_order and any(isinstance(p, StridedShard) for p in placements)
         return DTensorSpec(mesh, placements, meta, use_strided_shard_as_shard_order=order)
 
     remaining = iter(zip(specs, wanted))
@@ -171,7 +176,7 @@ def _with_local_arguments(
     """
     placements = given[0] if given else None
     if schema.op in propagator().op_to_shape_and_stride_idx:
-        if any(isinstance(p, (Shard, _StridedShard)) for p in placements or ()):
+        if any(isinstance(p, (Shard, StridedShard)) for p in placements or ()):
             return propagator()._adjust_shape_and_stride_args(metas, schema, outputs)
     elif schema.op in propagator().squeeze_op_to_dims_variant:
         return propagator()._adjust_squeeze_to_global_singletons(schema)
@@ -263,7 +268,7 @@ def specs_of_results(found: OutputSharding) -> list[Any]:
 
 def for_no_cache(found: Any) -> Any:
     """The answer while a program is traced, its specs such as torch does not look up."""
-    for spec in tree_leaves(getattr(found, "output_spec", None)):
+    for spec in leaves(getattr(found, "output_spec", None)):
         if isinstance(spec, DTensorSpec):
             with_symbols_in_shape(spec)
     return found

@@ -1,0 +1,85 @@
+"""Ops that run as their answers say: what is done with local arguments beside what torch does, and
+ops past torch's fast path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.answer.answers import Answer, answer_of
+from cute_sharding.dtensor.replaced import dispatch, registry
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced.local_tensors import leaves
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema, is_in_place
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+
+__all__ = ["finish", "function_of", "run_slowly"]
+
+
+def finish(
+    op_info: Any,
+    schema: OpSchema,
+    answer: Answer,
+    move: Callable[[torch.Tensor, DTensorSpec, DTensorSpec], torch.Tensor],
+) -> None:
+    """What is to be done with local arguments beside what torch does: it redistributes no keywords,
+    and knows nothing of what a kernel wants of strides.
+    """
+    for name, (spec, wanted) in answer.keywords.items():
+        dispatch.observe(spec, wanted, f"argument {name}")
+        op_info.local_kwargs[name] = move(op_info.local_kwargs[name], spec, wanted)
+    if answer.prepare is not None:
+        op_info.local_args = answer.prepare(op_info.local_args)
+
+
+def function_of(op: Any, *args: Any) -> Any:
+    """The function of ours that the op would be run by; None where it is run by none."""
+    schema, propagator = dispatch.schema_of(op, args, {}), registry.propagator()
+    propagate = (
+        propagator.propagate_op_sharding_non_cached
+        if is_tracing()
+        else propagator.propagate_op_sharding
+    )
+    wanted = getattr(propagate(schema), "redistribute_schema", None)
+    return wanted.op if wanted is not None and _takes_all(wanted) else None
+
+
+def _takes_all(schema: OpSchema) -> bool:
+    answer = answer_of(schema)
+    return answer is not None and answer.takes_all
+
+
+def run_slowly(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op as torch's dispatcher runs it where its fast path does not, whether or not it writes
+    or draws, which the dispatcher tells by its name.
+    """
+    torchs = dispatch.dispatcher()
+    info: Any = torchs.unwrap_to_op_info(op, args, kwargs)
+    found: Any = torchs._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
+    info.output_sharding = found
+    wanted = found.redistribute_schema
+    if wanted is not None and _takes_all(wanted):  # also of ops that draw
+        results = None
+        if info.compute_mesh._is_current_rank_part_of_mesh():
+            torchs.redistribute_local_args(info, wanted, False)  # which reads them at most
+            results = wanted.op(*info.local_args, **info.local_kwargs)
+    else:
+        results = torchs._dispatch_get_local_results_slow_path(op, args, info)
+    if is_in_place(op):
+        return args[0]
+    outs = tuple([kwargs[argument.name] for argument in op._schema.arguments if argument.is_out])
+    if outs:
+        specs = leaves(found.output_spec)
+        for out, spec in zip(outs, specs):
+            if (
+                isinstance(out, DTensor)
+                and isinstance(spec, DTensorSpec)
+                and out._spec.mesh != spec.mesh
+            ):
+                out._spec = spec  # as torch's dispatcher does of what it sees to be out=
+        return outs[0] if len(outs) == 1 else outs
+    return torchs.wrap(results, found.output_spec)
