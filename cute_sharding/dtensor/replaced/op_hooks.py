@@ -102,24 +102,23 @@ def _infos_of_others(named: Mapping[Any, Any]) -> dict[Any, RuntimeSchemaInfo]:
     where they can be: C++ tells an info without keywords from one with some, whichever these are.
     So ours has one where torch's has none, and none where torch's are no keywords of the op.
     """
-    ours = {op: _kept_apart(op, *_fields(schema_info(op))) for op in with_rules() - named.keys()}
-    return {op: info for op, info in ours.items() if info is not None}
+    found, none = {}, RuntimeSchemaInfo()
+    for op in with_rules() - named.keys():
+        info = schema_info(op) or none
+        keywords = info.static_kwargkey
+        if not (keywords and _has_one_of(op, keywords)):
+            found[op] = _kept_apart(info.static_argnum, bool(keywords), info.needs_pytree)
+    return found
 
 
-def _fields(info: RuntimeSchemaInfo | None) -> tuple[int, tuple[str, ...], bool]:
-    if info is None:
-        info = RuntimeSchemaInfo()
-    return info.static_argnum, tuple(info.static_kwargkey or ()), info.needs_pytree
+def _has_one_of(op: Any, keywords: Sequence[str]) -> bool:
+    return any(each.kwarg_only and each.name in keywords for each in op._schema.arguments)
 
 
-@lru_cache(maxsize=1 << 12)
-def _kept_apart(
-    op: Any, static_argnum: int, keywords: tuple[str, ...], needs_pytree: bool
-) -> RuntimeSchemaInfo | None:
-    """torch's info of those fields as ours; None where it has keywords of the op."""
-    if any(each.kwarg_only and each.name in keywords for each in op._schema.arguments):
-        return None
-    return RuntimeSchemaInfo(static_argnum, None if keywords else [_OURS], needs_pytree)
+@lru_cache(maxsize=1 << 8)
+def _kept_apart(static_argnum: int, has_keywords: bool, needs_pytree: bool) -> RuntimeSchemaInfo:
+    """torch's info of those fields as ours: with keywords where that has none."""
+    return RuntimeSchemaInfo(static_argnum, None if has_keywords else [_OURS], needs_pytree)
 
 
 @lru_cache(maxsize=16)
