@@ -10,13 +10,13 @@ from itertools import combinations, pairwise, product
 from math import prod
 from typing import TypeAlias
 
+from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.cost import within
-from cute_sharding.redistribution.all_to_all import AllToAll
-from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held
-from cute_sharding.redistribution.reduction import Reduction
-from cute_sharding.redistribution.routes import Groups, admits, route, sliced
-from cute_sharding.redistribution.step import Step
+from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.plan import Held
+from cute_sharding.exchange.reduction import Reduction
+from cute_sharding.exchange.routes import Groups, admits, route, sliced
+from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains, appended, cutting
 
 # The ways to move on from chains; and the reduction from chains to others among mesh dims.
