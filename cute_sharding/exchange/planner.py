@@ -11,7 +11,7 @@ from math import lcm, prod
 from typing import Any
 
 from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.candidates import candidates, one_by_one
+from cute_sharding.exchange.candidates import candidates
 from cute_sharding.exchange.cost import most_local, within
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import Held, collectives, peak_of, received_by
@@ -241,7 +241,7 @@ def _admitted(
         for steps in candidates(shape, mesh, source, target, network, groups)
         if all(admits(groups, step.mesh_dims) for step in steps)
     ]
-    return list(dict.fromkeys(found)) or [one_by_one(shape, mesh, source, target)]
+    return list(dict.fromkeys(found))
 
 
 def _fitted(steps: tuple[Step, ...], source: int, limit: int) -> tuple[Step, ...] | None:
