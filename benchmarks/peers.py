@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from cute_sharding.exchange import Placed
-from cute_sharding.redistribution import AllToAll
-from cute_sharding.redistribution.meshes import plan_exchange
+from cute_sharding.exchange import AllToAll, Placed
+from cute_sharding.exchange.meshes import plan_exchange
 from cute_sharding.sharding import Replicate, Shard, Sharding
 
 T = TypeVar("T")

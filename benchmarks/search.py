@@ -40,7 +40,7 @@ def main() -> None:
             greedy = list(cuts)
             while (blocked := carry(view, greedy, mesh).blocked) is not None:
                 greedy[blocked] = None
-            from cute_sharding.redistribution import received_elements
+            from cute_sharding.exchange import received_elements
 
             replicated = received_elements(view.input_shape, cuts, greedy, mesh)
             cells.append(f"{1e3 * elapsed:9.1f} {best.received / max(replicated, 1):6.3f}")

@@ -24,7 +24,7 @@ PACKAGES = [
             "sharding",
             "relations",
             "relations.table",
-            "redistribution",
+            "exchange",
             "propagation",
             "dtensor",
         )

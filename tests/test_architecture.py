@@ -22,7 +22,6 @@ LAYERS = [
     "sharding",
     "relations",
     "exchange",
-    "redistribution",
     "propagation",
     "models",
     "profiling",

@@ -11,7 +11,7 @@ import pytest
 
 import cute_sharding
 from cute_sharding.cli import main
-from cute_sharding.redistribution import Network
+from cute_sharding.exchange import Network
 
 MOVE = "plan --shape 10000000,512 --mesh 2,4 --from S(0),S(1) --to S(0),S(0)"
 GATHERED = "the input goes to [R], a device receives"

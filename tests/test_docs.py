@@ -234,7 +234,6 @@ def test_the_site_has_every_page():
         "layout",
         "sharding",
         "views",
-        "redistribution",
         "exchange",
         "ops",
         "relations",

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
-from cute_sharding.exchange import Mesh
+from cute_sharding.exchange import Mesh, Network
 from cute_sharding.layout import Layout
-from cute_sharding.redistribution import Network
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Sharding, parse_placements

@@ -21,10 +21,10 @@ from cute_sharding.cli.arguments import (
 from cute_sharding.cli.for_all import explain_for_all, without_names
 from cute_sharding.cli.torchs import by_torch, show_by_torch
 from cute_sharding.drawing.views import replaced
+from cute_sharding.exchange import local_elements
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.propagation.carry import carry
 from cute_sharding.propagation.suggestions import heads_that_do_not_divide, suggested_targets
-from cute_sharding.redistribution import local_elements
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding

@@ -11,10 +11,9 @@ from typing import Any
 from cute_sharding.cli.arguments import UsageError, read_mesh_of_ranks
 from cute_sharding.cli.draw import saved
 from cute_sharding.drawing import draw
-from cute_sharding.exchange import Mesh
+from cute_sharding.exchange import Mesh, Network
 from cute_sharding.models import PlacedTensor, plan_models
 from cute_sharding.models.shapes import Shape, shapes_of
-from cute_sharding.redistribution import Network
 
 
 def run_model_plan(arguments: argparse.Namespace) -> dict[str, Any]:

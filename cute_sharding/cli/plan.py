@@ -18,10 +18,9 @@ from cute_sharding.cli.arguments import (
     read_sizes,
 )
 from cute_sharding.cli.models import run_model_plan, show_model_plan
-from cute_sharding.exchange import Mesh
+from cute_sharding.exchange import Mesh, Network
+from cute_sharding.exchange.meshes import ExchangePlan
 from cute_sharding.exchange.placed import ranks_text
-from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.meshes import ExchangePlan
 from cute_sharding.sharding import Partial, Sharding
 
 

@@ -28,14 +28,13 @@ from cute_sharding.drawing.moves import plan_picture
 from cute_sharding.drawing.parts import Section
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.drawing.views import view_picture
-from cute_sharding.exchange import Exchange, Mesh, Placed
+from cute_sharding.exchange import Exchange, Mesh, Network, Placed, RedistributionPlan
+from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
+from cute_sharding.exchange.plan import Held
+from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.layout import Layout
 from cute_sharding.models import ReshardPlan
 from cute_sharding.models.refit import Refit
-from cute_sharding.redistribution import Network, RedistributionPlan
-from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
-from cute_sharding.redistribution.plan import Held
-from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.chains import chains_of
@@ -68,7 +67,7 @@ def draw(
     Args:
         x: a DTensor, a :class:`~cute_sharding.sharding.Sharding`, a
             :class:`~cute_sharding.layout.Layout` or a
-            :class:`~cute_sharding.redistribution.RedistributionPlan`; and what has ranks in the
+            :class:`~cute_sharding.exchange.RedistributionPlan`; and what has ranks in the
             place of devices (``cute_sharding.exchange``): a ``Placed`` tensor, an
             ``ExchangePlan`` or an ``Exchange``; or the plan of a whole model, of ``plan_reshard``
             or ``plan_refit``.

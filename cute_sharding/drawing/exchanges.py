@@ -21,7 +21,7 @@ from cute_sharding.drawing.moves import (
 from cute_sharding.drawing.parts import Section, Table
 from cute_sharding.drawing.picture import Picture
 from cute_sharding.exchange import Exchange, Placed
-from cute_sharding.redistribution.meshes import ExchangePlan
+from cute_sharding.exchange.meshes import ExchangePlan
 
 
 def exchange_plan_picture(plan: ExchangePlan) -> Picture:

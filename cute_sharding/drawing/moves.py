@@ -15,8 +15,8 @@ from cute_sharding.drawing.grids import legend_of, panels_of
 from cute_sharding.drawing.holding import Holding
 from cute_sharding.drawing.parts import GAP, Cell, Panel, Section
 from cute_sharding.drawing.picture import Picture
-from cute_sharding.redistribution import AllToAll, RedistributionPlan, Reduction, Step
-from cute_sharding.redistribution.meshes import ExchangePlan
+from cute_sharding.exchange import AllToAll, RedistributionPlan, Reduction, Step
+from cute_sharding.exchange.meshes import ExchangePlan
 from cute_sharding.sharding.chains import Device, placements_text
 
 # The most devices in a matrix.

@@ -14,8 +14,8 @@ from cute_sharding.estimates.processes import Function, results
 from cute_sharding.estimates.table import Estimate
 from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.estimates.values import SETTINGS, Cause, Failure, Run
+from cute_sharding.exchange import Network
 from cute_sharding.profiling import Place
-from cute_sharding.redistribution import Network
 
 
 def estimate(

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cute_sharding.exchange import Network
+from cute_sharding.exchange.network import Chosen
 from cute_sharding.profiling import Collective, Place
-from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.network import Chosen
 
 # What a host brings in once, for all of its devices.
 _TOGETHER = ("all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce")
@@ -137,7 +137,7 @@ class Traffic:
 
 def seconds(alike: Alike, amount: Amount, mesh: Sequence[int], network: Chosen) -> float:
     """What collectives that are alike take, one behind the other, by
-    :meth:`~cute_sharding.redistribution.Network.collective`. Over several mesh dims the fastest
+    :meth:`~cute_sharding.exchange.Network.collective`. Over several mesh dims the fastest
     ones first, as plans are timed: a rank receives from those that differ from it on the slower
     dims in proportion to how many they are.
     """

@@ -32,6 +32,11 @@ class Item(NamedTuple):
         itemsize: the bytes of an element on its way.
         as_they_are: whether elements are on their way as they are in the source, and as they are to
             be in the target; else they are cast there, or are not to go by themselves.
+
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> rows, columns = (Placed.of(Sharding((4, 6), (2,), (Shard(d),))) for d in (0, 1))
+    >>> Item(Exchange(identity((4, 6)), (rows,), (columns,)), itemsize=2).alone(0)
+    Alone(sent=(), taken=())
     """
 
     exchange: Exchange
@@ -55,6 +60,9 @@ class BundlePart:
         parts: its part in each of the exchanges, whose copies count the buffers in elements of that
             exchange, and whose ``sends`` and ``receives`` are elements as well.
         alone: of each of the exchanges what goes by itself, and is none of the above.
+
+    >>> BundlePart(peers=(1,), sends=(32,), receives=(8,), parts=()).singles(is_run=True)
+    []
     """
 
     peers: tuple[int, ...]

@@ -34,6 +34,12 @@ class Part:
             windows the rows that they are made of, each once. None: it is not on the mesh.
         filled: whether each result has rows that nothing is copied to.
         source_shapes: of each operand what it holds, where that is asked for.
+
+    >>> from cute_sharding.sharding import Shard, Sharding
+    >>> rows, columns = (Placed.of(Sharding((4, 6), (2,), (Shard(d),))) for d in (0, 1))
+    >>> part: Part = Exchange(identity((4, 6)), (rows,), (columns,)).part(1)
+    >>> part.sends, part.target_shape()
+    ((6,), (4, 3))
     """
 
     peers: tuple[int, ...]

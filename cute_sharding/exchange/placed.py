@@ -182,7 +182,7 @@ def _place(at: int, sizes: tuple[int, ...]) -> Device:
 class Placed:
     """A tensor of global ``shape`` on ``mesh``, of which ``chains`` say what cuts each dim.
 
-    >>> from cute_sharding.sharding import Shard
+    >>> from cute_sharding.sharding import Shard, Sharding
     >>> placed = Placed.of(Sharding((5, 4), (2,), (Shard(0),)), range(6, 8))
     >>> placed.local_shape(7), placed.local_shape(0)
     ((2, 4), None)
@@ -249,7 +249,7 @@ class Placed:
     def placements_text(self, names: Sequence[str] | None = None) -> str:
         """The placements that say what the chains do.
 
-        >>> from cute_sharding.sharding import Replicate, Shard
+        >>> from cute_sharding.sharding import Replicate, Shard, Sharding
         >>> placed = Placed.of(Sharding((8, 4), (2, 2, 2), (Shard(0), Replicate(), Shard(1, 2))))
         >>> placed.placements_text()
         '[S(0), R, _S(1,2)]'

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cute_sharding.exchange import Bundle
+from cute_sharding.exchange import Bundle, Network
 from cute_sharding.exchange.bundle import own_part, size_of
+from cute_sharding.exchange.meshes import plan_exchange
+from cute_sharding.exchange.network import DEVICES_PER_HOST, LINK_ITEMSIZE, messages
+from cute_sharding.exchange.plan import collectives, received_by
 from cute_sharding.models.buckets import Bucket, buckets, peak
 from cute_sharding.models.tensor import PlacedTensor
 from cute_sharding.models.way import Way
-from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.meshes import plan_exchange
-from cute_sharding.redistribution.network import DEVICES_PER_HOST, LINK_ITEMSIZE, messages
-from cute_sharding.redistribution.plan import collectives, received_by
 
 
 class Named(NamedTuple):

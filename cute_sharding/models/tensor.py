@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from cute_sharding.exchange import Mesh, Placed
-from cute_sharding.redistribution.meshes import Pending
+from cute_sharding.exchange.meshes import Pending
 from cute_sharding.sharding import (
     Partial,
     Placement,

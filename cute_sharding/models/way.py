@@ -9,9 +9,9 @@ from typing import NamedTuple
 from cute_sharding.exchange import Item, Mesh
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.exchange.cost import most_local
+from cute_sharding.exchange.meshes import ExchangePlan
+from cute_sharding.exchange.plan import peak_of
 from cute_sharding.models.tensor import PlacedTensor
-from cute_sharding.redistribution.meshes import ExchangePlan
-from cute_sharding.redistribution.plan import peak_of
 
 
 class Load(NamedTuple):
@@ -49,7 +49,7 @@ class Way:
         source, target: how the tensor lies before and after.
         plan: what is finished first, and the exchange.
 
-    >>> from cute_sharding.redistribution.meshes import plan_exchange
+    >>> from cute_sharding.exchange.meshes import plan_exchange
     >>> source, target = (PlacedTensor.of((8, 4), (2,), f"S({d})", "float32") for d in (0, 1))
     >>> way = Way(source, target, plan_exchange(source.placed, (), target.placed))
     >>> way.load(0)

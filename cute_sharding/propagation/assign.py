@@ -16,9 +16,9 @@ from itertools import starmap
 from typing import TypeAlias
 
 from cute_sharding.exchange.cost import local_elements
+from cute_sharding.exchange.network import Chosen
 from cute_sharding.propagation.operands import Operand, Part, cuts_of, received_for
 from cute_sharding.propagation.solver import least
-from cute_sharding.redistribution.network import Chosen
 from cute_sharding.relations.signature import ONE, Linear, Signature
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 

@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from cute_sharding.exchange.cost import received_elements
-from cute_sharding.redistribution.network import Chosen, Network
-from cute_sharding.redistribution.plan import Held, received_by
-from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.exchange.network import Chosen, Network
+from cute_sharding.exchange.plan import Held, received_by
+from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.sharding.chains import Cut, chains_of
 
 # What one mesh dim does to one tensor: a cut; the op of the reduction that is pending; None where

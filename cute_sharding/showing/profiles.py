@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from cute_sharding.exchange.network import Network
 from cute_sharding.profiling import Collective, Line, Report
-from cute_sharding.redistribution.network import Network
 from cute_sharding.showing import page, table, trace
 
 SUFFIXES = (".json", ".html", ".txt")

@@ -12,7 +12,7 @@ from cute_sharding import draw
 from cute_sharding.drawing.dispatch import planned_between
 from cute_sharding.drawing.parts import GAP
 from cute_sharding.exchange import Exchange, Mesh, Placed, identity
-from cute_sharding.redistribution.meshes import plan_exchange
+from cute_sharding.exchange.meshes import plan_exchange
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Partial, Replicate, Shard, Sharding, parse_placements
 

@@ -14,10 +14,10 @@ from cute_sharding.estimates.processes import Function
 from cute_sharding.estimates.traffic import Alike, Amount, Traffic, group_on, seconds
 from cute_sharding.estimates.values import Cause, Failure, Run
 from cute_sharding.estimates.verdict import verdict
+from cute_sharding.exchange import Network
+from cute_sharding.exchange.plan import Held
+from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.profiling import Collective, Place
-from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.plan import Held
-from cute_sharding.redistribution.planner import plan_steps
 from cute_sharding.sharding import Sharding, parse_placements
 from cute_sharding.sharding.chains import chains_of
 

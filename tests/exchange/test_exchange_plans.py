@@ -6,10 +6,9 @@ import random
 import pytest
 from test_any_meshes import drawn_pair, drawn_ranks, drawn_sharding
 
-from cute_sharding.exchange import Exchange, Mesh, Placed, identity
+from cute_sharding.exchange import Exchange, Mesh, Network, Placed, identity
+from cute_sharding.exchange.meshes import plan_exchange
 from cute_sharding.exchange.placed import ranks_text
-from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.meshes import plan_exchange
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding import Replicate, Shard, Sharding
 

@@ -8,11 +8,10 @@ from math import prod
 import pytest
 import torch
 
-from cute_sharding.exchange import Mesh
+from cute_sharding.exchange import Mesh, Network
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.models import PlacedTensor, plan_models
 from cute_sharding.models.tensor import itemsize_of
-from cute_sharding.redistribution import Network
 
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "bool", "complex64", "float64"]
 

@@ -359,12 +359,7 @@ def test_what_cannot_be_read_cannot_be_said(mesh):
             (4, 6),
             "mesh dim 0, device mode (2,2):(12,3): 2 sub-modes",
         ),
-        ("((2,2),8):((4,0),1)", (8,), "does not hold each of the 8 elements"),
-        (
-            "(((2,2),),4):(((4,0),),1)",  # two copies of two blocks
-            (8,),
-            "mesh dim 0, device mode (2,2):(4,0): 2 sub-modes",
-        ),
+        ("(((2,2),),4):(((4,0),),1)", (8,), "mesh dim 0, device mode (2,2):(4,0): 2 sub-modes"),
         ("((2),(4)):((4),(2))", (8,), "does not hold each of the 8 elements"),
         ("((2),(4)):((4),(1))", (9,), "does not hold each of the 9 elements"),
         ("((2),(4)):((0),(1))", (8,), "does not hold each of the 8 elements"),

@@ -18,11 +18,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     mesh_text,
 )
 from cute_sharding.dtensor.run.placements import Cuts, cut_of, text
+from cute_sharding.exchange import received_elements
 from cute_sharding.layout import Size
 from cute_sharding.propagation.carry import carry
 from cute_sharding.propagation.suggestions import heads_that_do_not_divide
 from cute_sharding.propagation.targets import Target
-from cute_sharding.redistribution import received_elements
 from cute_sharding.relations.table import ByDimMap
 from cute_sharding.relations.view import View
 

@@ -24,14 +24,13 @@ from cute_sharding.dtensor.run.messages import is_sealed, sealed, started
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import filled, in_shape, own_view, unpacked
 from cute_sharding.dtensor.run.several_meshes import on_which_group
-from cute_sharding.exchange import BundlePart, Part
+from cute_sharding.exchange import BundlePart, Network, Part
 from cute_sharding.exchange.alone import in_a_row
 from cute_sharding.exchange.bundle import own_part
 from cute_sharding.exchange.copies import Copy
+from cute_sharding.exchange.meshes import plan_exchange
 from cute_sharding.models.plan import Packed
 from cute_sharding.models.way import Way
-from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.meshes import plan_exchange
 
 
 class Specs(NamedTuple):

@@ -18,9 +18,8 @@ from cute_sharding.dtensor.run.across_meshes import chains_for_all, pending_sums
 from cute_sharding.dtensor.run.reading import readings
 from cute_sharding.dtensor.run.several_meshes import meshes_of
 from cute_sharding.dtensor.run.specs import Spec
-from cute_sharding.exchange import Placed
+from cute_sharding.exchange import Network, Placed
 from cute_sharding.models import PlacedTensor, ReshardPlan, plan_models
-from cute_sharding.redistribution import Network
 
 
 @compiler.outside_graphs

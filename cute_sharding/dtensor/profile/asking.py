@@ -21,8 +21,8 @@ from cute_sharding.dtensor.run.groups import means
 from cute_sharding.dtensor.run.places import question_of
 from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.dtensor.run.redistribute import prepare
+from cute_sharding.exchange.network import Network
 from cute_sharding.profiling import Moved, Other
-from cute_sharding.redistribution.network import Network
 
 EVERYTHING = Settings(redistribution=True, movement=True)
 

@@ -21,7 +21,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     placed_as,
 )
 from cute_sharding.dtensor.run.placements import cut_of, text
-from cute_sharding.redistribution import received_elements
+from cute_sharding.exchange import received_elements
 
 # Placements that are tried, of one tensor.
 MOST = 64

@@ -14,9 +14,9 @@ from cute_sharding.dtensor.profile.causes import of_asked, of_call
 from cute_sharding.dtensor.profile.profiler import Call, Note, Profiler
 from cute_sharding.dtensor.replaced import registry
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, StridedShard
+from cute_sharding.exchange.network import Network
 from cute_sharding.profiling import Collective, Event, Line, Report
 from cute_sharding.profiling.report import in_order
-from cute_sharding.redistribution.network import Network
 from cute_sharding.relations.table import MOVEMENTS, VIEWS
 
 
@@ -103,7 +103,7 @@ def _event(one: Collective, note: Note, meshes: Sequence[Any], network: Any) -> 
 
 
 def modelled(one: Collective, received: int, meshes: Sequence[Any], network: Any) -> float:
-    """Seconds by the network's model (:mod:`cute_sharding.redistribution.network`): over the
+    """Seconds by the network's model (:mod:`cute_sharding.exchange.network`): over the
     slowest link of the mesh dims that the group has. A group of no mesh is taken to have as many
     ranks to a host as the default network has.
     """

@@ -21,10 +21,9 @@ from cute_sharding.dtensor.run.groups import groups_at_hand
 from cute_sharding.dtensor.run.placements import checked_placements
 from cute_sharding.dtensor.run.reading import left_to_right
 from cute_sharding.dtensor.run.redistribute import prepare
-from cute_sharding.exchange import Mesh, Placed
-from cute_sharding.redistribution import Network, RedistributionPlan
-from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
-from cute_sharding.redistribution.routes import Groups
+from cute_sharding.exchange import Mesh, Network, Placed, RedistributionPlan
+from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
+from cute_sharding.exchange.routes import Groups
 
 
 def plan_redistribution(

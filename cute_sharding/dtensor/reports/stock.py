@@ -23,7 +23,7 @@ from cute_sharding.dtensor.run.placements import counted_from_0, cut_of
 from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.exchange import Mesh
 from cute_sharding.exchange.collectives import all_reduced, of_blocks
-from cute_sharding.redistribution.network import Network
+from cute_sharding.exchange.network import Network
 from cute_sharding.sharding.deal import local_size
 
 # torch lists every rank of a mesh.

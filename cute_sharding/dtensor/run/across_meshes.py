@@ -41,10 +41,9 @@ from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import readings
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
-from cute_sharding.exchange import Exchange, Part, Placed
-from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.meshes import ExchangePlan, plan_exchange
-from cute_sharding.redistribution.plan import received_by_all
+from cute_sharding.exchange import Exchange, Network, Part, Placed
+from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
+from cute_sharding.exchange.plan import received_by_all
 from cute_sharding.sharding.chains import Chains
 
 

@@ -22,9 +22,9 @@ from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.groups import means
 from cute_sharding.dtensor.run.together import run_together
-from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, RedistributionPlan
-from cute_sharding.redistribution.planner import plan_steps
+from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.plan import Held, RedistributionPlan
+from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.sharding.chains import Chains
 
 # The meshes that graphs name. Tracing comes by here, also before a graph from the disk is run.

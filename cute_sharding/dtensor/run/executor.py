@@ -42,10 +42,10 @@ from cute_sharding.dtensor.run.ranks import (
     true_on_each_rank,
 )
 from cute_sharding.exchange import Part
-from cute_sharding.redistribution.all_to_all import AllToAll
-from cute_sharding.redistribution.native import Along
-from cute_sharding.redistribution.reduction import Reduction
-from cute_sharding.redistribution.step import Step
+from cute_sharding.exchange.all_to_all import AllToAll
+from cute_sharding.exchange.native import Along
+from cute_sharding.exchange.reduction import Reduction
+from cute_sharding.exchange.step import Step
 
 
 def run(

@@ -10,8 +10,8 @@ from math import lcm, prod
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.cost import most_local
-from cute_sharding.redistribution.plan import Held, RedistributionPlan, received_by
-from cute_sharding.redistribution.step import Step
+from cute_sharding.exchange.plan import Held, RedistributionPlan, received_by
+from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains, cutting
 
 Plan: TypeAlias = Callable[[tuple[int, ...], Held, Chains], RedistributionPlan]

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.replaced import compiler, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.ranks import coordinate, is_native, spans
-from cute_sharding.redistribution.network import Chosen
+from cute_sharding.exchange.network import Chosen
 
 
 def prepare_groups(
@@ -147,7 +147,7 @@ def _numbers(mesh: DeviceMesh, dims: Sequence[int | str]) -> tuple[int, ...]:
 class Means(NamedTuple):
     """By what the plans that programs run on a mesh are chosen: part of every key under which a
     plan is kept. The network is as the setting has it (:meth:`Network.of_programs` reads it); the
-    others are the last arguments of :func:`cute_sharding.redistribution.planner.plan_steps`.
+    others are the last arguments of :func:`cute_sharding.exchange.planner.plan_steps`.
 
     A setting that plans depend on is read in :func:`means`, and nowhere else: so it reaches eager
     programs, compiled ones and the op in graphs of many sizes alike. (One by which the plan depends

@@ -31,7 +31,7 @@ from cute_sharding.dtensor.run.redistribute import (
 )
 from cute_sharding.dtensor.run.together import are_gathers, run_together, turns
 from cute_sharding.dtensor.run.words import say_redistributed
-from cute_sharding.redistribution.all_to_all import AllToAll
+from cute_sharding.exchange.all_to_all import AllToAll
 
 
 class Wanted(NamedTuple):

@@ -14,11 +14,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.dynamic import run_opaque
 from cute_sharding.dtensor.run.executor import looks_at_sizes, run
 from cute_sharding.dtensor.run.groups import groups_at_hand
+from cute_sharding.exchange.plan import RedistributionPlan
+from cute_sharding.exchange.planner import questions
+from cute_sharding.exchange.step import Step
 from cute_sharding.layout import Size
 from cute_sharding.layout.symbolic import Int
-from cute_sharding.redistribution.plan import RedistributionPlan
-from cute_sharding.redistribution.planner import questions
-from cute_sharding.redistribution.step import Step
 
 
 def run_on_symbols(
@@ -30,7 +30,7 @@ def run_on_symbols(
     program runs eagerly: else ranks that do one and ranks that do the other would take each other's
     elements for something else. A compiler can say that of collectives of whole tensor dims, and
     sees those; other steps are one op that plans and runs anew in each call. By what the steps were
-    chosen (redistribution/planner.py) becomes guards of the former, so that every call of the graph
+    chosen (exchange/planner.py) becomes guards of the former, so that every call of the graph
     is one for which they are chosen. Of the latter, that sizes divide does, where they do at hand,
     as what follows then computes with sizes that are simpler.
     """

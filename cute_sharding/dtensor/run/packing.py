@@ -17,9 +17,9 @@ from cute_sharding.dtensor.replaced import dispatch_modes, symints
 from cute_sharding.dtensor.run.order import memory_order
 from cute_sharding.dtensor.run.ranks import peers, place
 from cute_sharding.exchange import BundlePart, Part
+from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.copies import Copy, flat
-from cute_sharding.redistribution.all_to_all import AllToAll
-from cute_sharding.redistribution.step import Step
+from cute_sharding.exchange.step import Step
 
 # What every backend can move. Moving needs no arithmetic, so other dtypes travel as bytes.
 WIRE = frozenset(

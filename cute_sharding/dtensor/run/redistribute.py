@@ -38,11 +38,11 @@ from cute_sharding.dtensor.run.on_symbols import run_on_symbols
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target, readings
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
-from cute_sharding.redistribution.network import Chosen, Network
-from cute_sharding.redistribution.plan import Held, RedistributionPlan, received_by, received_by_all
-from cute_sharding.redistribution.planner import plan_steps
-from cute_sharding.redistribution.routes import Groups, admits
-from cute_sharding.redistribution.step import Step
+from cute_sharding.exchange.network import Chosen, Network
+from cute_sharding.exchange.plan import Held, RedistributionPlan, received_by, received_by_all
+from cute_sharding.exchange.planner import plan_steps
+from cute_sharding.exchange.routes import Groups, admits
+from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains
 
 # Reductions that equal contributions of all devices give back what they were made of.

@@ -22,9 +22,9 @@ from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.packing import checked, filled, unpacked
 from cute_sharding.dtensor.run.ranks import on_each_rank, peers, places
 from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
+from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.bundle import among
-from cute_sharding.redistribution.all_to_all import AllToAll
-from cute_sharding.redistribution.step import Step
+from cute_sharding.exchange.step import Step
 
 # So many bytes a rank receives in one exchange of several tensors, unless one of them alone is
 # more. What is as long on its way gains little by company, and all that goes together is held

@@ -14,8 +14,8 @@ from cute_sharding.dtensor.bookkeeping.telling import is_new
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import Placement
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.redistribution.plan import RedistributionPlan, collectives, received_by
-from cute_sharding.redistribution.step import Step
+from cute_sharding.exchange.plan import RedistributionPlan, collectives, received_by
+from cute_sharding.exchange.step import Step
 
 Placements = Sequence[Placement]
 

@@ -47,7 +47,7 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
-from cute_sharding.redistribution.network import Network
+from cute_sharding.exchange.network import Network
 from cute_sharding.relations.table import MOVEMENTS, SIGNATURES, VIEWS
 
 _lock = fork_safe_lock()
@@ -222,7 +222,7 @@ def _check_network(chosen: Any) -> None:
     elif not isinstance(chosen, Network | None):
         raise TypeError(
             f"network={chosen!r} is a {type(chosen).__name__}: give a Network of "
-            f"cute_sharding.redistribution, or text: {TABLE['network'].forms}"
+            f"cute_sharding.exchange, or text: {TABLE['network'].forms}"
         )
 
 

@@ -27,7 +27,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import cute_sharding
 from cute_sharding.dtensor.decide import running
-from cute_sharding.redistribution import received_elements
+from cute_sharding.exchange import received_elements
 
 MESHES = [(2,), (3,), (4,), (8,), (1, 2), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 CASES = 60  # of each mesh

@@ -27,8 +27,8 @@ import cute_sharding
 from cute_sharding.dtensor.movement import dynamic
 from cute_sharding.dtensor.run import groups
 from cute_sharding.dtensor.run.groups import groups_at_hand
-from cute_sharding.redistribution import Network
-from cute_sharding.redistribution.plan import received_by
+from cute_sharding.exchange import Network
+from cute_sharding.exchange.plan import received_by
 
 R = Replicate()
 # Rank 0 is on each, and no other test makes groups for them.

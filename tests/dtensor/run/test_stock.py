@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cute_sharding.dtensor.replaced import local_tensors
 from cute_sharding.dtensor.reports.stats import _stock_received
 from cute_sharding.dtensor.reports.stock import StockPlan, stock_plan
-from cute_sharding.redistribution import Network
+from cute_sharding.exchange import Network
 
 ROOT = Path(__file__).parents[3]
 R, P = Replicate(), Partial()

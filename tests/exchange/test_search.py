@@ -5,9 +5,9 @@ from itertools import product
 
 from enumeration import factorizations, signature
 
+from cute_sharding.exchange import received_elements
 from cute_sharding.propagation.carry import carry
 from cute_sharding.propagation.targets import free_targets
-from cute_sharding.redistribution import received_elements
 from cute_sharding.relations.table import BY_OP
 
 

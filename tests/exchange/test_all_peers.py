@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
+from cute_sharding.exchange import AllToAll, all_to_all
 from cute_sharding.exchange.all_peers import edges
-from cute_sharding.redistribution import AllToAll, all_to_all
 from cute_sharding.sharding.chains import chains_of
 from cute_sharding.sharding.meeting import near, rows_held
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.exchange import Exchange, identity
+from cute_sharding.exchange.network import Network, messages
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.redistribution.network import Network, messages
-from cute_sharding.redistribution.plan import Held, Plan, peak_of
-from cute_sharding.redistribution.planner import plan_steps
-from cute_sharding.redistribution.routes import Groups
-from cute_sharding.redistribution.step import Stage, Step
+from cute_sharding.exchange.plan import Held, Plan, peak_of
+from cute_sharding.exchange.planner import plan_steps
+from cute_sharding.exchange.routes import Groups
+from cute_sharding.exchange.step import Stage, Step
 from cute_sharding.sharding.chains import Chains, appended
 
 # A mesh dim, and the op of the reduction that is pending on it.
@@ -210,7 +210,7 @@ def plan_exchange(
 ) -> ExchangePlan:
     """The plan from ``source``, of which the reductions ``pending`` are to be finished, to
     ``target``. The other arguments are those of
-    ``plan_steps`` (``redistribution/planner.py``), of the source's mesh; ``network`` is by
+    ``plan_steps`` (``exchange/planner.py``), of the source's mesh; ``network`` is by
     default the one that programs are planned by.
 
     >>> from cute_sharding.exchange import Placed

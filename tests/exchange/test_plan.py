@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from on_numpy import MESHES, Sharding, drawn, lacking, run_exchange, run_reduction, shuffled
 
+from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.cost import within
-from cute_sharding.redistribution.all_to_all import AllToAll
-from cute_sharding.redistribution.network import Link, Network
-from cute_sharding.redistribution.plan import Held, collectives, received_by
-from cute_sharding.redistribution.planner import plan_steps
-from cute_sharding.redistribution.reduction import Reduction
+from cute_sharding.exchange.network import Link, Network
+from cute_sharding.exchange.plan import Held, collectives, received_by
+from cute_sharding.exchange.planner import plan_steps
+from cute_sharding.exchange.reduction import Reduction
 from cute_sharding.sharding.chains import cutting
 
 FLAT = Network.flat(alpha=0, beta=1)

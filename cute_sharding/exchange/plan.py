@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from cute_sharding.exchange.cost import most_local, received
-from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.step import Stage, Step
+from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.step import Stage, Step
 from cute_sharding.sharding.chains import Chains
 
 

@@ -10,14 +10,14 @@ from itertools import combinations
 from math import lcm, prod
 from typing import Any
 
+from cute_sharding.exchange.all_to_all import AllToAll
+from cute_sharding.exchange.candidates import candidates
 from cute_sharding.exchange.cost import most_local, within
-from cute_sharding.redistribution.all_to_all import AllToAll
-from cute_sharding.redistribution.candidates import candidates, one_by_one
-from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held, collectives, peak_of, received_by
-from cute_sharding.redistribution.reduction import Reduction
-from cute_sharding.redistribution.routes import Groups, admits
-from cute_sharding.redistribution.step import Step
+from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.plan import Held, collectives, peak_of, received_by
+from cute_sharding.exchange.reduction import Reduction
+from cute_sharding.exchange.routes import Groups, admits
+from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains, cuts_up_to
 
 
@@ -241,7 +241,7 @@ def _admitted(
         for steps in candidates(shape, mesh, source, target, network, groups)
         if all(admits(groups, step.mesh_dims) for step in steps)
     ]
-    return list(dict.fromkeys(found)) or [one_by_one(shape, mesh, source, target)]
+    return list(dict.fromkeys(found))
 
 
 def _fitted(steps: tuple[Step, ...], source: int, limit: int) -> tuple[Step, ...] | None:

@@ -9,13 +9,15 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from cute_sharding.exchange import Exchange, Part, Placed, identity
 from cute_sharding.exchange.copies import Copy, folded
 from cute_sharding.exchange.cost import DEVICES
+from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.flow import Flow
+from cute_sharding.exchange.native import Along, padded_elements, room_for
+from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.part import Part
+from cute_sharding.exchange.placed import Placed
 from cute_sharding.layout import Layout
-from cute_sharding.redistribution.native import Along, padded_elements, room_for
-from cute_sharding.redistribution.network import Network
 from cute_sharding.sharding.chains import Chains, Device
 from cute_sharding.sharding.digits import digits
 

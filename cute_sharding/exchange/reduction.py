@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from cute_sharding.exchange import Part
 from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.exchange.copies import as_it_lies, folded, in_place
 from cute_sharding.exchange.cost import DEVICES, most_local
+from cute_sharding.exchange.native import Along, along
+from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.part import Part
+from cute_sharding.exchange.step import Step
 from cute_sharding.layout.layout import row_major
-from cute_sharding.redistribution.native import Along, along
-from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.step import Step
 from cute_sharding.sharding.chains import cutting
 
 

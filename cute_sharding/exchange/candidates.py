@@ -4,19 +4,19 @@ or two where the network is not flat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, pairwise, product
 from math import prod
 from typing import TypeAlias
 
+from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.cost import within
-from cute_sharding.redistribution.all_to_all import AllToAll
-from cute_sharding.redistribution.network import Network
-from cute_sharding.redistribution.plan import Held
-from cute_sharding.redistribution.reduction import Reduction
-from cute_sharding.redistribution.routes import Groups, admits, route, sliced
-from cute_sharding.redistribution.step import Step
+from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.plan import Held
+from cute_sharding.exchange.reduction import Reduction
+from cute_sharding.exchange.routes import Groups, admits, route, sliced
+from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains, appended, cutting
 
 # The ways to move on from chains; and the reduction from chains to others among mesh dims.
@@ -63,8 +63,10 @@ def _moves(
         return
     direct = AllToAll(shape, mesh, source, target)
     yield (direct,)
-    flat = network.is_flat
-    if not admits(groups, direct.mesh_dims) or (not flat and len(direct.mesh_dims) > 1):
+    flat, has_group = network.is_flat, admits(groups, direct.mesh_dims)
+    if not has_group:
+        yield _gathered(shape, mesh, source, target)
+    if not has_group or (not flat and len(direct.mesh_dims) > 1):
         weights = (
             (1.0,) * len(mesh) if flat else tuple([network.link(m).beta for m in range(len(mesh))])
         )
@@ -74,8 +76,7 @@ def _moves(
         for start, sets in product(starts, dict.fromkeys((groups or frozenset(), frozenset()))):
             way = () if start == target else route(shape, mesh, start, target, kept, sets, weights)
             if way is not None:
-                stations = pairwise(dict.fromkeys((source, start, *way)))
-                yield tuple([AllToAll(shape, mesh, before, after) for before, after in stations])
+                yield _by_way_of(shape, mesh, dict.fromkeys((source, start, *way)))
     if flat:
         return
     slow = max(network.link(m).beta for m in range(len(mesh)))
@@ -100,7 +101,7 @@ def _moves(
         )
     for middle in dict.fromkeys(middles):
         if middle not in (source, target):
-            yield AllToAll(shape, mesh, source, middle), AllToAll(shape, mesh, middle, target)
+            yield _by_way_of(shape, mesh, (source, middle, target))
 
 
 def _reductions(
@@ -251,42 +252,26 @@ def _sums_of_sums(
                 )
 
 
-def one_by_one(
-    shape: tuple[int, ...], mesh: tuple[int, ...], source: Held, target: Chains
+def _gathered(
+    shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains
 ) -> tuple[Step, ...]:
-    """Steps that each communicate on one mesh dim: for where there are no groups of several. They
-    move more than they must.
-
-    Reductions are all-reduces. Then the source gives up its cuts, the last first, until every
-    device holds what it needs.
+    """Steps that each communicate on one mesh dim, whatever groups there are. They move more than
+    they must: the source gives up its cuts, the last first, until every device holds what it needs.
     """
-    steps: list[Step] = []
-    for m, op in source.pending:
-        steps.append(
-            Reduction(
-                shape,
-                mesh,
-                source.chains,
-                source.chains,
-                (m,),
-                "sum" if op == "avg" else op,
-                mesh[m] if op == "avg" else 1,
-            )
-        )
-    at = source.chains
-    while not within(shape, mesh, at, target):
+    stations = [source]
+    while not within(shape, mesh, stations[-1], target):
         # A cut that the target lacks, or has in another place; the last of its tensor dim, so that
         # the others stay as they are.
+        at = stations[-1]
         d = next(
             d for d, (before, after) in enumerate(zip(at, target)) if before != after[: len(before)]
         )
-        fewer = tuple([chain[:-1] if i == d else chain for i, chain in enumerate(at)])
-        steps.append(AllToAll(shape, mesh, at, fewer))
-        at = fewer
-    return (*steps, *_moved(shape, mesh, at, target))
+        stations.append(tuple([chain[:-1] if i == d else chain for i, chain in enumerate(at)]))
+    return _by_way_of(shape, mesh, dict.fromkeys((*stations, target)))
 
 
-def _moved(
-    shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains
+def _by_way_of(
+    shape: tuple[int, ...], mesh: tuple[int, ...], stations: Iterable[Chains]
 ) -> tuple[Step, ...]:
-    return () if source == target else (AllToAll(shape, mesh, source, target),)
+    """An exchange from each of them to the next."""
+    return tuple([AllToAll(shape, mesh, *both) for both in pairwise(stations)])
