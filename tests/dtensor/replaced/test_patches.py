@@ -137,6 +137,7 @@ OPTIONAL = {
     "_installed": "our own",
     "_read": "our own",
     "_reads_numbers": "our own",
+    "_repr_html_": "our own, by which notebooks show a plan",
     "_watched": "our own",
     "_watches": "our own",
 }
