@@ -22,6 +22,7 @@ from processes import search_path
 
 import cute_sharding
 from cute_sharding._settings import TABLE
+from cute_sharding.dtensor.bookkeeping.versions import release
 
 ROOT = pages.ROOT
 PACKAGE = ROOT / "cute_sharding"
@@ -141,10 +142,16 @@ def test_commands_do_what_they_say(page, command, site):
 # A page about another package, which the tests have where it is installed.
 NEEDED = {"docs/transformers.md": "transformers"}
 
+# A page with what torch's own rules receive and hold, which is other on other releases: there its
+# commands have to succeed, no more.
+OF_ONE_RELEASE = {"docs/estimate.md": (2, 13)}
+
 
 def assert_does_what_it_says(page, command, site):
     if page in NEEDED:
         pytest.importorskip(NEEDED[page])
+    if OF_ONE_RELEASE.get(page, release()) != release():
+        command = command._replace(output="")
     # Without what pytest says of each test, or no command would be one that has run before.
     kept = {k: v for k, v in os.environ.items() if "CUTE" not in k and k != "PYTEST_CURRENT_TEST"}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
