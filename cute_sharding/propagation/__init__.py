@@ -13,7 +13,7 @@ from cute_sharding.propagation.assign import Assignment, assign
 from cute_sharding.propagation.carry import Carried, carry
 from cute_sharding.propagation.choose import Choice, chosen
 from cute_sharding.propagation.operands import Operand
-from cute_sharding.propagation.solver import Budget, carried, least
+from cute_sharding.propagation.solver import Budget, Cost, carried, least
 from cute_sharding.propagation.targets import Target, free_targets
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Budget",
     "Carried",
     "Choice",
+    "Cost",
     "Operand",
     "Target",
     "assign",

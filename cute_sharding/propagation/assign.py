@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import starmap
-from typing import TypeAlias
+from operator import itemgetter
 
 from cute_sharding.exchange.cost import local_elements
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.propagation.operands import Operand, Part, cuts_of, received_for
-from cute_sharding.propagation.solver import least
+from cute_sharding.propagation.solver import Cost, least
 from cute_sharding.relations.signature import ONE, Linear, Signature
 from cute_sharding.sharding.deal import kinds_of_device, local_size
 
@@ -147,7 +147,7 @@ class _Question:
 
 
 @lru_cache(maxsize=1 << 12)
-def _assigned(question: _Question, spare: bool) -> _Weighed:
+def _assigned(question: _Question, spare: bool) -> tuple[Cost, Assignment]:
     signature, operands, mesh = question.signature, question.operands, question.mesh
     options = [
         [
@@ -160,7 +160,7 @@ def _assigned(question: _Question, spare: bool) -> _Weighed:
     ]
     whole = [_Choice()] * len(mesh)  # always allowed
     if not spare:
-        return least(options, partial(_weighed, question), _rank, whole)
+        return least(options, partial(_weighed, question), whole)
     found = _assigned(question, False)
     if found[1].received:
         # Where each device has rows: of none, some kernels have no result, and others a wrong one.
@@ -170,11 +170,11 @@ def _assigned(question: _Question, spare: bool) -> _Weighed:
             for some, n in zip(options, mesh)
         ]
         filled = partial(_weighed, replace(question, filled=True))
-        found = min(found, least(wider, filled, _rank, whole), key=_rank)
+        found = min(found, least(wider, filled, whole), key=itemgetter(0))
     return found
 
 
-def _weighed(question: _Question, choices: Sequence[_Choice]) -> _Weighed | None:
+def _weighed(question: _Question, choices: Sequence[_Choice]) -> tuple[Cost, Assignment] | None:
     """What comes of these choices; None where they are not allowed."""
     signature, operands, mesh = question.signature, question.operands, question.mesh
     linear, reduce = question.linear, question.reduce
@@ -206,18 +206,8 @@ def _weighed(question: _Question, choices: Sequence[_Choice]) -> _Weighed | None
         len(_rows(name, question.sizes, choices, mesh)) > 1
         for name in _contracted(signature, choices)
     )
-    rank = (received + later, received, pending, held)
-    return rank, Assignment(targets, results, received, differ)
-
-
-_Weighed: TypeAlias = "tuple[tuple[int, int, int, int], Assignment]"
-
-
-def _rank(weighed: _Weighed) -> tuple[int, int, int, int]:
-    """The elements received, now and later; of these now; the reductions left pending, the elements
-    held.
-    """
-    return weighed[0]
+    cost = Cost(received + later, received, pending, held)
+    return cost, Assignment(targets, results, received, differ)
 
 
 def _spare_cuts(signature: Signature, operands: tuple[Operand, ...]) -> list[_Choice]:

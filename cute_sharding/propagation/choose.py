@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.propagation.free import Cuts, FreeCuts
-from cute_sharding.propagation.solver import least
+from cute_sharding.propagation.solver import Cost, least
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.sharding.chains import Cut, chains_of
 
@@ -218,17 +219,19 @@ class _Question:
     def cheapest(self, spare: Sequence[int] = ()) -> Choice:
         """The same mesh dims cut the same dims of all results."""
         options = [self._options(m) for m in range(len(self.mesh))]
-        best = self._best(options)
+        cost, best = self._best(options)
         spare = [m for m in spare if self.mesh[m] > 1 and options[m] == [None]]
         if not spare:
             return best
         plain = self._plain()
-        gathered = [[None] if m in self.open else some for m, some in enumerate(options)]
-        instead = self._best([[None, *plain] if m in spare else c for m, c in enumerate(gathered)])
-        if instead.exchange.received_elements >= best.exchange.received_elements:
+
+        def cut(options: Sequence[Sequence[Cut]]) -> tuple[Cost, Choice]:
+            return self._best([[None, *plain] if m in spare else c for m, c in enumerate(options)])
+
+        instead = cut([[None] if m in self.open else some for m, some in enumerate(options)])
+        if instead[0].received >= cost.received:
             return best
-        every = self._best([[None, *plain] if m in spare else c for m, c in enumerate(options)])
-        return min(instead, every, key=self._cost)
+        return min(instead, cut(options), key=itemgetter(0))[1]
 
     def _options(self, m: int) -> list[Cut]:
         """The cuts of the results that are weighed for a mesh dim, where nothing is spare."""
@@ -243,22 +246,13 @@ class _Question:
         """Plain shards of each dim that all results have."""
         return [(d, 1) for d in range(min(map(len, self.move.outputs)))]
 
-    def _best(self, options: Sequence[Sequence[Cut]]) -> Choice:
+    def _best(self, options: Sequence[Sequence[Cut]]) -> tuple[Cost, Choice]:
         """The choice of least cost, of one option for each mesh dim."""
-        return least(
-            options,
-            lambda cuts: self.of_all([cuts] * len(self.move.outputs)),
-            self._cost,
-            [some[-1] for some in options],
-        )
+        return least(options, self._weighed, [some[-1] for some in options])
 
-    def _cost(self, choice: Choice) -> tuple[int, ...]:
+    def _weighed(self, cuts: Cuts) -> tuple[Cost, Choice]:
         """What the busiest device receives, and holds, and how many mesh dims change."""
-        return (
-            choice.exchange.received_elements,
-            sum(
-                most_local(target.shape, target.chains, self.mesh)
-                for target in choice.exchange.targets
-            ),
-            sum(a != b for a, b in zip(choice.cuts[0], self.own[0])),
-        )
+        choice = self.of_all([cuts] * len(self.move.outputs))
+        held = [most_local(x.shape, x.chains, self.mesh) for x in choice.exchange.targets]
+        changed = sum(a != b for a, b in zip(cuts, self.own[0]))
+        return Cost(choice.exchange.received_elements, held=sum(held), changed=changed), choice

@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isqrt, prod
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 Option = TypeVar("Option", bound=Hashable)
 State = TypeVar("State")
@@ -22,6 +23,29 @@ COMBINATIONS = 512
 # All split factors of a dim are tried up to this size, of longer dims those that divide and those
 # in use.
 ALL_FACTORS = 64
+
+
+class Cost(NamedTuple):
+    """What a choice costs: of several the least is taken.
+
+    Attributes:
+        received: the elements that the busiest device receives, now, and later of what comes of it.
+        now: those of these that it receives now, where some are received later.
+        pending: how many reductions are left pending.
+        held: the elements that the device with the most holds.
+        changed: how many mesh dims change.
+        strides: how many split factors above 1 there are: Shard reads better than _StridedShard.
+
+    >>> min(Cost(3), Cost(2, held=9), Cost(2, held=8))
+    Cost(received=2, now=0, pending=0, held=8, changed=0, strides=0)
+    """
+
+    received: int
+    now: int = 0
+    pending: int = 0
+    held: int = 0
+    changed: int = 0
+    strides: int = 0
 
 
 @dataclass
@@ -78,31 +102,30 @@ def carried(
 
 def least(
     options: Sequence[Sequence[Option]],
-    weighed: Callable[[tuple[Option, ...]], Found | None],
-    cost: Callable[[Found], Any],
+    weighed: Callable[[tuple[Option, ...]], tuple[Cost, Found] | None],
     allowed: Sequence[Option],
-) -> Found:
-    """What the combination of least cost leads to; of more than :data:`COMBINATIONS` the mesh dims
-    are decided one after the other.
+) -> tuple[Cost, Found]:
+    """The combination of least cost, and what it leads to; of more than :data:`COMBINATIONS` the
+    mesh dims are decided one after the other.
 
     Args:
         options: of each mesh dim.
-        weighed: what a combination leads to; None: it is not allowed.
-        cost: of what a combination leads to; of several of one cost the first is taken.
+        weighed: what a combination costs, and leads to; None: it is not allowed. Of several of one
+            cost the first is taken.
         allowed: a combination that is, to start from.
 
-    >>> least([(0, 1), (0, 1)], lambda both: sum(both) or None, abs, (0, 1))
-    1
+    >>> least([(0, 1), (0, 1)], lambda both: (Cost(sum(both)), both) if any(both) else None, (0, 1))
+    (Cost(received=1, now=0, pending=0, held=0, changed=0, strides=0), (0, 1))
     """
     if prod(map(len, options)) <= COMBINATIONS:
         every = (found for some in product(*options) if (found := weighed(some)) is not None)
-        return min(every, key=cost)
+        return min(every, key=itemgetter(0))
     chosen = tuple(allowed)
     for m, some in enumerate(options):
         tried = [(*chosen[:m], option, *chosen[m + 1 :]) for option in some]
-        ranked = [(cost(of), each) for each in tried if (of := weighed(each)) is not None]
+        ranked = [(of[0], each) for each in tried if (of := weighed(each)) is not None]
         if ranked:
-            chosen = min(ranked, key=lambda each: each[0])[1]
+            chosen = min(ranked, key=itemgetter(0))[1]
     best = weighed(chosen)
     assert best is not None, "what was allowed to start from is"
     return best

@@ -123,8 +123,8 @@ def _cost_later(
         _has_blocks_of_two_sizes(view.output_shape, target.output, mesh),
         sum(cut is not None and cut[1] > 1 for cut in target.output),
         sum(cut is not None and cut[0] not in view.kept for cut in new),
-        target.changed,
-        target,
+        target.cost.changed,
+        target.cost,
         [-1 if cut is None else cut[0] for cut in target.source],
     )
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import prod
-from typing import TypeAlias
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.cost import DEVICES, local_elements, received_elements
 from cute_sharding.propagation.carry import Kinds, carry, carry_one, kinds_of
-from cute_sharding.propagation.solver import Budget, carried, split_factors
+from cute_sharding.propagation.solver import Budget, Cost, carried, split_factors
 from cute_sharding.relations.view import View
 from cute_sharding.sharding.chains import Cut
 
@@ -19,16 +20,12 @@ from cute_sharding.sharding.chains import Cut
 BUDGET = 12_000
 
 
-@dataclass(frozen=True, order=True)
-class Target:
-    """Cuts of the input under which the view is free, with what getting there costs; ordered by
-    cost.
+class Target(NamedTuple):
+    """Cuts of the input under which the view is free, with what getting there costs.
 
     Attributes:
-        received: elements, by the busiest device.
-        local: elements held of input and output together, by the device with the most.
-        changed: how many mesh dims change.
-        strides: split factors above 1, of input and output: Shard reads better than _StridedShard.
+        cost: elements received, and held of input and output together; how many mesh dims change;
+            the split factors above 1 of both.
         source: the cuts of the input.
         output: the cuts of the output.
 
@@ -39,12 +36,14 @@ class Target:
     (True, 0, ((1, 1),), ((2, 1),))
     """
 
-    received: int
-    local: int
-    changed: int
-    strides: int
-    source: tuple[Cut, ...] = field(compare=False)
-    output: tuple[Cut, ...] = field(compare=False)
+    cost: Cost
+    source: tuple[Cut, ...]
+    output: tuple[Cut, ...]
+
+    @property
+    def received(self) -> int:
+        """Elements, by the busiest device."""
+        return self.cost.received
 
 
 def free_targets(
@@ -90,7 +89,7 @@ def free_targets(
                 search.try_all(changing)
     if everything not in search.found:
         search.add(everything, carry(view, everything, search.mesh).cuts)
-    return sorted(search.found.values())[:most]
+    return sorted(search.found.values(), key=itemgetter(0))[:most]
 
 
 # The local shapes of each kind of device, and the cuts of the output so far.
@@ -148,15 +147,14 @@ def target_of(
     output: tuple[Cut, ...],
 ) -> Target:
     """What it costs to go from ``cuts`` to ``source``, under which the view gives ``output``."""
-    return Target(
+    cost = Cost(
         received_elements(view.input_shape, cuts, source, mesh),
-        local_elements(view.input_shape, source, mesh)
+        held=local_elements(view.input_shape, source, mesh)
         + local_elements(view.output_shape, output, mesh),
-        sum(a != b for a, b in zip(cuts, source, strict=True)),
-        sum(cut is not None and cut[1] > 1 for cut in (*source, *output)),
-        source,
-        output,
+        changed=sum(a != b for a, b in zip(cuts, source, strict=True)),
+        strides=sum(cut is not None and cut[1] > 1 for cut in (*source, *output)),
     )
+    return Target(cost, source, output)
 
 
 def _options(view: View, kinds: Kinds, cut: Cut, unsharded: Sequence[int]) -> list[Cut]:

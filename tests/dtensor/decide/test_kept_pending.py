@@ -40,6 +40,7 @@ ONE = {
     "t.default": (lambda x: x[0].t(), COPIED),
     "transpose_copy.int": (lambda x: torch.transpose_copy(x, 0, 1), COPIED),
     "permute_copy.default": (lambda x: torch.permute_copy(x, (2, 0, 1)), COPIED),
+    "alias_copy.default": (torch.alias_copy, COPIED),
     "unsqueeze_copy.default": (lambda x: torch.unsqueeze_copy(x, 1), COPIED),
     "unbind.int": (lambda x: torch.cat(x.unbind(0), 1), COPIED),
     "select.int": (lambda x: x[1], COPIED),

@@ -125,7 +125,7 @@ COMPUTED = {
     "mm": (lambda x: x @ x.mT, "aten.mm.default computes"),
     "cast twice": (lambda x: x.half().float(), "'x' is cast twice"),
     "bits": (lambda x: x.view(torch.int32), "aten.view.dtype computes"),
-    "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "their sum"),
+    "sum of windows": (lambda x: F.fold(x[None, :, :3], (2, 4), 2), "computes"),
     "own values": (lambda x: torch.cat([x, torch.arange(6.0)[None]]), "the generator's own"),
     "numbers": (lambda x: torch.complex(x, x), "aten.complex.default computes"),
     "list of rows": (lambda x: x[[0, 2]], "torch.tensor"),
