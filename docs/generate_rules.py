@@ -1,4 +1,4 @@
-"""Writes docs/rules.md from the tables of view ops and of movement ops.
+"""Writes docs/rules.md from the table of ops.
 
 python docs/generate_rules.py          # write it
 python docs/generate_rules.py --check  # fail if it is not what the code says
@@ -6,13 +6,14 @@ python docs/generate_rules.py --check  # fail if it is not what the code says
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from cute_sharding.relations import Diagonal, Fold, Link, Move, Window
 from cute_sharding.relations.dim_map import DimSpec
 from cute_sharding.relations.forms import Form
-from cute_sharding.relations.table import ByDimMap, ByRows, movement, views
+from cute_sharding.relations.table import TABLE, ByDimMap, ByRows, Row, movement, steps, views
 from cute_sharding.sharding.meeting import Run
 
 PAGE = Path(__file__).with_name("rules.md")
@@ -190,6 +191,18 @@ def line(row: ByDimMap) -> str:
     )
 
 
+def line_by_names(row: Row) -> str:
+    """A pattern, or the first sentence of what a rule says of itself."""
+    if isinstance(row.rule, str):
+        says = f"`{row.rule}`"
+    else:
+        says = re.split(r"(?<=[\w)])\.(?= |$)", " ".join((row.rule.__doc__ or "").split()))[0]
+        says = says.replace("``", "`").replace("|", "or")
+        says = re.sub(r":func:`(\w+)`", r"`\1`", says)
+    pending = row.reduce.__name__ if callable(row.reduce) else row.reduce or ""
+    return f"| {', '.join([f'`{name}`' for name in row.overloads])} | {says} | {pending} |"
+
+
 def page() -> str:
     notes = [f"- `{row.op}`: {row.note}." for row in views.ROWS if row.note and row.overloads]
     return "\n".join(
@@ -228,6 +241,22 @@ def page() -> str:
             *map(line_of_movement, movement.ROWS),
             "",
             *[f"- `{row.op}`: {row.note}." for row in movement.ROWS if row.note],
+            "",
+            "## Ops of several steps",
+            "",
+            "| aten overloads | steps |",
+            "|---|---|",
+            *[line_by_names(row).rsplit("|", 2)[0] + "|" for row in steps.ROWS],
+            "",
+            "## Ops by names",
+            "",
+            "The signature, as einsum writes it ([Ops](ops.md#signatures)), or what the rule says "
+            "that makes it of the op's arguments; and the reduction that a contracted dim leaves "
+            "pending, where it may be cut.",
+            "",
+            "| aten overloads | signature | pending |",
+            "|---|---|---|",
+            *[line_by_names(row) for row in TABLE if not row.is_moved],
             "",
         ]
     )

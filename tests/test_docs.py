@@ -240,10 +240,10 @@ def test_the_site_has_every_page():
         "",
         "layout",
         "sharding",
-        "views",
+        "propagation",
         "exchange",
-        "ops",
         "relations",
+        "relations.table",
         "dtensor",
     ],
 )

@@ -51,6 +51,7 @@ def along(template: str, where: int = 1, default: Any = None, *, whole: bool = T
         keeps = args[where + 1] if len(args) > where + 1 else kwargs.get("keepdim", False)
         return None if dims is None else written(template, args[0], dims, keeps, whole=whole)
 
+    rule.__doc__ = f"``{template}``: along a dim, or some, {'whole' if whole else 'contracted'}."
     return rule
 
 
@@ -86,6 +87,7 @@ def reduced(template: str = "x -> x/?", where: int = 1, keep: int = 2) -> Rule:
         every = dims is None or dims == [] or dims == ()
         return written(template, x, range(len(x)) if every else dims, bool(keeps), whole=False)
 
+    rule.__doc__ = f"``{template}``: along some dims, or all."
     return rule
 
 

@@ -76,6 +76,7 @@ def in_their_order(tensors: int, dims: Callable[..., int]) -> Rule:
         given = [text(named(x, range(len(x)), of)) for x, of in zip(args[:tensors], "abc")]
         return f"{', '.join(given)} -> {text([f'[r{d}]' for d in range(dims(*args))])}"
 
+    rule.__doc__ = "all elements in their order: whole."
     return rule
 
 

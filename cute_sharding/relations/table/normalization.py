@@ -31,6 +31,7 @@ def over_last(template: str, where: int) -> Rule:
         pattern = without_missing(template, [*args[:where], *args[where + 1 :]])
         return sub(r"\w+", lambda name: of[name[0]], pattern)
 
+    rule.__doc__ = f"``{template}``: over the last dims, which are whole."
     return rule
 
 

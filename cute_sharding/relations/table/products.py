@@ -22,6 +22,7 @@ def sum_and_product(product: str) -> Rule:
         broadcast = ["1" if n == 1 != sizes.get(name) else name for n, name in zip(term, of_term)]
         return f"+{text(broadcast)}, {product}"
 
+    rule.__doc__ = f"``+term, {product}``: the term may lack leading dims."
     return rule
 
 

@@ -114,7 +114,7 @@ class Row:
           operand 0 6:1 -> result 0 6:1
           operand 1 3:1 -> result 0 6 + 3:1
         """
-        raise NotOnlyMoved(f"{self.overloads[0]} computes")
+        raise NotOnlyMoved(f"{self.overloads[0]}: what it gives is computed")
 
 
 class _Derived(Row):
@@ -131,9 +131,6 @@ class _Derived(Row):
 
     def _pattern(self, *args: Any, **kwargs: Any) -> str | None:
         raise NotImplementedError
-
-    def _unknown(self, args: Sequence[Any]) -> NotOnlyMoved:
-        return NotOnlyMoved(f"{self.op} of {args}: no map of rows is known for such arguments")
 
 
 @dataclass(frozen=True)
@@ -230,7 +227,7 @@ class ByRows(_Derived):
     def relation(self, *args: Any, **kwargs: Any) -> Relation:
         move = self.move(*args, **kwargs)
         if move is None:
-            raise self._unknown(args)
+            raise NotOnlyMoved(f"{self.op} of {args}: no map of rows is known for such arguments")
         return relation_of_move(move)
 
 
@@ -291,7 +288,8 @@ class BySteps(_Derived):
     def relation(self, shape: Shape, *args: Any, **kwargs: Any) -> Relation:
         steps = self.steps(shape, *args, **kwargs)
         if steps is None:
-            raise self._unknown((shape, *args))
+            name = self.overloads[0]
+            raise NotOnlyMoved(f"{name} of {args}: no map of rows is known for such arguments")
 
         def then(first: Relation, step: Step) -> Relation:
             return compose(first, step.row.relation(first.outputs[0], *step.args))

@@ -32,42 +32,32 @@ def windowed(spatial: int, operands: str = "x", results: str = "y") -> Rule:
         come_out = [names[form] for form in results]
         return f"{', '.join(come_in)} -> {', '.join(come_out)}"
 
+    rule.__doc__ = f"``{operands} -> {results}`` of the last {spatial} dims: images x, windows y."
     return rule
 
 
 ROWS: tuple[Row, ...] = (
     *(
-        row
+        Row(tuple(name.format(n) for name in names), windowed(n, *forms), filled=True)
         for n in (2, 3)
-        for row in (
-            Row((f"avg_pool{n}d.default",), windowed(n), filled=True),
-            Row((f"avg_pool{n}d_backward.default",), windowed(n, "y=x", "x"), filled=True),
-            Row(
-                (f"max_pool{n}d_with_indices.default", f"adaptive_max_pool{n}d.default"),
-                windowed(n, "x", "yy"),
-                filled=True,
+        for forms, names in (
+            (("x", "y"), ("avg_pool{}d.default", "_adaptive_avg_pool{}d.default")),
+            (
+                ("y=x", "x"),
+                ("avg_pool{}d_backward.default", "_adaptive_avg_pool{}d_backward.default"),
             ),
-            Row(
+            (
+                ("x", "yy"),
+                ("max_pool{}d_with_indices.default", "adaptive_max_pool{}d.default"),
+            ),
+            (
+                ("y=xy", "x"),
                 (
-                    f"max_pool{n}d_with_indices_backward.default",
-                    f"adaptive_max_pool{n}d_backward.default",
+                    "max_pool{}d_with_indices_backward.default",
+                    "adaptive_max_pool{}d_backward.default",
                 ),
-                windowed(n, "y=xy", "x"),
-                filled=True,
             ),
-        )
-    ),
-    *(
-        row
-        for n in (2, 3)
-        for row in (
-            Row((f"_adaptive_avg_pool{n}d.default",), windowed(n), filled=True),
-            Row(
-                (f"_adaptive_avg_pool{n}d_backward.default",),
-                windowed(n, "y=x", "x"),
-                filled=True,
-            ),
-            Row((f"max_unpool{n}d.default",), windowed(n, "yy", "x"), filled=True),
+            (("yy", "x"), ("max_unpool{}d.default",)),
         )
     ),
     *(
