@@ -104,7 +104,7 @@ class FreeCuts:
         """The dims that take rows from where the mesh dim cuts an operand, and split factors as of
         pieces that are as long as those of the operand.
         """
-        shape, found = self.move.outputs[0], {}
+        shape, found = self.move.outputs[0], dict[int, list[int]]()
         for source, _, pairs in self.move.links:
             for one, other in pairs:
                 for dim in one.dims:

@@ -84,8 +84,9 @@ def reduced(template: str = "x -> x/?", where: int = 1, keep: int = 2) -> Rule:
         given = (x, *args)
         dims = given[where] if len(given) > where else kwargs.get("dim")
         keeps = given[keep] if len(given) > keep else kwargs.get("keepdim", False)
-        every = dims is None or dims == [] or dims == ()
-        return written(template, x, range(len(x)) if every else dims, bool(keeps), whole=False)
+        if dims is None or dims == [] or dims == ():
+            dims = range(len(x))
+        return written(template, x, dims, keeps, whole=False)
 
     rule.__doc__ = f"``{template}``: along some dims, or all."
     return rule

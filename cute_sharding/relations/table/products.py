@@ -129,8 +129,8 @@ def convolution_backward(gradient: Shape, x: Shape, weight: Shape, bias: Any, *o
     """The bias has a gradient that knows no input channels, and is not a sum over them: where it is
     wanted, these are whole. What is not wanted has all names, and takes nothing away.
     """
-    *options, wanted = options
-    given, kernel, result = _of_convolution(x, weight, *options)
+    *how, wanted = options
+    given, kernel, result = _of_convolution(x, weight, *how)
     if wanted[2]:
         given, kernel = (
             ["[c]" if name == "c" else name for name in names] for names in (given, kernel)

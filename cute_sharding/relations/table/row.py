@@ -218,7 +218,7 @@ class ByRows(_Derived):
     def origins(self, *args: Any) -> tuple[Shape, Origins] | None:
         """Of a result of one operand the shape, and which dim of that each of its dims is."""
         move = self.move(*args)
-        return move and (move.outputs[0], origins_of_move(move))
+        return None if move is None else (move.outputs[0], origins_of_move(move))
 
     def _pattern(self, *args: Any, **kwargs: Any) -> str | None:
         move = self.move(*args, **kwargs)

@@ -9,7 +9,10 @@ from cute_sharding.relations.table import movement, views
 from cute_sharding.relations.table.names import Shape
 from cute_sharding.relations.table.row import ByDimMap, ByRows, BySteps, Step
 
-_ROWS: dict[str, ByDimMap | ByRows] = {row.op: row for row in (*views.ROWS, *movement.ROWS)}
+_ROWS: dict[str, ByDimMap | ByRows] = {
+    **{row.op: row for row in views.ROWS},
+    **{row.op: row for row in movement.ROWS},
+}
 
 
 def _step(op: str, *args: Any) -> Step:
