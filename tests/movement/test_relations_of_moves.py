@@ -1,5 +1,6 @@
 """Every row of the movement table as a relation, beside what torch makes of index arrays."""
 
+import math
 import random
 
 import movements
@@ -9,7 +10,7 @@ from drawn_moves import carried_out
 
 from cute_sharding.relations import NotOnlyMoved
 from cute_sharding.relations.read import relation_of_move
-from cute_sharding.relations.table import MOVEMENTS, relation_of
+from cute_sharding.relations.table import MOVEMENTS, STEPS, relation_of
 from cute_sharding.relations.table.movement import ROWS
 
 MOVED = [row.op for row in ROWS if row.op not in movements.SUMS]
@@ -49,5 +50,24 @@ def test_sums_have_no_relation(op):
     while case.move is None:
         case = movements.draw(random.Random(), (op,))
     given = case.shapes if op in movements.TOGETHER else case.shapes[0]
-    with pytest.raises(NotOnlyMoved, match="their sum"):
+    with pytest.raises(NotOnlyMoved, match="the sum of several"):
         relation_of(op, given, *case.args)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "args"),
+    [
+        ("pixel_shuffle.default", (2, 8, 3, 4), (2,)),
+        ("pixel_unshuffle.default", (2, 3, 4, 6), (2,)),
+        ("channel_shuffle.default", (2, 6, 3, 4), (3,)),
+        ("im2col.default", (2, 3, 5, 6), ([2, 3], [1, 1], [1, 0], [2, 1])),
+        ("squeeze_copy.dim", (2, 1, 3), (1,)),
+    ],
+)
+def test_steps_are_one_relation(name, shape, args):
+    """One after the other they give what the op gives; a pad of a step is filled with 0."""
+    given = torch.arange(1, 1 + math.prod(shape)).reshape(shape)
+    op, overload = name.split(".")
+    wanted = getattr(getattr(torch.ops.aten, op), overload)(given.double(), *args)
+    (found,) = carried_out(STEPS[name].relation(shape, *args), [given])
+    assert torch.equal(found.double(), wanted)
