@@ -4,7 +4,7 @@ it does. Imports no torch.
 - :mod:`.placed`: a tensor on the ranks of a device mesh.
 - :mod:`.cost`: the elements that ranks of one mesh hold and receive; :mod:`.collectives`: those of
   one collective.
-- :mod:`.meetings`, :mod:`.takers`: on which devices of the one there is something of the other.
+- :mod:`.meetings`: on which devices of the one there is something of the other.
 - :mod:`.flow`: which rank sends what to whom, each element once, dim by dim, from one operand to
   one result.
 - :mod:`.exchange`: of a relation, from all operands to all results.

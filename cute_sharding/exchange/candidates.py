@@ -4,11 +4,10 @@ or two where the network is not flat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 from math import prod
-from typing import TypeAlias
 
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.cost import within
@@ -19,64 +18,87 @@ from cute_sharding.exchange.routes import Groups, admits, route, sliced
 from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains, appended, cutting
 
-# The ways to move on from chains; and the reduction from chains to others among mesh dims.
-Moved: TypeAlias = "Callable[[Chains], Iterator[tuple[Step, ...]]]"
-Reduced: TypeAlias = "Callable[[Chains, Chains, Sequence[int]], Reduction]"
+
+@dataclass(frozen=True)
+class Task:
+    """From what to what a tensor is to be brought, and by what means.
+
+    Attributes:
+        shape: the global shape.
+        mesh: the number of devices of each mesh dim.
+        source, target: what is held before and after.
+        network: by which ways are judged.
+        groups: the sets of mesh dims whose ranks have a process group.
+        native: whether the backend gathers and reduce-scatters better than it exchanges.
+    """
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    source: Held
+    target: Chains
+    network: Network
+    groups: Groups = None
+    native: bool = False
+
+    def admits(self, mesh_dims: Sequence[int]) -> bool:
+        """Whether the ranks that differ on ``mesh_dims`` have a group of their own."""
+        return admits(self.groups, mesh_dims)
+
+    def is_within(self, source: Chains, target: Chains) -> bool:
+        """Whether every device already holds what it is to hold."""
+        return within(self.shape, self.mesh, source, target)
+
+    def by_way_of(self, stations: Iterable[Chains]) -> tuple[Step, ...]:
+        """An exchange from each of them to the next."""
+        pairs = pairwise(dict.fromkeys(stations))
+        return tuple([AllToAll(self.shape, self.mesh, *both) for both in pairs])
+
+    def reduction(self, before: Chains, after: Chains, among: Sequence[int]) -> Reduction:
+        """Of what is pending, that of the mesh dims ``among``."""
+        ops = {m: op for m, op in self.source.pending if m in among}
+        op = "sum" if {*ops.values()} <= {"sum", "avg"} else next(iter(ops.values()))
+        divisor = prod(self.mesh[m] for m in ops if ops[m] == "avg")
+        return Reduction(self.shape, self.mesh, before, after, tuple(among), op, divisor)
 
 
-def candidates(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    source: Held,
-    target: Chains,
-    network: Network,
-    groups: Groups,
-) -> Iterator[tuple[Step, ...]]:
+def candidates(task: Task) -> Iterator[tuple[Step, ...]]:
     """The ways that are weighed, each a tuple of steps; some may take steps that have no group."""
-
-    def moved(before: Chains) -> Iterator[tuple[Step, ...]]:
-        return _moves(shape, mesh, before, target, network, source.kept, groups)
-
-    if not source.pending or not prod(shape):
-        yield from moved(source.chains)
+    if not task.source.pending or not prod(task.shape):
+        yield from _moves(task, task.source.chains)
     else:
-        yield from _reductions(shape, mesh, source, target, moved, groups)
+        yield from _reductions(task)
 
 
-def _moves(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    source: Chains,
-    target: Chains,
-    network: Network,
-    kept: tuple[int, ...],
-    groups: Groups,
-) -> Iterator[tuple[Step, ...]]:
+def _moves(task: Task, source: Chains) -> Iterator[tuple[Step, ...]]:
     """One exchange; and where some links are slower than others, two: of the slow links one first,
     of shares that the fast links then gather, or the mesh dims of one kind before those of the
     other.
 
     Where the ranks of the one have no group, a way of several (:mod:`routes`).
     """
+    mesh, target, kept, network = task.mesh, task.target, task.source.kept, task.network
     if source == target:
         yield ()
         return
-    direct = AllToAll(shape, mesh, source, target)
+    (direct,) = task.by_way_of((source, target))
     yield (direct,)
-    flat, has_group = network.is_flat, admits(groups, direct.mesh_dims)
+    flat, has_group = network.is_flat, task.admits(direct.mesh_dims)
     if not has_group:
-        yield _gathered(shape, mesh, source, target)
+        yield _gathered(task, source)
     if not has_group or (not flat and len(direct.mesh_dims) > 1):
-        weights = (
-            (1.0,) * len(mesh) if flat else tuple([network.link(m).beta for m in range(len(mesh))])
-        )
+        weights = tuple([1.0 if flat else network.link(m).beta for m in range(len(mesh))])
         starts = dict.fromkeys((source, sliced(source, target, mesh, kept)))
         # Also without the groups of several: a step among these that turns out to move fewer mesh
         # dims than it might has no group.
-        for start, sets in product(starts, dict.fromkeys((groups or frozenset(), frozenset()))):
-            way = () if start == target else route(shape, mesh, start, target, kept, sets, weights)
+        groups = dict.fromkeys((task.groups or frozenset(), frozenset()))
+        for start, sets in product(starts, groups):
+            way = (
+                ()
+                if start == target
+                else route(task.shape, mesh, start, target, kept, sets, weights)
+            )
             if way is not None:
-                yield _by_way_of(shape, mesh, dict.fromkeys((source, start, *way)))
+                yield task.by_way_of((source, start, *way))
     if flat:
         return
     slow = max(network.link(m).beta for m in range(len(mesh)))
@@ -84,7 +106,7 @@ def _moves(
         m for m in range(len(mesh)) if mesh[m] > 1 and m not in kept and network.link(m).beta < slow
     ]
     middles = []
-    for d in range(len(shape)):
+    for d in range(len(task.shape)):
         middle = target
         for m in fast:
             if m not in cutting(target):
@@ -101,17 +123,25 @@ def _moves(
         )
     for middle in dict.fromkeys(middles):
         if middle not in (source, target):
-            yield _by_way_of(shape, mesh, (source, middle, target))
+            yield task.by_way_of((source, middle, target))
 
 
-def _reductions(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    source: Held,
-    target: Chains,
-    moved: Moved,
-    groups: Groups,
-) -> Iterator[tuple[Step, ...]]:
+def _gathered(task: Task, source: Chains) -> tuple[Step, ...]:
+    """Steps that each communicate on one mesh dim, whatever groups there are. They move more than
+    they must: the source gives up its cuts, the last first, until every device holds what it needs.
+    """
+    at, stations = source, [source]
+    while not task.is_within(at, task.target):
+        # A cut that the target lacks, or has in another place; the last of its tensor dim, so that
+        # the others stay as they are.
+        pairs = enumerate(zip(at, task.target))
+        d = next(d for d, (before, after) in pairs if before != after[: len(before)])
+        at = tuple([chain[:-1] if i == d else chain for i, chain in enumerate(at)])
+        stations.append(at)
+    return task.by_way_of((*stations, task.target))
+
+
+def _reductions(task: Task) -> Iterator[tuple[Step, ...]]:
     """Ways to reduce, each followed by the exchange that is still needed.
 
     Before reducing a device may drop what it need not hold, which is free: the cuts of the target
@@ -119,46 +149,25 @@ def _reductions(
     dim or another, or as the target will have it; an all-reduce leaves it where it is. Mesh dims
     that have no group together are reduced one after the other.
     """
-    dims = tuple([m for m, _ in source.pending])
+    source, target = task.source.chains, task.target
+    dims = tuple([m for m, _ in task.source.pending])
     wanted = {m: (d, f) for d, chain in enumerate(target) for m, f in chain}
-    reduction = partial(_reduction, shape, mesh, source.pending)
-    direct = within(shape, mesh, source.chains, target)
-    sliced = source.chains
-    for m in sorted(wanted.keys() - cutting(source.chains) - {*dims}):
+    direct = task.is_within(source, target)
+    sliced = source
+    for m in sorted(wanted.keys() - cutting(source) - {*dims}):
         sliced = appended(sliced, m, *wanted[m])
-    bases = tuple(dict.fromkeys((source.chains, sliced)))
-    if admits(groups, dims):
+    bases = tuple(dict.fromkeys((source, sliced)))
+    if task.admits(dims):
+        ends = [to for base in bases for to in _shares(base, dims, wanted)]
         if direct and _alike(dims, target):
-            yield from ((reduction(source.chains, target, dims), *steps) for steps in moved(target))
-        for base in bases:
-            for to in _shares(base, dims, wanted):
-                yield from ((reduction(source.chains, to, dims), *steps) for steps in moved(to))
+            ends.insert(0, target)
+        for to in ends:
+            first = task.reduction(source, to, dims)
+            yield from ((first, *steps) for steps in _moves(task, to))
     else:
-        yield from _by_parts(source.chains, bases, dims, wanted, reduction, moved, groups)
+        yield from _by_parts(task, bases, dims, wanted)
     if direct:
-        yield from _sums_of_sums(shape, mesh, source.chains, target, dims, reduction)
-
-
-def _reduction(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    pending: tuple[tuple[int, str], ...],
-    before: Chains,
-    after: Chains,
-    among: Sequence[int],
-) -> Reduction:
-    """Of what is pending, that of the mesh dims ``among``."""
-    ops = {m: op for m, op in pending if m in among}
-    op = "sum" if {*ops.values()} <= {"sum", "avg"} else next(iter(ops.values()))
-    return Reduction(
-        shape,
-        mesh,
-        before,
-        after,
-        tuple(among),
-        op,
-        prod(mesh[m] for m in ops if ops[m] == "avg"),
-    )
+        yield from _sums_of_sums(task, dims)
 
 
 def _alike(among: Sequence[int], to: Chains) -> bool:
@@ -185,93 +194,53 @@ def _shares(
 
 
 def _by_parts(
-    source: Chains,
-    bases: tuple[Chains, ...],
+    task: Task,
+    bases: Iterable[Chains],
     dims: tuple[int, ...],
     wanted: dict[int, tuple[int, int]],
-    reduction: Reduced,
-    moved: Moved,
-    groups: Groups,
 ) -> Iterator[tuple[Step, ...]]:
     """Each part that has a group by itself: an all-reduce, or a reduce-scatter as the target is. In
     which order matters, as cuts follow one another.
     """
-    for parts in _ordered_parts(dims, groups):
-        for base in bases:
-            for scattered in product(
-                *((False, True) if all(m in wanted for m in part) else (False,) for part in parts)
-            ):
-                at, first, steps = source, base, []
-                for part, scatter in zip(parts, scattered):
-                    for m in part if scatter else ():
-                        first = appended(first, m, *wanted[m])
-                    steps.append(reduction(at, first, part))
-                    at = first
-                yield from ((*steps, *last) for last in moved(at))
+    for parts, base in product(_ordered_parts(task, dims), bases):
+        may_scatter = [(False, True) if wanted.keys() >= {*part} else (False,) for part in parts]
+        for scattered in product(*may_scatter):
+            at, first, steps = task.source.chains, base, []
+            for part, scatter in zip(parts, scattered):
+                for m in part if scatter else ():
+                    first = appended(first, m, *wanted[m])
+                steps.append(task.reduction(at, first, part))
+                at = first
+            yield from ((*steps, *last) for last in _moves(task, at))
 
 
-def _ordered_parts(dims: tuple[int, ...], groups: Groups) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _ordered_parts(task: Task, dims: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
     """The dims in parts that have a group each, in every order."""
     if not dims:
         yield ()
     for count in range(len(dims), 0, -1):
         for part in combinations(dims, count):
-            if admits(groups, part):
-                yield from (
-                    (part, *rest)
-                    for rest in _ordered_parts(tuple([m for m in dims if m not in part]), groups)
-                )
+            if task.admits(part):
+                others = tuple([m for m in dims if m not in part])
+                yield from ((part, *rest) for rest in _ordered_parts(task, others))
 
 
-def _sums_of_sums(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    source: Chains,
-    target: Chains,
-    dims: tuple[int, ...],
-    reduction: Reduced,
-) -> Iterator[tuple[Step, ...]]:
+def _sums_of_sums(task: Task, dims: tuple[int, ...]) -> Iterator[tuple[Step, ...]]:
     """One part of the mesh dims after the other. Where blocks differ in size a sum of sums receives
     less than all the contributions at once.
     """
+    source, target = task.source.chains, task.target
     for count in range(1, len(dims)):
         for first_dims in combinations(dims, count):
             last_dims = [m for m in dims if m not in first_dims]
-            middle = tuple(
-                [tuple([cut for cut in chain if cut[0] not in last_dims]) for chain in target]
-            )
+            middle = tuple([tuple([c for c in chain if c[0] not in last_dims]) for chain in target])
             if (
                 _alike(first_dims, middle)
                 and _alike(last_dims, target)
-                and within(shape, mesh, source, middle)
-                and within(shape, mesh, middle, target)
+                and task.is_within(source, middle)
+                and task.is_within(middle, target)
             ):
                 yield (
-                    reduction(source, middle, first_dims),
-                    reduction(middle, target, last_dims),
+                    task.reduction(source, middle, first_dims),
+                    task.reduction(middle, target, last_dims),
                 )
-
-
-def _gathered(
-    shape: tuple[int, ...], mesh: tuple[int, ...], source: Chains, target: Chains
-) -> tuple[Step, ...]:
-    """Steps that each communicate on one mesh dim, whatever groups there are. They move more than
-    they must: the source gives up its cuts, the last first, until every device holds what it needs.
-    """
-    stations = [source]
-    while not within(shape, mesh, stations[-1], target):
-        # A cut that the target lacks, or has in another place; the last of its tensor dim, so that
-        # the others stay as they are.
-        at = stations[-1]
-        d = next(
-            d for d, (before, after) in enumerate(zip(at, target)) if before != after[: len(before)]
-        )
-        stations.append(tuple([chain[:-1] if i == d else chain for i, chain in enumerate(at)]))
-    return _by_way_of(shape, mesh, dict.fromkeys((*stations, target)))
-
-
-def _by_way_of(
-    shape: tuple[int, ...], mesh: tuple[int, ...], stations: Iterable[Chains]
-) -> tuple[Step, ...]:
-    """An exchange from each of them to the next."""
-    return tuple([AllToAll(shape, mesh, *both) for both in pairwise(stations)])

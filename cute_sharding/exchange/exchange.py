@@ -41,8 +41,8 @@ from cute_sharding.layout import coalesce
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.relations.relation import Relation
 from cute_sharding.relations.rows import Rows, held_rows
-from cute_sharding.sharding.chains import Chains, Device, up_to
-from cute_sharding.sharding.digits import digits
+from cute_sharding.sharding.chains import Chains, Device
+from cute_sharding.sharding.digits import chosen_by
 from cute_sharding.sharding.meeting import count_rows
 
 
@@ -261,18 +261,13 @@ class Exchange:
         """Whether no element changes its coordinate on that mesh dim."""
         source, target = self.sources[link.source], self.targets[link.target]
         for one, other in link.pairs:
-            if one.dim is None or (first := up_to(source.chains[one.dim], m)) is None:
+            if one.dim is None or m not in dict(source.chains[one.dim]):
                 continue
             if not (one.is_plain and other.is_plain) or other.dim is None:
                 return False
-            if up_to(target.chains[other.dim], m) == first:
-                return True
-            n = source.shape[one.dim]
-            before = digits(n, source.chains[one.dim], source.mesh.sizes)
-            after = digits(n, target.chains[other.dim], target.mesh.sizes)
-            if before is None or after is None:
-                return False
-            return before.devices[m] == after.devices.get(m)
+            n, sizes = source.shape[one.dim], source.mesh.sizes
+            before, after = source.chains[one.dim], target.chains[other.dim]
+            return chosen_by(m, n, before, sizes) == chosen_by(m, n, after, sizes)
         return False
 
     @cached_property

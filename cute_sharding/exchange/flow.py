@@ -6,18 +6,17 @@ Both sides work it out from the shardings alone, and come to the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import NamedTuple, Protocol, TypeAlias
 
 from cute_sharding.exchange.copies import Copy, copy_of, folded, packed
 from cute_sharding.exchange.meetings import Met, met, of_every, side_of, sizes_of
 from cute_sharding.exchange.placed import Placed
-from cute_sharding.exchange.takers import Takers, count_on, device_at, number_on, overlap
 from cute_sharding.relations.moves import Link
 from cute_sharding.relations.rows import between, needed_rows
 from cute_sharding.sharding.chains import Device
-from cute_sharding.sharding.meeting import Runs, count_rows
+from cute_sharding.sharding.meeting import Runs, count_rows, span
 
 # What a rank keeps: an operand, a result, and the copies from the one to the other.
 Own: TypeAlias = "tuple[int, int, tuple[Copy, ...]]"
@@ -137,15 +136,15 @@ class Flow(NamedTuple):
     def sent_by(self, rank: int) -> Iterator[LinkMessage]:
         """What a rank sends, receiver by receiver."""
         device = self.source.mesh.coordinates(rank)
-        takers = None if device is None else self._takers(device)
-        if device is None or takers is None:
+        takers = [] if device is None else self._takers(device)
+        if device is None or not takers:
             return
-        k, owners = number_on(self.source, self._sharing, device), self._owners
-        for i in self._of_those(takers.many, k, owners):
-            receiver, runs = takers.at(i)
-            peer = self.target.mesh.rank(receiver)
+        owners = self._owners(device)
+        k = owners.index(rank)
+        for i in self._of_those(len(takers), k, len(owners)):
+            peer, runs = takers[i]
             if not self._holds_it(peer, device):
-                some = self._share(runs, i, takers.many, k, owners)
+                some = self._share(runs, i, len(takers), k, len(owners))
                 if some is not None:
                     yield LinkMessage(peer, self.link, some)
 
@@ -154,32 +153,18 @@ class Flow(NamedTuple):
         device = self.target.mesh.coordinates(rank)
         if device is None:
             return
-        every = [zip(found.places, found.runs) for found in self._givers(device)]
-        fixed = self._fixed(device)
-        for some in product(*every):
-            runs = tuple([found for _, found in some])
-            places = [*fixed, *(at for place, _ in some for at in place)]
-            holder = device_at(self.source, places, self._sharing, 0)
+        for holder, runs in self._met(self.source, self._fixed(device), self._givers(device)):
             if self._holds_it(rank, holder):
                 continue
-            if self._owners == 1:
-                yield LinkMessage(self.source.mesh.rank(holder), self.link, runs)
-            else:
-                yield from self._shares(holder, device, runs)
-
-    def _shares(
-        self, holder: Device, receiver: Device, runs: tuple[Runs, ...]
-    ) -> Iterator[LinkMessage]:
-        """What each of those that hold the same sends of a box."""
-        takers, sharing, owners = self._takers(holder), self._sharing, self._owners
-        assert takers is not None, "the receiver is one"
-        i = takers.number(receiver)
-        places = [(m, k) for m, k in enumerate(holder) if m not in sharing]
-        for k in self._of_those(owners, i, takers.many):
-            some = self._share(runs, i, takers.many, k, owners)
-            if some is not None:
-                sender = device_at(self.source, places, sharing, k)
-                yield LinkMessage(self.source.mesh.rank(sender), self.link, some)
+            owners = self._owners(holder)
+            if len(owners) == 1:
+                yield LinkMessage(owners[0], self.link, runs)
+                continue
+            many, i = self._number(holder, rank)
+            for k in self._of_those(len(owners), i, many):
+                some = self._share(runs, i, many, k, len(owners))
+                if some is not None:
+                    yield LinkMessage(owners[k], self.link, some)
 
     def amount(self, sender: int, receiver: int) -> int:
         """How many elements a rank sends another, found out for these two alone; of one rank, how
@@ -195,23 +180,23 @@ class Flow(NamedTuple):
         runs: tuple[Runs, ...] | None = self._box(had, wanted)
         if runs and not all(runs):
             return 0
-        if is_sent and runs is not None and self._owners > 1:
-            takers = self._takers(had)
-            assert takers is not None, "the receiver is one"
-            i, k = takers.number(wanted), number_on(self.source, self._sharing, had)
-            runs = self._share(runs, i, takers.many, k, self._owners)
+        owners = self._owners(had)
+        if is_sent and runs is not None and len(owners) > 1:
+            many, i = self._number(had, receiver)
+            runs = self._share(runs, i, many, owners.index(sender), len(owners))
         return 0 if runs is None else prod(map(count_rows, runs))
 
     # -- those that hold the same ------------------------------------------------------------------
 
-    @property
-    def _sharing(self) -> tuple[int, ...]:
-        """The mesh dims on which those that hold the same share the sending."""
-        return tuple([m for m in self.source.replicated if m not in self.aligned])
+    def _owners(self, holder: Device) -> list[int]:
+        """The ranks that hold the same and share the sending."""
+        sharing = [m for m in self.source.replicated if m not in self.aligned]
+        return self.source.mesh.slice_of(holder, sharing)
 
-    @property
-    def _owners(self) -> int:
-        return count_on(self.source, self._sharing)
+    def _number(self, holder: Device, receiver: int) -> tuple[int, int]:
+        """How many need something of a device, and which one of them a rank is."""
+        takers = [rank for rank, _ in self._takers(holder)]
+        return len(takers), takers.index(receiver)
 
     def _of_those(self, many: int, k: int, parts: int) -> range:
         """Those of ``many`` with which the k-th of so many on the other side has to do."""
@@ -223,7 +208,7 @@ class Flow(NamedTuple):
         self, runs: tuple[Runs, ...], i: int, takers: int, k: int, owners: int
     ) -> tuple[Runs, ...] | None:
         """Of the box of the i-th receiver what the k-th of those that hold it sends."""
-        return overlap(runs, *((0, 1) if self.is_even else (i, takers)), k, owners)
+        return _overlap(runs, *((0, 1) if self.is_even else (i, takers)), k, owners)
 
     def _fixed(self, device: Device) -> tuple[tuple[int, int], ...]:
         """The coordinates that senders and receivers have alike."""
@@ -236,8 +221,10 @@ class Flow(NamedTuple):
 
     # -- where rows meet ---------------------------------------------------------------------------
 
-    def _takers(self, holder: Device) -> Takers | None:
-        """Those that need something of what a device holds; None: nobody."""
+    def _takers(self, holder: Device) -> list[tuple[int, tuple[Runs, ...]]]:
+        """The ranks that need something of what a device holds, and what, in the order of their
+        coordinates, those that need the same one after the other.
+        """
         fixed = self._fixed(holder)
         mets = [
             met(
@@ -249,9 +236,23 @@ class Flow(NamedTuple):
             )
             for one, other in self.link.pairs
         ]
-        if not all(found.places for found in mets):
-            return None
-        return Takers(self.target, fixed, tuple(mets))
+        alike = [m for m in self.target.replicated if m not in self.aligned]
+        return [
+            (rank, runs)
+            for device, runs in self._met(self.target, fixed, mets)
+            for rank in self.target.mesh.slice_of(device, alike)
+        ]
+
+    def _met(
+        self, placed: Placed, fixed: Iterable[tuple[int, int]], mets: Sequence[Met]
+    ) -> Iterator[tuple[Device, tuple[Runs, ...]]]:
+        """The devices where something of every dim is met, and the rows; one of those that hold the
+        same.
+        """
+        for some in product(*[zip(found.places, found.runs) for found in mets]):
+            at = {**dict(fixed), **dict(chain.from_iterable(place for place, _ in some))}
+            device = tuple([at.get(m, 0) for m in range(len(placed.mesh.sizes))])
+            yield device, tuple([runs for _, runs in some])
 
     def _givers(self, wanted: Device) -> list[Met]:
         """Dim by dim, who has something of what a device needs."""
@@ -279,3 +280,20 @@ class Flow(NamedTuple):
                 for one, other in self.link.pairs
             ]
         )
+
+
+def _overlap(
+    runs: tuple[Runs, ...], i: int, takers: int, k: int, owners: int
+) -> tuple[Runs, ...] | None:
+    """Of the box of the i-th of ``takers`` what the k-th of ``owners`` sends: the share by which
+    [i / takers, (i + 1) / takers) and [k / owners, (k + 1) / owners) overlap; None: nothing.
+    """
+    low, high = max(k * takers - i * owners, 0), min((k + 1) * takers - i * owners, owners)
+    if (low, high) == (0, owners):
+        return runs
+    counts = [count_rows(found) for found in runs]
+    if low >= high or not counts:
+        return runs if low == 0 and high > 0 and not counts else None
+    d = max(range(len(runs)), key=lambda d: (counts[d] % owners == 0, counts[d]))
+    some = span(runs[d], counts[d] * low // owners, counts[d] * high // owners)
+    return (*runs[:d], some, *runs[d + 1 :]) if some else None

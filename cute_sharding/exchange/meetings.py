@@ -27,12 +27,10 @@ class Met(NamedTuple):
     Attributes:
         places: the coordinates, on the mesh dims that cut it.
         runs: of each of them the rows, x of the source and y of the target.
-        numbers: the places, numbered.
     """
 
     places: tuple[Place, ...]
     runs: tuple[Runs, ...]
-    numbers: dict[Place, int]
 
 
 class Side(NamedTuple):
@@ -97,7 +95,7 @@ def met(
         if found:
             places.append(place)
             runs.append(found)
-    return Met(tuple(places), tuple(runs), {place: i for i, place in enumerate(places)})
+    return Met(tuple(places), tuple(runs))
 
 
 def _near(rows: Rows, n: tuple[int, ...], cuts: tuple[Cuts, ...], has: Runs) -> Iterator[Place]:

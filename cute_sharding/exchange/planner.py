@@ -11,7 +11,7 @@ from math import lcm, prod
 from typing import Any
 
 from cute_sharding.exchange.all_to_all import AllToAll
-from cute_sharding.exchange.candidates import candidates
+from cute_sharding.exchange.candidates import Task, candidates
 from cute_sharding.exchange.cost import most_local, within
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import Held, collectives, peak_of, received_by
@@ -47,39 +47,30 @@ def plan_steps(
         ValueError: no plan keeps every device within ``memory_limit`` elements. It names the least
             that would do.
     """
+    task = Task(shape, mesh, source, target, network, groups, native)
     if memory_limit is not None:
-        return _within(memory_limit, shape, mesh, source, target, network, groups)
-    steps = _cheapest(
-        nominal(shape, mesh, source, target, groups), mesh, source, target, network, groups, native
-    )
+        return _within(memory_limit, task)
+    steps = _cheapest(replace(task, shape=nominal(shape, mesh, source, target, groups)))
     steps = tuple([replace(step, shape=shape) for step in steps])
-    if not all(_is_right(step) and admits(groups, step.mesh_dims) for step in steps):
-        steps = _cheapest(shape, mesh, source, target, network, groups, native)
+    if not all(_is_right(step) and task.admits(step.mesh_dims) for step in steps):
+        steps = _cheapest(task)
     return _natively(steps) if native else steps
 
 
-def _within(
-    memory_limit: int,
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    source: Held,
-    target: Chains,
-    network: Network,
-    groups: Groups,
-) -> tuple[Step, ...]:
+def _within(memory_limit: int, task: Task) -> tuple[Step, ...]:
     """The cheapest of the steps, cut into rounds, that keep every device within the limit."""
-    start = most_local(shape, source.chains, mesh)
-    admitted = _admitted(shape, mesh, source, target, network, groups)
+    start = most_local(task.shape, task.source.chains, task.mesh)
+    admitted = _admitted(task)
     fitting = [
         fitted for steps in admitted if (fitted := _fitted(steps, start, memory_limit)) is not None
     ]
     if not fitting:
         least = min(peak_of([_most_rounds(step) for step in steps], start) for steps in admitted)
         raise ValueError(
-            f"no plan for {shape} on mesh {mesh} holds at most {memory_limit:,} elements on every "
-            f"device: the least that would do is memory_limit={least}"
+            f"no plan for {task.shape} on mesh {task.mesh} holds at most {memory_limit:,} elements "
+            f"on every device: the least that would do is memory_limit={least}"
         )
-    return min(fitting, key=lambda steps: _cost(steps, network))
+    return min(fitting, key=lambda steps: _cost(steps, task.network))
 
 
 # More messages than that at once are reckoned to take longer than a few more bytes.
@@ -212,36 +203,14 @@ def _cost(
 
 
 @lru_cache(maxsize=1 << 10)
-def _cheapest(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    source: Held,
-    target: Chains,
-    network: Network,
-    groups: Groups,
-    native: bool,
-) -> tuple[Step, ...]:
-    return min(
-        _admitted(shape, mesh, source, target, network, groups),
-        key=lambda steps: _cost(steps, network, native),
-    )
+def _cheapest(task: Task) -> tuple[Step, ...]:
+    return min(_admitted(task), key=lambda steps: _cost(steps, task.network, task.native))
 
 
-def _admitted(
-    shape: tuple[int, ...],
-    mesh: tuple[int, ...],
-    source: Held,
-    target: Chains,
-    network: Network,
-    groups: Groups,
-) -> list[tuple[Step, ...]]:
+def _admitted(task: Task) -> list[tuple[Step, ...]]:
     """The ways whose steps all have a group; one at the least."""
-    found = [
-        steps
-        for steps in candidates(shape, mesh, source, target, network, groups)
-        if all(admits(groups, step.mesh_dims) for step in steps)
-    ]
-    return list(dict.fromkeys(found))
+    every = dict.fromkeys(candidates(task))
+    return [steps for steps in every if all(task.admits(step.mesh_dims) for step in steps)]
 
 
 def _fitted(steps: tuple[Step, ...], source: int, limit: int) -> tuple[Step, ...] | None:

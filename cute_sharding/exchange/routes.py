@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding.exchange.cost import most_local, received_by_digits
 from cute_sharding.sharding.chains import Chains, appended, cuts_up_to, cutting
-from cute_sharding.sharding.digits import digits
+from cute_sharding.sharding.digits import chosen_by, digits
 
 # Sets of two or more mesh dims that have a process group together; those of one always have. None:
 # all have.
@@ -196,11 +196,11 @@ def _places(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...], m: int)
     """Which rows the coordinate on ``m`` chooses: the tensor dim and the digits, or the cuts up to
     it where there are none. None where it cuts nothing.
     """
-    cuts = cuts_up_to(chains, m)
-    if cuts is None:
-        return None
-    found = digits(shape[cuts[0]], chains[cuts[0]], mesh)
-    return cuts if found is None else (cuts[0], found.devices[m])
+    for d, (n, chain) in enumerate(zip(shape, chains)):
+        chosen = chosen_by(m, n, chain, mesh)
+        if chosen is not None:
+            return d, chosen
+    return None
 
 
 def _key(shape: Sequence[int], chains: Chains, mesh: tuple[int, ...]) -> Any:

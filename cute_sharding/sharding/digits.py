@@ -18,7 +18,7 @@ from typing import TypeAlias
 from cute_sharding.layout import Layout, LayoutError, make_layout
 from cute_sharding.layout.algebra.modes import merge_neighbours
 from cute_sharding.layout.layout import from_leaves, row_major
-from cute_sharding.sharding.chains import Chains
+from cute_sharding.sharding.chains import Chains, up_to
 from cute_sharding.sharding.deal import pieces_of
 
 Mode: TypeAlias = "tuple[int, int]"  # (size, stride), strides in rows
@@ -73,6 +73,17 @@ def divided(n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]) -> 
         devices[m] = tuple(middle[1])
         local = merge_neighbours([*middle[0], *inner[1]])
     return Digits(devices, tuple(local))
+
+
+def chosen_by(
+    m: int, n: int, chain: tuple[tuple[int, int], ...], mesh: Sequence[int]
+) -> tuple[tuple[int, int], ...] | None:
+    """What the coordinate on a mesh dim chooses of ``n`` rows: its digits, or the cuts up to it
+    where they have none; None where it cuts nothing.
+    """
+    cuts = up_to(chain, m)
+    found = None if cuts is None else digits(n, cuts, mesh)
+    return cuts if found is None else found.devices[m]
 
 
 def common(n: int, one: Digits, other: Digits) -> tuple[int, int] | None:
