@@ -264,8 +264,8 @@ class Runner:
         own = None if move.adds else own_view(part, k, operands)
         if own is None:
             received = from_wire(received, operands[0].dtype)
-            fill, adds = self._fill(rank), move.adds
-            found = unpacked(part, k, received, operands, fill=fill, adds=adds)
+            fill = self._fill(rank) if part.filled[k] else 0
+            found = unpacked(part, k, received, operands, fill=fill, adds=move.adds)
             return self._finished(found, k, rank)
         result = self._finished(own.clone() if move.is_view else own, k, rank)
         return result.clone() if result is own else result
