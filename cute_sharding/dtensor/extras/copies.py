@@ -63,9 +63,10 @@ class CopiesOfOne:
 
     def add(self, copy: Copy) -> None:
         """Know of a copy that was just made."""
-        LIVE.add(id(copy))
-        self._live.add(id(copy))
-        self._fresh[id(copy)] = weakref.ref(copy)
+        number = id(copy)
+        LIVE.add(number)
+        self._live.add(number)
+        self._fresh[number] = weakref.ref(copy)
 
     def alike(self, copy: Copy) -> list[Copy]:
         """The copies that have all that was written, and have what that one has, if it is known. A
@@ -97,10 +98,12 @@ class CopiesOfOne:
 
     def forget(self, copy: Copy) -> None:
         """The copy is about to be gone."""
-        LIVE.discard(id(copy))
-        self._live.discard(id(copy))
-        self._fresh.pop(id(copy), None)
-        if len(self._fresh) == len(self._live):
+        number = id(copy)
+        LIVE.discard(number)
+        # In this order, counted so: others may go, or be made, between any two of these calls.
+        self._fresh.pop(number, None)
+        self._live.discard(number)
+        if len(self._live) == len(self._fresh) == len(self._live):
             _STALE.discard(id(self))
 
     def _note(self) -> None:
@@ -147,11 +150,7 @@ class Copy:
             for rank, part in local_tensors.parts_of(moved).items()
         }
         self._count = count_of_writes(source)
-        # As the source lies now: what it is viewed as in place may change.
-        self._lies = [
-            (x.storage_offset(), x.size(), x.stride())
-            for x in local_tensors.parts_of(source).values()
-        ]
+        self._lies = self._how_source_lies()
         memory = local_tensors.storage_of(source)
         of: CopiesOfOne | None = getattr(memory, _COPIES, None)
         if of is None:
@@ -184,11 +183,18 @@ class Copy:
                 )
         return local_tensors.local_tensor(found)
 
+    def _how_source_lies(self) -> list[Any] | None:
+        """Now: what it is viewed as in place may change. None where ``has`` is not known."""
+        parts = local_tensors.parts_of(self.source).values()
+        return [(x.storage_offset(), x.size(), x.stride()) for x in parts]
+
     @cached_property
     def has(self) -> Any:
         """The same elements moved to the same placements. Symbols stand as text: to compare them
         would be a guard.
         """
+        if self._lies is None:
+            return None
         sizes = local_tensors.leaves(self._lies, list(self.spec.shape))
         return [*map(symints.size_text, sizes), *map(repr, self.spec_of_moved.placements)]
 

@@ -152,7 +152,9 @@ class Runner:
         for x in operands[1:]:
             dtype = torch.promote_types(dtype, x.dtype)
         operands = [
-            on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
+            x
+            if self._is_as_numbered(x, i, dtype)
+            else on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
             for i, x in enumerate(operands)
         ]
         received = self._received(operands)
@@ -247,6 +249,11 @@ class Runner:
             found.append(tuple([rows for rows, _ in pairs if rows.form is not None]))
         return tuple(found)
 
+    def _is_as_numbered(self, x: torch.Tensor, i: int, dtype: torch.dtype) -> bool:
+        """Whether the operand is a plain tensor that is to be :meth:`_prepared` in no way."""
+        is_plain = type(x) is torch.Tensor and x.dtype == dtype and not self._collapsed[i]
+        return is_plain and not (x.is_conj() or x.is_neg())
+
     def _prepared(self, local: torch.Tensor, i: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
         """The operand as the exchange numbers its rows, and of the results' dtype."""
         if local.is_conj() or local.is_neg():
@@ -264,8 +271,8 @@ class Runner:
         own = None if move.adds else own_view(part, k, operands)
         if own is None:
             received = from_wire(received, operands[0].dtype)
-            fill, adds = self._fill(rank), move.adds
-            found = unpacked(part, k, received, operands, fill=fill, adds=adds)
+            fill = self._fill(rank) if part.filled[k] else 0
+            found = unpacked(part, k, received, operands, fill=fill, adds=move.adds)
             return self._finished(found, k, rank)
         result = self._finished(own.clone() if move.is_view else own, k, rank)
         return result.clone() if result is own else result

@@ -99,10 +99,14 @@ def redistribute_arguments(
             observe(spec, wanted[i], op_info.schema or schema.op)
             moving.append(i)
     specs = op_info.flat_args_schema
-    with ExitStack() as noted:
-        for i in moving if debug_mode is not None else ():
-            noted.enter_context(debug_mode.record_redistribute_calls(i, specs[i], wanted[i]))
-        moved = move([(local_args[i], specs[i], wanted[i]) for i in moving])
+    moves = [(local_args[i], specs[i], wanted[i]) for i in moving]
+    if debug_mode is None:
+        moved = move(moves)
+    else:
+        with ExitStack() as noted:
+            for i in moving:
+                noted.enter_context(debug_mode.record_redistribute_calls(i, specs[i], wanted[i]))
+            moved = move(moves)
     for i, local in zip(moving, moved):
         local_args[i] = local
     if use_val_from_redistribute_schema:

@@ -27,11 +27,9 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     rank.
     """
     mode = dispatch_modes.local_tensor_mode()
-    if mode is None and not dispatch_modes.is_tracing():  # by far the most: it is to cost nothing
-        return function(process_groups.this_rank(), *tensors)
     if mode is None:
-        with dispatch_modes.of_this_rank():
-            return function(process_groups.this_rank(), *tensors)
+        here: torch.Tensor = _of_this_rank(function, tensors)
+        return here
     tensors = tuple(map(collective_ops.waited, tensors))
     return mode.rank_map(
         lambda rank: function(rank, *(local_tensors.local_of(t, rank) for t in tensors))
@@ -44,8 +42,8 @@ def all_on_each_rank(
     """The same, of a function that gives several tensors."""
     mode = dispatch_modes.local_tensor_mode()
     if mode is None:
-        on_this_rank: Any = on_each_rank(function, *tensors)  # type: ignore[arg-type]
-        return list(on_this_rank)
+        here: list[torch.Tensor] = _of_this_rank(function, tensors)
+        return here
     tensors = tuple(map(collective_ops.waited, tensors))
     with mode.disable():
         found = {
@@ -54,6 +52,14 @@ def all_on_each_rank(
         }
         several = zip(*found.values(), strict=True)
         return [local_tensors.local_tensor(dict(zip(found, parts))) for parts in several]
+
+
+def _of_this_rank(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+    rank = process_groups.this_rank()
+    if not dispatch_modes.is_tracing():  # by far the most: it is to cost nothing
+        return function(rank, *tensors)
+    with dispatch_modes.of_this_rank():
+        return function(rank, *tensors)
 
 
 def ints_on_each_rank(function: Callable[[int], Sequence[int]]) -> list[Any]:

@@ -296,7 +296,7 @@ def test_copies_may_go_while_another_one_goes():
     """Python collects, and other threads run, at calls of functions: here at any on the way."""
     with plain():
         expected = number((4, 2))[1:3] + 1
-    for event in range(8):
+    for event in range(16):
         with ranks_of((2,)), cute_sharding.enabled():
             x = distribute(number((4, 2)), (2,), [Shard(0)])
             stale = x[1:3]
