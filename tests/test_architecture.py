@@ -276,7 +276,6 @@ ROOMS = [
     "checkpoints",
     "fixes",
     "extras",
-    "movement",
     "decide",
     "switch",
     "reports",

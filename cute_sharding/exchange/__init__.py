@@ -19,6 +19,7 @@ A redistribution is the exchange of the relation that changes nothing, and what 
 - :mod:`.step`: what a plan is made of; :mod:`.all_to_all`, :mod:`.reduction`: the two kinds on one
   mesh; :mod:`.native`: those of them that are a collective of one whole tensor dim.
 - :mod:`.network`: what a collective takes, in seconds: latency, and time for each element.
+- :mod:`.foreign`: reductions that others run, and where they stand among the steps.
 - :mod:`.planner`, :mod:`.candidates`, :mod:`.routes`: the steps from one sharding to another; the
   ways among which they are chosen; ways that stay in the process groups there are.
 - :mod:`.plan`: the plan that they make, and its time; :mod:`.meshes`: of a tensor that goes to

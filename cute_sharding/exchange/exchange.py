@@ -112,6 +112,14 @@ class Exchange:
             tuple([Placed(x, mesh, c) for x, c in zip(move.outputs, targets, strict=True)]),
         )
 
+    def of_result(self, k: int) -> Exchange:
+        """That for one of the results."""
+        return Exchange(self.move.of_result(k), self.sources, self.targets[k : k + 1])
+
+    def turned(self) -> Exchange:
+        """Of one operand and one result, that from the result to the operand."""
+        return Exchange(self.move.turned(), self.targets, self.sources)
+
     # -- how much ----------------------------------------------------------------------------------
 
     @cached_property

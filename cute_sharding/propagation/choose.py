@@ -17,7 +17,6 @@ gives, and the rows are all that is received. Of the others, in this order:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from operator import itemgetter
@@ -205,14 +204,9 @@ class _Question:
         return self.of_all(found)
 
     def _free_of(self, k: int) -> Cuts | None:
-        links = [link for link in self.move.links if link.target == k]
-        alone = replace(
-            self.move,
-            outputs=(self.move.outputs[k],),
-            links=tuple([link._replace(target=0) for link in links]),
-        )
         undecided = frozenset(self.open) - self.few
-        return FreeCuts(alone, self.mesh, self.sources, self.own[k], undecided).first()
+        move = self.move.of_result(k)
+        return FreeCuts(move, self.mesh, self.sources, self.own[k], undecided).first()
 
     # -- cheapest ----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding.relations.rows import Rows
@@ -71,6 +71,26 @@ class Move:
                 plain = [one.dim for one, other in link.pairs if one.is_plain and other.is_plain]
                 found.update([d for d in every if d not in plain])
         return frozenset(found.intersection(every))
+
+    def of_result(self, k: int) -> Move:
+        """The move of one of the results."""
+        links = tuple([link._replace(target=0) for link in self.links if link.target == k])
+        return replace(self, outputs=(self.outputs[k],), links=links)
+
+    def turned(self) -> Move:
+        """Of a move from one operand to one result, that from the result to the operand, of which
+        other rows are no part.
+
+        >>> from cute_sharding.relations.table import BY_OP
+        >>> BY_OP["Tensor.__getitem__"].move((8,), 0, 2, 5).turned().outputs
+        ((8,),)
+        """
+        links = [
+            link._replace(pairs=tuple([(target, source) for source, target in link.pairs]))
+            for link in self.links
+        ]
+        turned = replace(self, inputs=self.outputs, outputs=self.inputs, links=tuple(links))
+        return replace(turned, is_view=False)
 
     def bound(self, source: int) -> frozenset[int]:
         """The dims of an operand of which some row of a result may need any row, in this call of a

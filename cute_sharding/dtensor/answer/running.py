@@ -36,16 +36,24 @@ def finish(
         op_info.local_args = answer.prepare(op_info.local_args)
 
 
-def function_of(op: Any, *args: Any) -> Any:
-    """The function of ours that the op would be run by; None where it is run by none."""
+def function_of(op: Any, *args: Any) -> tuple[Any, Any]:
+    """The function of ours that the op would be run by, None where it is run by none; and the specs
+    of its results.
+    """
     schema, propagator = dispatch.schema_of(op, args, {}), registry.propagator()
     propagate = (
         propagator.propagate_op_sharding_non_cached
         if is_tracing()
         else propagator.propagate_op_sharding
     )
-    wanted = getattr(propagate(schema), "redistribute_schema", None)
-    return wanted.op if wanted is not None and _takes_all(wanted) else None
+    found: Any = propagate(schema)
+    wanted = getattr(found, "redistribute_schema", None)
+    return (wanted.op, found.output_spec) if wanted and _takes_all(wanted) else (None, None)
+
+
+def made_of(local: Any, specs: Any) -> Any:
+    """The results of an op, of local tensors."""
+    return dispatch.dispatcher().wrap(local, specs)
 
 
 def _takes_all(schema: OpSchema) -> bool:

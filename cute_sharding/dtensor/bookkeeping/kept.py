@@ -47,7 +47,6 @@ TABLE = (
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
     Kept("replaced.process_groups._stood_for", "the backend that a dry run's stands for"),
     Kept("replaced.symints._held", "of a program that is being traced: that it marks sizes"),
-    Kept("movement.together._thread", "the parts of the op that a thread runs"),
 )
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
@@ -76,16 +77,21 @@ class Moved(NamedTuple):
 Question: TypeAlias = tuple[Any, ...]
 
 
-class Kind(Hashable, Protocol):
-    """A redistribution that may run many times."""
+class Kind:
+    """A redistribution that may run many times.
 
-    @property
+    Args:
+        question: what it does; None: something that torch has no way to do.
+        moves: what it moves each time. Asked when somebody wants to know.
+    """
+
+    def __init__(self, question: Question | None, moves: Callable[[], Moved]) -> None:
+        self.question, self._moves = question, moves
+
+    @cached_property
     def moved(self) -> Moved:
         """What it moves each time."""
-
-    @property
-    def question(self) -> Question | None:
-        """What it does; None: something that torch has no way to do."""
+        return self._moves()
 
 
 class Place(Protocol):

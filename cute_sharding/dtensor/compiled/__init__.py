@@ -12,9 +12,8 @@ What stands in for the compiler's own functions is in :mod:`..replaced` (:mod:`.
 - The size of a local tensor, also of uneven blocks: :mod:`.local_sizes`, by the rule of
   :mod:`cute_sharding.sharding.deal`.
 - Where a collective is waited for: torch's functional collectives put the op that waits behind
-  themselves in a graph, and :mod:`..run.executor` asks for no other; the op that
-  redistributes is waited for in :mod:`..run.dynamic`, that of a movement op in
-  :mod:`..movement.dynamic`. Inductor moves the waits down to where results are needed where a
+  themselves in a graph, and :mod:`..run.executor` asks for no other; the op of any sizes is waited
+  for in :mod:`..run.dynamic`. Inductor moves the waits down to where results are needed where a
   program asks for that (``reorder_for_compute_comm_overlap``).
 - In what order collectives run, and in which pass: by
   :mod:`..replaced.collective_order`. That a collective depends on the same things on every

@@ -5,6 +5,8 @@ An answer may have functions that move data when the op runs: reductions (:mod:`
 
 - :mod:`.decide`: who answers for an op: the one file to read first
 - :mod:`.meshes`: operands on several meshes, read on one
+- :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims; :mod:`.any_sizes`: the
+  same where sizes are symbols; :mod:`.splits`: several of them as one
 - :mod:`.question`: what is decided about it, and the answers that are not torch's
 - :mod:`.views`, :mod:`.view_placements`: what a view answers; placements carried through a DimMap
 - :mod:`.view_words`: what is said of a view that is not free
@@ -18,7 +20,9 @@ An answer may have functions that move data when the op runs: reductions (:mod:`
 - :mod:`.written`: ops that write
 - :mod:`.local_arguments`: what kernels want of local arguments beside the values of tensors
 - :mod:`.losses`: what loss_parallel is given
-- :mod:`.running`: which redistributions run by plan
+- :mod:`.running`: which redistributions run by plan; :mod:`.stock`: where torch itself
+  redistributes rightly
+- :mod:`.places`: what ops receive where they are answered, beside torch's own rules
 
 What torch gets wrong on placements that its own rules know stands in :mod:`..fixes`.
 """
@@ -28,15 +32,20 @@ from cute_sharding.dtensor.decide.decide import propagation
 from cute_sharding.dtensor.decide.gate import gated_handler, writing_handler
 from cute_sharding.dtensor.decide.losses import loss_handler
 from cute_sharding.dtensor.decide.meshes import on_one_mesh
+from cute_sharding.dtensor.decide.movement import movement_first
 from cute_sharding.dtensor.decide.running import redistribution, redistribution_of_arguments
+from cute_sharding.dtensor.decide.splits import SPLITS, slices_together
 
 __all__ = [
     "CARRIED",
+    "SPLITS",
     "gated_handler",
     "loss_handler",
+    "movement_first",
     "on_one_mesh",
     "propagation",
     "redistribution",
     "redistribution_of_arguments",
+    "slices_together",
     "writing_handler",
 ]

@@ -18,7 +18,7 @@ A rule that the program has registered for an op comes before all of them, behin
 writes to an operand, or makes it anew, comes after the fixes. What is pending of a result without
 dims is then reduced with the op (:mod:`.scalars`).
 
-Movement ops are answered before all this (:mod:`..movement.propagate`); and before these, operands
+Movement ops are answered before all this (:mod:`.movement`); and before these, operands
 of several meshes are read on one (:mod:`.meshes`). Convolutions, ``argmax`` and ``argmin`` begin in
 :func:`.gate.gated_handler`, as torch has functions of its own for them.
 """

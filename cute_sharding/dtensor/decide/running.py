@@ -13,6 +13,7 @@ from cute_sharding.dtensor.answer.running import finish
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch
 from cute_sharding.dtensor.compiled.symbols import has_values
+from cute_sharding.dtensor.decide.stock import is_torchs, is_torchs_alone
 from cute_sharding.dtensor.extras.copies import note_copy
 from cute_sharding.dtensor.replaced import (
     dispatch,
@@ -30,7 +31,6 @@ from cute_sharding.dtensor.run.lists import Wanted, exchanged_together
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import OtherShape
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
-from cute_sharding.dtensor.run.stock import is_torchs, is_torchs_alone
 from cute_sharding.dtensor.run.words import say_redistributed
 
 Redistribute = Callable[..., torch.Tensor]

@@ -14,6 +14,8 @@ from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
 from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_place
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
 from cute_sharding.dtensor.decide.ambiguity import holds_in_any_reading, whole
+from cute_sharding.dtensor.decide.places import OpPlace, move_of, question_of
+from cute_sharding.dtensor.decide.stock import moves_rightly
 from cute_sharding.dtensor.decide.view_placements import Decision, decide, refused
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
@@ -26,8 +28,6 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.run.graph_keys import tag_traced
 from cute_sharding.dtensor.run.placements import Cuts
-from cute_sharding.dtensor.run.places import OpPlace, move_of, question_of
-from cute_sharding.dtensor.run.stock import moves_rightly
 from cute_sharding.relations.table import VIEWS, ByDimMap
 from cute_sharding.relations.view import View
 

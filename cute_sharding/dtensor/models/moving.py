@@ -15,12 +15,12 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.models.straight import Straight
-from cute_sharding.dtensor.replaced import collective_ops, local_tensors, process_groups
+from cute_sharding.dtensor.replaced import collective_ops, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import by_elements
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.messages import is_sealed, sealed, started
+from cute_sharding.dtensor.run.messages import Seal, in_group, started
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import filled, in_shape, own_view, unpacked
 from cute_sharding.dtensor.run.several_meshes import on_which_group
@@ -83,7 +83,13 @@ class Bucket:
         """What this rank does. Kept, so that a plan that runs again does not plan again."""
         bundle = self.packed.bundle
         room = len(bundle.seal) if self.is_told else 0
-        return bundle.part(process_groups.this_rank(), room)
+        part = bundle.part(process_groups.this_rank(), room)
+        return part if bundle.is_free else in_group(part, self.group)
+
+    @property
+    def seal(self) -> Seal | None:
+        """What messages begin with."""
+        return Seal(self.packed.bundle.seal, self._refuse_others) if self.is_told else None
 
     @cached_property
     def pieces(self) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
@@ -131,7 +137,8 @@ class Bucket:
             straight.post(self.group, self.number, is_run=False)
             buffer = self._packed(finished)
             mesh, part = self.specs[0].current.mesh, self.part
-            wait = started(lambda _: part, buffer, buffer, self.group, mesh, self.number)
+            to = self.group, mesh, self.number, self.seal
+            wait = started(lambda _: part, buffer, buffer, *to)
         return Flight(self, finished, into, straight, wait)
 
     def _made(self, k: int) -> torch.Tensor:
@@ -143,8 +150,8 @@ class Bucket:
     def _packed(self, finished: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """What goes in messages of many tensors."""
         device = device_of(self.specs[0].target.mesh)
-        buffer = filled(self.part, finished, [*map(on_the_way, self.ways)], device)
-        return sealed(self.part, buffer, self.packed.bundle.seal, 1) if self.is_told else buffer
+        operands = [[x] for x in finished]
+        return filled(self.part, operands, [*map(on_the_way, self.ways)], device)
 
     def pass_by(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
         """Hand over what a rank of none of the meshes has: tensors without elements."""
@@ -152,14 +159,7 @@ class Bucket:
             device = device_of(spec.target.mesh)
             arrived(member, torch.empty(0, dtype=_dtype(way.target.dtype), device=device))
 
-    def check_seal(self, received: torch.Tensor) -> None:
-        """Raises:
-        RuntimeError: other tensors were sent than are expected here, or they lie otherwise.
-        """
-        if self.is_told and not is_sealed(self.part, received, self.packed.bundle.seal, 1):
-            self.refuse_others()
-
-    def refuse_others(self) -> NoReturn:
+    def _refuse_others(self) -> NoReturn:
         """Raises:
         RuntimeError: messages are of other tensors.
         """
@@ -193,8 +193,6 @@ class Flight(NamedTuple):
         tensor's number in the plan; on a rank that is not on its mesh, one without elements.
         """
         bucket, received = self.bucket, None if self.wait is None else self.wait()
-        if received is not None and not local_tensors.is_imagined(received):
-            bucket.check_seal(received)
         self.straight.land()
         for k, mine in enumerate(bucket.part.parts):
             local, self.given[k] = self.given[k], None

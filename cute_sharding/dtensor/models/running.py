@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.names import listed
-from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
+from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.models.memory import give_back
 from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs, checked
 from cute_sharding.dtensor.models.nests import Place, State, put
@@ -219,7 +219,7 @@ class RunnablePlan(ReshardPlan):
             mine = [bucket for bucket in self._buckets if bucket.is_mine]
             in_flight(mine, start, land, lambda bucket: bucket.packed.follows_at_once)
         if process_groups.this_rank() in self.ranks:
-            count_moves(_Counted(self))
+            count_moves(Kind(None, partial(_moved_by, self)))
 
     def _groups(self, state: State, *, after: bool = False) -> list[list[Place]]:
         """The places of each tensor; ``after``: of a state that lies as the target does.
@@ -317,30 +317,19 @@ def _check_apart(
             )
 
 
-class _Counted:
-    """A plan that has run, for :func:`cute_sharding.stats`."""
-
-    def __init__(self, plan: RunnablePlan) -> None:
-        self._plan = plan
-
-    @property
-    def question(self) -> None:
-        """torch has no such redistribution."""
-        return None
-
-    @cached_property
-    def moved(self) -> Moved:
-        ways = {way: len(names) for way, names in self._plan.ways.items()}
-        busiest = max(
-            [
-                sum(size_of(own_part(way.plan.exchange, r).taken) * n for way, n in ways.items())
-                for r in self._plan.looked_at
-            ],
-            default=0,
-        )
-        by_all = sum(way.plan.exchange.received_by_all * n for way, n in ways.items())
-        return Moved(
-            plan=sum(not tensor.stays for tensor in self._plan.tensors),
-            collectives=self._plan.collectives,
-            received=Received(busiest, by_all),
-        )
+def _moved_by(plan: RunnablePlan) -> Moved:
+    """What a plan moves when it runs, for :func:`cute_sharding.stats`."""
+    ways = {way: len(names) for way, names in plan.ways.items()}
+    busiest = max(
+        [
+            sum(size_of(own_part(way.plan.exchange, r).taken) * n for way, n in ways.items())
+            for r in plan.looked_at
+        ],
+        default=0,
+    )
+    by_all = sum(way.plan.exchange.received_by_all * n for way, n in ways.items())
+    return Moved(
+        plan=sum(not tensor.stays for tensor in plan.tensors),
+        collectives=plan.collectives,
+        received=Received(busiest, by_all),
+    )

@@ -15,7 +15,7 @@ import torch
 from cute_sharding.dtensor.models.changes import bytes_of, changes, write_changes
 from cute_sharding.dtensor.models.moving import Bucket, Piece, device_of, on_the_way
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
-from cute_sharding.dtensor.run.messages import Letter, posted, started
+from cute_sharding.dtensor.run.messages import Letter, in_group, posted, started
 from cute_sharding.dtensor.run.packing import write
 from cute_sharding.exchange import BundlePart
 
@@ -85,33 +85,27 @@ class Update:
             tuple([self._said(self._taken.get(peer)) for peer in peers]),
             (),
         )
-        first = [self._seal] if self._bucket.is_told else []
+        first = [0] * self._bucket.is_told
         numbers = [n for peer in peers if peer in told for n in (*first, *told[peer])]
         bucket, mesh = self._bucket, self._bucket.specs[0].current.mesh
         device = device_of(bucket.specs[0].target.mesh)
         buffer = torch.tensor(numbers, dtype=torch.int64, device=device).view(torch.uint8)
-        return started(lambda _: part, buffer, buffer, bucket.group, mesh, bucket.number)
+        part = in_group(part, bucket.group)
+        to = bucket.group, mesh, bucket.number, bucket.seal
+        return started(lambda _: part, buffer, buffer, *to)
 
     def _said(self, pieces: Sequence[Piece] | None) -> int:
         return 0 if pieces is None else (len(pieces) + self._bucket.is_told) * WIDTH
 
     def _told(self, received: torch.Tensor) -> dict[int, list[int]]:
-        """How much has changed of what each peer sends, of each tensor.
-
-        Raises:
-            RuntimeError: other tensors were sent than are expected here.
-        """
+        """How much has changed of what each peer sends, of each tensor."""
         numbers = iter(received.view(torch.int64).tolist())
         found = {}
         for peer, pieces in self._taken.items():
-            if self._bucket.is_told and next(numbers) != self._seal:
-                self._bucket.refuse_others()
+            if self._bucket.is_told:
+                next(numbers)  # the seal
             found[peer] = [next(numbers) for _ in pieces]
         return found
-
-    @property
-    def _seal(self) -> int:
-        return int.from_bytes(self._bucket.packed.bundle.seal, "little", signed=True)
 
     def _sizes(self, peer: int) -> list[int]:
         """The bytes that a peer sends of each tensor."""

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.bookkeeping.settings import Settings
-from cute_sharding.dtensor.decide import on_one_mesh, propagation
-from cute_sharding.dtensor.movement import movement_first
+from cute_sharding.dtensor.decide import movement_first, on_one_mesh, propagation
+from cute_sharding.dtensor.decide.places import question_of
 from cute_sharding.dtensor.profile.profiler import PLAIN, Call
 from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, process_groups, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.reports.stock import StockPlan, stock_plan
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.places import question_of
 from cute_sharding.dtensor.run.ranks import coordinate
 from cute_sharding.dtensor.run.redistribute import prepare
 from cute_sharding.exchange.network import Network
@@ -110,12 +109,12 @@ def redistributed(
     if settings is None:
         return of_stock(stock_plan(*question), before, network)
     by = means(before.mesh)
-    plan = prepare(*question, **by._asdict())
+    plan = prepare(*question, by=by)
     itemsize = before.tensor_meta.dtype.itemsize  # type: ignore[union-attr]
     sizes = tuple(before.mesh.shape)
     timed = Network.of_elements(sizes, network, itemsize)
     steps = [*(plan.first.steps if plan.first else ()), *plan.plan.steps]
-    received = plan.traffic.moved.received.busiest * itemsize
+    received = plan.kind.moved.received.busiest * itemsize
     return Other(received, sum(step.seconds(timed) for step in steps))
 
 

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 
 from cute_sharding.dtensor.bookkeeping import watching
-from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
+from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
-from cute_sharding.dtensor.run.messages import in_flight, started
-from cute_sharding.dtensor.run.packing import in_shape, unpacked, write
+from cute_sharding.dtensor.run.messages import in_flight, in_group, started
+from cute_sharding.dtensor.run.packing import filled, in_shape, unpacked
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.models.refit import Member, Refit
-
-
-class Ran(NamedTuple):
-    """A refit that ran, for :func:`cute_sharding.stats`."""
-
-    refit: Refit
-
-    @property
-    def question(self) -> None:
-        """torch has no such redistribution."""
-        return None
-
-    @property
-    def moved(self) -> Moved:
-        by_all = sum(map(self.refit.elements_received_by, self.refit.bundle.looked_at))
-        received = Received(self.refit.received_elements, by_all)
-        return Moved(plan=1, collectives=self.refit.collectives, received=received)
 
 
 class Running:
@@ -60,11 +43,19 @@ class Running:
         self._parts: dict[tuple[int, int], BundlePart] = {}
 
     def part(self, number: int, rank: int) -> BundlePart:
-        """A rank's part in a bucket, by its number."""
+        """A rank's part in a bucket, by its number; its messages in the order of the group."""
         key = number, rank
         if key not in self._parts:
-            self._parts[key] = self.refit.packed[number].bundle.part(rank)
+            bundle = self.refit.packed[number].bundle
+            self._parts[key] = in_group(bundle.part(rank), self._group_of(number))
         return self._parts[key]
+
+    def _group_of(self, number: int) -> Any | None:
+        """On which a bucket is one collective; None: messages from rank to rank, or none at all."""
+        bundle = self.refit.packed[number].bundle
+        if self.group is not None or bundle.is_free:
+            return self.group
+        return on_which_group(bundle, self.meshes[0], self.meshes[-1])
 
     def run(
         self, locals_: Sequence[torch.Tensor], into: Sequence[torch.Tensor | None]
@@ -93,7 +84,7 @@ class Running:
             lambda number: self.refit.packed[number].follows_at_once,
         )
         if buckets:
-            count_moves(Ran(self.refit))
+            count_moves(self._kind)
         return [
             made if x is None or x is made else on_each_rank(lambda rank, x, y: x.copy_(y), x, made)
             for x, made in zip(into, results)
@@ -106,6 +97,16 @@ class Running:
             or dispatch_modes.local_tensor_mode() is not None
             or process_groups.this_rank() in self.refit.packed[number].bundle
         )
+
+    @cached_property
+    def _kind(self) -> Kind:
+        """Of none that torch has a way to do."""
+        return Kind(None, self._moved)
+
+    def _moved(self) -> Moved:
+        by_all = sum(map(self.refit.elements_received_by, self.refit.bundle.looked_at))
+        received = Received(self.refit.received_elements, by_all)
+        return Moved(plan=1, collectives=self.refit.collectives, received=received)
 
     def _checked(self, k: int, local: torch.Tensor, rank: int) -> torch.Tensor:
         operand = self.refit.operands[k]
@@ -128,21 +129,14 @@ class Running:
             nothing = on_each_rank(lambda rank, x: _no_bytes(x), given[0])
             return lambda: nothing
         buffer = on_each_rank(lambda rank, *xs: self._packed(number, rank, xs), *given)
-        mesh, other = self.meshes[0], self.meshes[-1]
-        group = on_which_group(bundle, mesh, other) if self.group is None else self.group
+        to = self._group_of(number), self.meshes[0], number
         with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at))):
-            return started(partial(self.part, number), buffer, buffer, group, mesh, number)
+            return started(partial(self.part, number), buffer, buffer, *to)
 
     def _packed(self, number: int, rank: int, given: Sequence[torch.Tensor]) -> torch.Tensor:
-        part = self.part(number, rank)
-        buffer = given[0].new_empty(sum(part.sends), dtype=torch.uint8)
-        for member, mine in zip(self._members(number), part.parts):
-            if any(mine.packs):
-                flat = buffer.view(_dtype(member))
-                for k, copies in zip(member.operands, mine.packs):
-                    for copy in copies or ():
-                        write(copy, given[k], flat)
-        return buffer
+        operands = [[given[k] for k in member.operands] for member in self._members(number)]
+        dtypes = [*map(_dtype, self._members(number))]
+        return filled(self.part(number, rank), operands, dtypes, given[0].device)
 
     def _members(self, number: int) -> list[Member]:
         return [self.refit.members[i] for i in self.refit.packed[number].members]

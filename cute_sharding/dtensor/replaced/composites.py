@@ -1,5 +1,5 @@
 """Ops that torch takes apart before DTensor meets them (the C++ kernels CompositeImplicitAutograd):
-what is done around one of them.
+what answers the ops that one comes to.
 
 Tensors of Python classes alone have the dispatch key PythonTLSSnapshot, which comes before
 autograd's; torch has one kernel there for all ops (aten/src/ATen/core/PythonFallbackKernel.cpp),
@@ -16,7 +16,11 @@ from typing import Any, TypeAlias
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode_temporarily,
+)
 
 from cute_sharding.dtensor.replaced import patches
 from cute_sharding.dtensor.replaced.patch import Installed
@@ -25,30 +29,48 @@ from cute_sharding.dtensor.replaced.registry import name_of, overload
 __all__ = ["install_composites"]
 
 _KEY = "PythonTLSSnapshot"
-Around: TypeAlias = "Callable[[tuple[Any, ...]], AbstractContextManager]"
+# From the arguments of such an op to what answers the ops that it comes to, called with each and
+# its arguments; None: they go on as they are.
+Answers: TypeAlias = "Callable[[tuple[Any, ...]], Callable[..., Any] | None]"
 
 
-def install_composites(installed: Installed, names: Iterable[str], around: Around) -> None:
-    """Have ``around(arguments)`` be entered while torch takes one of these ops apart for a
-    DTensor.
+def install_composites(installed: Installed, names: Iterable[str], answers: Answers) -> None:
+    """Have what torch takes one of these ops apart into, for a DTensor, be answered by
+    ``answers(arguments)``.
     """
     for op in filter(None, map(overload, names)):
         library = torch.library.Library("aten", "IMPL")
-        library.impl(op, partial(_taken_apart, op, around), _KEY)
+        library.impl(op, partial(_taken_apart, op, answers), _KEY)
         installed.note(patches.COMPOSITES, f"aten/{name_of(op)}/{_KEY}", library._destroy)
 
 
-def _taken_apart(op: torch._ops.OpOverload, around: Around, *args: Any, **kwargs: Any) -> Any:
+class _Answered(TorchDispatchMode):
+    """Inside, ops without keyword arguments, below autograd, are answered by a function."""
+
+    def __init__(self, answer: Callable[..., Any]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs) if kwargs else self._answer(func, *args)
+
+
+def _taken_apart(op: torch._ops.OpOverload, answers: Answers, *args: Any, **kwargs: Any) -> Any:
     is_ours = type(args[0]) is DTensor
     if not _is_below_autograd():
-        with around(args) if is_ours else nullcontext():
+        with _answered(answers, args) if is_ours else nullcontext():
             return op.decompose(*args, **kwargs)
     if not is_ours:
         return _by_python(op, args, kwargs)
     # Where the op would be met as it is, and taken apart: there views are made without autograd.
     without = torch._C._ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.ADInplaceOrView))
-    with without, around(args):
+    with without, _answered(answers, args):
         return op.decompose(*args, **kwargs)
+
+
+def _answered(answers: Answers, args: tuple[Any, ...]) -> AbstractContextManager[Any]:
+    answer = answers(args)
+    return nullcontext() if answer is None else _Answered(answer)
 
 
 def _is_below_autograd() -> bool:

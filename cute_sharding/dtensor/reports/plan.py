@@ -17,7 +17,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
     mesh_dim_text,
 )
-from cute_sharding.dtensor.run.groups import groups_at_hand
+from cute_sharding.dtensor.run.groups import Means, groups_at_hand
 from cute_sharding.dtensor.run.placements import checked_placements
 from cute_sharding.dtensor.run.reading import left_to_right
 from cute_sharding.dtensor.run.redistribute import prepare
@@ -113,17 +113,8 @@ def plan_redistribution(
                 "Partial can be reduced by plan, and nothing but itself made Partial"
             )
     chosen = network_in_force()
-    plan = prepare(
-        shape,
-        sizes,
-        source,
-        target,
-        network=chosen,
-        timed=network,
-        memory_limit=memory_limit,
-        groups=at_hand,
-        names=names,
-    ).plan
+    by = Means(chosen, memory_limit, at_hand)
+    plan = prepare(shape, sizes, source, target, by=by, timed=network, names=names).plan
     if network is None:
         plan = replace(plan, network=Network.of_elements(sizes, chosen, itemsize))
     return replace(plan.named(names), itemsize=itemsize)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cute_sharding.dtensor.decide.places import questions_of_rule
 from cute_sharding.dtensor.replaced import registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
 from cute_sharding.dtensor.reports.stock import stock_plan
-from cute_sharding.dtensor.run.places import questions_of_rule
 from cute_sharding.dtensor.switch import adapter
 
 

@@ -1,8 +1,7 @@
 """Redistribution: from a local tensor and two specs to the steps of a plan, run.
 
-Data moves here; elsewhere only torch's own steps move any, the scatter with which state is
-distributed (:mod:`..extras.state`), and the exchange of a movement op
-(:mod:`..movement.running`). Whoever is asked answers alike on all ranks: what is sent, and
+Data moves here; elsewhere only torch's own steps move any, and the scatter with which state is
+distributed (:mod:`..extras.state`). Whoever is asked answers alike on all ranks: what is sent, and
 in which group, must not depend on what one rank alone knows.
 
 - :mod:`.placements`: placements as cuts of the algebra, and back
@@ -10,11 +9,10 @@ in which group, must not depend on what one rank alone knows.
 - :mod:`.reading`: how the _StridedShard placements of a tensor are to be read
 - :mod:`.packing`, :mod:`.executor`: what each rank sends and receives; sending it
 - :mod:`.together`: steps of several tensors' plans, run at once
-- :mod:`.dynamic`: one op of a graph that plans and runs anew in each call
-- :mod:`.on_symbols`: a plan where sizes are symbols: by steps that the compiler sees, or by that op
-- :mod:`.stock`: where torch itself redistributes rightly
-- :mod:`.foreign`: where reductions by placements' own methods stand among the steps of a plan
-- :mod:`.places`: what ops receive where they are answered, beside torch's own rules
+- :mod:`.moving`, :mod:`.windows`: a movement; rows that stand for several rows
+- :mod:`.ops`: what stands in for the local form of an op: movements and views
+- :mod:`.dynamic`: sizes that are symbols: steps that the compiler sees, or one op of a graph, which
+  plans and runs anew in each call
 - :mod:`.words`: what the log says
 - :mod:`.redistribute`: the whole of it
 - :mod:`.lists`: of several tensors, together where they can be

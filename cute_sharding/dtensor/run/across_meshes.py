@@ -8,17 +8,16 @@ of point-to-point messages.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NoReturn
 
 import torch
 
 from cute_sharding.dtensor.bookkeeping import watching
-from cute_sharding.dtensor.bookkeeping.stats import Moved, Received, count_moves
+from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
-    local_tensors,
     process_groups,
     redistribution_hook,
     tensor_specs,
@@ -26,17 +25,9 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
-from cute_sharding.dtensor.run.messages import exchange_buffers, is_sealed, sealed
+from cute_sharding.dtensor.run.messages import Seal, exchanged, in_group
 from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.packing import (
-    WIRE,
-    from_wire,
-    in_shape,
-    own_view,
-    packed,
-    to_wire,
-    unpacked,
-)
+from cute_sharding.dtensor.run.packing import from_wire, in_shape, own_view, unpacked
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.reading import readings
@@ -47,20 +38,15 @@ from cute_sharding.exchange.plan import received_by_all
 from cute_sharding.sharding.chains import Chains
 
 
-class Crossing(NamedTuple):
-    """A redistribution from one mesh to another, for :func:`cute_sharding.stats`."""
+@lru_cache(maxsize=1 << 10)
+def _kind_of(plan: ExchangePlan) -> Kind:
+    """Of none that torch has a way to do."""
 
-    plan: ExchangePlan
+    def moved() -> Moved:
+        received = Received(plan.received_elements, received_by_all(plan.stages))
+        return Moved(plan=1, collectives=plan.collectives, received=received)
 
-    @property
-    def question(self) -> None:
-        """torch has no such redistribution."""
-        return None
-
-    @property
-    def moved(self) -> Moved:
-        received = Received(self.plan.received_elements, received_by_all(self.plan.stages))
-        return Moved(plan=1, collectives=self.plan.collectives, received=received)
+    return Kind(None, moved)
 
 
 def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> torch.Tensor:
@@ -95,7 +81,7 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
     if current.mesh._is_current_rank_part_of_mesh():
         local = run(plan.steps, local, current.mesh)
     if process_groups.this_rank() in plan.exchange:
-        count_moves(Crossing(plan))
+        count_moves(_kind_of(plan))
     return laid_out(_exchanged(plan.exchange, local, current, target.mesh), target.tensor_meta)
 
 
@@ -140,8 +126,8 @@ def pending_sums(spec: DTensorSpec) -> tuple[tuple[int, str], ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _part_of(exchange: Exchange, rank: int, room: int) -> Part:
-    return exchange.part(rank, room=room)
+def _part_of(exchange: Exchange, rank: int, room: int, group: Any | None) -> Part:
+    return in_group(exchange.part(rank, room=room), group)
 
 
 def _exchanged(
@@ -152,47 +138,32 @@ def _exchanged(
     source, target = exchange.sources[0].mesh, exchange.targets[0].mesh
     is_told = not {*target.ranks} <= {*source.ranks}
     dtype = local.dtype if current.tensor_meta is None else current.tensor_meta.dtype
-    room = -(-len(exchange.seal) // dtype.itemsize) if is_told else 0
-    width = 1 if dtype in WIRE else dtype.itemsize
+    seal = Seal(exchange.seal, partial(_refuse, current)) if is_told else None
+    room = -(-len(seal.mark) // dtype.itemsize) if seal else 0
     if dispatch_modes.local_tensor_mode() is None and process_groups.this_rank() not in exchange:
         return local.new_empty(0)  # of a rank of neither mesh
+    group = None if exchange.is_free else on_which_group(exchange, current.mesh, other)
 
     def part(rank: int) -> Part:
-        return _part_of(exchange, rank, room)
+        return _part_of(exchange, rank, room, group)
 
-    local = on_each_rank(
+    received = local = on_each_rank(
         lambda rank, x: _checked(x, exchange.sources[0].local_shape(rank), current),
         collective_ops.waited(local),
     )
-    received = local
     if not exchange.is_free:
-        buffer = on_each_rank(lambda rank, x: to_wire(packed(part(rank), [x])), local)
-        if is_told:
-            buffer = on_each_rank(
-                lambda rank, x: sealed(part(rank), x, exchange.seal, width), buffer
-            )
-        group = on_which_group(exchange, current.mesh, other)
         with watching.exchange(lambda: exchange.received_elements * dtype.itemsize):
-            received = exchange_buffers(part, buffer, local, group, current.mesh)
-        if is_told and not local_tensors.is_imagined(received):
-            on_each_rank(
-                lambda rank, x: _told_alike(part(rank), x, exchange, current, width), received
-            )
+            received = exchanged(part, [local], group, current.mesh, seal=seal)
     return on_each_rank(lambda rank, got, x: _result(part(rank), got, x), received, local)
 
 
-def _told_alike(
-    part: Part, received: torch.Tensor, exchange: Exchange, current: DTensorSpec, width: int
-) -> torch.Tensor:
-    """What was received, if it is of the shardings that this rank knows."""
-    if not is_sealed(part, received, exchange.seal, width):
-        raise RuntimeError(
-            f"a tensor of shape {tuple(current.shape)} came from mesh {current.mesh}, and its "
-            "placements there are not those that this rank, which is outside, knows: "
-            f"{text(current.placements)}. Ops may have other placements outside of their mesh: "
-            "redistribute their result to placements that you name, on its own mesh, first"
-        )
-    return received
+def _refuse(current: DTensorSpec) -> NoReturn:
+    raise RuntimeError(
+        f"a tensor of shape {tuple(current.shape)} came from mesh {current.mesh}, and its "
+        "placements there are not those that this rank, which is outside, knows: "
+        f"{text(current.placements)}. Ops may have other placements outside of their mesh: "
+        "redistribute their result to placements that you name, on its own mesh, first"
+    )
 
 
 def _checked(local: torch.Tensor, shape: tuple[int, ...] | None, spec: DTensorSpec) -> torch.Tensor:

@@ -2,29 +2,42 @@
 and that runs what an eager program runs, on the sizes of each call.
 
 So there is one graph for all sizes, and ranks that compile meet those that do not in the same
-collectives. What the op is to do is written in a string, for graphs are kept on disk: a kind, the
-mesh, and what the kind needs. Redistribution is one, movement ops are others: the op itself stands
-where all are known (movement/dynamic.py).
+collectives. What the op is to do is written in a string, for graphs are kept on disk: a kind
+(:data:`KINDS`), the mesh, and what the kind needs. A redistribution whose steps a compiler can say
+for many sizes is those steps (:func:`run_on_symbols`).
 """
 
 from __future__ import annotations
 
 from ast import literal_eval
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache, reduce
 from hashlib import sha1
 from itertools import islice
+from math import lcm, prod
 from typing import Any
 
 import torch
 
+from cute_sharding.dtensor.compiled.library import in_own_memory, library
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
+from cute_sharding.dtensor.compiled.symbols import known, symbols_of, unknown
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
-from cute_sharding.dtensor.run.groups import means
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.executor import looks_at_sizes, run
+from cute_sharding.dtensor.run.groups import groups_at_hand, means
+from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.together import run_together
+from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import Held, RedistributionPlan
-from cute_sharding.exchange.planner import plan_steps
+from cute_sharding.exchange.planner import plan_steps, questions
+from cute_sharding.exchange.step import Step
+from cute_sharding.layout import Size
+from cute_sharding.layout.symbolic import Int
+from cute_sharding.relations import Move
+from cute_sharding.relations.table import MOVEMENTS
 from cute_sharding.sharding.chains import Chains
 
 # The meshes that graphs name. Tracing comes by here, also before a graph from the disk is run.
@@ -56,26 +69,8 @@ def exchanged(
     return [collective_ops.waited_in_graph(result) for result in results]
 
 
-def run_opaque(
-    plans: Sequence[RedistributionPlan],
-    tensors: Sequence[torch.Tensor],
-    mesh: Any,
-    shapes: Sequence[tuple[Any, ...]],
-) -> list[torch.Tensor]:
-    """What plans do, run together, on this rank's tensors of DTensors of those shapes, which may be
-    symbolic.
-    """
-    how, onto = [], []
-    for plan, shape in zip(plans, shapes):
-        source, target = plan.source, plan.target.chains
-        how.append((source.chains, source.pending, source.kept, target))
-        onto.append(local_shape_of(shape, target, mesh))
-    sizes = [n for shape in shapes for n in shape]
-    return exchanged("redistribute", tensors, onto, sizes, mesh, *how)
-
-
 def _name_of(mesh: Any) -> str:
-    """By what a graph names the mesh; :func:`mesh_named` knows it from then on."""
+    """By what a graph names the mesh; :func:`_mesh_named` knows it from then on."""
     key = _name(mesh)
     _meshes[key] = mesh
     return key
@@ -104,10 +99,10 @@ def _name(mesh: Any) -> str:
     ).hexdigest()[:16]
 
 
-parsed = lru_cache(maxsize=1 << 10)(literal_eval)
+_parsed = lru_cache(maxsize=1 << 10)(literal_eval)
 
 
-def mesh_named(key: str, how: str) -> Any:
+def _mesh_named(key: str, how: str) -> Any:
     """
     Raises:
         RuntimeError: no graph was made for such a mesh in this process.
@@ -120,10 +115,215 @@ def mesh_named(key: str, how: str) -> Any:
     return _meshes[key]
 
 
+# -- a redistribution -----------------------------------------------------------------------------
+
+
+def run_opaque(
+    plans: Sequence[RedistributionPlan],
+    tensors: Sequence[torch.Tensor],
+    mesh: Any,
+    shapes: Sequence[tuple[Any, ...]],
+) -> list[torch.Tensor]:
+    """What plans do, run together, on this rank's tensors of DTensors of those shapes, which may be
+    symbolic.
+    """
+    how, onto = [], []
+    for plan, shape in zip(plans, shapes):
+        source, target = plan.source, plan.target.chains
+        how.append((source.chains, source.pending, source.kept, target))
+        onto.append(local_shape_of(shape, target, mesh))
+    sizes = [n for shape in shapes for n in shape]
+    return exchanged("redistribute", tensors, onto, sizes, mesh, *how)
+
+
+def run_on_symbols(
+    plan: RedistributionPlan, local: torch.Tensor, spec: DTensorSpec
+) -> torch.Tensor:
+    """A plan for the sizes at hand, on a tensor whose sizes are symbolic.
+
+    What a rank sends lies in the order of its elements, in a graph for many sizes as where a
+    program runs eagerly: else ranks that do one and ranks that do the other would take each other's
+    elements for something else. A compiler can say that of collectives of whole tensor dims, and
+    sees those; other steps are one op that plans and runs anew in each call. By what the steps were
+    chosen (exchange/planner.py) becomes guards of the former, so that every call of the graph
+    is one for which they are chosen. Of the latter, that sizes divide does, where they do at hand,
+    as what follows then computes with sizes that are simpler.
+    """
+    if not plan.steps:
+        return local
+    asked = _asked(plan, spec.mesh)
+    if _is_of_any_size(plan, tuple(spec.shape), asked):
+        return run_opaque([plan], [local], spec.mesh, [tuple(spec.shape)])[0]
+    alone = not any(step.communicates for step in plan.steps)
+    seen = alone or not any(looks_at_sizes(step, local.dtype, spec.mesh) for step in plan.steps)
+    with symbols_of(tuple(spec.shape)):
+        for d, (n, (least, counts)) in enumerate(zip(known(tuple(spec.shape)), asked)):
+            if isinstance(n, Size):
+                _ = n % _count(d, plan.steps) == 0
+            if isinstance(n, Size) and seen:
+                _ = least <= n, [n % count == 0 for count in counts]
+    if alone:
+        return _run_on_blocks(plan.steps, local, spec)
+    return (
+        run(plan.steps, local, spec.mesh)
+        if seen
+        else run_opaque([plan], [local], spec.mesh, [tuple(spec.shape)])[0]
+    )
+
+
+def settle_divisions(plan: RedistributionPlan, shape: tuple[Any, ...], mesh: Any) -> None:
+    """Have it a guard that sizes divide, where they do at hand, of a plan that the op runs."""
+    if not _is_of_any_size(plan, shape, _asked(plan, mesh)):
+        with symbols_of(shape):
+            for d, n in enumerate(known(shape)):
+                if isinstance(n, Size):
+                    _ = n % _count(d, plan.steps) == 0
+
+
+def _asked(plan: RedistributionPlan, mesh: Any) -> list[tuple[int, tuple[int, ...]]]:
+    groups = groups_at_hand(mesh)
+    return questions(plan.shape, plan.mesh, plan.source, plan.target.chains, groups)
+
+
+def _is_of_any_size(
+    plan: RedistributionPlan, shape: tuple[Any, ...], asked: Sequence[tuple[int, Any]]
+) -> bool:
+    """Whether a graph is told nothing of the sizes, as these do not divide, or are too few.
+
+    A size with fewer rows than steps are chosen for would have to be a number, and so would all
+    that is computed with it: too late, where a backward pass is traced.
+    """
+    return any(
+        n % _count(d, plan.steps) or (isinstance(size, torch.SymInt) and n < least)
+        for d, (n, size, (least, _)) in enumerate(zip(plan.shape, shape, asked))
+    )
+
+
+def _run_on_blocks(steps: Sequence[Step], local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+    """Steps of which none communicates, planned for the sizes at hand, on a tensor whose sizes are
+    symbolic.
+
+    Let all cuts of a dim divide it into U parts of one size. Then the steps move whole such parts,
+    whatever their size: they are the steps of a tensor of U rows, of which each stands for a block
+    of n / U. So sizes that divide stay symbolic (with the guard that they do), and the others are
+    fixed.
+    """
+    with symbols_of(tuple(spec.shape)):
+        counts, blocks = zip(
+            *(_blocks(n, d, steps) for d, n in enumerate(known(tuple(spec.shape)))), strict=True
+        )
+        blocks = unknown(blocks, local=True)
+    ndim = len(counts)
+    scaled = [replace(step, shape=counts) for step in steps]
+    before, after = scaled[0].ends[0], scaled[-1].ends[1]
+    rank = before.mesh.rank(tuple(spec.mesh.get_coordinate()))  # type: ignore[arg-type]
+    held = before.shape_on(rank)
+    apart = local.reshape([n for pair in zip(held, blocks) for n in pair]).permute(
+        *range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)
+    )
+    moved = run(scaled, apart, spec.mesh)
+    held = after.shape_on(rank)
+    together = moved.permute([d for pair in zip(range(ndim), range(ndim, 2 * ndim)) for d in pair])
+    return together.reshape([n * block for n, block in zip(held, blocks)])
+
+
+def _blocks(n: Int, dim: int, steps: Sequence[Step]) -> tuple[int, Int]:
+    """Into how many blocks the steps divide a dim of ``n`` rows, and how long each is."""
+    if not isinstance(n, Size):
+        return n, 1
+    count = _count(dim, steps)
+    if n % count == 0:
+        return count, n // count
+    return int(unknown(n)), 1
+
+
+def _count(dim: int, steps: Sequence[Step]) -> int:
+    """Into how many blocks the steps want to divide a dim."""
+    count = 1
+    for step in steps:
+        for chains in (step.source, step.target):
+            count = lcm(count, prod(factor * step.mesh[m] for m, factor in chains[dim]))
+    return count
+
+
+# -- a movement -----------------------------------------------------------------------------------
+
+
+class MovementOfAnySize:
+    """A movement whose sizes are symbols: planned anew in each call.
+
+    Args:
+        name: of the op.
+        given: its arguments, with shapes for DTensors.
+        exchange: for the sizes at hand.
+        onto: the global shapes of the results.
+        mesh: the DeviceMesh. All of its ranks may exchange something, for some sizes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        given: tuple[Sequence[Any], dict[str, Any]],
+        exchange: Exchange,
+        onto: Sequence[tuple[Any, ...]],
+        mesh: Any,
+    ) -> None:
+        args, kwargs = given
+        self.exchange, self.dims = exchange, tuple(range(mesh.ndim))
+        self._mesh, self._onto, self._reads = mesh, onto, MOVEMENTS[name].reads
+        self._numbers: list[Any] = []
+        self._how = (
+            name,
+            tuple([placed.chains for placed in exchange.sources]),
+            tuple([placed.chains for placed in exchange.targets]),
+            _written((args, tuple(kwargs.values())), self._numbers),
+            tuple(kwargs),
+        )
+
+    def __call__(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        shapes = [
+            local_shape_of(shape, placed.chains, self._mesh)
+            for shape, placed in zip(self._onto, self.exchange.targets)
+        ]
+        operands = operands[: self._reads]
+        return exchanged("move", operands, shapes, self._numbers, self._mesh, None, *self._how)
+
+    def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
+        """One of the results."""
+        return self([source])[output]
+
+    def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
+        """Write to the operand's local tensor what one of the results, ``moved``, has of it."""
+        operands, to = [moved, source], (self._numbers, self._mesh)
+        (written,) = exchanged("move", operands, [source.shape], *to, output, *self._how)
+        source.copy_(written)
+
+
+def _written(value: Any, numbers: list[Any]) -> Any:
+    """A literal, in which 0 stands for each integer, and text for other numbers."""
+    if isinstance(value, (tuple, list)):
+        return tuple([_written(part, numbers) for part in value])
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, torch.SymInt)):
+        numbers.append(value)
+        return 0
+    return repr(value)
+
+
+def _read(literal: Any, numbers: Iterator[int]) -> Any:
+    """The inverse of :func:`_written`."""
+    if isinstance(literal, tuple):
+        return tuple([_read(part, numbers) for part in literal])
+    if literal is None or isinstance(literal, bool):
+        return literal
+    return float(literal) if isinstance(literal, str) else next(numbers)
+
+
 # -- in each call ----------------------------------------------------------------------------------
 
 
-def redistributed(
+def _redistributed(
     mesh: Any,
     operands: list[torch.Tensor],
     numbers: tuple[int, ...],
@@ -138,3 +338,98 @@ def redistributed(
         held = Held(chains, pending, kept)
         plans.append(plan_steps(shape, sizes, held, target, network, *by[1:]))
     return run_together(plans, operands, mesh)
+
+
+def move_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Move | None:
+    """The op on such arguments, in numbers; None where it is not defined, or no move is known."""
+    try:
+        return MOVEMENTS[name].move(*args, **kwargs)
+    except (ValueError, IndexError, TypeError):
+        return None  # torch says what is wrong
+
+
+@lru_cache(maxsize=1 << 10)
+def _movement(
+    mesh: Any,
+    numbers: tuple[int, ...],
+    name: str,
+    sources: tuple[Chains, ...],
+    targets: tuple[Chains, ...],
+    arguments: Any,
+    names: tuple[str, ...],
+) -> Movement:
+    """
+    Raises:
+        RuntimeError: the op cannot be run on such sizes.
+    """
+    args, values = _read(arguments, iter(numbers))
+    move = move_of(name, args, dict(zip(names, values)))
+    if move is None:
+        raise RuntimeError(
+            f"{name} was compiled for any sizes, and these it is not defined for: {args}"
+        )
+    found = Movement.on(Exchange.on_mesh(move, tuple(mesh.shape), sources, targets), mesh)
+    assert found is not None, "groups for any sizes were asked for when the graph was made"
+    return found
+
+
+def _moved(
+    mesh: Any,
+    operands: list[torch.Tensor],
+    numbers: tuple[int, ...],
+    output: int | None,
+    *how: Any,
+) -> list[torch.Tensor]:
+    """The results; or, of one of these and the operand, what the latter becomes where the former is
+    written to.
+    """
+    movement = _movement(mesh, numbers, *how)
+    if output is None:
+        return movement(operands)
+    moved, source = operands
+    written = source.clone(memory_format=torch.contiguous_format)
+    movement.back(output, moved, written)
+    return [written]
+
+
+# -- the op ----------------------------------------------------------------------------------------
+
+# By kind: called with the mesh, the op's tensors, its numbers, and what else the string says.
+KINDS: dict[str, Callable[..., list[torch.Tensor]]] = {
+    "redistribute": _redistributed,
+    "move": _moved,
+}
+
+
+def _exchange(
+    operands: list[torch.Tensor], sizes: list[int], numbers: list[int], how: str, group: str
+) -> list[torch.Tensor]:
+    kind, key, _, *rest = _parsed(how)
+    results = KINDS[kind](_mesh_named(key, how), operands, tuple(numbers), *rest)
+    return [in_own_memory(result, operands) for result in results]
+
+
+def _shapes_of(
+    operands: list[torch.Tensor], sizes: list[Any], numbers: list[Any], how: str, group: str
+) -> list[torch.Tensor]:
+    kind, _, dims, *_ = _parsed(how)
+    dtypes = [x.dtype for x in operands]
+    if kind != "redistribute":  # there each operand has a result, of its own dtype
+        dtypes = [reduce(torch.promote_types, dtypes)] * len(dims)
+    remaining = iter(sizes)
+    return [
+        operands[0].new_empty([*islice(remaining, ndim)], dtype=dtype)
+        for ndim, dtype in zip(dims, dtypes)
+    ]
+
+
+# The results' sizes are an argument: a backward graph is handed the symbols that its nodes have as
+# arguments, and no others.
+library.define(
+    "exchange(Tensor[] operands, SymInt[] sizes, SymInt[] numbers, str how, str group) -> Tensor[]",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+library.impl("exchange", _exchange, "CompositeExplicitAutograd")
+# As a kernel of meta tensors: torch's register_fake looks through all modules there are for the
+# caller's, which takes longer than to import all of this package's.
+library.impl("exchange", _shapes_of, "Meta")

@@ -13,13 +13,12 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from cute_sharding.dtensor.bookkeeping import watching
-from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.replaced.collective_ops import waited
 from cute_sharding.dtensor.run.groups import group_of
+from cute_sharding.dtensor.run.messages import exchanged, needing
 from cute_sharding.dtensor.run.packing import (
     WIRE,
     alone,
@@ -31,17 +30,14 @@ from cute_sharding.dtensor.run.packing import (
     packed,
     padded,
     parts_of,
-    to_wire,
     unpacked,
 )
 from cute_sharding.dtensor.run.ranks import (
     copies_natively,
     in_order,
-    ints_on_each_rank,
     on_each_rank,
     true_on_each_rank,
 )
-from cute_sharding.exchange import Part
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.native import Along
 from cute_sharding.exchange.reduction import Reduction
@@ -58,6 +54,8 @@ def run(
     With ``async_op``, what the last collective brings is returned unwaited, if it is the result as
     it lies.
     """
+    if steps:
+        local = checked(steps[0], waited(local), mesh)
     for k, step in enumerate(steps, 1):
         local, is_async = waited(local), async_op and k == len(steps)
         if not step.communicates:
@@ -106,8 +104,7 @@ def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) ->
     if how is not None:
         if not how.even:
             return _gather_padded(step, local, mesh, group)
-        whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank), x), local)
-        return collective_ops.all_gather(whole, group, how.gathered or 0, async_op=async_op)
+        return collective_ops.all_gather(local, group, how.gathered or 0, async_op=async_op)
     target: torch.Tensor | None = None
     for turn in range(step.rounds):
         target = _exchange_once(step, turn, local, mesh, group, target, async_op)
@@ -132,7 +129,7 @@ def block_of(step: AllToAll, local: torch.Tensor, mesh: Any) -> torch.Tensor:
 
     def block(rank: int, x: torch.Tensor) -> torch.Tensor:
         part = alone(step, mesh, rank)
-        return padded(checked(part, x), dim, -(-part.target_shape()[dim] // parts))
+        return padded(x, dim, -(-part.target_shape()[dim] // parts))
 
     return on_each_rank(block, local)
 
@@ -166,24 +163,18 @@ def _exchange_once(
     if gathers and not is_result and not copies_natively(group, mesh):
         gathers, part = False, parts_of(step, mesh, False, turn)
         is_result = true_on_each_rank(lambda rank: None in part(rank).unpacks)
-    buffer, is_async = _packed(part, local), async_op and is_result
-    with dispatch_modes.of_this_rank():
-        received = (
-            collective_ops.all_gather(buffer, group, async_op=is_async)
-            if gathers
-            else all_to_all(part, buffer, local, group, mesh, async_op=is_async)
-        )
-    del buffer
+    is_async = async_op and is_result
+    received = exchanged(part, [local], group, mesh, gathers=gathers, async_op=is_async)
     into = () if target is None else (target,)
     result = on_each_rank(
-        lambda rank, got, x, *out: _unpacked(part(rank), got, x, *out),
+        lambda rank, got, x, *out: unpacked(
+            part(rank), 0, from_wire(got, x.dtype), [x], into=out[0] if out else None
+        ),
         received,
         local,
         *into,
     )
-    if dispatch_modes.is_tracing() and not any(part(process_groups.this_rank()).receives):
-        result = after(result, received)  # a rank that only sends
-    return result
+    return needing(result, 0, part, received) if dispatch_modes.is_tracing() else result
 
 
 def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
@@ -191,59 +182,6 @@ def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
     return watching.exchange(
         lambda: -(-step.received_elements // max(step.collectives, 1)) * local.element_size()
     )
-
-
-def _packed(part: Callable[[int], Part], local: torch.Tensor) -> torch.Tensor:
-    """The send buffer."""
-    buffer = on_each_rank(
-        lambda rank, x: to_wire(packed(part(rank), [checked(part(rank), x)])), local
-    )
-    if dispatch_modes.is_tracing() and not any(part(process_groups.this_rank()).sends):
-        return after(buffer, local)  # a rank that only receives
-    return buffer
-
-
-def _unpacked(
-    part: Part, received: torch.Tensor, local: torch.Tensor, into: torch.Tensor | None = None
-) -> torch.Tensor:
-    operand = checked(part, local) if part.kept() else local
-    return unpacked(part, 0, from_wire(received, local.dtype), [operand], into=into)
-
-
-def all_to_all(
-    part: Callable[[int], Any],
-    buffer: torch.Tensor,
-    local: torch.Tensor,
-    group: Any,
-    mesh: Any,
-    *,
-    async_op: bool = False,
-) -> torch.Tensor:
-    """What a rank gets for its buffer, by the ``sends`` and ``receives`` of ``part(rank)``."""
-    width = 1 if local.dtype in WIRE else local.element_size()
-
-    def sizes(rank: int) -> list[int]:
-        mine = part(rank)
-        return [n * width for n in (*mine.receives, *mine.sends)]
-
-    both = ints_on_each_rank(sizes)
-    receives, sends = both[: len(both) // 2], both[len(both) // 2 :]
-    if (
-        not any(sends)
-        and any(receives)
-        and dispatch_modes.local_tensor_mode() is None
-        and process_groups.is_fake(group)
-    ):
-        # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves
-        # nothing anyway.
-        at = dist.get_rank(group)
-        sends[at], receives[at] = width, receives[at] + width
-        given = buffer.new_zeros(width)
-        if dispatch_modes.is_tracing():
-            given = after(given, buffer)
-        got = collective_ops.all_to_all(given, receives, sends, group)
-        return got[width:].clone()  # of other dtypes, too, it may be seen as elements
-    return collective_ops.all_to_all(buffer, receives, sends, group, async_op=async_op)
 
 
 def _reduce(step: Reduction, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
@@ -294,25 +232,23 @@ def _scatter(
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
         dim = how.scattered or 0
-        whole = on_each_rank(lambda rank, x: checked(alone(step, mesh, rank), x), local)
         if how.even:
-            return collective_ops.reduce_scatter(whole, op, group, dim, async_op=async_op)
-        blocks = on_each_rank(lambda rank, x: in_blocks(x, dim, step.parts), whole)
+            return collective_ops.reduce_scatter(local, op, group, dim, async_op=async_op)
+        blocks = on_each_rank(lambda rank, x: in_blocks(x, dim, step.parts), local)
         scattered = collective_ops.reduce_scatter(blocks, op, group)
         return on_each_rank(
             lambda rank, x: x[0].narrow(dim, 0, shape(rank)[dim]).contiguous(), scattered
         )
     if step.even and copies_natively(group, mesh):
         scattered = collective_ops.reduce_scatter(
-            on_each_rank(lambda rank, x: packed(part(rank), [checked(part(rank), x)]), local),
+            on_each_rank(lambda rank, x: packed(part(rank), [x]), local),
             op,
             group,
             async_op=async_op,
         )
         return on_each_rank(lambda rank, got: got.view(shape(rank)), scattered)
     # Blocks of different sizes: everyone sends its contributions, and the receiver reduces them.
-    buffer = _packed(part, local)
-    received = all_to_all(part, buffer, local, group, mesh)
+    received = exchanged(part, [local], group, mesh)
     result = on_each_rank(
         lambda rank, got: _REDUCE[step.op](
             from_wire(got, local.dtype).view(step.parts, *shape(rank))

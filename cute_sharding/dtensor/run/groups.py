@@ -24,6 +24,7 @@ from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.replaced import compiler, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.ranks import coordinate, is_native, spans
 from cute_sharding.exchange.network import Chosen
+from cute_sharding.exchange.routes import Groups
 
 
 def prepare_groups(
@@ -155,10 +156,14 @@ class Means(NamedTuple):
     :mod:`.on_symbols`.)
     """
 
-    network: Chosen
-    memory_limit: int | None
-    groups: frozenset[tuple[int, ...]]
-    native: bool
+    network: Chosen = None
+    memory_limit: int | None = None
+    groups: Groups = None
+    native: bool = False
+
+
+# Those of plans that no program runs, where nobody says otherwise.
+PLAIN = Means()
 
 
 def means(mesh: Any) -> Means:

@@ -12,20 +12,18 @@ are numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.stats import count_moves
+from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, symints
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
-from cute_sharding.dtensor.run.dynamic import run_opaque
-from cute_sharding.dtensor.run.on_symbols import settle_divisions
+from cute_sharding.dtensor.run.dynamic import run_opaque, settle_divisions
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.redistribute import (
     Prepared,
-    Traffic,
     planned_for,
     redistribute_local_tensor,
 )
@@ -95,10 +93,9 @@ def _together(
     plans = tuple([tuple(each.plan.steps) for each in found])
     dtypes = tuple([one.local.dtype for one in wanted])
     if counted:
-        for each, one, traffic in zip(
-            found, wanted, _shared(plans, dtypes, tuple([each.traffic for each in found]))
-        ):
-            count_moves(traffic)
+        kinds = _shared(plans, dtypes, tuple([each.kind for each in found]))
+        for each, one, kind in zip(found, wanted, kinds):
+            count_moves(kind)
             plan, before, after = each.plan, one.current.placements, one.target.placements
             say_redistributed(mesh, plan.shape, before, after, plan, among=len(wanted))
     tensors = [collective_ops.waited(one.local) for one in wanted]
@@ -117,9 +114,11 @@ def _together(
 
 
 @lru_cache(maxsize=1 << 10)
-def _shared(
-    plans: Any, dtypes: tuple[torch.dtype, ...], traffics: tuple[Traffic, ...]
-) -> list[Traffic]:
+def _shared(plans: Any, dtypes: tuple[torch.dtype, ...], kinds: tuple[Kind, ...]) -> list[Kind]:
     """What each of them moves; the collectives, which are those of all, count for the first."""
-    together = sum(turn.collectives for turn in turns(plans, dtypes))
-    return [traffic.counting(0 if i else together) for i, traffic in enumerate(traffics)]
+
+    def moved(i: int, kind: Kind) -> Moved:
+        together = 0 if i else sum(turn.collectives for turn in turns(plans, dtypes))
+        return kind.moved._replace(collectives=together)
+
+    return [Kind(kind.question, partial(moved, i, kind)) for i, kind in enumerate(kinds)]

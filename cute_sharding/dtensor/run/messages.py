@@ -1,5 +1,5 @@
-"""The buffers of an exchange from rank to rank: in one all-to-all of a group, or in one batch of
-point-to-point messages.
+"""What ranks send one another in an exchange: packed, and in one all-to-all of a group or in one
+batch of point-to-point messages.
 """
 
 from __future__ import annotations
@@ -7,38 +7,85 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
     local_tensors,
     process_groups,
 )
-from cute_sharding.dtensor.run.executor import all_to_all
-from cute_sharding.dtensor.run.packing import WIRE
-from cute_sharding.dtensor.run.ranks import on_each_rank
+from cute_sharding.dtensor.run.packing import WIRE, packed, to_wire
+from cute_sharding.dtensor.run.ranks import ints_on_each_rank, on_each_rank
 from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.exchange.bundle import among
 
 _B = TypeVar("_B")
 _F = TypeVar("_F")
-# Whom a rank sends how much to, and who it: a part in one exchange, or in those of many tensors.
+# Whom a rank sends how much to, and who it: a part in one exchange, or in those of many tensors. In
+# a group it has all ranks of that as peers, in the order of the group.
 Peers: TypeAlias = "Part | BundlePart"
+OwnT = TypeVar("OwnT", bound=Peers)
 
 
-def exchange_buffers(
-    part: Callable[[int], Peers],
-    buffer: torch.Tensor,
-    local: torch.Tensor,
+class Seal(NamedTuple):
+    """What each message begins with, where ranks may be told otherwise of what they exchange.
+
+    Attributes:
+        mark: eight bytes. There is room for them in front of what a part sends.
+        refuse: raises, where a message begins with others.
+    """
+
+    mark: bytes
+    refuse: Callable[[], NoReturn]
+
+
+def exchanged(
+    part: Callable[[int], Part],
+    operands: Sequence[torch.Tensor],
     group: Any | None,
     mesh: Any,
+    *,
+    gathers: bool = False,
+    async_op: bool = False,
+    seal: Seal | None = None,
 ) -> torch.Tensor:
-    """What a rank gets for its buffer: :func:`started`, and waited for."""
-    return started(part, buffer, local, group, mesh)()
+    """What a rank receives in an exchange.
+
+    Args:
+        part: of each rank.
+        operands: local tensors of one dtype.
+        group: None: point to point.
+        gathers: whether what is sent goes to all of the group alike.
+        async_op: whether what the collective of a group brings is returned unwaited.
+    """
+    buffer = on_each_rank(lambda rank, *some: to_wire(packed(part(rank), some)), *operands)
+    if dispatch_modes.is_tracing():
+        packs = part(process_groups.this_rank()).packs
+        buffer = after(buffer, *(x for x, copies in zip(operands, packs) if copies == ()))
+    if gathers:
+        with dispatch_modes.of_this_rank():
+            return collective_ops.all_gather(buffer, group, async_op=async_op)
+    if group is not None and seal is None:
+        return all_to_all(part, buffer, operands[0], group, mesh, async_op=async_op)
+    return started(part, buffer, operands[0], group, mesh, seal=seal)()
+
+
+def needing(
+    result: torch.Tensor, k: int, part: Callable[[int], Part], received: torch.Tensor
+) -> torch.Tensor:
+    """A result of an exchange in a graph: for it what was received is needed, on every rank."""
+    unpacks = part(process_groups.this_rank()).unpacks[k]
+    return after(result, received) if unpacks == () else result
+
+
+def in_group(part: OwnT, group: Any | None) -> OwnT:
+    """The part with its messages in the order of the group; None: as it is."""
+    return part if group is None else among(part, dist.get_process_group_ranks(group))
 
 
 def started(
@@ -48,27 +95,64 @@ def started(
     group: Any | None,
     mesh: Any,
     tag: int = 0,
+    seal: Seal | None = None,
 ) -> Callable[[], torch.Tensor]:
     """Send a buffer; what is returned waits for what a rank gets for it, message by message in the
-    order of its peers, ascending.
+    order of its peers.
 
     Args:
         local: a tensor of the dtype of which the parts count elements.
         group: one that has all ranks which call; None: point to point, under ``tag``.
     """
-    if group is not None:
-        ranks = dist.get_process_group_ranks(group)
-
-        def in_group(rank: int) -> Peers:
-            return among(part(rank), ranks)
-
-        received = all_to_all(in_group, buffer, local, group, mesh, async_op=True)
-        return partial(_waited, [received], [buffer], [])
     width = 1 if local.dtype in WIRE else local.element_size()
-    if dispatch_modes.local_tensor_mode() is not None:
+    if seal is not None:
+        mark = seal.mark
+        buffer = on_each_rank(lambda rank, x: _sealed(part(rank), x, mark, width), buffer)
+    if group is not None:
+        received = all_to_all(part, buffer, local, group, mesh, async_op=True)
+        wait = partial(_waited, [received], [buffer], [])
+    elif dispatch_modes.local_tensor_mode() is not None:
         found = on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)
-        return lambda: found
-    return _point_to_point(part(process_groups.this_rank()), buffer, width, tag)
+        wait = partial(_waited, [found], [], [])
+    else:
+        wait = _point_to_point(part(process_groups.this_rank()), buffer, width, tag)
+    return wait if seal is None else lambda: _unsealed(part, wait(), seal, width)
+
+
+def all_to_all(
+    part: Callable[[int], Any],
+    buffer: torch.Tensor,
+    local: torch.Tensor,
+    group: Any,
+    mesh: Any,
+    *,
+    async_op: bool = False,
+) -> torch.Tensor:
+    """What a rank gets for its buffer, by the ``sends`` and ``receives`` of ``part(rank)``."""
+    width = 1 if local.dtype in WIRE else local.element_size()
+
+    def sizes(rank: int) -> list[int]:
+        mine = part(rank)
+        return [n * width for n in (*mine.receives, *mine.sends)]
+
+    both = ints_on_each_rank(sizes)
+    receives, sends = both[: len(both) // 2], both[len(both) // 2 :]
+    if (
+        not any(sends)
+        and any(receives)
+        and dispatch_modes.local_tensor_mode() is None
+        and process_groups.is_fake(group)
+    ):
+        # The fake backend of dry runs refuses this, where a rank has nothing to give; it moves
+        # nothing anyway.
+        at = dist.get_rank(group)
+        sends[at], receives[at] = width, receives[at] + width
+        given = buffer.new_zeros(width)
+        if dispatch_modes.is_tracing():
+            given = after(given, buffer)
+        got = collective_ops.all_to_all(given, receives, sends, group)
+        return got[width:].clone()  # of other dtypes, too, it may be seen as elements
+    return collective_ops.all_to_all(buffer, receives, sends, group, async_op=async_op)
 
 
 def in_flight(
@@ -103,25 +187,33 @@ def _waited(received: list[torch.Tensor], read: list[torch.Tensor], works: list[
     return result
 
 
-def sealed(part: Peers, buffer: torch.Tensor, seal: bytes, width: int) -> torch.Tensor:
-    """The send buffer with the seal in front of each message. ``width``: the buffer's elements for
+def _sealed(part: Peers, buffer: torch.Tensor, mark: bytes, width: int) -> torch.Tensor:
+    """The send buffer with the mark in front of each message. ``width``: the buffer's elements for
     one of the tensor.
     """
     if any(part.sends):
         buffer = buffer.contiguous()
-        flat, mark = buffer.view(torch.uint8), _bytes(seal, buffer.device)
+        flat, seal = buffer.view(torch.uint8), _bytes(mark, buffer.device)
         for start in _starts(part.sends, width * buffer.element_size()):
-            flat[start : start + len(seal)] = mark
+            flat[start : start + len(mark)] = seal
     return buffer
 
 
-def is_sealed(part: Peers, received: torch.Tensor, seal: bytes, width: int) -> bool:
-    """Whether all that a rank was sent has that seal."""
-    if not any(part.receives):
-        return True
-    flat, mark = received.view(torch.uint8), _bytes(seal, received.device)
-    starts = _starts(part.receives, width * received.element_size())
-    return bool(torch.stack([flat[s : s + len(seal)] for s in starts]).eq(mark).all())
+def _unsealed(
+    part: Callable[[int], Peers], received: torch.Tensor, seal: Seal, width: int
+) -> torch.Tensor:
+    """What was received, if all of it has the seal."""
+
+    def checked(rank: int, got: torch.Tensor) -> torch.Tensor:
+        sizes, count = part(rank).receives, len(seal.mark)
+        if any(sizes):
+            flat, mark = got.view(torch.uint8), _bytes(seal.mark, got.device)
+            starts = _starts(sizes, width * got.element_size())
+            if not bool(torch.stack([flat[s : s + count] for s in starts]).eq(mark).all()):
+                seal.refuse()
+        return got
+
+    return received if local_tensors.is_imagined(received) else on_each_rank(checked, received)
 
 
 def _bytes(seal: bytes, device: Any) -> torch.Tensor:
@@ -135,7 +227,7 @@ def _starts(sizes: Sequence[int], width: int) -> list[int]:
 
 def _point_to_point(
     part: Peers, buffer: torch.Tensor, width: int, tag: int
-) -> Callable[[], torch.Tensor]:
+) -> partial[torch.Tensor]:
     given, received = buffer.contiguous(), buffer.new_empty(sum(part.receives) * width)
     letters = []
     for is_sent, flat, sizes in ((True, given, part.sends), (False, received, part.receives)):

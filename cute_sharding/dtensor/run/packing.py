@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.compiled.library import after
-from cute_sharding.dtensor.replaced import dispatch_modes, symints
+from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, symints
 from cute_sharding.dtensor.run.order import memory_order
-from cute_sharding.dtensor.run.ranks import peers, place
+from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
 from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.copies import Copy, flat
@@ -65,11 +65,26 @@ class OtherShape(RuntimeError):
     """A local tensor is not of the shape that its spec gives it. Nothing has been sent."""
 
 
-def checked(part: Part, local: torch.Tensor) -> torch.Tensor:
-    """The local tensor in the shape that the plan expects, its values as they lie in memory. Sizes
-    that are symbols are not looked at.
+def checked(step: Step, local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """The local tensor in the shape that a plan expects whose first step that is, its values as
+    they lie in memory. Sizes that are symbols are not looked at.
     """
-    return in_shape(local.resolve_conj().resolve_neg(), part.source_shape())
+    if (
+        type(local) is torch.Tensor
+        and local.shape == _source_on(step, mesh, process_groups.this_rank())
+        and not (local.is_conj() or local.is_neg())
+    ):
+        return local  # by far the most
+    return on_each_rank(
+        lambda rank, x: in_shape(x.resolve_conj().resolve_neg(), _source_on(step, mesh, rank)),
+        local,
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _source_on(step: Step, mesh: Any, rank: int) -> tuple[int, ...]:
+    source, _ = step.ends
+    return source.shape_on(source.mesh.rank(place(mesh, rank)))
 
 
 def in_shape(local: torch.Tensor, expected: tuple[int, ...], of: str = "") -> torch.Tensor:
@@ -114,19 +129,20 @@ def packed(
 
 def filled(
     part: BundlePart,
-    operands: Sequence[torch.Tensor | None],
+    operands: Sequence[Sequence[torch.Tensor | None]],
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> torch.Tensor:
-    """The send buffer of several tensors, in bytes; each goes as elements of its dtype of
-    ``dtypes``. None: of that one this rank has nothing.
+    """The send buffer of several exchanges, in bytes, from the operands of each; these go as
+    elements of its dtype of ``dtypes``. None: of that one this rank has nothing.
     """
     buffer = torch.empty(sum(part.sends), dtype=torch.uint8, device=device)
-    for x, dtype, mine in zip(operands, dtypes, part.parts):
-        if x is not None and mine.packs[0]:
-            flat = buffer.view(dtype)
-            for copy in mine.packs[0]:
-                write(copy, x, flat)
+    for some, dtype, mine in zip(operands, dtypes, part.parts):
+        for x, copies in zip(some, mine.packs):
+            if x is not None and copies:
+                flat = buffer.view(dtype)
+                for copy in copies:
+                    write(copy, x, flat)
     return buffer
 
 
@@ -175,7 +191,7 @@ def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
     """What this rank keeps of its own, in the memory order of its own. All of it, where that is
     what it keeps, as it is if ``alias``.
     """
-    local, shape = checked(part, local), part.target_shape()
+    shape = part.target_shape()
     if part.source_shape() == shape and part.are_whole[0]:
         return local if alias else local.clone()
     if local.ndim == len(shape) and part.made_whole[0] and local.is_contiguous():

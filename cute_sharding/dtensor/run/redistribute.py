@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping.stats import Moved, Question, Received, count_moves
+from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.compiled.symbols import sizes_at_hand
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
@@ -25,55 +25,33 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     MaskPartial,
     Partial,
     Placement,
-    Replicate,
     Shard,
     is_by_elements,
     mesh_dim_text,
 )
 from cute_sharding.dtensor.run.across_meshes import across
+from cute_sharding.dtensor.run.dynamic import run_on_symbols
 from cute_sharding.dtensor.run.executor import run
-from cute_sharding.dtensor.run.foreign import cheapest
-from cute_sharding.dtensor.run.groups import Means, means
-from cute_sharding.dtensor.run.on_symbols import run_on_symbols
+from cute_sharding.dtensor.run.groups import PLAIN, Means, means
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target, readings
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
-from cute_sharding.exchange.network import Chosen, Network
-from cute_sharding.exchange.plan import Held, RedistributionPlan, received_by, received_by_all
+from cute_sharding.exchange.foreign import cheapest
+from cute_sharding.exchange.network import Network
+from cute_sharding.exchange.plan import (
+    Held,
+    RedistributionPlan,
+    collectives,
+    received_by,
+    received_by_all,
+)
 from cute_sharding.exchange.planner import plan_steps
-from cute_sharding.exchange.routes import Groups, admits
+from cute_sharding.exchange.routes import admits
 from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains
 
 # Reductions that equal contributions of all devices give back what they were made of.
 MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
-
-
-class Traffic:
-    """What one redistribution moves each time that it runs, for :func:`cute_sharding.stats`. Worked
-    out when somebody asks.
-
-    ``collectives``: of several tensors that share theirs, how many are counted for this one; None:
-    those of its steps.
-    """
-
-    def __init__(
-        self, question: Question, steps: Sequence[Step], collectives: int | None = None
-    ) -> None:
-        self.question, self._steps, self._collectives = question, steps, collectives
-
-    def counting(self, collectives: int) -> Traffic:
-        """The same, with another number of collectives."""
-        return Traffic(self.question, self._steps, collectives)
-
-    @cached_property
-    def moved(self) -> Moved:
-        own = self._collectives
-        return Moved(
-            plan=1,
-            collectives=sum(step.collectives for step in self._steps) if own is None else own,
-            received=Received(received_by(self._steps), received_by_all(self._steps)),
-        )
 
 
 class Prepared(NamedTuple):
@@ -89,7 +67,7 @@ class Prepared(NamedTuple):
     plan: RedistributionPlan
     foreign: tuple[int, ...]
     made: tuple[int, ...]
-    traffic: Traffic
+    kind: Kind
     handed_out: tuple[int, ...] = ()
     first: RedistributionPlan | None = None
 
@@ -125,11 +103,9 @@ def redistribute_local_tensor(
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
     found = planned_for(local, current, target, is_explicit=is_explicit)
-    if found.handed_out and not process_groups.is_ascending(mesh):
-        return _in_two(local, current, target, found.handed_out[0], counted)
     plan, before, after = found.plan, current.placements, target.placements
     if plan.steps and counted:
-        count_moves(found.traffic)
+        count_moves(found.kind)
         say_redistributed(mesh, plan.shape, before, after, plan)
     with _recorded(plan, local, before, after, is_explicit):
         moved = _done(found, local, current, target, async_op=async_op)
@@ -197,18 +173,6 @@ def _done(
     return local
 
 
-def _in_two(
-    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, m: int, counted: bool
-) -> torch.Tensor:
-    """By way of a replica on that mesh dim: a placement's own method hands its blocks out by the
-    place in the process group, which is not the coordinate there.
-    """
-    whole = [Replicate() if k == m else p for k, p in enumerate(current.placements)]
-    between = DTensorSpec(current.mesh, tuple(whole), current.tensor_meta)
-    local = redistribute_local_tensor(local, current, between, counted=counted)
-    return redistribute_local_tensor(local, between, target, counted=counted)
-
-
 def _without_foreign(
     found: Prepared,
     local: torch.Tensor,
@@ -267,16 +231,8 @@ def _planned(
     target: Chains | None,
     by: Means,
 ) -> Prepared:
-    prepared = prepare(
-        shape,
-        tuple(mesh.shape),
-        before,
-        after,
-        source,
-        target,
-        names=mesh.mesh_dim_names,
-        **by._asdict(),
-    )
+    how: Any = {"names": mesh.mesh_dim_names, "hands_out": process_groups.is_ascending(mesh)}
+    prepared = prepare(shape, tuple(mesh.shape), before, after, source, target, by, **how)
     plan = prepared.plan
     if len(plan.steps) > 1:
         best = plan_steps(
@@ -308,17 +264,17 @@ def prepare(
     after: tuple[Placement, ...],
     source: Chains | None = None,
     target: Chains | None = None,
-    network: Chosen = None,
-    memory_limit: int | None = None,
-    groups: Groups = None,
-    native: bool = False,
+    by: Means = PLAIN,
+    *,
     names: tuple[str, ...] | None = None,
     timed: Network | None = None,
+    hands_out: bool = True,
 ) -> Prepared:
     """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
-    where that is not left to right; ``network`` what it is chosen and shown by, as programs run it;
-    ``groups`` which sets of mesh dims have a process group; ``names`` what refusals call the mesh
-    dims; ``timed`` another network, whose latency counts in the choice as well.
+    where that is not left to right; ``by`` what it is chosen and shown by, as programs run it;
+    ``names`` what refusals call the mesh dims; ``timed`` another network, whose latency counts in
+    the choice as well; ``hands_out`` whether ranks ascend on the mesh: where they do not, the block
+    that a placement's own method hands out, by the place in the process group, is another rank's.
     """
     source = left_to_right(shape, mesh, before) if source is None else source
     target = left_to_right(shape, mesh, after) if target is None else target
@@ -333,19 +289,24 @@ def prepare(
             m for m, p in enumerate(before) if isinstance(p, Partial) and m not in changes.pending
         ),
     )
-    by = Network.of_programs(mesh, network) if timed is None else timed.checked(mesh)
-    shown = Network.of(mesh, network) if timed is None else timed
+    network = Network.of_programs(mesh, by.network) if timed is None else timed.checked(mesh)
+    shown = Network.of(mesh, by.network) if timed is None else timed
 
     def plan(shape: tuple[int, ...], start: Held, goal: Chains) -> RedistributionPlan:
-        steps = plan_steps(shape, mesh, start, goal, by, memory_limit, groups, native)
+        steps = plan_steps(shape, mesh, start, goal, network, *by[1:])
         return RedistributionPlan(shape, mesh, start, Held(goal), steps, shown)
 
     foreign = changes.foreign
-    shards = frozenset(m for m in foreign if type(after[m]) is Shard)
+    shards = frozenset(m for m in foreign if hands_out and type(after[m]) is Shard)
     may_move = all(is_by_elements(before[m]) for m in foreign)
     way = cheapest(plan, shape, mesh, held, target, foreign, shards, may_move=may_move)
-    traffic = Traffic((shape, mesh, before, after), way.steps)
-    return Prepared(way.then, foreign, changes.made, traffic, way.handed_out, way.first)
+    kind = Kind((shape, mesh, before, after), partial(_moved_by, way.steps))
+    return Prepared(way.then, foreign, changes.made, kind, way.handed_out, way.first)
+
+
+def _moved_by(steps: Sequence[Step]) -> Moved:
+    received = Received(received_by(steps), received_by_all(steps))
+    return Moved(plan=1, collectives=collectives(steps), received=received)
 
 
 class _Changes(NamedTuple):

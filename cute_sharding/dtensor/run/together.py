@@ -17,8 +17,9 @@ import torch
 from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
 from cute_sharding.dtensor.replaced.collective_ops import waited
-from cute_sharding.dtensor.run.executor import all_to_all, block_of, run, whole_dim, whole_of
+from cute_sharding.dtensor.run.executor import block_of, run, whole_dim, whole_of
 from cute_sharding.dtensor.run.groups import group_of
+from cute_sharding.dtensor.run.messages import all_to_all
 from cute_sharding.dtensor.run.packing import checked, filled, unpacked
 from cute_sharding.dtensor.run.ranks import on_each_rank, peers, places
 from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
@@ -99,6 +100,8 @@ def run_together(
     exchanges, in one round each.
     """
     at, dtypes = list(tensors), tuple([x.dtype for x in tensors])
+    for i, steps in enumerate(plans):
+        at[i] = checked(steps[0], at[i], mesh) if steps else at[i]
     for members, steps in turns(tuple(plans), dtypes):
         given = [waited(at[i]) for i in members]
         if len(members) == 1:
@@ -148,12 +151,11 @@ def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[tor
         return _part_of(steps, sizes, mesh, rank)
 
     def sent(rank: int, *some: torch.Tensor) -> torch.Tensor:
-        operands = [checked(own, x) for own, x in zip(part(rank).parts, some)]
-        return filled(part(rank), operands, dtypes, some[0].device)
+        return filled(part(rank), [[x] for x in some], dtypes, some[0].device)
 
     def result(rank: int, k: int, got: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         own = part(rank).parts[k]
-        return unpacked(own, 0, got.view(x.dtype), [checked(own, x)])
+        return unpacked(own, 0, got.view(x.dtype), [x])
 
     buffer = on_each_rank(sent, *given)
     group = group_of(mesh, dims_of(steps))

@@ -16,12 +16,15 @@ from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate
 from cute_sharding.dtensor.decide import (
+    SPLITS,
     gated_handler,
     loss_handler,
+    movement_first,
     on_one_mesh,
     propagation,
     redistribution,
     redistribution_of_arguments,
+    slices_together,
     writing_handler,
 )
 from cute_sharding.dtensor.extras import state
@@ -31,7 +34,6 @@ from cute_sharding.dtensor.extras.writes import before_program, reach
 from cute_sharding.dtensor.fixes.filled import handlers_in_nodes
 from cute_sharding.dtensor.fixes.in_place import VIEWS_IN_PLACE
 from cute_sharding.dtensor.fixes.operators import OPERATORS
-from cute_sharding.dtensor.movement import SPLITS, movement_first, slices_together
 from cute_sharding.dtensor.replaced import (
     compiler,
     composites,

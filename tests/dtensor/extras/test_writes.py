@@ -16,8 +16,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor.extras import copies
-from cute_sharding.dtensor.movement import running
 from cute_sharding.dtensor.replaced import registry
+from cute_sharding.dtensor.run import moving
 
 
 def assign(x):
@@ -120,9 +120,7 @@ def test_slices_cut_replicas_where_writes_can_reach_the_others(monkeypatch):
             expected = torch.cat([full[:7], full[7:] * 2.0])
         assert_holds(x, expected)
     # Of another slice: the answers of before are kept.
-    monkeypatch.setattr(
-        running, "dims_of_group", lambda mesh, dims: dims if len(dims) < 2 else None
-    )
+    monkeypatch.setattr(moving, "dims_of_group", lambda mesh, dims: dims if len(dims) < 2 else None)
     with ranks_of((2, 2, 2)), cute_sharding.enabled(movement=True):
         assert cut(distribute(full, (2, 2, 2), placements)[6:]) == {0}
 

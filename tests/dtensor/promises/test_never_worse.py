@@ -26,10 +26,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import cute_sharding
 from cute_sharding.dtensor import propagate_shape_and_sharding
 from cute_sharding.dtensor.bookkeeping import stats
+from cute_sharding.dtensor.decide.stock import is_torchs
 from cute_sharding.dtensor.replaced import tensor_specs
 from cute_sharding.dtensor.reports import stats as reports
 from cute_sharding.dtensor.reports.stock import StockPlan, StockStep
-from cute_sharding.dtensor.run.stock import is_torchs
 
 FLAGS = ({}, {"redistribution": True}, {"redistribution": True, "views": False})
 R, S = Replicate(), Shard

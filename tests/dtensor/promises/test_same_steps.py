@@ -24,8 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cute_sharding
-from cute_sharding.dtensor.movement import dynamic
-from cute_sharding.dtensor.run import groups
+from cute_sharding.dtensor.run import dynamic, groups
 from cute_sharding.dtensor.run.groups import groups_at_hand
 from cute_sharding.exchange import Network
 from cute_sharding.exchange.plan import received_by

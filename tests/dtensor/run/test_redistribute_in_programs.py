@@ -37,10 +37,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 import cute_sharding
 from cute_sharding._settings import TABLE
 from cute_sharding.dtensor.decide import running
+from cute_sharding.dtensor.decide.stock import is_torchs_alone
 from cute_sharding.dtensor.replaced import op_hooks
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.redistribute import prepare
-from cute_sharding.dtensor.run.stock import is_torchs_alone
 
 # -- the inputs of other ops -----------------------------------------------------------------------
 

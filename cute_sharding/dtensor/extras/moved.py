@@ -8,41 +8,15 @@ they are. Windows alone have rows in common, and two devices may have written ot
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from cute_sharding.dtensor.extras.copies import Copy, has_memory, is_another, is_followed, link
 from cute_sharding.dtensor.replaced import collective_ops
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.run.ops import Runner
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.exchange import Exchange
 from cute_sharding.relations.forms import Fold, Window
-
-
-class Moves(Protocol):
-    """What runs in the place of a movement op, as its copies need it.
-
-    Attributes:
-        specs: of the operands.
-        name: of the op.
-    """
-
-    specs: tuple[DTensorSpec, ...]
-    name: str
-
-    @property
-    def exchange(self) -> Exchange: ...
-
-    def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
-        """One of the results, of what the operand's local tensor now has."""
-        ...
-
-    def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
-        """Write to the operand's local tensor what the result's, ``moved``, has of it. Its other
-        rows stay.
-        """
-        ...
 
 
 class MovedCopy(Copy):
@@ -54,7 +28,7 @@ class MovedCopy(Copy):
         output: which of its results it is.
     """
 
-    def __init__(self, runner: Moves, output: int, source: torch.Tensor, moved: torch.Tensor):
+    def __init__(self, runner: Runner, output: int, source: torch.Tensor, moved: torch.Tensor):
         super().__init__(source, runner.specs[0], runner.specs[0], moved)
         self.runner, self.output = runner, output
 
@@ -76,7 +50,7 @@ class MovedCopy(Copy):
         super().check(writer, tensor)
         windows = any(
             isinstance(rows.form, (Window, Fold))
-            for part in self.runner.exchange.move.links
+            for part in self.runner.movement.exchange.move.links
             for pair in part.pairs
             for rows in pair
         )
@@ -94,7 +68,7 @@ class MovedCopy(Copy):
             )
 
 
-def note_movement(runner: Moves, source: torch.Tensor, results: list[torch.Tensor]) -> None:
+def note_movement(runner: Runner, source: torch.Tensor, results: list[torch.Tensor]) -> None:
     """Take note that the movement has made the local tensors ``results`` of ``source``."""
     source = collective_ops.in_flight(source)
     if not (is_followed(source) and has_memory(source)):

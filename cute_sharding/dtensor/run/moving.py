@@ -1,4 +1,4 @@
-"""Running a movement on local tensors: one all-to-all at the most, and copies."""
+"""A movement on local tensors: one all-to-all at the most, and copies."""
 
 from __future__ import annotations
 
@@ -11,32 +11,18 @@ import torch
 
 from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.compiled.library import after
-from cute_sharding.dtensor.movement.together import result_of
-from cute_sharding.dtensor.movement.windows import (
+from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.run.groups import dims_of_group, group_of
+from cute_sharding.dtensor.run.messages import exchanged, needing
+from cute_sharding.dtensor.run.packing import from_wire, own_view, unpacked
+from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, peers, place
+from cute_sharding.dtensor.run.windows import (
     collapsed,
     expanded,
     put_diagonal,
     triangle_of,
 )
-from cute_sharding.dtensor.replaced import (
-    collective_ops,
-    dispatch,
-    dispatch_modes,
-    process_groups,
-)
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement, Replicate
-from cute_sharding.dtensor.run.executor import all_to_all
-from cute_sharding.dtensor.run.groups import dims_of_group, group_of
-from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
-from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.packing import (
-    from_wire,
-    own_view,
-    packed,
-    to_wire,
-    unpacked,
-)
-from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, peers, place
 from cute_sharding.exchange import Exchange, Part
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.slices import is_view, keeps, slices
@@ -46,76 +32,28 @@ from cute_sharding.sharding.meeting import rows_held
 
 
 @dataclass(frozen=True, eq=False)
-class Runner:
-    """What stands in for the local form of a movement op: called with the op's arguments, in which
-    local tensors stand for DTensors.
+class Movement:
+    """From operands' local tensors to results'.
 
     Attributes:
         exchange: from the operands' placements to the results'.
         mesh: the DeviceMesh.
         dims: the mesh dims whose ranks exchange.
-        specs: of the operands.
-        placements: to which these are brought first.
         pending: the reduction that is pending on mesh dims.
-        name: of the op.
-        note: where its results are views: is told of those that are copies, as ``note(runner, local
-            tensor, results)``.
-        metas: of the results, which lie in the order of their strides; none: row by row.
     """
 
     exchange: Exchange
     mesh: Any
     dims: tuple[int, ...]
-    specs: tuple[DTensorSpec, ...]
-    placements: tuple[tuple[Placement, ...], ...]
-    pending: tuple[tuple[int, str], ...]
-    name: str
-    note: Callable[[Any, torch.Tensor, list[torch.Tensor]], None] | None = None
-    metas: Sequence[Any] = ()
+    pending: tuple[tuple[int, str], ...] = ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = _tensors_of((*args, *kwargs.values()))
-        for spec, whole in self._gathered:
-            dispatch.observe(spec, whole, self.name)
-        operands = self._brought([collective_ops.waited(x) for x in given])
-        results = self._views(operands) if self._is_viewed else None
-        if results is None:
-            part = result_of(self.exchange, given[0], operands)
-            results = self.copies(operands) if part is None else [part]
-            if self.note is not None:
-                self.note(self, given[0], results)
-        single = len(results) == 1 and self.name not in LISTS
-        return results[0] if single else results
-
-    @cached_property
-    def _gathered(self) -> list[tuple[DTensorSpec, DTensorSpec]]:
-        """Of each operand of which something is sent, its spec, and to what torch would have
-        redistributed it.
-        """
-        dims = self.exchange.mesh_dims
-        found = []
-        for spec in self.specs:
-            whole = [Replicate() if m in dims else p for m, p in enumerate(spec.placements)]
-            if tuple(whole) != tuple(spec.placements):
-                found.append((spec, DTensorSpec(self.mesh, tuple(whole), spec.tensor_meta)))
-        return found
-
-    def _brought(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The operands where the movement starts."""
-        if not self._starts:
-            return given
-        wanted = [Wanted(given[i], self.specs[i], target) for i, target in self._starts.items()]
-        moved = dict(zip(self._starts, redistribute_all(wanted, counted=False)))
-        return [moved.get(i, x) for i, x in enumerate(given)]
-
-    @cached_property
-    def _starts(self) -> dict[int, DTensorSpec]:
-        """Where the movement starts, of each operand that is elsewhere."""
-        return {
-            i: DTensorSpec(self.mesh, placements, spec.tensor_meta)
-            for i, (spec, placements) in enumerate(zip(self.specs, self.placements))
-            if placements != tuple(spec.placements)
-        }
+    @classmethod
+    def on(
+        cls, exchange: Exchange, mesh: Any, pending: tuple[tuple[int, str], ...] = ()
+    ) -> Movement | None:
+        """On a mesh; None where those who exchange have no process group together."""
+        dims = dims_of_group(mesh, exchange.mesh_dims)
+        return None if dims is None else cls(exchange, mesh, dims, pending)
 
     # -- without communication ---------------------------------------------------------------------
 
@@ -124,13 +62,15 @@ class Runner:
         """Whether the results are views on each device, and what is written to them reaches all
         that have it: not where they are parts of replicas.
         """
-        if self.note is None or self.dims or not is_view(self.exchange):
+        if self.dims or not is_view(self.exchange):
             return False
-        outputs = range(len(self.exchange.move.outputs))
-        return not any(turned(_alone(self.exchange, k)).communicates for k in outputs)
+        outputs = range(len(self.exchange.targets))
+        return not any(_turned(self.exchange, k).communicates for k in outputs)
 
-    def _views(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each result the local tensor as a view of the operand's."""
+    def views(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Of each result the local tensor as a view of the operand's; None where it is none."""
+        if not self._is_viewed:
+            return None
 
         def view(rank: int, x: torch.Tensor, k: int) -> torch.Tensor:
             return self._finished(_sliced(x, self.exchange, k, place(self.mesh, rank)), k, rank)
@@ -146,7 +86,7 @@ class Runner:
     def _part(self) -> Callable[[int], Part]:
         return cache(partial(_part_of, self.exchange, self.mesh, self.dims))
 
-    def copies(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Of each result the local tensor, in memory of its own."""
         dtype = operands[0].dtype
         for x in operands[1:]:
@@ -164,50 +104,51 @@ class Runner:
             received,
             *operands,
         )
-        if dispatch_modes.is_tracing():
-            results = [self._after_all(x, k, operands, received) for k, x in enumerate(results)]
-        return list(map(laid_out, results, self.metas)) if self.metas else results
+        return self._needing_all(results, operands, received) if is_tracing() else results
 
-    def _after_all(
-        self, result: torch.Tensor, k: int, operands: Sequence[torch.Tensor], received: torch.Tensor
-    ) -> torch.Tensor:
-        """In a graph, a result for which all is needed that any rank's is made of."""
-        part = self._part(process_groups.this_rank())
+    def _needing_all(
+        self,
+        results: Sequence[torch.Tensor],
+        operands: Sequence[torch.Tensor],
+        received: torch.Tensor,
+    ) -> list[torch.Tensor]:
+        """Results in a graph: for each all is needed that any rank's is made of."""
         if self.dims:
-            return result if part.unpacks[k] else after(result, received)
-        used = {i for i, onto, copies in part.own if onto == k and copies}
-        return after(result, *(x for i, x in enumerate(operands) if i not in used))
+            return [needing(x, k, self._part, received) for k, x in enumerate(results)]
+        kept = [
+            {
+                i
+                for i, onto, copies in self._part(process_groups.this_rank()).own
+                if onto == k and copies
+            }
+            for k in range(len(results))
+        ]
+        return [
+            after(x, *(given for i, given in enumerate(operands) if i not in used))
+            for x, used in zip(results, kept)
+        ]
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results, in memory of its own."""
-        metas = self.metas[output : output + 1]
-        alone = replace(self, exchange=_alone(self.exchange, output), metas=metas)
-        return alone.copies([source])[0]
+        return replace(self, exchange=self.exchange.of_result(output))([source])[0]
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write to the operand, a local tensor, what one of the results, ``moved``, has of it. Its
         other rows stay. All ranks together.
         """
-        exchange = turned(_alone(self.exchange, output))
-        dims = dims_of_group(self.mesh, exchange.mesh_dims)
-        assert dims is not None, "asked when the results' placements were chosen"
-        replace(self, exchange=exchange, dims=dims).write(moved, source)
+        back = Movement.on(_turned(self.exchange, output), self.mesh)
+        assert back is not None, "asked when the results' placements were chosen"
+        back._write(moved, source)
 
     def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The receive buffer; where nothing is received, any tensor."""
         if not self.dims:
             return operands[0]
-        buffer = on_each_rank(
-            lambda rank, *locals: to_wire(packed(self._part(rank), locals)), *operands
-        )
-        if dispatch_modes.is_tracing():
-            packs = self._part(process_groups.this_rank()).packs
-            buffer = after(buffer, *(x for x, some in zip(operands, packs) if not some))
         group, width = group_of(self.mesh, self.dims), operands[0].element_size()
         with watching.exchange(lambda: self.exchange.received_elements * width):
-            return all_to_all(self._part, buffer, operands[0], group, self.mesh)
+            return exchanged(self._part, operands, group, self.mesh)
 
-    def write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
+    def _write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
         """Write to the one result, a local tensor that is there, what the operand has of it. Its
         other rows stay.
         """
@@ -218,7 +159,7 @@ class Runner:
             part, whole = self._part(rank), into
             if into.is_conj() or into.is_neg():
                 whole = into.resolve_conj().resolve_neg()
-            elif dispatch_modes.is_tracing():
+            elif is_tracing():
                 whole = into.clone()  # to a view of a view no graph can write by strides
             lies, diagonal = whole, self._diagonal
             side = diagonal and side_of(self.exchange.targets[0], diagonal, place(self.mesh, rank))
@@ -227,7 +168,7 @@ class Runner:
             unpacked(part, 0, from_wire(received, lies.dtype), [x], into=lies)
             if diagonal and side:
                 put_diagonal(whole, lies, diagonal, side)
-            if dispatch_modes.is_tracing():
+            if is_tracing():
                 whole = after(whole, received if self.dims else x, into)
             return into if whole is into else into.copy_(whole)
 
@@ -317,28 +258,6 @@ class Runner:
         return target.flip(backward) if backward else target
 
 
-def _tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors among an op's arguments, also those in a list."""
-    found: list[torch.Tensor] = []
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            found.append(argument)
-        elif isinstance(argument, (list, tuple)):
-            found += [x for x in argument if isinstance(x, torch.Tensor)]
-    return found
-
-
-# Ops that give a list, also of one tensor.
-LISTS = frozenset(
-    {
-        "split.Tensor",
-        "split_with_sizes.default",
-        "split_with_sizes_copy.default",
-        "unbind.int",
-    }
-)
-
-
 @lru_cache(maxsize=1 << 12)
 def _part_of(exchange: Exchange, mesh: Any, dims: tuple[int, ...], rank: int) -> Part:
     number = exchange.sources[0].mesh.rank
@@ -368,7 +287,10 @@ def _sliced(x: torch.Tensor, exchange: Exchange, k: int, device: tuple[int, ...]
     return x if onto == sorted(onto) else x.permute([onto.index(d) for d in sorted(onto)])
 
 
-# -- backward -------------------------------------------------------------------------------------
+@lru_cache(maxsize=1 << 10)
+def _turned(exchange: Exchange, output: int) -> Exchange:
+    """From one of the results back to the operand."""
+    return exchange.of_result(output).turned()
 
 
 @lru_cache(maxsize=1 << 10)
@@ -376,27 +298,5 @@ def comes_back(exchange: Exchange, mesh: Any) -> bool:
     """Whether what is written to the results can be moved to the operand: its ranks have a process
     group together. They are more than those of ``exchange`` where its results cut replicas.
     """
-    back = [turned(_alone(exchange, k)) for k in range(len(exchange.move.outputs))]
-    return all(dims_of_group(mesh, each.mesh_dims) is not None for each in back)
-
-
-def _alone(exchange: Exchange, output: int) -> Exchange:
-    """The exchange for one of the results."""
-    move = exchange.move
-    links = [link._replace(target=0) for link in move.links if link.target == output]
-    alone = replace(move, outputs=(move.outputs[output],), links=tuple(links))
-    return replace(exchange, relation=alone, targets=(exchange.targets[output],))
-
-
-@lru_cache(maxsize=1 << 10)
-def turned(exchange: Exchange) -> Exchange:
-    """Of an exchange from one operand to one result, that from the result to the operand."""
-    move = exchange.move
-    links = [
-        link._replace(pairs=tuple([(target, source) for source, target in link.pairs]))
-        for link in move.links
-    ]
-    turned = replace(
-        move, inputs=move.outputs, outputs=move.inputs, links=tuple(links), is_view=False
-    )
-    return replace(exchange, relation=turned, sources=exchange.targets, targets=exchange.sources)
+    back = [_turned(exchange, k) for k in range(len(exchange.targets))]
+    return all(Movement.on(each, mesh) is not None for each in back)

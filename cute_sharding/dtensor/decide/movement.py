@@ -15,11 +15,10 @@ from cute_sharding.dtensor.bookkeeping.stats import (
     count_place,
     logger,
 )
+from cute_sharding.dtensor.decide.any_sizes import dynamic_of
+from cute_sharding.dtensor.decide.places import OpPlace, move_of, questions_of_rule
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
-from cute_sharding.dtensor.movement.copies import note_movement
-from cute_sharding.dtensor.movement.dynamic import dynamic_of
-from cute_sharding.dtensor.movement.running import Runner, comes_back
-from cute_sharding.dtensor.movement.several import Steps
+from cute_sharding.dtensor.extras.moved import note_movement
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
     op_schemas,
@@ -37,9 +36,9 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run.graph_keys import tag_traced
-from cute_sharding.dtensor.run.groups import dims_of_group
+from cute_sharding.dtensor.run.moving import Movement, comes_back
+from cute_sharding.dtensor.run.ops import Runner, Step, View
 from cute_sharding.dtensor.run.placements import cut_of, placement_of, text
-from cute_sharding.dtensor.run.places import OpPlace, move_of, questions_of_rule
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
 from cute_sharding.propagation.choose import Choice, chosen, moved_to
@@ -145,25 +144,16 @@ def movement_of(
     choice = _choice(name, schema.op, move, specs)
     if choice is None:
         return None
-    dims = dims_of_group(mesh, choice.exchange.mesh_dims)
+    movement = Movement.on(choice.exchange, mesh, tuple(pending.items()))
     metas = registry.output_metas(schema)
-    if dims is None or metas is None:
+    if movement is None or metas is None:
         count(name, "stock")
         return None
     outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
     _note(name, [choice.exchange], specs, outputs)
     _note_place(name, schema, [choice.exchange], [], stock)
-    runner = Runner(
-        choice.exchange,
-        mesh,
-        dims,
-        tuple(specs),
-        tuple(_given(specs)),
-        tuple(pending.items()),
-        registry.name_of(schema.op),
-        note_movement if schema.op._schema._is_view_op() else None,
-        answers.listed(metas),
-    )
+    note = note_movement if schema.op._schema._is_view_op() else None
+    runner = Runner(name, specs, _given(specs), (movement,), metas, note)
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
 
@@ -244,24 +234,23 @@ def several_of(
         or any(step.exchange for step in found)
     ):
         return None
-    runners: list[Runner | None] = []
+    run: list[Step] = []
     for step in found:
         if step.exchange is None:
-            runners.append(None)
+            run.append(View(step, mesh))
             continue
-        dims = dims_of_group(mesh, step.exchange.mesh_dims)
-        if dims is None or _is_wrong_for(pending, step.exchange.move):
+        movement = Movement.on(step.exchange, mesh, tuple(pending.items()))
+        if movement is None or _is_wrong_for(pending, step.exchange.move):
             return None
-        of_step = step.exchange, mesh, dims, (spec,), ((),), tuple(pending.items()), name
-        runners.append(Runner(*of_step))
+        run.append(movement)
     outputs = [_placements(found[-1].cuts, spec, pending)]
     movements = [step.exchange for step in found if step.exchange]
     _note(name, movements, specs, outputs, brought=first != cuts)
     brought = _placements(first, spec, pending)
     moves = [move_of(spec, brought)] if first != cuts else []
     _note_place(name, schema, movements, moves, stock)
-    run = Steps(tuple(found), tuple(runners), spec, brought, metas)
-    return answers.by_function(schema, run, mesh, outputs, metas)
+    runner = Runner(name, specs, [brought], tuple(run), metas)
+    return answers.by_function(schema, runner, mesh, outputs, metas)
 
 
 def _is_known(specs: Sequence[DTensorSpec]) -> bool:

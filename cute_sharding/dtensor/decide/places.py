@@ -55,7 +55,7 @@ def question_of(spec: DTensorSpec, after: Placements) -> Question:
 def move_of(spec: DTensorSpec, after: Placements) -> Callable[[], Received]:
     """What a redistribution by plan receives, on the groups that the mesh has now."""
     by = means(spec.mesh)
-    return lambda: prepare(*question_of(spec, after), **by._asdict()).traffic.moved.received
+    return lambda: prepare(*question_of(spec, after), by=by).kind.moved.received
 
 
 def questions_of_rule(schema: OpSchema, rule: Callable[[OpSchema], Any]) -> list[Question]:

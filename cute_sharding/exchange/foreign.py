@@ -1,6 +1,5 @@
-"""Pending reductions that are methods of placements of other kinds than torch's own Partial (a
-norm's, a masked embedding's): where they stand among the steps of a plan, and which of them hand
-out blocks of the result.
+"""Pending reductions that others run (a norm's, a masked embedding's):
+where they stand among the steps of a plan, and which of them hand out blocks of the result.
 """
 
 from __future__ import annotations

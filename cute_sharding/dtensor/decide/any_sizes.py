@@ -1,0 +1,148 @@
+"""Movement ops in a compiled program whose sizes are symbolic.
+
+What an op does to the rows of the dims that it touches may be known by numbers, where only other
+dims are symbolic: then it is decided as in an eager program, and what is free is slices of the
+local tensor. Else the result keeps the operand's placements, so that nothing is decided by sizes
+which another call has not; and what is exchanged is planned in each call (run/dynamic.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_sharding.dtensor.answer import answers
+from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
+from cute_sharding.dtensor.extras.moved import note_movement
+from cute_sharding.dtensor.replaced import op_schemas, registry, symints
+from cute_sharding.dtensor.replaced.op_schemas import OpSchema
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
+from cute_sharding.dtensor.run.dynamic import MovementOfAnySize, move_of
+from cute_sharding.dtensor.run.groups import dims_of_group
+from cute_sharding.dtensor.run.moving import Movement
+from cute_sharding.dtensor.run.ops import Runner
+from cute_sharding.dtensor.run.placements import cut_of, placement_of
+from cute_sharding.dtensor.run.reading import agree
+from cute_sharding.exchange import Exchange
+from cute_sharding.exchange.slices import is_view
+from cute_sharding.layout import Undecided
+from cute_sharding.propagation.choose import Choice, chosen, kept, open_dims
+from cute_sharding.propagation.free import Cuts
+from cute_sharding.relations import Move
+from cute_sharding.relations.table.names import is_whole
+
+# Where the dim of a slice stands among its arguments; after it come start, end and step.
+_SLICES = {"slice.Tensor": 1, "slice_backward.default": 2}
+# For which torch raises, whatever is cut; other ops without a rule it takes apart.
+_WITHOUT_RULE = ("unfold.default", "unfold_backward.default")
+
+
+class Found(NamedTuple):
+    """What runs in the place of the op, and for the sizes at hand what was chosen."""
+
+    runner: Runner
+    choice: Choice
+    metas: Any
+
+
+def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Found | None:
+    """The op as a movement for any sizes; None where none is known."""
+    given = op_schemas.with_shapes(schema, [tuple(spec.shape) for spec in specs])
+    mesh, place = specs[0].mesh, _SLICES.get(name)
+    if any(isinstance(p, Partial) for spec in specs for p in spec.placements) or (
+        place is not None and is_whole(*schema.args_schema[place + 1 :])
+    ):
+        return None
+    now = _at_hand(*given)
+    move = None if now is None else move_of(name, *now)
+    if move is None:
+        return None
+    cuts = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
+    sizes = tuple(mesh.shape)
+    # Also what torch has no rule for, or gathers whatever is cut.
+    anyway = name in _WITHOUT_RULE or (move.triangle is not None and any(map(any, cuts)))
+    if not open_dims(move, cuts, sizes) and not anyway:
+        return None
+    metas = registry.output_metas(schema)
+    if _goes_by_numbers(move, schema, specs):
+        choice = chosen(move, cuts, sizes, anyway=True)
+        assert choice is not None
+        if not all(
+            agree(shape, specs[0], [placement_of(cut) for cut in some])
+            for shape, some in zip(move.outputs, choice.cuts)
+        ):
+            return None  # read in two ways by torch
+        is_free = is_view(choice.exchange) and schema.op._schema._is_view_op()
+    elif all(cut is None or cut[1] == 1 for some in cuts for cut in some):
+        choice, is_free = kept(move, cuts, sizes), False
+    else:
+        return None
+    step: Movement | MovementOfAnySize
+    if is_free:
+        step = Movement(choice.exchange, mesh, ())
+    else:
+        onto = [shape for shape in answers.shapes_of_results(metas) if shape is not None]
+        if not (_have_groups(move, cuts, mesh) and _are_known(onto, choice.exchange, mesh)):
+            return None
+        step = MovementOfAnySize(name, given, choice.exchange, onto, mesh)
+    runner = Runner(
+        name,
+        tuple(specs),
+        [tuple(spec.placements) for spec in specs],
+        (step,),
+        metas,
+        note_movement if schema.op._schema._is_view_op() else None,
+    )
+    return Found(runner, choice, metas)
+
+
+def _at_hand(args: Sequence[Any], kwargs: dict[str, Any]) -> Any | None:
+    """The arguments as numbers; None where something is none, or has no value yet."""
+    if not symints.has_shape_env(*args, *kwargs.values()):
+        return None
+    return symints.numbers_at_hand((args, kwargs))
+
+
+def _goes_by_numbers(move: Move, schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
+    """Whether what the op does to the dims that it touches is the same whatever the symbols are.
+
+    Sizes among its arguments may be those of other dims.
+    """
+    others: set[str] = set()
+    for i, spec in enumerate(specs):
+        touched = move.touched(i)
+        if move.triangle is not None:
+            touched |= {len(spec.shape) - 2, len(spec.shape) - 1}
+        if symints.is_symbolic(*(spec.shape[d] for d in touched)):
+            return False
+        others.update(symints.size_text(n) for d, n in enumerate(spec.shape) if d not in touched)
+    for given in (*schema.args_schema, *schema.kwargs_schema.values()):
+        if isinstance(given, torch.SymInt):
+            return False
+        some = given if isinstance(given, (list, tuple)) else ()
+        if any(isinstance(n, torch.SymInt) and symints.size_text(n) not in others for n in some):
+            return False
+    return True
+
+
+def _have_groups(move: Move, cuts: tuple[Cuts, ...], mesh: Any) -> bool:
+    """Whether all ranks that may have to exchange something, for some sizes, have a group."""
+    dims = open_dims(move, cuts, tuple(mesh.shape))
+    return all(
+        dims_of_group(mesh, some) is not None
+        for count in range(2, len(dims) + 1)
+        for some in combinations(dims, count)
+    )
+
+
+def _are_known(onto: Sequence[tuple[Any, ...]], exchange: Exchange, mesh: Any) -> bool:
+    """Whether the sizes of this rank's results can be said."""
+    try:
+        for shape, placed in zip(onto, exchange.targets):
+            local_shape_of(shape, placed.chains, mesh)
+    except Undecided:
+        return False
+    return True
