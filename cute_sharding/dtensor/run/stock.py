@@ -76,20 +76,10 @@ def _is_torchs(
 ) -> bool:
     specs = []
     for on, placements, as_order, order in (source, target):
-        if on != mesh or (
-            order is not None
-            and not as_order
-            and not tensor_specs.DTensorSpec.is_default_device_order(order)
-        ):
+        spec = tensor_specs.DTensorSpec(on, placements, None, order, as_order)
+        if on != mesh or tensor_specs.says_an_order(spec):
             return True
-        specs.append(
-            tensor_specs.with_shape(
-                tensor_specs.DTensorSpec(
-                    mesh, placements, use_strided_shard_as_shard_order=as_order
-                ),
-                shape,
-            )
-        )
+        specs.append(tensor_specs.with_shape(spec, shape))
     if not process_groups.is_ascending(mesh):
         return False
     made_here = any(
