@@ -88,7 +88,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
             agree(shape, specs[0], [placement_of(cut) for cut in some])
             for shape, some in zip(move.outputs, choice.cuts)
         ):
-            return None  # read in two ways by torch
+            return None  # torch reads them as an order
         if is_view(choice.exchange) and schema.op._schema._is_view_op():
             placements = tuple([tuple(spec.placements) for spec in specs])
             given_as = choice.exchange, mesh, (), tuple(specs), placements, ()
