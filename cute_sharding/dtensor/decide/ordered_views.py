@@ -97,8 +97,7 @@ def whole(
             f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} is sharded in an order of "
             "mesh dims that is not left to right, and where sizes do not divide these differ. "
             "Redistribute it first, to placements without _StridedShard: "
-            f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r}), with "
-            "cute_sharding.enable(redistribution=True)."
+            f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r})."
         )
     source = tuple([p if cut_of(p) is None else tensor_specs.Replicate() for p in decision.source])
     return Decision(
