@@ -63,6 +63,38 @@ def held(shape, mesh, cuts, device):
     return index[np.ix_(*rows)] if shape else index
 
 
+def order_in(mesh, cuts):
+    """The order of mesh dims that split factors encode, where they do: of the mesh dims that cut
+    one tensor dim, each has the devices of those of the later ones that cut before it as its
+    factor. Else None.
+    """
+    orders = {}
+    for m in reversed(range(len(mesh))):
+        if cuts[m] is None:
+            continue
+        before = orders.setdefault(cuts[m][0], [])
+        at = [i for i in range(len(before) + 1) if prod(mesh[k] for k in before[:i]) == cuts[m][1]]
+        if not at:
+            return None
+        before.insert(at[0], m)
+    return [m for order in orders.values() for m in order]
+
+
+def held_by_a_dtensor(shape, mesh, cuts, device):
+    """As ``held``, of a DTensor that a program makes: torch takes split factors for the code of an
+    order, where they are.
+    """
+    order = order_in(mesh, cuts) if any(cut and cut[1] != 1 for cut in cuts) else None
+    if order is None:
+        return held(shape, mesh, cuts, device)
+    return held(
+        shape,
+        tuple([mesh[m] for m in order]),
+        tuple([(cuts[m][0], 1) for m in order]),
+        tuple([device[m] for m in order]),
+    )
+
+
 @lru_cache(None)
 def _mask(shape, dim, rows):
     index = np.arange(prod(shape)).reshape(shape)

@@ -195,20 +195,19 @@ def _dtensor_picture(
 ) -> Picture:
     sharding = sharding_of_dtensor(x)
     named = names_of(names or x.device_mesh.mesh_dim_names, sharding.mesh)
-    holding, said = holding_of_dtensor(x, named)
+    holding, said = holding_of_dtensor(x, named), said_of_numbers(x)
     if view is None and to is None:
         picture = holding_picture(holding, title_of(sharding, holding))
-        return replace(picture, captions=(*picture.captions, *said, *said_of_numbers(x)))
+        return replace(picture, captions=(*picture.captions, *said))
     if holding != Holding.of(sharding, named):
         raise ValueError(
             f"{sharding} has a shard order of its own, and view= and to= read placements "
             "left to right: draw the tensor by itself"
         )
     if mesh is not None:
-        picture = _picture_between(sharding, mesh_of(x.device_mesh), to, mesh, named)
+        picture, said = _picture_between(sharding, mesh_of(x.device_mesh), to, mesh, named), ()
     else:
         picture = draw(sharding, view=view, to=to, names=named)
-        said = (*said, *said_of_numbers(x))
     return replace(picture, captions=(*picture.captions, *said))
 
 

@@ -109,38 +109,13 @@ def sharding_of_dtensor(tensor: DTensorLike) -> Sharding:
     )
 
 
-def holding_of_dtensor(tensor: Any, names: tuple[str, ...]) -> tuple[Holding, tuple[str, ...]]:
-    """Who holds what of a DTensor, by the order of cuts that its spec gives it, and what is to be
-    said of that.
-
-    Placements that a program made may be read in two ways where sizes do not divide: then the local
-    tensor at hand decides, if it can (:mod:`cute_sharding.dtensor.run.reading`).
-    """
-    from cute_sharding.dtensor.run.reading import readings
+def holding_of_dtensor(tensor: Any, names: tuple[str, ...]) -> Holding:
+    """Who holds what of a DTensor, by the order of cuts that its spec gives it."""
+    from cute_sharding.dtensor.run.reading import chains_of_spec
 
     plain = Holding.of(sharding_of_dtensor(tensor), names)
-    found = [
-        Holding(plain.shape, plain.mesh, names, chains, plain.pending)
-        for chains in readings(tensor._spec)
-        if chains is not None
-    ]
-    said: list[str] = []
-    if len(found) > 1:
-        at = tensor.device_mesh.get_coordinate()
-        local = tuple(tensor.to_local().shape)
-        fitting = [
-            holding
-            for holding in found
-            if at is not None and holding.local_shape({m: at[m] for m in holding.cutting}) == local
-        ]
-        if len(fitting) == 1:
-            found = fitting
-        else:
-            said.append(
-                "its placements can be read left to right, as here, or as a shard order, which is "
-                "something else where sizes do not divide"
-            )
-    return found[0], tuple(said)
+    chains = chains_of_spec(tensor._spec)
+    return Holding(plain.shape, plain.mesh, names, chains, plain.pending)
 
 
 def said_of_numbers(tensor: Any) -> tuple[str, ...]:

@@ -72,11 +72,9 @@ def divides_where_it_moves(
     source: Sequence[Cut],
     target: Sequence[Cut],
     mesh: Sequence[int],
-    *,
-    everywhere: bool = False,
 ) -> bool:
     """Whether the sizes that ``cuts``, those of ``source`` or of ``target``, leave divide where a
-    mesh dim goes from one tensor dim to another; and ``everywhere`` that they cut, if so asked.
+    mesh dim goes from one tensor dim to another.
 
     Where they do not, torch's all-to-all pads, and leaves a local tensor that cannot be viewed.
 
@@ -93,8 +91,6 @@ def divides_where_it_moves(
         ):
             return False
         if cut is not None:
-            if everywhere and sizes[cut[0]] % (cut[1] * parts):
-                return False
             sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
     return True
 

@@ -96,9 +96,6 @@ def once(seed, rng, generator, given, source, target):
     said = f"seed {seed}: {source.ranks} as {source.sizes} -> {target.ranks} as {target.sizes}"
     try:
         plan = cute_sharding.plan_refit(generator, state, onto)
-    except RuntimeError as error:
-        assert "can be read left to right or as a shard order" in str(error), said
-        return False
     except ValueError as error:
         assert "is cast twice" in str(error), said
         return False
@@ -141,11 +138,7 @@ def back_again(plan, results, given, source, said):
         for spec in plan.target.values()
     ):
         return
-    try:
-        back = plan.inverse().run(results)
-    except RuntimeError as error:
-        assert "can be read left to right or as a shard order" in str(error), said
-        return
+    back = plan.inverse().run(results)
     for name, whole in given.items():
         source.assert_holds(back[name], whole, said)
 

@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 import torch.distributed as dist
-from enumeration import devices, held
+from enumeration import devices, held_by_a_dtensor
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import cute_sharding
 from cute_sharding.dtensor.replaced import collective_ops
+from cute_sharding.dtensor.run.redistribute import planned_for
+from cute_sharding.layout.layout import row_major
 
 
 def ranks_of(mesh):
@@ -89,7 +91,7 @@ def locals_of(full, mesh, cuts):
     )
     with plain():
         indices = [
-            torch.from_numpy(held(tuple(f.shape), mesh, cuts, device))
+            torch.from_numpy(held_by_a_dtensor(tuple(f.shape), mesh, cuts, device))
             for f, device in zip(fulls, everywhere, strict=True)
         ]
         return {rank: f.reshape(-1)[index] for rank, (f, index) in enumerate(zip(fulls, indices))}
@@ -111,6 +113,12 @@ def distribute(full, mesh, placements, requires_grad=False):
         DTensorSpec(mesh_of(mesh), tuple(placements), tensor_meta=meta),
         requires_grad=requires_grad,
     )
+
+
+def planned(mesh, shape, before, after):
+    """What redistributes such a tensor."""
+    meta = TensorMeta(torch.Size(shape), row_major(shape), torch.float32)
+    return planned_for(*[DTensorSpec(mesh, some, meta) for some in (before, after)])
 
 
 def assert_holds(tensor, full):

@@ -101,11 +101,7 @@ def drawn_updates(first, stop, prepared=False):
         placements["tied"] = placements["w0"]
         dtype = rng.choice([None, None, torch.bfloat16, torch.float64])
         said = f"seed {seed}: {one} as {sizes} -> {other} as {others} {placements}"
-        try:
-            plan = cute_sharding.plan_reshard(state, placements, target, dtype=dtype)
-        except RuntimeError as error:
-            assert "can be read left to right or as a shard order" in str(error), said
-            continue
+        plan = cute_sharding.plan_reshard(state, placements, target, dtype=dtype)
         updates(rng, plan, state, said)
 
 

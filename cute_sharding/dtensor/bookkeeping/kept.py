@@ -33,7 +33,6 @@ TABLE = (
     Kept("switch.adapter._installed", "what of torch is replaced"),
     Kept("run.groups._groups", "process groups that the program has prepared"),
     Kept("run.dynamic._meshes", "the meshes that compiled graphs name"),
-    Kept("run.reading._plain", "specs that a program has cut left to right"),
     Kept("extras.copies.LIVE", "views that are copies, while the program has them"),
     Kept("extras.copies._STALE", "the memories of which some copy is not up to date"),
     Kept("bookkeeping.stats._notes", "counts, for stats()"),

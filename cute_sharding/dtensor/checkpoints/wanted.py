@@ -21,7 +21,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import Partial
 from cute_sharding.dtensor.run.packing import in_shape
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import places
-from cute_sharding.dtensor.run.reading import of_source
+from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.models import PlacedTensor
 from cute_sharding.models.refit import NamedTensor
@@ -82,7 +82,6 @@ def want_of(leaf: Leaf) -> Want | None:
     Raises:
         ValueError: the tensor has no memory, or something is pending.
         OtherShape: the local tensor is not of the shape that the placements give.
-        RuntimeError: the placements can be read in two ways.
     """
     tensor: torch.Tensor = leaf.value
     shape, device = tuple(tensor.shape), tensor.device.type
@@ -108,7 +107,7 @@ def want_of(leaf: Leaf) -> Want | None:
         tensor.dtype,
         tuple(mesh.shape),
         tuple(places(mesh, rank)),
-        of_source(spec, local),
+        chains_of_spec(spec),
         mesh.device_type,
     )
     expected = found.named(()).placed.local_shape(rank)

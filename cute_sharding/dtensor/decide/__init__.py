@@ -10,7 +10,7 @@ An answer may have functions that move data when the op runs: reductions (:mod:`
 - :mod:`.question`: what is decided about it, and the answers that are not torch's
 - :mod:`.views`, :mod:`.view_placements`: what a view answers; placements carried through a DimMap
 - :mod:`.view_words`: what is said of a view that is not free
-- :mod:`.ambiguity`: placements that can be read in two ways
+- :mod:`.ordered_views`: views of what is not sharded left to right
 - :mod:`.signatures`: the placements that a signature carries
 - :mod:`.gate`: what torch would have had; and ops that go past the propagator
 - :mod:`.carried`: which ops torch gets right on any cut

@@ -74,7 +74,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
             agree(shape, specs[0], [placement_of(cut) for cut in some])
             for shape, some in zip(move.outputs, choice.cuts)
         ):
-            return None  # read in two ways by torch
+            return None  # torch reads them as an order
         is_free = is_view(choice.exchange) and schema.op._schema._is_view_op()
     elif all(cut is None or cut[1] == 1 for some in cuts for cut in some):
         choice, is_free = kept(move, cuts, sizes), False

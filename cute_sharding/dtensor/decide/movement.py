@@ -178,7 +178,7 @@ def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Cho
         choice = chosen(move, cuts, mesh, anyway=anyway, spare=spare)
         if choice is None:
             return None
-        results = [_read_one_way(x, some, specs[0]) for x, some in zip(move.outputs, choice.cuts)]
+        results = [_left_to_right(x, some, specs[0]) for x, some in zip(move.outputs, choice.cuts)]
         return choice if results == [*choice.cuts] else moved_to(move, cuts, mesh, results)
 
     spare = _spare(name, specs)
@@ -189,8 +189,8 @@ def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Cho
     return choice
 
 
-def _read_one_way(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
-    """The cuts of a result; plain ones of a dim where at this size those can be read in two ways
+def _left_to_right(shape: Shape, cuts: Cuts, spec: DTensorSpec) -> Cuts:
+    """The cuts of a result; plain ones of a dim where those are, at this size, not left to right
     (run/reading.py): torch would read them as an order.
     """
     if agree(shape, spec, [placement_of(cut) for cut in cuts]):
@@ -225,7 +225,7 @@ def several_of(
     if not way or metas is None:
         return None
     first, found = way
-    if _read_one_way(found[-1].shape, found[-1].cuts, spec) != found[-1].cuts:
+    if _left_to_right(found[-1].shape, found[-1].cuts, spec) != found[-1].cuts:
         return None
     is_wrong_otherwise = name.startswith("squeeze_copy")
     if views_alone and (

@@ -161,7 +161,7 @@ def explain(asked: Asked, blocked: int, choices: list[Choice] | None, said: str 
             "Redistribute the input first: "
             f".redistribute(placements={list(unsharded(placements))!r})"
         )
-    elif choices:
+    else:
         lines.append("Redistribute the input first, for example (what costs least later first):")
         for target, source, output in choices:
             lines.append(
@@ -171,17 +171,6 @@ def explain(asked: Asked, blocked: int, choices: list[Choice] | None, said: str 
         lines.append(
             "or let views do so themselves: "
             'cute_sharding.enable(implicit_redistribution="replicate").'
-        )
-    else:
-        lines.append(
-            "Let views redistribute their input: "
-            'cute_sharding.enable(implicit_redistribution="replicate").'
-        )
-        lines.append(
-            "To redistribute it yourself, switch on enable(redistribution=True) first: torch's own "
-            "redistribution reads these split factors as a shard order, which they are not, or "
-            "plans "
-            "ranks of different sizes differently, and gives wrong data or waits for ever."
         )
     if said:
         lines.append(f"torch's own rule says: {said}")  # programs and tests look for its words

@@ -13,7 +13,7 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
 from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_place
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
-from cute_sharding.dtensor.decide.ambiguity import holds_in_any_reading, whole
+from cute_sharding.dtensor.decide.ordered_views import holds_in_its_order, whole
 from cute_sharding.dtensor.decide.places import OpPlace, move_of, question_of
 from cute_sharding.dtensor.decide.stock import moves_rightly
 from cute_sharding.dtensor.decide.view_placements import Decision, decide, refused
@@ -124,11 +124,10 @@ class ViewQuestion:
         return OpPlace(Received, moves, lambda: [question_of(spec, self._stock_source())])
 
     def _decide(self, view: View) -> Decision:
-        """What the view does on these placements, and on either reading of them (reading.py)."""
+        """What the view does on these placements, in the order in which they cut (reading.py)."""
         spec = self.spec
         mesh = tuple(spec.mesh.shape)
         mesh = (2,) if mesh == (1,) else mesh  # a stand-in for any
-        tensor_specs.check_shard_order(spec, self.name)
         decision = decide(
             view,
             spec.placements,
@@ -144,7 +143,7 @@ class ViewQuestion:
         if spec.use_strided_shard_as_shard_order:
             decision = decision._replace(output=symints.settled(decision.output))
         sized = registry.takes_local_sizes(self.schema.op)
-        if holds_in_any_reading(view, spec, decision, sized=sized):
+        if holds_in_its_order(view, spec, decision, sized=sized):
             return decision
         return whole(view, spec, mesh, decision, self.name, if_not_free=self.if_not_free)
 

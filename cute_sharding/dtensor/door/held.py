@@ -26,10 +26,10 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     StridedShard,
 )
 from cute_sharding.dtensor.run.ranks import coordinate
-from cute_sharding.dtensor.run.reading import of_source, read_in_one_way
+from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.sharding import Box
 from cute_sharding.sharding.boxes import boxes
-from cute_sharding.sharding.chains import Chains, Device, chain_of
+from cute_sharding.sharding.chains import Device, chain_of
 from cute_sharding.sharding.meeting import count_rows, rows_held
 
 
@@ -43,9 +43,7 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
     sub-mesh the boxes are those of the slice of this process. A tensor without dims is one box
     without dims. The boxes of a ``Partial`` say that their elements are terms.
 
-    Nothing is communicated, with one exception. If the placements of a DTensor have two readings
-    (strided shards that a program made, of sizes that do not divide), its ranks exchange their
-    local sizes once. So all ranks of its mesh have to call this.
+    Nothing is communicated.
 
     Args:
         tensor: a DTensor, or its spec.
@@ -56,7 +54,6 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
         ValueError: a placement of a kind that is not known; sizes that are symbols, while a program
             is compiled; a local tensor of other sizes than its placements give; or no rank is said
             where all run in this process.
-        RuntimeError: a spec that can be read in two ways, or a tensor that fits neither.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -84,18 +81,13 @@ def local_boxes(tensor: DTensor | DTensorSpec, rank: int | None = None) -> tuple
     if device is None:
         return ()
     if isinstance(tensor, DTensor) and spec.mesh.get_coordinate() is not None:
-        local = tensor._local_tensor
-        chains = of_source(spec, local)
-        _check_sizes(spec, chains, local, rank, device)
-    else:
-        chains = _of_spec(spec)
-    return held_at(spec, chains, device)
+        check_sizes(spec, tensor._local_tensor, rank, device)
+    return held_at(spec, device)
 
 
-def held_at(spec: DTensorSpec, chains: Chains, device: Sequence[int]) -> tuple[Box, ...]:
-    """The boxes of the device at those coordinates of the mesh, where the tensor is cut by
-    ``chains``.
-    """
+def held_at(spec: DTensorSpec, device: Sequence[int]) -> tuple[Box, ...]:
+    """The boxes of the device at those coordinates of the mesh."""
+    chains = chains_of_spec(spec)
     mesh = tuple(spec.mesh.shape)
     pending = [
         p.reduce_op if type(p) is Partial else str(p)
@@ -120,17 +112,6 @@ def _check_understood(spec: DTensorSpec) -> None:
                 "not known which rows it gives to whom; redistribute the tensor to Shard or "
                 "Replicate first"
             )
-
-
-def _of_spec(spec: DTensorSpec) -> Chains:
-    chains = read_in_one_way(spec)
-    if chains is None:
-        raise RuntimeError(
-            f"a spec of shape {tuple(spec.shape)} on mesh {tuple(spec.mesh.shape)} with placements "
-            f"{spec.placements} can be read left to right or as a shard order, which are other "
-            "rows: give local_boxes the DTensor, on its ranks, whose local sizes tell which"
-        )
-    return chains
 
 
 def _place(mesh: Any, rank: int | None) -> Device | None:
@@ -160,9 +141,7 @@ def _positions(mesh: Any, here: int | None) -> dict[int, int]:
     }
 
 
-def _check_sizes(
-    spec: DTensorSpec, chains: Chains, local: torch.Tensor, rank: int | None, device: Device
-) -> None:
+def check_sizes(spec: DTensorSpec, local: torch.Tensor, rank: int | None, device: Device) -> None:
     """That the local tensor at hand, if it is of that rank, is of the sizes of its boxes: a program
     may have made it of others.
     """
@@ -177,7 +156,7 @@ def _check_sizes(
     sizes = tuple(
         [
             count_rows(rows_held(n, chain_of(chain, mesh, device)))
-            for n, chain in zip(spec.shape, chains)
+            for n, chain in zip(spec.shape, chains_of_spec(spec))
         ]
     )
     if tuple(local.shape) != sizes:

@@ -2,8 +2,7 @@
 
 A spec says placements, and in which order its mesh dims cut: left to right; in an order of its own;
 or, of ``_StridedShard`` placements that a program made, in one that torch decodes from the split
-factors, where sizes that do not divide may mean something else by either reading
-(:mod:`..run.reading`).
+factors, which is another than left to right where sizes do not divide (:mod:`..run.reading`).
 """
 
 from __future__ import annotations
@@ -76,11 +75,7 @@ def mean_what_they_say(
 def _is_understood(spec: DTensorSpec) -> bool:
     return all(
         type(p) in (Shard, StridedShard, Replicate, Partial) for p in spec.placements
-    ) and bool(
-        spec.use_strided_shard_as_shard_order
-        or spec.shard_order is None
-        or DTensorSpec.is_default_device_order(spec.shard_order)
-    )
+    ) and not tensor_specs.says_an_order(spec)
 
 
 def _readings(specs: Sequence[DTensorSpec]) -> set[bool | None]:

@@ -31,9 +31,8 @@ from cute_sharding.dtensor.replaced import (
     symints,
 )
 from cute_sharding.dtensor.replaced.read_hook import Reads
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Replicate
+from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
 # The copies that there are. Where there are none, no write asks: to ask costs a fortieth of the op.
@@ -237,11 +236,6 @@ class Copy:
             raise RuntimeError(
                 f"{is_what}, whose local tensor was written to after the view was taken: the view "
                 "does not have that write. Take the view again, after it."
-            )
-        if spec.use_strided_shard_as_shard_order and not agree(spec.shape, spec, spec.placements):
-            raise RuntimeError(
-                f"{is_what}: the write would be lost. Redistribute the source first, to placements "
-                f"under which the view moves nothing, such as {[Replicate()] * spec.mesh.ndim!r}"
             )
 
 

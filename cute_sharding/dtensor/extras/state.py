@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.door.held import held_at
+from cute_sharding.dtensor.door.held import check_sizes, held_at
 from cute_sharding.dtensor.replaced import (
     patches,
     process_groups,
@@ -25,14 +25,11 @@ from cute_sharding.dtensor.replaced import (
 )
 from cute_sharding.dtensor.replaced.patch import Patch
 from cute_sharding.dtensor.run.ranks import places
-from cute_sharding.dtensor.run.reading import of_source
 from cute_sharding.sharding import Box
-from cute_sharding.sharding.chains import Chains
 
 
 def blocks_of(tensor: Any) -> list[Box]:
-    """What this rank holds of a DTensor, as contiguous boxes. All ranks of its mesh ask together:
-    where placements can be read in two ways, their local shapes tell, once.
+    """What this rank holds of a DTensor, as contiguous boxes.
 
     Where the tensor has no elements at all, one box of none, that it may be known by.
     """
@@ -40,13 +37,14 @@ def blocks_of(tensor: Any) -> list[Box]:
     device = spec.mesh.get_coordinate()
     if device is None:
         return []
-    return _blocks(spec, of_source(spec, tensor._local_tensor), device)
+    check_sizes(spec, tensor._local_tensor, None, device)
+    return _blocks(spec, device)
 
 
-def _blocks(spec: Any, chains: Chains, device: Sequence[int]) -> list[Box]:
+def _blocks(spec: Any, device: Sequence[int]) -> list[Box]:
     if prod(spec.shape) == 0:
         return [Box((0,) * len(spec.shape), tuple(spec.shape), (0,) * len(spec.shape))]
-    found = [part for box in held_at(spec, chains, device) for part in box.contiguous()]
+    found = [part for box in held_at(spec, device) for part in box.contiguous()]
     return sorted(found, key=lambda block: block.global_offset)
 
 
@@ -203,9 +201,8 @@ def shards_of(dtensor: Any) -> list[tuple[tuple[int, int], tuple[int, int], int]
     """
     spec = dtensor._spec
     shape = tuple(spec.shape)
-    chains = of_source(spec, dtensor._local_tensor)
     held = [
-        (rank, _blocks(spec, chains, device))
+        (rank, _blocks(spec, device))
         for rank, device in places(spec.mesh, process_groups.this_rank()).items()
     ]
     edges = [

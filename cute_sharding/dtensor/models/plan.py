@@ -14,8 +14,8 @@ from cute_sharding.dtensor.models.running import RunnablePlan
 from cute_sharding.dtensor.models.targets import Targets, WantedOfAll
 from cute_sharding.dtensor.replaced import compiler, process_groups, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
-from cute_sharding.dtensor.run.across_meshes import chains_for_all, pending_sums
-from cute_sharding.dtensor.run.reading import readings
+from cute_sharding.dtensor.run.across_meshes import pending_sums
+from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.dtensor.run.several_meshes import meshes_of
 from cute_sharding.dtensor.run.specs import Spec
 from cute_sharding.exchange import Network, Placed
@@ -137,16 +137,16 @@ def _spec_pair(current: DTensorSpec, target: DTensorSpec) -> tuple[PlacedTensor,
     """How a tensor lies before and after, in words of the algebra."""
     meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
     shape = tuple(current.shape)
-    if current == target:  # what is pending, or cut in one of two ways, stays so
-        stays = PlacedTensor(Placed(shape, meshes.source, readings(current)[0]), _name(current))
+    if current == target:  # what is pending stays so
+        stays = PlacedTensor(Placed(shape, meshes.source, chains_of_spec(current)), _name(current))
         return stays, stays
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
     foreign = [isinstance(p, Partial) and type(p) is not Partial for p in current.placements]
     if any(foreign):  # reduced by their own methods, before all else
         placements = [Replicate() if f else p for f, p in zip(foreign, current.placements)]
         current = tensor_specs.with_placements(current, placements)
-    before = Placed(shape, meshes.source, chains_for_all(current))
-    after = Placed(shape, meshes.target, meshes.chains(chains_for_all(target)))
+    before = Placed(shape, meshes.source, chains_of_spec(current))
+    after = Placed(shape, meshes.target, meshes.chains(chains_of_spec(target)))
     return (
         PlacedTensor(before, _name(current), pending_sums(current)),
         PlacedTensor(after, _name(target)),

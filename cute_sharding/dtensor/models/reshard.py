@@ -59,10 +59,9 @@ def reshard(
     Raises:
         ValueError, TypeError: the arguments do not fit together or the state, a tensor has a
             gradient, or no plan keeps within ``memory_limit``. Nothing has moved.
-        RuntimeError: the placements of a tensor can be read in two ways, or a local tensor is not
-            of the shape that they give: nothing has moved. Or something has failed meanwhile: the
-            error's ``moved`` and ``left`` name the tensors that have moved wholly, and those that
-            are as they were.
+        RuntimeError: a local tensor is not of the shape that its placements give: nothing has
+            moved. Or something has failed meanwhile: the error's ``moved`` and ``left`` name the
+            tensors that have moved wholly, and those that are as they were.
         ImportError: ``progress``, and tqdm is not installed.
 
     The method is in docs/models.md.

@@ -13,7 +13,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,
 )
 from cute_sharding.dtensor.run.placements import text
-from cute_sharding.dtensor.run.reading import left_to_right, readings
+from cute_sharding.dtensor.run.reading import chains_of_placements, chains_of_spec
 from cute_sharding.dtensor.run.specs import OnMesh, Spec
 from cute_sharding.models.refit import NamedTensor
 
@@ -41,7 +41,7 @@ def spec_of(name: str, given: Any) -> Spec:
 
     Raises:
         TypeError: it is neither.
-        RuntimeError: its placements can be read in two ways.
+        RuntimeError: it is sharded in another order than its placements say.
     """
     if isinstance(given, Spec):
         return given
@@ -51,13 +51,11 @@ def spec_of(name: str, given: Any) -> Spec:
             "shape, mesh, placements and dtype"
         )
     spec = given._spec
-    chains, ordered = readings(spec)
-    if ordered is not None or chains != left_to_right(
-        tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements)
-    ):
+    said = tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements)
+    if chains_of_spec(spec) != chains_of_placements(*said):
         raise RuntimeError(
-            f"{name!r} of shape {tuple(spec.shape)} with placements {text(spec.placements)} can be "
-            "read left to right or as a shard order, which are other rows: redistribute it to "
+            f"{name!r} of shape {tuple(spec.shape)} with placements {text(spec.placements)} is "
+            "sharded in another order than these placements say by themselves: redistribute it to "
             "Shard or Replicate placements first"
         )
     return Spec(tuple(given.shape), spec.mesh, spec.placements, given.dtype)

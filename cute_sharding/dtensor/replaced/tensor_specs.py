@@ -42,7 +42,6 @@ __all__ = [
     "as_replica",
     "become",
     "check_no_mixed_partials",
-    "check_shard_order",
     "cut_of",
     "decoded_order",
     "decodes_to_shard_order",
@@ -53,6 +52,7 @@ __all__ = [
     "mesh_dim_text",
     "mesh_text",
     "placed_as",
+    "says_an_order",
     "shard_order",
     "split_factors",
     "takes_strays",
@@ -156,27 +156,13 @@ def with_shape(spec: DTensorSpec, shape: Sequence[int]) -> DTensorSpec:
     )
 
 
-def check_shard_order(spec: DTensorSpec, op: str) -> None:
-    """Refuse a spec whose placements do not apply left to right: propagation reads them so, as
-    torch's rules do.
-    """
-    order = spec.shard_order
-    if (
-        order is not None
-        and not spec.use_strided_shard_as_shard_order
-        and not DTensorSpec.is_default_device_order(order)
-    ):
-        names = spec.mesh.mesh_dim_names
-        said = "; ".join(
-            f"dim {entry.tensor_dim} by "
-            + ", then ".join(mesh_dim_text(m, names) for m in entry.mesh_dims)
-            for entry in order
-        )
-        raise RuntimeError(
-            f"{op}: the input's placements {spec.placements} apply in the shard order {said}, not "
-            "left to right. Redistribute it to the default order, or say the order with "
-            "_StridedShard placements, first."
-        )
+def says_an_order(spec: DTensorSpec) -> bool:
+    """Whether a spec names an order in which its mesh dims cut, which is not left to right."""
+    return bool(
+        not spec.use_strided_shard_as_shard_order
+        and spec.shard_order is not None
+        and not DTensorSpec.is_default_device_order(spec.shard_order)
+    )
 
 
 def decodes_to_shard_order(spec: DTensorSpec) -> bool:
@@ -200,9 +186,9 @@ def shard_order(spec: DTensorSpec) -> tuple[tuple[int, tuple[int, ...]], ...] | 
     """
     if spec.use_strided_shard_as_shard_order:
         return decoded_order(tuple(spec.placements), spec.mesh)
-    order = spec.shard_order
-    if order is None or DTensorSpec.is_default_device_order(order):
+    if not says_an_order(spec):
         return None
+    order = spec.shard_order
     if any(isinstance(p, StridedShard) for p in spec.placements):
         raise NotImplementedError(
             f"placements {spec.placements} in the shard order {order}: say the order by "

@@ -19,7 +19,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.groups import Means, groups_at_hand
 from cute_sharding.dtensor.run.placements import checked_placements
-from cute_sharding.dtensor.run.reading import left_to_right
+from cute_sharding.dtensor.run.reading import chains_of_placements
 from cute_sharding.dtensor.run.redistribute import prepare
 from cute_sharding.exchange import Mesh, Network, Placed, RedistributionPlan
 from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
@@ -147,9 +147,9 @@ def _between(
     ]
     network = network or Network.of_elements(sizes, network_in_force(), itemsize)
     plan = plan_exchange(
-        Placed(shape, one, left_to_right(shape, one.sizes, before)),
+        Placed(shape, one, chains_of_placements(shape, one.sizes, before)),
         tuple(pending),
-        Placed(shape, two, left_to_right(shape, two.sizes, after)),
+        Placed(shape, two, chains_of_placements(shape, two.sizes, after)),
         network.checked(sizes),
         at_hand,
     )

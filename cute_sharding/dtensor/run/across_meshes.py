@@ -30,12 +30,11 @@ from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.packing import from_wire, in_shape, own_view, unpacked
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank
-from cute_sharding.dtensor.run.reading import readings
+from cute_sharding.dtensor.run.reading import chains_of_spec
 from cute_sharding.dtensor.run.several_meshes import meshes_of, on_which_group
 from cute_sharding.exchange import Exchange, Network, Part, Placed
 from cute_sharding.exchange.meshes import ExchangePlan, plan_exchange
 from cute_sharding.exchange.plan import received_by_all
-from cute_sharding.sharding.chains import Chains
 
 
 @lru_cache(maxsize=1 << 10)
@@ -56,7 +55,6 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
     Raises:
         NotImplementedError: a compiler traces.
         ValueError: the meshes are slices that do not belong together.
-        RuntimeError: the placements can be read in two ways.
         OtherShape: the local tensor is not of the shape that they give; on the rank that has it.
     """
     if dispatch_modes.is_tracing():
@@ -67,7 +65,7 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
         )
     meshes = meshes_of(current.mesh, target.mesh, process_groups.this_rank())
     tensor_specs.check_no_mixed_partials(tuple(current.placements))
-    before, after = chains_for_all(current), meshes.chains(chains_for_all(target))
+    before, after = chains_of_spec(current), meshes.chains(chains_of_spec(target))
     local, current = by_elements(local, current)
     by, sizes = means(current.mesh), tuple(current.mesh.shape)
     plan = plan_exchange(
@@ -83,19 +81,6 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
     if process_groups.this_rank() in plan.exchange:
         count_moves(_kind_of(plan))
     return laid_out(_exchanged(plan.exchange, local, current, target.mesh), target.tensor_meta)
-
-
-def chains_for_all(spec: DTensorSpec) -> Chains:
-    """What cuts the dims of a tensor, as its spec says: ranks of other meshes know no more."""
-    plain, ordered = readings(spec)
-    if ordered is not None:
-        raise RuntimeError(
-            f"a DTensor of shape {tuple(spec.shape)} with placements {text(spec.placements)} can "
-            "be read left to right or as a shard order, which are other rows, and ranks of another "
-            "mesh cannot tell which: redistribute it to Shard or Replicate placements on its own "
-            "mesh first"
-        )
-    return plain
 
 
 # -- what is pending -------------------------------------------------------------------------------

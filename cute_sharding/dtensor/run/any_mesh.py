@@ -53,8 +53,8 @@ def redistribute(
         TypeError: ``tensor`` is no DTensor, or something of ``placements`` no placement.
         ValueError: the arguments do not fit together, or slices of meshes that do not belong
             together.
-        RuntimeError: the placements of ``tensor`` can be read in two ways; or a local tensor is not
-            of the shape that they give. On every rank alike, but for the latter.
+        RuntimeError: a local tensor is not of the shape that the placements give; on the rank that
+            has it.
 
     The method is in docs/meshes.md.
 

@@ -74,11 +74,11 @@ def exchanged_together(
 
 def _exchanges(one: Wanted) -> Prepared | None:
     """The plan, where it is exchanges alone; None where it is anything else."""
-    local, current, target = one
+    _, current, target = one
     mesh: Any = current.mesh
     if mesh != target.mesh or not mesh._is_current_rank_part_of_mesh():
         return None
-    found = planned_for(local, current, target)
+    found = planned_for(current, target)
     steps = found.plan.steps
     if found.first is not None or found.foreign or found.made:
         return None

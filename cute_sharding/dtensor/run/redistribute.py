@@ -34,7 +34,7 @@ from cute_sharding.dtensor.run.dynamic import run_on_symbols
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import PLAIN, Means, means
 from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.reading import left_to_right, of_source, of_target, readings
+from cute_sharding.dtensor.run.reading import chains_of_placements, chains_of_spec
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
 from cute_sharding.exchange.foreign import cheapest
 from cute_sharding.exchange.network import Network
@@ -102,7 +102,7 @@ def redistribute_local_tensor(
         return across(local, current, target)
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor
-    found = planned_for(local, current, target, is_explicit=is_explicit)
+    found = planned_for(current, target)
     plan, before, after = found.plan, current.placements, target.placements
     if plan.steps and counted:
         count_moves(found.kind)
@@ -112,38 +112,12 @@ def redistribute_local_tensor(
     return local if moved is local else laid_out(moved, target.tensor_meta)
 
 
-def planned_for(
-    local: torch.Tensor, current: DTensorSpec, target: DTensorSpec, *, is_explicit: bool = False
-) -> Prepared:
-    """The plan for a local tensor, on one mesh; of sizes that are symbols for those at hand."""
-    mesh, source, wanted = current.mesh, current, target
-    if not symints.is_symbolic(*current.shape):
-        found = _between_numbers(current, target, means(mesh))
-        if found is not None:
-            return found
-    else:
+def planned_for(current: DTensorSpec, target: DTensorSpec) -> Prepared:
+    """The plan between two specs on one mesh; of sizes that are symbols for those at hand."""
+    if symints.is_symbolic(*current.shape):
         shape = sizes_at_hand(current.shape)
-        source, wanted = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
-    return planned(
-        mesh,
-        tuple(source.shape),
-        tuple(current.placements),
-        tuple(target.placements),
-        of_source(source, local),
-        of_target(wanted, is_explicit=is_explicit),
-    )
-
-
-@lru_cache(maxsize=1 << 12)
-def _between_numbers(current: DTensorSpec, target: DTensorSpec, by: Means) -> Prepared | None:
-    """The plan between two specs; None where one of them can be read in two ways, and local tensors
-    tell which is meant.
-    """
-    (source, other), (goal, another) = readings(current), readings(target)
-    if other is not None or another is not None:
-        return None
-    placements = tuple(current.placements), tuple(target.placements)
-    return _planned(current.mesh, tuple(current.shape), *placements, source, goal, by)
+        current, target = (tensor_specs.with_shape(spec, shape) for spec in (current, target))
+    return _planned(current, target, means(current.mesh))
 
 
 def _done(
@@ -207,32 +181,16 @@ def _recorded(
     return recorded
 
 
-def planned(
-    mesh: Any,
-    shape: tuple[int, ...],
-    before: tuple[Placement, ...],
-    after: tuple[Placement, ...],
-    source: Chains | None = None,
-    target: Chains | None = None,
-) -> Prepared:
-    """The plan that runs on the groups that ``mesh`` has, and on its backend. A function of the
-    mesh, the shape and the placements alone, so that all ranks and graphs come to the same.
-    """
-    return _planned(mesh, shape, before, after, source, target, means(mesh))
-
-
 @lru_cache(maxsize=1 << 12)
-def _planned(
-    mesh: Any,
-    shape: tuple[int, ...],
-    before: tuple[Placement, ...],
-    after: tuple[Placement, ...],
-    source: Chains | None,
-    target: Chains | None,
-    by: Means,
-) -> Prepared:
+def _planned(current: DTensorSpec, target: DTensorSpec, by: Means) -> Prepared:
+    """The plan that runs on the groups that the mesh has, and on its backend. A function of the
+    mesh, the shape and how the tensor is cut alone, so that all ranks and graphs come to the same.
+    """
+    mesh: Any = current.mesh
+    before, after = tuple(current.placements), tuple(target.placements)
     how: Any = {"names": mesh.mesh_dim_names, "hands_out": process_groups.is_ascending(mesh)}
-    prepared = prepare(shape, tuple(mesh.shape), before, after, source, target, by, **how)
+    cut = chains_of_spec(current), chains_of_spec(target)
+    prepared = prepare(tuple(current.shape), tuple(mesh.shape), before, after, *cut, by, **how)
     plan = prepared.plan
     if len(plan.steps) > 1:
         best = plan_steps(
@@ -271,13 +229,14 @@ def prepare(
     hands_out: bool = True,
 ) -> Prepared:
     """The plan from one tuple of placements to another; ``source`` and ``target`` say how they cut,
-    where that is not left to right; ``by`` what it is chosen and shown by, as programs run it;
-    ``names`` what refusals call the mesh dims; ``timed`` another network, whose latency counts in
-    the choice as well; ``hands_out`` whether ranks ascend on the mesh: where they do not, the block
-    that a placement's own method hands out, by the place in the process group, is another rank's.
+    where specs say more than the placements; ``by`` what it is chosen and shown by, as programs run
+    it; ``names`` what refusals call the mesh dims; ``timed`` another network, whose latency counts
+    in the choice as well; ``hands_out`` whether ranks ascend on the mesh: where they do not, the
+    block that a placement's own method hands out, by the place in the process group, is another
+    rank's.
     """
-    source = left_to_right(shape, mesh, before) if source is None else source
-    target = left_to_right(shape, mesh, after) if target is None else target
+    source = chains_of_placements(shape, mesh, before) if source is None else source
+    target = chains_of_placements(shape, mesh, after) if target is None else target
     changes = _changes(mesh, before, after, names)
     if source != target:
         _check_masks(mesh, before, changes.pending, names)

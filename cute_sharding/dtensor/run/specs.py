@@ -19,7 +19,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     TensorMeta,
 )
 from cute_sharding.dtensor.run.placements import checked_placements
-from cute_sharding.dtensor.run.reading import left_to_right
+from cute_sharding.dtensor.run.reading import chains_of_placements
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.layout.layout import row_major
 from cute_sharding.models import PlacedTensor
@@ -89,7 +89,7 @@ class Spec:
         placements: Any = self.placements
         pending = [(m, p.reduce_op) for m, p in enumerate(placements) if isinstance(p, Partial)]
         finished = [Replicate() if isinstance(p, Partial) else p for p in placements]
-        chains = left_to_right(shape, mesh.sizes, tuple(finished))
+        chains = chains_of_placements(shape, mesh.sizes, tuple(finished))
         return PlacedTensor(
             Placed(shape, mesh, chains),
             str(self.dtype).removeprefix("torch."),

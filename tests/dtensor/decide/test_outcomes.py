@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from simulation import distribute, mesh_of, ranks_of
+from simulation import distribute, mesh_of, planned, ranks_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -13,7 +13,6 @@ import cute_sharding
 from cute_sharding.dtensor.bookkeeping import kept
 from cute_sharding.dtensor.bookkeeping.stats import OUTCOMES
 from cute_sharding.dtensor.replaced import process_groups
-from cute_sharding.dtensor.run.redistribute import planned
 from cute_sharding.dtensor.run.words import say_redistributed
 
 

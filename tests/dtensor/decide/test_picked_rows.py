@@ -91,11 +91,10 @@ def test_a_plain_sum_is_pending_and_nothing_is_gathered(placement):
 
 
 @pytest.mark.one_in(1)
-@pytest.mark.parametrize("by_order", [True, False])
-def test_rows_that_can_be_read_in_two_ways_are_gathered(by_order):
+def test_rows_in_an_order_of_mesh_dims_are_gathered():
     full = values(9, 4)
     with ranks_of((4, 2)), cute_sharding.enabled():
-        weight = laid(full, by_order)
+        weight = laid(full)
         index = distribute(NUMBERS, (4, 2), [R, R])
         assert_close(F.embedding(index, weight), F.embedding(NUMBERS, full), "embedding")
 

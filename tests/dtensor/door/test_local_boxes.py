@@ -1,5 +1,5 @@
 """Which elements a rank holds, as boxes: against local tensors that the reference has cut, against
-torch's own offsets, and of specs that can be read in two ways.
+torch's own offsets, and of specs that encode an order of mesh dims.
 """
 
 import random
@@ -126,25 +126,15 @@ def test_plain_shards_are_where_torch_has_them(seed):
         assert local_boxes(spec, rank) == expected
 
 
-# -- readings --------------------------------------------------------------------------------------
+# -- orders ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by_order", [True, False])
 @pytest.mark.parametrize("n", [8, 9, 11, 16, 17])
-def test_the_reading_is_that_of_the_local_tensors(n, by_order):
+def test_split_factors_that_encode_an_order(n):
     full = numbered((n, 3))
     with ranks_of(MESH):
-        assert_boxes_are_right(laid(full, by_order), full)
-
-
-def test_a_spec_of_two_readings_is_refused_until_it_is_known():
-    full = numbered((9, 3))
-    with ranks_of(MESH):
-        tensor = laid(full, by_order=True)
-        with pytest.raises(RuntimeError, match="can be read left to right or as a shard order"):
-            local_boxes(tensor._spec, 0)
-        expected = local_boxes(tensor, 0)
-        assert local_boxes(tensor._spec, 0) == expected
+        assert_boxes_are_right(laid(full), full)
+        assert local_boxes(laid(full)._spec, 0) == local_boxes(laid(full), 0)
 
 
 # -- meshes ----------------------------------------------------------------------------------------

@@ -1,21 +1,29 @@
-"""Specs of _StridedShard placements that torch's redistribution takes for a shard order, where
-sizes do not divide: tensors of both kinds exist.
+"""Specs of _StridedShard placements that encode an order of mesh dims, where sizes do not divide.
+torch's redistribution reads them so, and fully_shard lays tensors out so.
 """
 
 from contextlib import nullcontext
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
+from enumeration import devices, held, held_by_a_dtensor
 from readings import MESH, PLACEMENTS, laid
-from simulation import distribute, locals_of, mesh_of, plain, ranks_of
+from simulation import cuts_of, distribute, locals_of, mesh_of, plain, ranks_of
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import tensor_specs
-from cute_sharding.dtensor.run import reading
+from cute_sharding.dtensor.run.packing import OtherShape
+from cute_sharding.dtensor.run.reading import agree, chains_of_spec, left_to_right
+from cute_sharding.propagation.carry import carry
+from cute_sharding.relations.table import BY_OP
 from cute_sharding.sharding.meeting import count_rows, rows_held
+
+R2 = [Replicate(), Replicate()]
 
 
 def everywhere(tensor):
@@ -23,96 +31,130 @@ def everywhere(tensor):
     return list(local._local_tensors.values()) if isinstance(local, LocalTensor) else [local]
 
 
-@pytest.mark.parametrize("by_order", [True, False])
+def is_left_to_right(tensor):
+    spec = tensor._spec
+    said = tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements)
+    return chains_of_spec(spec) == left_to_right(*said)
+
+
 @pytest.mark.parametrize("n", [8, 9, 11, 16, 17])
-def test_the_local_shapes_tell(n, by_order):
+def test_it_is_in_the_order(n):
+    """As torch alone has it, also there and back; and a gradient lies as its tensor does."""
     full = torch.arange(3.0 * n).reshape(n, 3)
-    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
-        tensor = laid(full, by_order).requires_grad_()
-        whole = tensor.redistribute(placements=[Replicate(), Replicate()])
-        assert all(torch.equal(local, full) for local in everywhere(whole))
-        # And back, as autograd does: the gradient lies as the tensor does.
-        (gradient,) = torch.autograd.grad((whole * 2).sum(), tensor)
-        shapes = [local.shape for local in everywhere(tensor)]
-        assert [local.shape for local in everywhere(gradient)] == shapes
-        assert all(torch.equal(local, torch.full_like(local, 2)) for local in everywhere(gradient))
+    for settings in ({"redistribution": True}, {"views": False, "redistribution": True}, None):
+        with (
+            ranks_of(MESH),
+            cute_sharding.enabled(**settings) if settings else nullcontext(),
+        ):
+            tensor = laid(full).requires_grad_()
+            whole = tensor.redistribute(placements=R2)
+            assert all(torch.equal(local, full) for local in everywhere(whole))
+            (gradient,) = torch.autograd.grad((whole * 2).sum(), tensor)
+            shapes = [local.shape for local in everywhere(tensor)]
+            assert [local.shape for local in everywhere(gradient)] == shapes
+            assert all((local == 2).all() for local in everywhere(gradient))
+            back = distribute(full, MESH, R2).redistribute(placements=PLACEMENTS)
+            for got, wanted in zip(everywhere(back), everywhere(laid(full))):
+                assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("seen_before", [None, True, False])
-def test_a_result_is_laid_out_in_the_order(seen_before):
-    """As torch's own redistribution lays it out and fully_shard has it, whatever tensors came by
-    before.
+def test_which_is_another_where_sizes_do_not_divide():
+    with ranks_of(MESH):
+        assert [is_left_to_right(laid(torch.zeros(n, 3))) for n in (9, 16)] == [False, True]
+        spec = laid(torch.zeros(9, 3))._spec
+        assert not agree((9, 3), spec, PLACEMENTS) and agree((16, 3), spec, PLACEMENTS)
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (3, 2), (2, 4), (2, 2, 2)], ids=str)
+def test_views_give_what_is_left_to_right(mesh):
+    """Counted out: a free view of what is cut left to right has no placements that torch would read
+    as an order that is another.
     """
+    free = 0
+
+    def is_one(shape, cuts):
+        return all(
+            np.array_equal(
+                held(shape, mesh, cuts, device), held_by_a_dtensor(shape, mesh, cuts, device)
+            )
+            for device in devices(mesh)
+        )
+
+    shapes = [(6,), (2, 3), (3, 2), (9,), (3, 3), (10,), (5, 2), (2, 5), (12,), (3, 4), (4, 3)]
+    kinds = [None, (0, 1), (1, 1), (0, 2), (1, 2), (0, 4)][: 6 if len(mesh) == 2 else 4]
+    for shape, target in product(shapes, shapes):
+        if torch.Size(shape).numel() != torch.Size(target).numel() or shape == target:
+            continue
+        view = BY_OP["Tensor.view"].view(shape, target)
+        for cuts in product(kinds, repeat=len(mesh)):
+            if any(cut and cut[0] >= len(shape) for cut in cuts) or not is_one(shape, cuts):
+                continue
+            found = carry(view, cuts, mesh)
+            if found.blocked is None:
+                free += 1
+                assert is_one(target, found.cuts), (shape, cuts, target, found.cuts)
+    assert free > 200
+
+
+def test_other_sizes_are_refused():
+    """Of a local tensor that is laid out left to right: by the rank that has it."""
     full = torch.arange(27.0).reshape(9, 3)
     with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
-        if seen_before is not None:
-            laid(full, seen_before).full_tensor()
-        result = distribute(full, MESH, [Replicate(), Replicate()]).redistribute(
-            placements=PLACEMENTS
-        )
-        for got, wanted in zip(everywhere(result), everywhere(laid(full, by_order=True))):
-            assert torch.equal(got, wanted)
-
-
-def test_there_are_two_readings():
-    with ranks_of(MESH):
-        uneven, even = (laid(torch.zeros(n, 3), by_order=False)._spec for n in (9, 16))
-        assert uneven.use_strided_shard_as_shard_order and tensor_specs.shard_order(uneven) == (
-            (0, (1, 0)),
-        )
-        assert reading.readings(uneven)[1] is not None and reading.readings(even)[1] is None
-
-
-def test_sizes_that_neither_gives_are_refused_on_every_rank():
-    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
-        parts = LocalTensor({rank: torch.zeros(5, 3) for rank in range(8)})
+        index = {
+            rank: full.reshape(-1)[torch.from_numpy(held((9, 3), MESH, cuts_of(PLACEMENTS), at))]
+            for rank, at in enumerate(devices(MESH))
+        }
         tensor = DTensor.from_local(
-            parts,
+            LocalTensor(index),
             mesh_of(MESH),
             PLACEMENTS,
             run_check=False,
             shape=torch.Size((9, 3)),
             stride=(3, 1),
         )
-        with pytest.raises(RuntimeError, match="neither reading"):
+        with pytest.raises(OtherShape, match=r"has shape \(.*\), and by the DTensor's global"):
             tensor.full_tensor()
 
 
-@pytest.mark.parametrize("by_order", [True, False])
-def test_views_hold_in_both_readings(by_order):
+def test_views_are_in_the_order():
     full = torch.arange(27.0).reshape(9, 3)
     with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
         # Whole dims keep their cuts, whatever these mean.
-        turned = laid(full, by_order).t()
+        turned = laid(full).t()
         assert tuple(turned.placements) == (_StridedShard(1, split_factor=2), Shard(1))
         assert all(
-            torch.equal(local, full.t())
-            for local in everywhere(turned.redistribute(placements=[Replicate(), Replicate()]))
+            torch.equal(local, full.t()) for local in everywhere(turned.redistribute(placements=R2))
         )
-        # A view is given local sizes, and these are one reading's. Torch runs it all the same,
-        # rightly where it happens to be that one: so it is not refused, and of a replica it is
-        # right in both.
-        viewed = laid(full, by_order).view(9, 3, 1)
+        # A view is given local sizes, and torch counts these left to right.
+        viewed = laid(full).view(9, 3, 1)
         assert tuple(viewed.placements) == (Replicate(), Replicate())
         assert all(torch.equal(local, full.view(9, 3, 1)) for local in everywhere(viewed))
     refusing = cute_sharding.enabled(implicit_redistribution="error")
-    with (
-        ranks_of(MESH),
-        refusing,
-        pytest.raises(RuntimeError, match=r"cannot be done without|left to"),
-    ):
-        laid(full, by_order).view(27)  # rows that are flattened would not be free in any
+    with ranks_of(MESH), refusing:
+        with pytest.raises(RuntimeError, match="cannot be done without"):
+            laid(full).view(27)  # rows that are flattened would not be free in any order
+        with pytest.raises(RuntimeError, match="an order of mesh dims that is not left to right"):
+            laid(full).view(9, 3, 1)
     with ranks_of(MESH), cute_sharding.enabled(implicit_redistribution="cheapest"):
-        assert all(
-            torch.equal(local, full.view(9, 3, 1))
-            for local in everywhere(laid(full, by_order).view(9, 3, 1))
-        )
-        flat = laid(full, by_order).view(27)
-        assert tuple(flat.placements) == (Replicate(), Replicate())
-        assert all(torch.equal(local, full.view(27)) for local in everywhere(flat))
+        for shape in ((9, 3, 1), (27,)):
+            flat = laid(full).view(shape)
+            assert tuple(flat.placements) == (Replicate(), Replicate())
+            assert all(torch.equal(local, full.view(shape)) for local in everywhere(flat))
 
 
-def test_what_divides_is_not_asked_about():
+def test_views_of_what_says_an_order_of_its_own():
+    """Shard placements, and the order beside them."""
+    full = torch.arange(30.0).reshape(10, 3)
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
+        order = (ShardOrderEntry(0, (1, 0)),)
+        x = laid(full)
+        spec = DTensorSpec(mesh_of(MESH), (Shard(0), Shard(0)), x._spec.tensor_meta, order)
+        viewed = DTensor(x._local_tensor, spec, requires_grad=False).view(5, 2, 3)
+        assert tuple(viewed.placements) == (Replicate(), Replicate())
+        assert all(torch.equal(local, full.view(5, 2, 3)) for local in everywhere(viewed))
+
+
+def test_what_divides_is_left_to_right():
     full = torch.arange(48.0).reshape(16, 3)
     with ranks_of(MESH), cute_sharding.enabled():
         viewed = distribute(full, MESH, PLACEMENTS).view(48)
@@ -125,51 +167,11 @@ def test_what_divides_is_not_asked_about():
         )
 
 
-def test_where_sizes_cannot_tell_nothing_is_guessed():
-    mesh, placements = (2, 2, 2), [_StridedShard(0, split_factor=4), Shard(0), Shard(0)]
-    shape, plain, ordered = (9,), (((0, 6), (1, 2), (2, 1)),), (((2, 1), (1, 1), (0, 1)),)
-    assert not reading._shapes_tell(shape, (2, 3, 2), plain, ordered)
-    with (
-        ranks_of(mesh),
-        cute_sharding.enabled(redistribution=True),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr(reading, "_shapes_tell", lambda *_: False)
-        with pytest.raises(RuntimeError, match="nothing tells which"):
-            distribute(torch.arange(5.0), mesh, placements).full_tensor()
-
-
-def test_ranks_ask_one_another_once(monkeypatch):
-    """Of a tensor that is gathered in every step, the first time; of what redistribution made,
-    never.
-    """
-    asked = []
-    fits = reading._fits
-    monkeypatch.setattr(
-        reading, "_fits", lambda spec, *args: (asked.append(spec), fits(spec, *args))[1]
-    )
-    full = torch.arange(27.0).reshape(9, 3)
-    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
-        tensor = laid(full, by_order=True)
-        for _ in range(3):
-            assert all(
-                torch.equal(local, full)
-                for local in everywhere(tensor.redistribute(placements=[Replicate(), Replicate()]))
-            )
-        assert len(asked) == 1
-        made = distribute(full, MESH, [Replicate(), Replicate()]).redistribute(
-            placements=PLACEMENTS
-        )
-        made.full_tensor()
-        assert len(asked) == 1
-
-
 @pytest.mark.parametrize("imagined", ["meta", "fake"])
-def test_where_there_is_no_data_nobody_is_asked(imagined, monkeypatch):
+def test_where_there_is_no_data(imagined):
     """A module on meta, or a dry run: as torch reads it, in the order."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    monkeypatch.setattr(reading, "_fits", None)
     rows_of_rank_0 = count_rows(rows_held(50001, ((1, 2, 0), (1, 4, 0))))
     with (
         cute_sharding.enabled(redistribution=True),
@@ -184,7 +186,7 @@ def test_where_there_is_no_data_nobody_is_asked(imagined, monkeypatch):
             shape=torch.Size((50001, 8)),
             stride=(8, 1),
         )
-        assert reading.readings(tensor._spec)[1] is not None
+        assert not is_left_to_right(tensor)
         assert tuple(tensor.full_tensor().shape) == (50001, 8)
 
 
@@ -201,40 +203,20 @@ def test_where_there_is_no_data_nobody_is_asked(imagined, monkeypatch):
         ("quarter turn", lambda x: torch.rot90(x[:9], -1, [0, 1])),
     ],
 )
-def test_what_movements_give_is_read_in_one_way(name, program, redistribution):
-    """16 rows are the same in both readings, 9 and 17 are not, and torch reads them as an order."""
+def test_movements_give_what_is_left_to_right(name, program, redistribution):
+    """16 rows are the same left to right and in the order, 9 and 17 are not: torch would read them
+    as the order.
+    """
     full = torch.arange(48.0).reshape(16, 3)
     with plain():
         leaf = full.clone().requires_grad_()
         wanted = program(leaf)
         (wanted_gradient,) = torch.autograd.grad((wanted * wanted).sum(), leaf)
     with ranks_of(MESH), cute_sharding.enabled(movement=True, redistribution=redistribution):
-        x = laid(full, by_order=False).requires_grad_()
+        x = laid(full).requires_grad_()
         result = program(x)
-        assert reading.readings(result._spec)[1] is None
+        assert is_left_to_right(result)
         (gradient,) = torch.autograd.grad((result * result).sum(), x)
         for found, whole in ((result, wanted.detach()), (gradient, wanted_gradient)):
             replica = found.redistribute(placements=[Replicate(), Replicate()])
             assert all(torch.equal(local, whole) for local in everywhere(replica)), name
-
-
-@pytest.mark.parametrize("movement", [False, True])
-@pytest.mark.parametrize(
-    ("name", "program"),
-    [
-        ("stack", lambda x, y: torch.stack([x, y])),
-        ("cat", lambda x, y: torch.cat([x, y])),
-        ("slice", lambda x, y: torch.cat([x[1:], y[:3]])),
-        ("flip", lambda x, y: torch.stack([x.flip(0), y], 1)),
-    ],
-)
-def test_tensors_of_both_readings_meet(name, program, movement):
-    """The spec is one, and so no rule that reads specs alone may keep such cuts beside one another:
-    torch keeps them, and then raises, or has the rows of one beside others of the other.
-    """
-    one, other = torch.arange(27.0).reshape(9, 3), 100 + torch.arange(27.0).reshape(9, 3)
-    with ranks_of(MESH), cute_sharding.enabled(redistribution=True, movement=movement):
-        x, y = laid(one, by_order=True), laid(other, by_order=False)
-        assert tuple(x.placements) == tuple(y.placements)
-        result = program(x, y).redistribute(placements=[Replicate(), Replicate()])
-        assert all(torch.equal(local, program(one, other)) for local in everywhere(result)), name

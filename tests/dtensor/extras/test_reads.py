@@ -31,8 +31,7 @@ def test_drawn_programs(settings, world, some_of):
         rng = random.Random(f"{settings} {world} {seed}")
         mesh = rng.choice(MESHES[world])
         shape = tuple(rng.choice([1, 2, 3, 4, 5, 6, 7, 8]) for _ in range(rng.choice([1, 2, 2, 3])))
-        # Of strided shards that can be read in two ways views that move them are not written to.
-        placements = draw_placements(rng, mesh, shape, strided=settings == "movement")
+        placements = draw_placements(rng, mesh, shape)
         with plain():
             expected = drawn_program(random.Random(seed), number(shape))
         with (

@@ -13,9 +13,15 @@ import no_history_worker
 import pytest
 from gloo import run
 from processes import search_path
+from simulation import distribute, number, ranks_of
+from stranger_programs import Sent
+from torch.distributed.tensor import DTensor, Replicate, Shard, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
 from cute_sharding.dtensor.bookkeeping import kept
+from cute_sharding.dtensor.replaced.local_tensors import parts_of
 
 HERE = Path(__file__).parents[1]
 SETTINGS = {
@@ -62,6 +68,31 @@ def test_what_one_rank_looks_at_changes_nothing(first, tmp_path):
 @pytest.mark.processes
 def test_numbers_are_read_on_one_rank(tmp_path):
     run(4, tmp_path, (no_history_worker.numbers_read_alone,))
+
+
+def test_steps_that_torch_has_searched_before_change_nothing():
+    """torch's search for the steps of strided shards goes by way of states to which other tensors
+    of this process were moved, as its own view rules move them.
+    """
+
+    def spec_of(x, *placements):  # as of a view
+        given = x.device_mesh, placements, x._spec.tensor_meta
+        return DTensorSpec(*given, use_strided_shard_as_shard_order=False)
+
+    def moved():
+        _redistribute._gen_transform_infos.cache_clear()
+        with ranks_of((2, 2)), cute_sharding.enabled(), Sent() as sent:
+            x = distribute(number((8, 6)), (2, 2), [Shard(0), _StridedShard(0, split_factor=2)])
+            x = DTensor(x._local_tensor, spec_of(x, *x.placements), requires_grad=False)
+            whole = x.redistribute(placements=[Replicate(), Replicate()])._local_tensor
+            assert all((part == number((8, 6))).all() for part in parts_of(whole).values())
+        return sent.events, x
+
+    _redistribute.clear_redistribute_planner_cache()
+    before, x = moved()
+    to = spec_of(x, Replicate(), _StridedShard(1, split_factor=2))
+    _redistribute._gen_transform_infos(spec_of(x, Replicate(), Replicate()), to)
+    assert moved()[0] == before
 
 
 def test_everything_that_is_kept_is_in_the_list():

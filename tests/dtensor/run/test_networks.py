@@ -8,14 +8,13 @@ from itertools import product
 import pytest
 import torch
 import torch._functorch.config
-from simulation import assert_holds, distribute, mesh_of, number, ranks_of
+from simulation import assert_holds, distribute, mesh_of, number, planned, ranks_of
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import cute_sharding
 from cute_sharding import cli
-from cute_sharding.dtensor.run.redistribute import planned
 from cute_sharding.exchange import Link, Network
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.propagation.assign import assign

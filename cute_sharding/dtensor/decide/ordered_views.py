@@ -1,5 +1,5 @@
-"""Views of tensors whose placements can be read in two ways (reading.py): whether what was decided
-holds in both, and what is done where it does not.
+"""Views of tensors whose mesh dims do not cut left to right (run/reading.py): whether what was
+decided, which is left to right, holds of them, and what is done where it does not.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from cute_sharding.propagation.carry import carry
 from cute_sharding.relations.view import View
 
 
-def holds_in_any_reading(
+def holds_in_its_order(
     view: View, spec: tensor_specs.DTensorSpec, decision: Decision, *, sized: bool
 ) -> bool:
-    """Whether the decision holds however the placements are read (reading.py). torch marks the
-    result, and a redistributed input, as its input was marked: to be read as a shard order, or not.
+    """Whether the decision holds in the order in which the mesh dims cut, which is that of torch
+    (reading.py) for what comes of it, too. ``sized``: the op is given local sizes, which torch
+    counts left to right.
     """
-    if not spec.use_strided_shard_as_shard_order:
+    if tensor_specs.says_an_order(spec):
+        return False
+    shapes: Any = ((view.output_shape, decision.output),)
+    if spec.use_strided_shard_as_shard_order:
+        shapes += (view.input_shape, spec.placements), (view.input_shape, decision.source)
+    elif any(isinstance(n, Size) for n in view.output_shape):
         return True
-    shapes: Any = (
-        (view.input_shape, spec.placements),
-        (view.input_shape, decision.source),
-        (view.output_shape, decision.output),
-    )
     if any(isinstance(n, Size) for shape, _ in shapes for n in shape):
         if all(_divides(shape, spec.mesh.shape, placements) for shape, placements in shapes):
             return True
-        # Which readings differ is then a matter of numbers.
+        # Whether it is the same is then a matter of numbers.
         shapes = [([int(unknown(n)) for n in shape], placements) for shape, placements in shapes]
     if all(agree(shape, spec, placements) for shape, placements in shapes):
         return True
     if sized:
         return False
-    # Whole dims that keep their cuts, as in a permutation, hold in any reading.
+    # Whole dims that keep their cuts, as in a permutation, keep them in any order.
     before, after = (
         [cut_of(p) for p in placements] for placements in (spec.placements, decision.output)
     )
@@ -65,8 +66,8 @@ def holds_in_any_reading(
 def _divides(
     shape: Sequence[int], mesh: Sequence[int], placements: Sequence[tensor_specs.Placement]
 ) -> bool:
-    """Whether the mesh dims that shard a dim divide it together, so that all readings say
-    the same.
+    """Whether the mesh dims that shard a dim divide it together, so that all orders are the
+    same.
     """
     parts = [1] * len(shape)
     for placement, n in zip(placements, mesh):
@@ -92,13 +93,12 @@ def whole(
     """
     if if_not_free == "error":
         raise RuntimeError(
-            f"{name}: the placements {text(spec.placements)} of a tensor of shape "
-            f"{tuple(spec.shape)} on mesh "
-            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} can be read left to right "
-            "or as a shard order, and where sizes do not divide these differ. Redistribute it "
-            "first, to placements without _StridedShard: "
-            f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r}), with "
-            "cute_sharding.enable(redistribution=True)."
+            f"{name}: a tensor of shape {tuple(spec.shape)} with placements "
+            f"{text(spec.placements)} on mesh "
+            f"{tensor_specs.mesh_text(mesh, spec.mesh.mesh_dim_names)} is sharded in an order of "
+            "mesh dims that is not left to right, and where sizes do not divide these differ. "
+            "Redistribute it first, to placements without _StridedShard: "
+            f".redistribute(placements={[tensor_specs.Replicate()] * len(mesh)!r})."
         )
     source = tuple([p if cut_of(p) is None else tensor_specs.Replicate() for p in decision.source])
     return Decision(
