@@ -96,6 +96,7 @@ OPTIONAL = {
     "_repr_html_": "our own, by which notebooks show a plan",
     "_watched": "our own",
     "_watches": "our own",
+    "_write": "our own",
 }
 
 
