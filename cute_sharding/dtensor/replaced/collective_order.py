@@ -328,10 +328,10 @@ def in_one_order(stock: Callable[..., Any]) -> Callable[..., Any]:
         from torch._inductor import config, config_comms
         from torch._inductor.custom_graph_pass import get_custom_graph_passes
 
+        _lower_as_collectives()
         numbered = [node for node in gm.graph.nodes if NUMBER in node.meta]
         if not numbered:
             return stock(gm, *args, **options)
-        _lower_as_collectives()
         chosen: dict[str, Any] = {
             "post_grad_custom_post_pass": [
                 *get_custom_graph_passes(config.post_grad_custom_post_pass),
@@ -356,9 +356,8 @@ _UNSAFE = (
 
 @cache
 def _lower_as_collectives() -> None:
-    """Tell Inductor how to lower our ops that communicate: as its own collectives, once they are in
-    a graph. The last argument of each is the name of a process group, as torch's estimates of their
-    time expect.
+    """Tell Inductor, once, how to lower our ops that communicate: as its own collectives. The last
+    argument of each is the name of a process group, as torch's estimates of their time expect.
     """
     from torch._inductor.ir import TensorBox, _CollectiveKernel
     from torch._inductor.lowering import constrain_to_fx_strides, register_lowering

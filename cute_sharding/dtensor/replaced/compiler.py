@@ -2,7 +2,7 @@
 (torch/_dynamo, torch/_functorch/_aot_autograd, torch/fx/experimental) and compiled code.
 
 Nothing of it is imported before the program has. Caches may be reset and tagged; most of what
-:class:`.tracing.Tracing` replaces is made here (waits there, expansion in :mod:`.expansion`).
+:class:`.tracing.Tracing` replaces is made here.
 """
 
 from __future__ import annotations
