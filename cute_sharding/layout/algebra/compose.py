@@ -11,7 +11,6 @@ from cute_sharding.layout.algebra.tiler import Tiler, by_mode
 from cute_sharding.layout.errors import ROW_MAJOR, LayoutError, Undecided
 from cute_sharding.layout.layout import IntTuple, Layout, from_leaves, make
 from cute_sharding.layout.symbolic import (
-    Fact,
     Int,
     as_int,
     divides,
@@ -78,14 +77,14 @@ def _composed(
     # For each jump, the largest sum of remainders that an index of B reaches.
     carries: list[Int] = [0] * len(form.jumps)
     for n, d in leaves:
-        if is_zero(n - 1) or is_zero(d):
+        if n == 1 or d == 0 or (not type(n) is int is type(d) and (is_zero(n - 1) or is_zero(d))):
             result.append([(n, 0)])
             continue
         if form.empty:
             raise LayoutError(
                 f"composition({_both(a, leaves, b)}): B reaches beyond index 0, the only one A has"
             )
-        if not require(is_nonnegative(d), Fact("at most", 0, d)):
+        if not (d > 0 if type(d) is int else require(is_nonnegative(d), "at most", 0, d)):
             raise LayoutError(
                 f"composition({_both(a, leaves, b)}): leaf {n}:{d} of B reaches the negative index "
                 f"{d}"
@@ -95,7 +94,10 @@ def _composed(
             run, value, clash = n, form.slope * d, 0
             remainders = []
             for q, c in form.jumps:
-                whole, rest, met = _at_jump(q, n, d)
+                if type(q) is int is type(d) and d % q == 0:
+                    whole, rest, met = d // q, 0, None
+                else:
+                    whole, rest, met = _at_jump(q, n, d)
                 value = value + c * whole
                 remainders.append(rest)
                 if met is not None and (run is n or is_less(met, run)):
@@ -103,21 +105,25 @@ def _composed(
             if run is not n:
                 if is_zero(run - n):
                     run = n
-                elif is_zero(run) or not require(divides(run, n), Fact("divides", n, run)):
+                elif is_zero(run) or not require(divides(run, n), "divides", n, run):
                     why = f"leaf {n}:{d} of B crosses {_boundary(a, clash)}"
                     if not is_zero(run):
                         why += f", after {run} steps, and {run} does not divide {n}"
                     return _compose_rarely(a, leaves, b, form, why)
             for j, rest in enumerate(remainders):
                 carries[j] = carries[j] + (run - 1) * rest
-            modes.append((as_int(run), as_int(value)))
+            modes.append(
+                (run, value) if type(run) is int is type(value) else (as_int(run), as_int(value))
+            )
             if run is n:
                 break
             n, d = quotient(n, run), d * run
         modes.reverse()
         result.append(modes)
     for (q, _), carry in zip(form.jumps, carries, strict=True):
-        if not require(is_less(carry, q), Fact("at most", q, carry, holds=False)):
+        if type(carry) is int is type(q) and carry < q:
+            continue
+        if not require(is_less(carry, q), "at most", carry + 1, q):
             these = ", ".join(f"{n}:{d}" for n, d in leaves if n != 1 and not divides(q, d))
             why = f"leaves {these} of B carry across {_boundary(a, q)}"
             return _compose_rarely(a, leaves, b, form, why)
@@ -133,6 +139,8 @@ def _at_jump(q: Int, n: Int, d: Int) -> tuple[Int, Int, Int | None]:
     """
     if type(q) is int and type(d) is int:
         whole, rest = divmod(d, q)
+        if rest == 0 or (type(n) is int and n * rest < q + rest):
+            return whole, rest, None
     else:
         # Of symbols: d is a multiple of q, or less than q.
         whole, rest = (quotient(d, q), 0) if divides(q, d) else (0, d)
@@ -140,7 +148,7 @@ def _at_jump(q: Int, n: Int, d: Int) -> tuple[Int, Int, Int | None]:
         return whole, rest, None
     if type(rest) is int and type(q) is int:
         return whole, rest, -(-q // rest)
-    aligned = require(divides(rest, q), Fact("divides", q, rest))
+    aligned = require(divides(rest, q), "divides", q, rest)
     return whole, rest, quotient(q, rest) if aligned else 0
 
 

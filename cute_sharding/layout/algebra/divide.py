@@ -19,7 +19,6 @@ from cute_sharding.layout.symbolic import (
     is_nonnegative,
     is_zero,
     quotient,
-    require,
 )
 
 
@@ -62,8 +61,9 @@ def _complement(layout: Layout, bound: Int) -> list[tuple[Int, Int]]:
     out: list[tuple[Int, Int]] = []  # (size, stride), innermost first
     current: Int = 1
     for d, n in modes:
-        fact = Fact("divides", d, current)
-        exact = require(divides(current, d), fact, f"complement({layout!r})")
+        exact = divides(current, d)
+        if exact is None:
+            raise Undecided(str(Fact("divides", d, current)), f"complement({layout!r})")
         gap = quotient(d, current) if exact else 0
         if is_zero(gap):
             raise LayoutError(

@@ -8,7 +8,6 @@ from cute_sharding.layout.algebra.modes import coalesce, compare_modes, merge_ne
 from cute_sharding.layout.errors import LayoutError
 from cute_sharding.layout.layout import Layout, from_leaves, make
 from cute_sharding.layout.symbolic import (
-    Fact,
     Int,
     divides,
     is_nonnegative,
@@ -101,11 +100,11 @@ def left_inverse(layout: Layout | int) -> Layout:
             out.append((n, w))
             continue
         e = following[0]
-        if not require(divides(d, e), Fact("divides", e, d), context):
+        if not require(divides(d, e), "divides", e, d, context):
             raise LayoutError(
                 f"{context} is not a layout: stride {d} does not divide the next stride, {e}"
             )
-        if not require(is_nonnegative(e - n * d), Fact("at most", n * d, e), context):
+        if not require(is_nonnegative(e - n * d), "at most", n * d, e, context):
             raise LayoutError(
                 f"{context} does not exist: modes {n}:{d} and {following[1]}:{e} overlap"
             )

@@ -136,8 +136,8 @@ def _proved(fact: Fact, _: Facts) -> bool | None:
     return answer if answer is None or fact.holds else not answer
 
 
-def require(answer: bool | None, fact: Fact, context: str = "") -> bool:
-    """``answer`` where there is one, else :class:`Undecided` naming ``fact``."""
+def require(answer: bool | None, relation: str, left: Int, right: Int, context: str = "") -> bool:
+    """``answer`` where there is one, else :class:`Undecided` naming the fact of these."""
     if answer is None:
-        raise Undecided(str(fact), context)
+        raise Undecided(str(Fact(relation, left, right)), context)
     return answer
