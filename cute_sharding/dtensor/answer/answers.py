@@ -279,6 +279,13 @@ def listed(metas: Any) -> Sequence[Any]:
     return [metas] if isinstance(metas, TensorMeta) else metas
 
 
+def with_metas(metas: Any, of: Callable[[TensorMeta], TensorMeta]) -> Any:
+    """What torch says of the results, with ``of`` each in its place."""
+    if isinstance(metas, TensorMeta):
+        return of(metas)
+    return tuple([None if meta is None else of(meta) for meta in metas])
+
+
 def metas_of_results(answer: OutputSharding) -> list[TensorMeta]:
     """The global shapes and strides of an op's results, where they are known."""
     specs = [spec for spec in specs_of_results(answer) if isinstance(spec, DTensorSpec)]

@@ -38,9 +38,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 from cute_sharding.dtensor.run.graph_keys import tag_traced
 from cute_sharding.dtensor.run.moving import Movement, comes_back
 from cute_sharding.dtensor.run.ops import Runner, Step, View
+from cute_sharding.dtensor.run.order import lying_apart
 from cute_sharding.dtensor.run.placements import cut_of, placement_of, text
 from cute_sharding.dtensor.run.reading import agree
 from cute_sharding.exchange import Exchange
+from cute_sharding.exchange.slices import is_view
 from cute_sharding.propagation.choose import Choice, chosen, moved_to
 from cute_sharding.propagation.free import Cuts
 from cute_sharding.propagation.steps import placed
@@ -149,6 +151,8 @@ def movement_of(
     if movement is None or metas is None:
         count(name, "stock")
         return None
+    if not is_view(choice.exchange):
+        metas = answers.with_metas(metas, lying_apart)
     outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
     _note(name, [choice.exchange], specs, outputs)
     _note_place(name, schema, [choice.exchange], [], stock)

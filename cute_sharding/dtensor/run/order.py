@@ -15,6 +15,7 @@ import torch
 
 from cute_sharding.dtensor.compiled.symbols import has_values, sizes_at_hand
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
+from cute_sharding.dtensor.replaced.tensor_specs import TensorMeta
 from cute_sharding.dtensor.run.ranks import on_each_rank
 
 # Row by row, of as many dims as any tensor has.
@@ -79,3 +80,22 @@ def memory_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
 
 
 _memory_order = lru_cache(maxsize=1 << 12)(memory_order)
+
+
+def lying_apart(meta: TensorMeta) -> TensorMeta:
+    """The meta of a copy: itself, but where its elements share memory, as windows do, the strides
+    of elements that do not, in the same order. A view of such windows may be legal by their
+    strides, and not by those of a copy.
+
+    >>> meta = TensorMeta(torch.Size((5, 2)), (1, 1), torch.float32)
+    >>> lying_apart(meta).stride
+    (2, 1)
+    """
+    strides, step = list(meta.stride), 1
+    for d in reversed(_memory_order(tuple(meta.shape), tuple(meta.stride))):
+        if meta.shape[d] > 1:
+            strides[d] = max(strides[d], step)
+            step = strides[d] * meta.shape[d]
+    if 0 in meta.stride or tuple(strides) == tuple(meta.stride):
+        return meta
+    return TensorMeta(meta.shape, tuple(strides), meta.dtype)

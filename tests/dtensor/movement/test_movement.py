@@ -218,3 +218,17 @@ def test_pending_sums_stay_pending():
             full = F.pad(2 * values(8, 4), (0, 0, 1, 1), value=3.0)
         assert_close(padded, full, "what is filled in is filled in once")
         assert isinstance(padded, DTensor)
+
+
+def test_windows_that_are_copies_share_no_memory():
+    """A view that is legal by the strides of windows, which overlap, is not by those of a copy: it
+    raised on some ranks, and ran on those with one row.
+    """
+    with ranks_of((3,)), cute_sharding.enabled(movement=True):
+        windows = distribute(values(1, 6, 2), (3,), [S(1)]).unfold(1, 2, 1)
+        with plain():
+            full = values(1, 6, 2).unfold(1, 2, 1)
+            vector = torch.arange(2.0)
+        assert full.stride() == (12, 2, 1, 2) and windows.stride() == (12, 4, 1, 2)
+        assert_close(windows @ distribute(vector, (3,), [Replicate()]), full @ vector, "windows")
+        assert_close(windows.reshape(10, 2), full.reshape(10, 2), "reshaped")
