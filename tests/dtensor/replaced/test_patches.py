@@ -89,13 +89,14 @@ OPTIONAL = {
     "_sym_register": "of the rows about the compiler, which may be left out",
     "_create_table": "of the row about pictures, which may be left out",
     "_create_rich_table": "of the row about pictures, which may be left out",
-    **dict.fromkeys(("_asdict", "_replace"), "of named tuples"),
+    "_replace": "of named tuples",
     "_at_fork_reinit": "of Python's locks",
     "_getframe": "of Python's sys",
     "_installed": "our own",
     "_repr_html_": "our own, by which notebooks show a plan",
     "_watched": "our own",
     "_watches": "our own",
+    "_write": "our own",
 }
 
 
