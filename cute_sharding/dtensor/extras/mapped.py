@@ -20,16 +20,19 @@ from cute_sharding.dtensor.replaced.process_groups import is_ascending
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
+    Placement,
     Replicate,
     Shard,
     StridedShard,
     TensorMeta,
+    decoded_order,
     is_dtensor,
     made,
     may_be_uneven,
     placed_as,
 )
 from cute_sharding.dtensor.run.placements import counted_from_0, text
+from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.layout.layout import row_major
 from cute_sharding.sharding.deal import local_size
 
@@ -56,9 +59,9 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int) -
         or mesh.get_coordinate() is None
     ):
         return None
-    local = tensor.detach()
+    local = on_each_rank(lambda rank, x: x, tensor.detach())
     placements = tuple([counted_from_0(p, tensor.ndim) for p in placements])
-    for m, p in enumerate(placements):
+    for m, p in _in_order(placements, mesh):
         if isinstance(p, (Shard, StridedShard)):
             parts, _ = p._split_tensor(local, mesh.size(m), with_padding=False, contiguous=True)
             local = scatters.scattered(parts, p.dim, mesh, m, source)
@@ -71,6 +74,18 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int) -
     return made(
         local.requires_grad_(tensor.requires_grad), spec, requires_grad=tensor.requires_grad
     )
+
+
+def _in_order(placements: tuple[Placement, ...], mesh: Any) -> list[tuple[int, Placement]]:
+    """Mesh dims with their placements, as one cuts after the other. Split factors that encode an
+    order are that order, which is how redistribution takes such a tensor.
+    """
+    order = decoded_order(placements, mesh)
+    if order is None:
+        return [*enumerate(placements)]
+    cutting: list[tuple[int, Placement]] = [(m, Shard(d)) for d, dims in order for m in dims]
+    others = {*range(len(placements))} - {m for m, _ in cutting}
+    return [*[(m, placements[m]) for m in sorted(others)], *cutting]
 
 
 def _gathers(given: Sequence[Any], wanted: Sequence[Any]) -> bool:

@@ -12,7 +12,7 @@ from enumeration import devices, held, held_by_a_dtensor
 from readings import MESH, PLACEMENTS, laid
 from simulation import cuts_of, distribute, locals_of, mesh_of, plain, ranks_of
 from torch.distributed._local_tensor import LocalTensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -56,6 +56,18 @@ def test_it_is_in_the_order(n):
             back = distribute(full, MESH, R2).redistribute(placements=PLACEMENTS)
             for got, wanted in zip(everywhere(back), everywhere(laid(full))):
                 assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("n", [8, 9, 11])
+def test_distribute_tensor_lays_it_out_in_the_order(n):
+    full = torch.arange(3.0 * n).reshape(n, 3)
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
+        tensor = distribute_tensor(full, mesh_of(MESH), PLACEMENTS)
+        for got, wanted in zip(everywhere(tensor), everywhere(laid(full))):
+            assert torch.equal(got, wanted)
+        assert all(torch.equal(x, full) for x in everywhere(tensor.redistribute(placements=R2)))
+        view = tensor.view(n, 3, 1).redistribute(placements=R2)
+        assert all(torch.equal(x, full.view(n, 3, 1)) for x in everywhere(view))
 
 
 def test_which_is_another_where_sizes_do_not_divide():
