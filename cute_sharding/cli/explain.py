@@ -59,7 +59,7 @@ def run_explain(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.torch:
         name, sizes = asked_view(arguments)
         row = BY_OP[VIEWS[name]]
-        result["torch"] = by_torch((*row.strict, *row.lenient)[0], before, [sizes])
+        result["torch"] = by_torch(row.overloads[0], before, [sizes])
     return result if for_all is None else {**result, "for_all": for_all}
 
 

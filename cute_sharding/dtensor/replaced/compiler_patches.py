@@ -26,12 +26,11 @@ CONTEXTS = Patch(
     module="torch._dynamo.variables.builder",
     attribute="_automatic_dynamic",
     file="torch/_dynamo/variables/builder.py",
-    why="The compiler takes one symbol for sizes that are equal in the call that it compiles for. "
-    "The rows of a rank's local tensor are then those of any other dim of as many, on that rank "
-    "alone: where they turn out to be a number so does the other, too late, and a backward graph "
-    "fails. Here they have symbols of their own. And where inputs have other sizes on other ranks "
-    "torch takes another rank's graph from the disk, which raises: it is kept apart. Replaced once "
-    "the program imports it.",
+    why="The compiler takes one symbol for sizes that are equal in the call that it compiles for: "
+    "the rows of a rank's local tensor are then those of any dim of as many, on that rank alone, "
+    "and a backward graph fails. Here they have symbols of their own. And where inputs have other "
+    "sizes on other ranks torch takes another rank's graph from the disk, which raises: graphs are "
+    "kept apart. Replaced once the program imports it.",
     until="sizes of inner tensors share no symbols with others, and graphs of ranks are kept apart",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_rows_are_no_other_dim_of_as_many",
 )
@@ -135,13 +134,11 @@ ORDER = Patch(
     module="torch._inductor.compile_fx",
     attribute="fx_codegen_and_compile",
     file="torch/_inductor/compile_fx.py",
-    why="Inductor keeps its collectives in the order in which they stand in the graph, behind "
-    "passes that may have moved them, as they see this rank's sizes; and where a program turns "
-    "them on, two passes for overlap and `enable_overlap_scheduling` move collectives by how long "
-    "they take on this rank. It compiles under options by which they stand in the order in which "
-    "they were issued, and these are left out where ranks may hold other sizes than one another. "
-    "(torch has a check for that, `spmd_check`, which hangs where only some ranks compile.) "
-    "Replaced once the program imports it.",
+    why="Passes over the graph may move collectives by this rank's sizes; and two passes for "
+    "overlap and `enable_overlap_scheduling`, where a program turns them on, by how long they take "
+    "on this rank. Here the graph is compiled with its collectives in the order in which they were "
+    "issued, and without those three where ranks may hold different sizes. (torch's check, "
+    "`spmd_check`, hangs where only some ranks compile.) Replaced once the program imports it.",
     until="the order is that of the program, and what moves collectives decides alike on all ranks",
     test="tests/dtensor/compiled/test_compiled_order.py"
     "::test_the_chain_is_in_the_order_of_the_program",

@@ -104,13 +104,11 @@ DISTRIBUTE = Patch(
     module=_TENSOR + "._api",
     attribute="distribute_tensor.__code__",
     file="torch/distributed/tensor/_api.py",
-    why="distribute_tensor gives a DTensor back that has the placements that it is to have, and "
-    "raises for others. Slices and views of ours leave cut what torch's replicate: it is brought "
-    "there first. Strided shards of different sizes it refuses. And it gives the n-th shard to the "
-    "n-th rank of a process group, whose ranks ascend, and not to the rank at coordinate n, where "
-    "the placements say that it is: another where the mesh's ranks do not ascend, and torch's "
-    "all-gathers mistake them alike; plans go by coordinates. Programs keep the function by name, "
-    "so it gets other code.",
+    why="distribute_tensor raises for a DTensor of other placements: what slices and views of ours "
+    "leave cut is gathered first. It refuses strided shards of different sizes, and does not lay "
+    "out the order that split factors encode. And it gives the n-th shard to the n-th rank of a "
+    "process group, whose ranks ascend: placements mean the rank at coordinate n. Programs keep "
+    "the function by name, so it gets other code.",
     until="distribute_tensor redistributes a DTensor, pads strided shards, and orders what it "
     "scatters by the mesh's coordinates",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",

@@ -85,9 +85,9 @@ def _composed(
                 f"composition({_both(a, leaves, b)}): B reaches beyond index 0, the only one A has"
             )
         if not (d > 0 if type(d) is int else require(is_nonnegative(d), "at most", 0, d)):
+            both = _both(a, leaves, b)
             raise LayoutError(
-                f"composition({_both(a, leaves, b)}): leaf {n}:{d} of B reaches the negative index "
-                f"{d}"
+                f"composition({both}): leaf {n}:{d} of B reaches the negative index {d}"
             )
         modes: list[tuple[Int, Int]] = []
         while True:
@@ -112,9 +112,7 @@ def _composed(
                     return _compose_rarely(a, leaves, b, form, why)
             for j, rest in enumerate(remainders):
                 carries[j] = carries[j] + (run - 1) * rest
-            modes.append(
-                (run, value) if type(run) is int is type(value) else (as_int(run), as_int(value))
-            )
+            modes.append((as_int(run), as_int(value)))
             if run is n:
                 break
             n, d = quotient(n, run), d * run
