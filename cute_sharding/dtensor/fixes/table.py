@@ -222,8 +222,9 @@ TABLE: tuple[Fix, ...] = (
     ),
     Fix(
         _names("embedding.default", "gather.default"),
-        "What is pending has a mask of its own, and most ops that follow raise.",
-        when.picks_of_a_cut_dim,
+        "What is pending has a mask of its own, and most ops that follow raise. Rows of a replica, "
+        "which no operand says to be cut, are cut as well, on a mesh dim that the op has left.",
+        _sharded,
         "the mask ends with the op",
     ),
     Fix(

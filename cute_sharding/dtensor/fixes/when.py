@@ -48,16 +48,6 @@ def names_no_dim(schema: OpSchema, at: int) -> bool:
     return len(schema.args_schema) > at and schema.args_schema[at] == []
 
 
-def picks_of_a_cut_dim(schema: OpSchema, specs: Sequence[DTensorSpec]) -> bool:
-    """Whether rows of a dim that is cut are picked: of the first dim, or of the one that is
-    named.
-    """
-    picked, dim = specs[0], 0
-    if isinstance(schema.args_schema[1], int):
-        dim = schema.args_schema[1] % max(len(picked.shape), 1)
-    return any(isinstance(p, (Shard, StridedShard)) and p.dim == dim for p in picked.placements)
-
-
 def picks_of_fewer_rows(schema: OpSchema) -> bool:
     """Whether an index has fewer rows than what it picks of, in another dim than the one that is
     named.

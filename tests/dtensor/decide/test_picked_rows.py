@@ -42,6 +42,8 @@ LAID = [
     ((2, 2), [S(0), Shard(0)], [R, R]),
     ((2, 2), [R, Shard(0)], [Shard(0), R]),
     ((2, 2), [Shard(1), Shard(0)], [R, R]),
+    ((2, 2), [Shard(1), R], [Shard(0), R]),  # torch would cut the rows too, on the other mesh dim
+    ((2, 2), [Shard(1), R], [Shard(1), R]),
 ]
 
 
