@@ -218,7 +218,8 @@ def page() -> str:
             "`(in0 in1)` their flattening, `x/(3,4)[0]` dim 0 of x split into (3, 4),",
             "`1` a fresh dim of size 1.",
             "",
-            "*Strict* overloads never communicate unless told to; those "
+            "*Strict* overloads raise where they are not free and "
+            '`implicit_redistribution="error"`; others redistribute. Those '
             "of a *signature* go by the one that the DimMap says ([Ops](ops.md)).",
             "(`view_as_complex` is read in units of real numbers.)",
             "",

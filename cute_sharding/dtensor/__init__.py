@@ -5,16 +5,16 @@ Rooms, each of which says what may be touched there. A room imports only from th
 list. The words are those of docs/glossary.md.
 
 - :mod:`.bookkeeping`: settings, counts, the log
-- :mod:`.replaced`: what of torch is replaced, and its private names; answers in its form
+- :mod:`.replaced`: what of torch is replaced, and its private names
+- :mod:`.answer`: what the run of an op needs, in torch's form
 - :mod:`.compiled`: sizes that are symbols
-- :mod:`.run`: redistributions: plans, run
+- :mod:`.run`: exchanges, run: redistributions and movement
 - :mod:`.models`: many tensors at once
 - :mod:`.door`: from specs to how tensors lie
 - :mod:`.refit`: a model's weights as another program's, on any meshes
 - :mod:`.checkpoints`: checkpoints into tensors on any meshes
 - :mod:`.fixes`: torch's bugs, one row each
 - :mod:`.extras`: writes to copies; checkpoints, state dicts, pictures
-- :mod:`.movement`: slices, splits, rolls, pads and windows of sharded dims
 - :mod:`.decide`: who answers for an op, and with what
 - :mod:`.switch`: on and off
 - :mod:`.reports`: plans without data; whether it works

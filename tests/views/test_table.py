@@ -65,6 +65,7 @@ OPS = [*ROW_OF, "squeeze-multiple"]
 # What torch's own functions cannot be asked: the definition of the op decides there, and only
 # there.
 TORCH_CANNOT = {
+    "alias_copy": "it is no view to torch",
     "view_as_real": "a scalar has no last dim to look up",
     "reshape": "an empty target shape is indexed",
     "flatten": "start_dim and end_dim are not taken",

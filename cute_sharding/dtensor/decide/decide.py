@@ -1,22 +1,22 @@
 """What an op does: the placements that it needs, and those that it gives.
 
 A decision is a function of the op, how its operands lie, the settings and the release of torch. In
-this order:
+the order of :func:`decide`:
 
-1. *View*: the layout, read again (:mod:`..decide`).
-2. *Fix*: a bug of torch on placements that its rules know (:mod:`..fixes`).
-3. *Rule*: where torch has no rule of its own, the op's signature.
-4. *Torch*: where its rule is right. Where it would move operands, the signature, if less is
-   received so; where it refuses, the signature or the gate.
-5. *Rule*: the signature, on what only views make.
-6. *Gate*: torch's rule, on operands without what it is not known to get right.
+1. *The program's*: a rule that it has registered for the op, behind the gate.
+2. *View*: the layout, read again (:mod:`.views`).
+3. *Apart*: an op that torch takes apart, but in inference mode, where it is not known to be right
+   in one.
+4. *Fix*: a bug of torch on placements that its rules know (:mod:`..fixes`).
+5. *Written, made anew*: a pointwise op that writes to an operand; values that do not depend on what
+   is pending.
+6. *Rule*: the op's signature, where torch has no rule of its own.
+7. *Torch*: where its rule is right. If it would move operands and the signature receives less,
+   that; if it refuses, the signature or the gate.
+8. *Rule*: the signature, on what only views make.
+9. *Gate*: torch's rule, on operands without what it is not known to get right.
 
-Before all that, ops that torch takes apart where there are gradients, and meets whole in inference
-mode, are taken apart there too, where its way with them is not known to be right.
-
-A rule that the program has registered for an op comes before all of them, behind the gate. What
-writes to an operand, or makes it anew, comes after the fixes. What is pending of a result without
-dims is then reduced with the op (:mod:`.scalars`).
+What is pending of a result without dims is then reduced with the op (:mod:`.scalars`).
 
 Movement ops are answered before all this (:mod:`.movement`); and before these, operands
 of several meshes are read on one (:mod:`.meshes`). Convolutions, ``argmax`` and ``argmin`` begin in
@@ -72,11 +72,8 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
 def decide(question: Question) -> Any:
     """Torch's form of the answer; see the head of this file."""
     if registry.is_of_the_program(question.schema.op):
-        return (
-            question.gated((StridedShard,))
-            if question.is_strided
-            else question.stock(question.schema)
-        )
+        strided = question.is_strided
+        return question.gated((StridedShard,)) if strided else question.stock(question.schema)
     if question.is_view:
         return question.viewed()
     if question.is_wrong_in_one:
@@ -84,8 +81,8 @@ def decide(question: Question) -> Any:
     fix = fix_of(question.schema, question.specs)
     if fix is not None:
         if fix.remedy is Remedy.FALSE:
-            mesh = question.specs[0].mesh
-            return answers.by_function(question.schema, lambda *_: False, mesh, [], None)
+            on = question.specs[0].mesh
+            return answers.by_function(question.schema, lambda *_: False, on, [], None)
         if fix.remedy is Remedy.FUNCTION:
             return placed_by_search(question.stock(question.schema), question.schema)
         found = question.signed() if fix.remedy is Remedy.SIGNATURE else None
@@ -141,10 +138,10 @@ def _torchs(question: Question) -> Any:
 
 def _brought(question: Question, found: Any) -> Any:
     """torch's answer, with the operands that it moves brought by plan where the op has a row."""
-    wanted = getattr(found, "redistribute_schema", None)
-    if wanted is None or question.row is None or not question.is_sharded:
-        return found
-    return answers.from_other_specs(found, question.schema)
+    moves = getattr(found, "redistribute_schema", None) is not None
+    if moves and question.row is not None and question.is_sharded:
+        return answers.from_other_specs(found, question.schema)
+    return found
 
 
 def _where_torch_refuses(question: Question) -> Any | None:

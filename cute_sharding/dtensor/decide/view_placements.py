@@ -262,7 +262,7 @@ def _blocked_by_row(
     """The first mesh dim that the op's local form cannot do with under these placements, whatever
     the layout says.
     """
-    if row is None or not (row.wants_whole_dims or row.pairs):
+    if row is None or not (row.wants_whole_dims or row.only_sums):
         return None
     for mesh_dim, placement in enumerate(placements):
         cut = cut_of(placement)
@@ -273,14 +273,14 @@ def _blocked_by_row(
             and mesh[mesh_dim] > 1
         ):
             return mesh_dim
-        if row.pairs and isinstance(placement, Partial) and not _linear(placement):
+        if row.only_sums and isinstance(placement, Partial) and not _linear(placement):
             return mesh_dim
     return None
 
 
 def _reduced(row: ByDimMap | None, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
     """The placements with the pending reductions that the op does not commute with done."""
-    if row is None or not row.pairs:
+    if row is None or not row.only_sums:
         return placements
     return tuple(
         [Replicate() if isinstance(p, Partial) and not _linear(p) else p for p in placements]

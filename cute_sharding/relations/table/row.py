@@ -138,12 +138,14 @@ class ByDimMap(_Derived):
     """A view op: ``rule`` gives a DimMap for the input's shape and the op's arguments.
 
     Attributes:
-        strict: its overloads must not communicate; others may redistribute their input first.
+        strict: its overloads raise where they are not free and ``implicit_redistribution`` is
+            "error"; others redistribute their input under any setting.
         wants_whole_dims: the local op needs the dims that it does not keep whole on every device:
             squeeze removes a dim only where its local size is 1 (a device that holds nothing has 0
             there), and view_as_complex a dim of size 2.
-        pairs: the output's elements are pairs of the input's (view_as_complex), and only linear
-            reductions may be pending.
+        pairs: the output's elements are pairs of the input's (view_as_complex).
+        only_sums: numbers are read in another way (real as complex, or the reverse), and only
+            linear reductions may be pending.
 
     >>> row = BY_OP["torch.squeeze"]
     >>> isinstance(row, ByDimMap), row.overloads[:2], row.strict, row.wants_whole_dims
@@ -154,6 +156,7 @@ class ByDimMap(_Derived):
     strict: bool = False
     wants_whole_dims: bool = False
     pairs: bool = False
+    only_sums: bool = False
 
     @property
     def signed(self) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """Views, by DimMaps (:mod:`cute_sharding.relations.dim_map`).
 
 A row is for an op that torch has a view rule for; other overloads that do the same go ``by_names``.
-Strict rows are views: free or an error. Rows without overloads are for functions of torch's
-dim_maps that come to the dispatcher as other ops.
+Strict rows are of views that raise where they are not free and ``implicit_redistribution="error"``;
+others redistribute under any setting, as torch's do. Rows without overloads are for functions of
+torch's dim_maps that come to the dispatcher as other ops.
 """
 
 from __future__ import annotations
@@ -57,12 +58,18 @@ ROWS: tuple[Row, ...] = (
     Row((), rules.at_least(1), op="torch.atleast_1d", note="decomposes to view"),
     Row((), rules.at_least(2), op="torch.atleast_2d", note="decomposes to unsqueeze"),
     Row((), rules.at_least_3d, op="torch.atleast_3d", note="decomposes to unsqueeze"),
-    Row(("view_as_real.default",), rules.view_as_real, op="torch.view_as_real"),
+    Row(
+        ("view_as_real.default",),
+        rules.view_as_real,
+        op="torch.view_as_real",
+        only_sums=True,
+    ),
     Row(
         ("view_as_complex.default",),
         rules.view_as_complex,
         op="torch.view_as_complex",
         wants_whole_dims=True,
         pairs=True,
+        only_sums=True,
     ),
 )

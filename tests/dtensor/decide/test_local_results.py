@@ -250,6 +250,21 @@ def test_complex_numbers_have_no_largest(reduce_op, carried):
         assert (torch.view_as_real(result.full_tensor().reconcile()) == times * full).all()
 
 
+@pytest.mark.parametrize("reduce_op, carried", [("sum", True), ("avg", True), ("product", False)])
+def test_a_product_of_complex_numbers_is_none_of_their_parts(reduce_op, carried):
+    full = torch.complex(number((4, 3)) + 1, number((4, 3)))
+    with ranks_of((2, 2)), cute_sharding.enabled():
+        pending = distribute(full, (2, 2), (Partial(reduce_op), Shard(0)))
+        if not carried:  # which is finished first; torch reduces no such product
+            with pytest.raises(Exception, match=r"(?i)complex|product"):
+                torch.view_as_real(pending)
+            return
+        result = torch.view_as_real(pending)
+        assert result.placements == (Partial(reduce_op), Shard(0))
+        times = 2 if reduce_op == "sum" else 1
+        assert (result.full_tensor().reconcile() == times * torch.view_as_real(full)).all()
+
+
 # -- corners ---------------------------------------------------------------------------------------
 
 
