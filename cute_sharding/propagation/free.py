@@ -25,7 +25,7 @@ from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 Cuts: TypeAlias = "tuple[Cut, ...]"
 
 # Cuts that are tried, of all mesh dims together; and rows of which all split factors are.
-MOST, EVERY = 256, 16
+MOST, EVERY = 256, 64
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class FreeCuts:
                     for mm, factor in self.sources[source][dim]:
                         piece = max(-(-self.move.inputs[source][dim] // factor), 1)
                         for d in other.dims if mm == m else ():
-                            found.setdefault(d, []).extend([factor, -(-shape[d] // piece)])
+                            pieces = [-(-shape[d] // piece), max(shape[d] // piece, 1)]
+                            found.setdefault(d, []).extend([factor, *pieces])
         return [(d, tuple(used)) for d, used in sorted(found.items())]
 
     def _lacks(self, link: Link, had: tuple[Chain, ...], wanted: tuple[Chain, ...]) -> bool:

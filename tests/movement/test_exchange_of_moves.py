@@ -125,6 +125,24 @@ def test_free_placements_are_found():
 
 
 @pytest.mark.parametrize(
+    ("op", "args", "devices"),
+    [
+        ("torch.cat", ([(8, 2), (1, 2), (8, 2)], 0), 3),
+        ("torch.nn.functional.pad", ((2, 2), (0, 0, 15, 0)), 2),
+        ("torch.nn.functional.pad", ((3, 2), (0, 0, 11, 3)), 2),
+        ("torch.nn.functional.pad", ((50, 2), (0, 0, 51, 0)), 8),
+        ("torch.nn.functional.pad", ((23, 2), (0, 0, 78, 0)), 4),
+    ],
+)
+def test_free_placements_are_found_of_more_rows(op, args, devices):
+    """Whose split factors are others than those of the operands."""
+    move = BY_OP[op].move(*args)
+    cuts = [((0, 1) if shape[0] > 1 else None,) for shape in move.inputs]
+    found = chosen(move, tuple(cuts), (devices,))
+    assert found.exchange.received_elements == 0
+
+
+@pytest.mark.parametrize(
     ("op", "args", "cuts", "received"),
     [
         ("torch.roll", (1, 0), (0, 1), 64),

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.replaced import collective_ops, process_groups, scatters, tensor_specs
+from cute_sharding.dtensor.replaced import collective_ops, process_groups, tensor_specs
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.process_groups import is_ascending
+from cute_sharding.dtensor.replaced.scatters import scattered
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,
     Partial,
@@ -32,7 +33,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     placed_as,
 )
 from cute_sharding.dtensor.run.placements import counted_from_0, text
-from cute_sharding.dtensor.run.ranks import on_each_rank
+from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.layout.layout import row_major
 from cute_sharding.sharding.deal import local_size
 
@@ -45,15 +46,16 @@ def brought(tensor: Any, mesh: Any, placements: Any) -> Any:
     return tensor
 
 
-def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int) -> Any | None:
+def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int | None) -> Any | None:
     """The DTensor of a plain tensor that the rank ``source`` of each process group has, each part
-    with the rank at its coordinate; None where torch distributes it so, or refuses to.
+    with the rank at its coordinate; ``source`` None: that each rank has. None where torch
+    distributes it so, or refuses to.
     """
     if is_dtensor(tensor) or placements is None or len(placements) != mesh.ndim:
         return None
     strided = any(isinstance(p, StridedShard) for p in placements)
     if (
-        not (strided or (any(p.is_shard() for p in placements) and not is_ascending(mesh)))
+        not (strided or (source is not None and _is_cut_on_others(placements, mesh)))
         or not tensor.is_leaf
         or tensor.device.type != mesh.device_type
         or mesh.get_coordinate() is None
@@ -64,7 +66,11 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int) -
     for m, p in _in_order(placements, mesh):
         if isinstance(p, (Shard, StridedShard)):
             parts, _ = p._split_tensor(local, mesh.size(m), with_padding=False, contiguous=True)
-            local = scatters.scattered(parts, p.dim, mesh, m, source)
+            local = (
+                _own_part(parts, mesh, m)
+                if source is None
+                else scattered(parts, p.dim, mesh, m, source)
+            )
         else:
             local = Replicate._make_replicate_tensor(local, mesh, m, source)
             if isinstance(p, Partial):
@@ -74,6 +80,16 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int) -
     return made(
         local.requires_grad_(tensor.requires_grad), spec, requires_grad=tensor.requires_grad
     )
+
+
+def _is_cut_on_others(placements: Sequence[Placement], mesh: Any) -> bool:
+    """Whether ranks do not ascend on the mesh that cuts it."""
+    return any(p.is_shard() for p in placements) and not is_ascending(mesh)
+
+
+def _own_part(parts: Sequence[torch.Tensor], mesh: Any, m: int) -> torch.Tensor:
+    """The part of this rank's coordinate."""
+    return on_each_rank(lambda rank, *some: some[place(mesh, rank)[m]].clone(), *parts)
 
 
 def _in_order(placements: tuple[Placement, ...], mesh: Any) -> list[tuple[int, Placement]]:

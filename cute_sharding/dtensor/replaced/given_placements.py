@@ -20,7 +20,7 @@ __all__ = ["install_distribution", "install_given_placements"]
 def install_distribution(
     installed: Installed,
     brought: Callable[[Any, Any, Any], Any],
-    distributed: Callable[[Any, Any, Any, int], Any | None],
+    distributed: Callable[[Any, Any, Any, int | None], Any | None],
 ) -> None:
     """Have distribute_tensor go on with ``brought(tensor, mesh, placements)`` of a DTensor that has
     other placements than it is to have; and give ``distributed(tensor, mesh, placements, source)``
@@ -33,7 +33,7 @@ if tensor.__class__ is DTensor:
     if placements is None or tensor.placements != (*placements,):
         from {brought.__module__} import {brought.__name__} as brought
         tensor = brought(tensor, device_mesh, placements)
-elif src_data_rank is not None:
+else:
     from {distributed.__module__} import {distributed.__name__} as distributed
     device_mesh = device_mesh or _mesh_resources.get_current_mesh()
     found = distributed(tensor, device_mesh, placements, src_data_rank)

@@ -58,11 +58,12 @@ def test_it_is_in_the_order(n):
                 assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("n", [8, 9, 11])
-def test_distribute_tensor_lays_it_out_in_the_order(n):
+@pytest.mark.parametrize("source", [0, None])
+@pytest.mark.parametrize("n", [8, 9, 11, 17])
+def test_distribute_tensor_lays_it_out_in_the_order(n, source):
     full = torch.arange(3.0 * n).reshape(n, 3)
     with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
-        tensor = distribute_tensor(full, mesh_of(MESH), PLACEMENTS)
+        tensor = distribute_tensor(full, mesh_of(MESH), PLACEMENTS, src_data_rank=source)
         for got, wanted in zip(everywhere(tensor), everywhere(laid(full))):
             assert torch.equal(got, wanted)
         assert all(torch.equal(x, full) for x in everywhere(tensor.redistribute(placements=R2)))
