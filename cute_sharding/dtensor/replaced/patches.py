@@ -112,8 +112,6 @@ DISTRIBUTE = Patch(
     until="distribute_tensor redistributes a DTensor, pads strided shards, and orders what it "
     "scatters by the mesh's coordinates",
     test="tests/dtensor/replaced/test_given_placements.py::test_distributing_what_stays_cut",
-    lacking="what is distributed to meshes whose ranks do not ascend would be read in another "
-    "order",
 )
 COMPOSITES = Patch(
     module="torch.library",
