@@ -281,6 +281,7 @@ def main() -> None:
         assert all(torch.equal(back[name].to_local(), x.to_local()) for name, x in state.items())
     if dist.get_rank() == 2:
         print(f"{plan}\nthe engine's logits are the trainer's, and back there are its weights")
+    dist.barrier()  # gloo's threads let go of the last exchange before the group ends
     dist.destroy_process_group()
 
 
