@@ -173,6 +173,22 @@ def between_two_pairs():
                 assert torch.equal(x.to_local(), whole[name].chunk(2)[rank - 2])
 
 
+def groups_made_between_runs():
+    """A plan that has run from rank to rank goes in one collective of a group made later."""
+    trainer, generator = (DeviceMesh("cpu", torch.tensor(r)) for r in ([0, 1], [1, 2]))
+    whole, rank = torch.arange(24.0).reshape(6, 4), dist.get_rank()
+    state = {"w": _on(trainer, whole, [Shard(0)])}
+    plan = cute_sharding.plan_refit(
+        lambda w: {"v": w["w"].mT}, state, {"v": (generator, [Shard(0)])}
+    )
+    for prepared in (False, True, True):
+        if prepared:
+            cute_sharding.prepare_groups(trainer, generator)
+        local = plan.run(state)["v"].to_local()
+        if rank in (1, 2):
+            assert torch.equal(local, whole.mT.chunk(2)[rank - 1])
+
+
 def _on(mesh, whole, placements):
     return distribute_tensor(whole, mesh, placements)
 
@@ -323,6 +339,7 @@ PROGRAMS = (
     of_memory_in_any_order,
     between_two_pairs,
     what_does_not_fit,
+    groups_made_between_runs,
     ranks_of_neither,
     who_only_has_and_who_only_wants,
 )

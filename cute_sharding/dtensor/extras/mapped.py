@@ -26,7 +26,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Shard,
     StridedShard,
     TensorMeta,
-    decoded_order,
+    in_order,
     is_dtensor,
     made,
     may_be_uneven,
@@ -63,7 +63,7 @@ def distributed(tensor: torch.Tensor, mesh: Any, placements: Any, source: int | 
         return None
     local = on_each_rank(lambda rank, x: x, tensor.detach())
     placements = tuple([counted_from_0(p, tensor.ndim) for p in placements])
-    for m, p in _in_order(placements, mesh):
+    for m, p in in_order(placements, mesh):
         if isinstance(p, (Shard, StridedShard)):
             parts, _ = p._split_tensor(local, mesh.size(m), with_padding=False, contiguous=True)
             local = (
@@ -90,18 +90,6 @@ def _is_cut_on_others(placements: Sequence[Placement], mesh: Any) -> bool:
 def _own_part(parts: Sequence[torch.Tensor], mesh: Any, m: int) -> torch.Tensor:
     """The part of this rank's coordinate."""
     return on_each_rank(lambda rank, *some: some[place(mesh, rank)[m]].clone(), *parts)
-
-
-def _in_order(placements: tuple[Placement, ...], mesh: Any) -> list[tuple[int, Placement]]:
-    """Mesh dims with their placements, as one cuts after the other. Split factors that encode an
-    order are that order, which is how redistribution takes such a tensor.
-    """
-    order = decoded_order(placements, mesh)
-    if order is None:
-        return [*enumerate(placements)]
-    cutting: list[tuple[int, Placement]] = [(m, Shard(d)) for d, dims in order for m in dims]
-    others = {*range(len(placements))} - {m for m, _ in cutting}
-    return [*[(m, placements[m]) for m in sorted(others)], *cutting]
 
 
 def _gathers(given: Sequence[Any], wanted: Sequence[Any]) -> bool:

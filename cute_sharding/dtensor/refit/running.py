@@ -43,11 +43,10 @@ class Running:
         self._parts: dict[tuple[int, int], BundlePart] = {}
 
     def part(self, number: int, rank: int) -> BundlePart:
-        """A rank's part in a bucket, by its number; its messages in the order of the group."""
+        """A rank's part in a bucket, by its number."""
         key = number, rank
         if key not in self._parts:
-            bundle = self.refit.packed[number].bundle
-            self._parts[key] = in_group(bundle.part(rank), self._group_of(number))
+            self._parts[key] = self.refit.packed[number].bundle.part(rank)
         return self._parts[key]
 
     def _group_of(self, number: int) -> Any | None:
@@ -129,9 +128,13 @@ class Running:
             nothing = on_each_rank(lambda rank, x: _no_bytes(x), given[0])
             return lambda: nothing
         buffer = on_each_rank(lambda rank, *xs: self._packed(number, rank, xs), *given)
-        to = self._group_of(number), self.meshes[0], number
+        group = self._group_of(number)  # which may have been made since the last run
+
+        def part(rank: int) -> BundlePart:
+            return in_group(self.part(number, rank), group)
+
         with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at))):
-            return started(partial(self.part, number), buffer, buffer, *to)
+            return started(part, buffer, buffer, group, self.meshes[0], number)
 
     def _packed(self, number: int, rank: int, given: Sequence[torch.Tensor]) -> torch.Tensor:
         operands = [[given[k] for k in member.operands] for member in self._members(number)]

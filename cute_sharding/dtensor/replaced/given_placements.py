@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced import patches, tensor_specs
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 
 __all__ = ["install_distribution", "install_given_placements"]
@@ -41,6 +41,42 @@ else:
         return found
 """
     installed.replace(patches.DISTRIBUTE, beginning_with(beginning, patches.DISTRIBUTE))
+    installed.replace(patches.LOCAL_ORDERS, _in_order)
+
+
+class _Sizes(tuple[int, ...]):
+    """A mesh of those sizes, as far as an order of its dims asks for it."""
+
+    def size(self, mesh_dim: int) -> int:
+        return self[mesh_dim]
+
+
+def _in_order(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function, which cuts from left to right, on a mesh whose dims are permuted so that
+    this is the order in which they cut.
+    """
+
+    def _compute_local_shape_and_global_offset(
+        global_shape: Any,
+        mesh_shape: Any,
+        my_coordinate: Any,
+        placements: Any,
+        skip_offset: bool = False,
+    ) -> Any:
+        order = tensor_specs.in_order(placements, _Sizes(mesh_shape))
+        dims = [m for m, _ in order]
+        if dims == sorted(dims) or my_coordinate is None:
+            return stock(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
+        at = my_coordinate if callable(my_coordinate) else my_coordinate.__getitem__
+        return stock(
+            global_shape,
+            tuple([mesh_shape[m] for m in dims]),
+            lambda i: at(dims[i]),
+            [p for _, p in order],
+            skip_offset,
+        )
+
+    return _compute_local_shape_and_global_offset
 
 
 def install_given_placements(

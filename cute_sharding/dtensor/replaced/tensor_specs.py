@@ -45,6 +45,7 @@ __all__ = [
     "cut_of",
     "decoded_order",
     "decodes_to_shard_order",
+    "in_order",
     "is_by_elements",
     "is_dtensor",
     "like",
@@ -211,6 +212,20 @@ def decoded_order(
         if order is None
         else tuple([(entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order])
     )
+
+
+def in_order(placements: Sequence[Placement], mesh: Any) -> list[tuple[int, Placement]]:
+    """Mesh dims with their placements, as one cuts after the other. Split factors that encode an
+    order are that order, which is how redistribution takes such a tensor; symbols encode none.
+    """
+    factors = [split_factor_of(p) for p in placements if isinstance(p, StridedShard)]
+    encode = factors and all(type(factor) is int for factor in factors)
+    order = decoded_order(tuple(placements), mesh) if encode else None
+    if order is None:
+        return [*enumerate(placements)]
+    cutting: list[tuple[int, Placement]] = [(m, Shard(d)) for d, dims in order for m in dims]
+    others = {*range(len(placements))} - {m for m, _ in cutting}
+    return [*[(m, placements[m]) for m in sorted(others)], *cutting]
 
 
 def unbound_spec(

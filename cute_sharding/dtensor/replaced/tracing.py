@@ -31,7 +31,7 @@ from cute_sharding.dtensor.replaced.symints import (
     is_symbolic,
     shape_with_symbols,
 )
-from cute_sharding.dtensor.replaced.tensor_specs import are_known, cut_of
+from cute_sharding.dtensor.replaced.tensor_specs import are_known, cut_of, in_order
 
 __all__ = [
     "Tracing",
@@ -158,10 +158,10 @@ class Tracing:
         if device is None or not are_known(placements):
             return None
         cuts: list[list[Any]] = [[] for _ in shape]
-        for placement, parts, coordinate in zip(placements, mesh.shape, device):
+        for m, placement in in_order(placements, mesh):
             cut = cut_of(placement)
             if cut is not None:
-                cuts[cut[0]].append((cut[1], parts, coordinate))
+                cuts[cut[0]].append((cut[1], mesh.shape[m], device[m]))
         local = tuple(
             [self._local_size(n, *chain) if chain else n for n, chain in zip(shape, cuts)]
         )

@@ -71,6 +71,27 @@ def test_distribute_tensor_lays_it_out_in_the_order(n, source):
         assert all(torch.equal(x, full.view(n, 3, 1)) for x in everywhere(view))
 
 
+@pytest.mark.parametrize("n", [9, 11, 17])
+@pytest.mark.parametrize("make", ["ones", "full", "new_ones", "new_full", "ones_like"])
+def test_what_is_made_has_the_sizes_of_the_order(make, n):
+    with ranks_of(MESH), cute_sharding.enabled(redistribution=True):
+        if make in ("ones", "full"):
+            given = ((n, 3), 1.0) if make == "full" else (n, 3)
+            made = getattr(torch.distributed.tensor, make)(
+                *given, device_mesh=mesh_of(MESH), placements=PLACEMENTS
+            )
+        elif make == "ones_like":
+            made = torch.ones_like(laid(torch.zeros(n, 3)))
+        else:
+            given = ((n, 3), 1.0) if make == "new_full" else ((n, 3),)
+            made = getattr(laid(torch.zeros(n, 3)), make)(*given)
+        if made.placements == tuple(PLACEMENTS):
+            wanted = [x.shape for x in everywhere(laid(torch.zeros(n, 3)))]
+            assert [x.shape for x in everywhere(made)] == wanted
+        whole = made.redistribute(placements=R2)
+        assert all(torch.equal(x, torch.ones(n, 3)) for x in everywhere(whole))
+
+
 def test_which_is_another_where_sizes_do_not_divide():
     with ranks_of(MESH):
         assert [is_left_to_right(laid(torch.zeros(n, 3))) for n in (9, 16)] == [False, True]
