@@ -38,7 +38,7 @@ tests: $(VENV)/.installed-test
 
 quick: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS) --one-in 6 \
-		tests/layout tests/sharding tests/views tests/dtensor/run/test_processes.py::test_views_on_four
+		tests/layout tests/sharding tests/propagation tests/dtensor/run/test_processes.py::test_views_on_four
 
 thorough: PYTEST_ARGUMENTS += --one-in 1
 thorough: tests
