@@ -121,7 +121,7 @@ COMPOSITES = Patch(
     "all its parts is one exchange where the op is known. A kernel at the key PythonTLSSnapshot, "
     "which tensors of Python classes alone have, notes it, and takes it apart as torch does.",
     until="DTensor meets tensor_split as one op",
-    test="tests/dtensor/movement/test_tensor_split.py::test_parts_are_what_slices_are",
+    test="tests/dtensor/decide/test_tensor_split.py::test_parts_are_what_slices_are",
     entries="the kernel {}",
 )
 TAIL = Patch(
