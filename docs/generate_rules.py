@@ -13,7 +13,17 @@ from pathlib import Path
 from cute_sharding.relations import Diagonal, Fold, Link, Move, Window
 from cute_sharding.relations.dim_map import DimSpec
 from cute_sharding.relations.forms import Form
-from cute_sharding.relations.table import TABLE, ByDimMap, ByRows, Row, movement, steps, views
+from cute_sharding.relations.table import (
+    TABLE,
+    ByDimMap,
+    ByRows,
+    OfTorch,
+    Row,
+    movement,
+    steps,
+    torchs,
+    views,
+)
 from cute_sharding.sharding.meeting import Run
 
 PAGE = Path(__file__).with_name("rules.md")
@@ -200,7 +210,53 @@ def line_by_names(row: Row) -> str:
         says = says.replace("``", "`").replace("|", "or")
         says = re.sub(r":func:`(\w+)`", r"`\1`", says)
     pending = row.reduce.__name__ if callable(row.reduce) else row.reduce or ""
-    return f"| {', '.join([f'`{name}`' for name in row.overloads])} | {says} | {pending} |"
+    return f"| {names_of(row)} | {says} | {pending} |"
+
+
+def names_of(row: Row) -> str:
+    return ", ".join([f"`{name}`" for name in row.overloads])
+
+
+def line_of_torch(row: OfTorch) -> str:
+    more = [row.note]
+    if row.writes:
+        more.append(f"writes to {', '.join([f'`{name}`' for name in row.writes])} as well")
+    if row.made_of:
+        more.append(f"made of `{row.made_of}`")
+    return f"| {names_of(row)} | {'yes' if row.carries_any_cut else ''} | {'; '.join(more)} |"
+
+
+def section_by_names() -> list[str]:
+    """The ops without an example."""
+    return [
+        "## Ops by names",
+        "",
+        "The signature, as einsum writes it ([Ops](ops.md#signatures)), or what the rule says "
+        "that makes it of the op's arguments; and the reduction that a contracted dim leaves "
+        "pending, where it may be cut.",
+        "",
+        "| aten overloads | signature | pending |",
+        "|---|---|---|",
+        *[line_by_names(row) for row in TABLE if not (row.is_moved or isinstance(row, OfTorch))],
+        "",
+        "## Ops that torch answers for",
+        "",
+        "No relation is written of these. *Any cut*: torch's own rule is right on any cut "
+        "([how that is measured](ops.md)).",
+        "",
+        "| aten overloads | any cut | what is known |",
+        "|---|---|---|",
+        *map(line_of_torch, torchs.ROWS),
+        "",
+        "## What kernels want",
+        "",
+        "Of local arguments beside the values of tensors; of these arguments, counted from 0.",
+        "",
+        "| aten overloads | what |",
+        "|---|---|",
+        *[f"| {names_of(row)} | `{row.kernel!r}` |" for row in TABLE if row.kernel is not None],
+        "",
+    ]
 
 
 def page() -> str:
@@ -249,16 +305,7 @@ def page() -> str:
             "|---|---|",
             *[line_by_names(row).rsplit("|", 2)[0] + "|" for row in steps.ROWS],
             "",
-            "## Ops by names",
-            "",
-            "The signature, as einsum writes it ([Ops](ops.md#signatures)), or what the rule says "
-            "that makes it of the op's arguments; and the reduction that a contracted dim leaves "
-            "pending, where it may be cut.",
-            "",
-            "| aten overloads | signature | pending |",
-            "|---|---|---|",
-            *[line_by_names(row) for row in TABLE if not row.is_moved],
-            "",
+            *section_by_names(),
         ]
     )
 

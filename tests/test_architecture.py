@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cute_sharding.dtensor.replaced.registry import overload
+
 PACKAGE = Path(__file__).parent.parent / "cute_sharding"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -245,6 +247,22 @@ def private_torch_names(path):
         ):
             found.append((node.value, node.lineno))
     return found
+
+
+# Where an op may be named: its row, a bug of torch's, and what stands for one op that is run.
+OF_OPS = ("fixes", "refit", "estimate", "profile")
+
+
+def test_ops_are_named_in_rows_and_fixes():
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {node.value}"
+        for path in FILES
+        if room_of(module_name(path)) not in (None, *OF_OPS)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.fullmatch(r"\w+\.\w+", node.value) and overload(node.value) is not None
+    ]
+    assert not found, f"what is known of an op stands in its row (relations/table): {found}"
 
 
 ROOM = PACKAGE / ADAPTER / "replaced"

@@ -13,7 +13,6 @@ An answer may have functions that move data when the op runs: reductions (:mod:`
 - :mod:`.ordered_views`: views of what is not sharded left to right
 - :mod:`.signatures`: the placements that a signature carries
 - :mod:`.gate`: what torch would have had; and ops that go past the propagator
-- :mod:`.carried`: which ops torch gets right on any cut
 - :mod:`.picks`: rows that an index picks, of a dim that is cut
 - :mod:`.shares`: averages in which each device counts by what it has
 - :mod:`.scalars`: results without dims, of which nothing is left pending
@@ -27,18 +26,15 @@ An answer may have functions that move data when the op runs: reductions (:mod:`
 What torch gets wrong on placements that its own rules know stands in :mod:`..fixes`.
 """
 
-from cute_sharding.dtensor.decide.carried import CARRIED
 from cute_sharding.dtensor.decide.decide import propagation
 from cute_sharding.dtensor.decide.gate import gated_handler, writing_handler
 from cute_sharding.dtensor.decide.losses import loss_handler
 from cute_sharding.dtensor.decide.meshes import on_one_mesh
 from cute_sharding.dtensor.decide.movement import movement_first
 from cute_sharding.dtensor.decide.running import redistribution, redistribution_of_arguments
-from cute_sharding.dtensor.decide.splits import SPLITS, slices_together
+from cute_sharding.dtensor.decide.splits import slices_together
 
 __all__ = [
-    "CARRIED",
-    "SPLITS",
     "gated_handler",
     "loss_handler",
     "movement_first",

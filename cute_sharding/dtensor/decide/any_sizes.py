@@ -32,12 +32,7 @@ from cute_sharding.layout import Undecided
 from cute_sharding.propagation.choose import Choice, chosen, kept, open_dims
 from cute_sharding.propagation.free import Cuts
 from cute_sharding.relations import Move
-from cute_sharding.relations.table.names import is_whole
-
-# Where the dim of a slice stands among its arguments; after it come start, end and step.
-_SLICES = {"slice.Tensor": 1, "slice_backward.default": 2}
-# For which torch raises, whatever is cut; other ops without a rule it takes apart.
-_WITHOUT_RULE = ("unfold.default", "unfold_backward.default")
+from cute_sharding.relations.table import MOVEMENTS
 
 
 class Found(NamedTuple):
@@ -51,19 +46,17 @@ class Found(NamedTuple):
 def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Found | None:
     """The op as a movement for any sizes; None where none is known."""
     given = op_schemas.with_shapes(schema, [tuple(spec.shape) for spec in specs])
-    mesh, place = specs[0].mesh, _SLICES.get(name)
-    if any(isinstance(p, Partial) for spec in specs for p in spec.placements) or (
-        place is not None and is_whole(*schema.args_schema[place + 1 :])
-    ):
+    mesh, row = specs[0].mesh, MOVEMENTS[name]
+    if any(isinstance(p, Partial) for spec in specs for p in spec.placements):
         return None
     now = _at_hand(*given)
     move = None if now is None else move_of(name, *now)
-    if move is None:
+    if move is None or not any(map(move.bound, range(len(specs)))):
         return None
     cuts = tuple([tuple([cut_of(p) for p in spec.placements]) for spec in specs])
     sizes = tuple(mesh.shape)
-    # Also what torch has no rule for, or gathers whatever is cut.
-    anyway = name in _WITHOUT_RULE or (move.triangle is not None and any(map(any, cuts)))
+    # Also what nobody else has a rule for, or torch gathers whatever is cut.
+    anyway = not row.is_signed or (row.gathers and any(map(any, cuts)))
     if not open_dims(move, cuts, sizes) and not anyway:
         return None
     metas = registry.output_metas(schema)

@@ -33,7 +33,7 @@ from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.gate import placed_by_search
 from cute_sharding.dtensor.decide.local_arguments import prepared
 from cute_sharding.dtensor.decide.local_results import in_order
-from cute_sharding.dtensor.decide.losses import without_smoothing
+from cute_sharding.dtensor.decide.losses import outside_loss_parallel
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
@@ -89,7 +89,7 @@ def decide(question: Question) -> Any:
         return question.gated(fix.kinds) if found is None else found
     if question.is_pointwise and question.schema.op._schema.is_mutable:
         return _written(question)
-    if question.is_pending and question.name in _MADE_ANEW:
+    if question.is_made_anew:
         return _made_anew(question)
     if question.is_derived_in_torch and (found := question.signed()) is not None:
         return found
@@ -176,14 +176,7 @@ def _written(question: Question) -> Any:
     specs = op_schemas.specs_of(finished)
     found = as_what_is_written(question.name, finished, specs) or stock(finished)
     found = answers.from_other_specs(found, finished)
-    if question.name == "masked_fill_.Scalar":
-        return answers.instead(found, schema, without_smoothing(schema.op))
-    return found
-
-
-# What comes of these has nothing to do with what is pending in the operand: torch has such values,
-# the same on each device, be summed.
-_MADE_ANEW = ("empty_like.default", "fill_.Scalar")
+    return answers.instead(found, schema, outside_loss_parallel(schema.op))
 
 
 def _made_anew(question: Question) -> Any:

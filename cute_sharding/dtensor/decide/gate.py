@@ -5,7 +5,7 @@ stand in for torch's of ops that go past the propagator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ def gated(
     written = op_schemas.written(schema.op, schema)
     is_out = any(op_schemas.is_out(schema.op, argument) for argument, _ in written)
     if (
-        (is_out or name not in op_schemas.WRITTEN)
+        (is_out or not op_schemas.writes_unsaid(schema.op))
         and any(tensor_specs.split_factors(spec) for _, spec in written)
         and not (len(written) == 1 and op_schemas.is_in_place(schema.op))
     ):
@@ -162,7 +162,7 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         return dispatch.run_as(op, args, found, redistribute_local_tensor)
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _is_convolution(op):
+        if not op_schemas.is_along_a_dim(op):
             return convolution(op, args, kwargs)
         dim = op_schemas.argument(op, args, kwargs, "dim")
         for tensor in _dtensors(args, kwargs):
@@ -175,11 +175,6 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         return stock(op, args, kwargs)
 
     return handler
-
-
-@cache
-def _is_convolution(op: Any) -> bool:
-    return registry.name_of(op).startswith("convolution")
 
 
 def _with_dim(

@@ -8,7 +8,7 @@ a mean what their own elements have of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -23,7 +23,15 @@ from cute_sharding.dtensor.replaced import op_schemas, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.relations.signature import Signature
-from cute_sharding.relations.table import SIGNATURES
+from cute_sharding.relations.table import ROWS
+from cute_sharding.relations.table.kernels import (
+    AlignedMask,
+    Images,
+    Kernel,
+    LeadingSizes,
+    Matrices,
+    MeanGradient,
+)
 
 # The kernel loads so many bytes at a time, and torch looks at every stride but the last
 # (aten/src/ATen/native/transformers/cuda/attention.cu).
@@ -116,72 +124,49 @@ def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
 _SUM = 2  # torch's number of this reduction, of losses
 
 
-def _of_mean(at: int) -> Callable[[OpSchema], Prepare | None]:
+def _of_mean(schema: OpSchema, at: int) -> Prepare | None:
     """Of the gradient of a mean loss, whose reduction is argument ``at``: of a share of the
     gradient. The kernel divides by the number of elements of its second argument, also where that
     is broadcast: by that of a device's own, and not of all.
     """
+    given, specs = schema.args_schema, op_schemas.specs_of(schema)
+    if (given[at] if len(given) > at else 1) != 1 or not any(map(is_sharded, specs)):
+        return None
+    x: Any = given[1]
+    n = prod(x.shape)
 
-    def rule(schema: OpSchema) -> Prepare | None:
-        given, specs = schema.args_schema, op_schemas.specs_of(schema)
-        if (given[at] if len(given) > at else 1) != 1 or not any(map(is_sharded, specs)):
-            return None
-        x: Any = given[1]
-        n = prod(x.shape)
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        gradient, own, *others = args
+        counted = (gradient * share(own.numel(), n, own)).to(gradient.dtype)
+        prepared = [counted, own, *others]
+        if any(type(size) is int and size == 0 for size in own.shape):
+            prepared[at] = _SUM  # of no elements as well, and traced without a division by 0
+        return prepared
 
-        def prepare(args: Sequence[Any]) -> Sequence[Any]:
-            gradient, own, *others = args
-            counted = (gradient * share(own.numel(), n, own)).to(gradient.dtype)
-            prepared = [counted, own, *others]
-            if any(type(size) is int and size == 0 for size in own.shape):
-                prepared[at] = _SUM  # of no elements as well, and traced without a division by 0
-            return prepared
-
-        return prepare
-
-    return rule
+    return prepare
 
 
-def _always(prepare: Prepare) -> Callable[[OpSchema], Prepare | None]:
-    return lambda schema: prepare
-
-
-def _where_there_is_a_mask(place: int) -> Callable[[OpSchema], Prepare | None]:
-    return lambda schema: (
-        _with_mask_at(place) if isinstance(schema.args_schema[place], DTensorSpec) else None
-    )
-
-
-# By op.
-_PREPARED: dict[str, Callable[[OpSchema], Prepare | None]] = {
-    "_scaled_dot_product_efficient_attention.default": _where_there_is_a_mask(3),
-    "_scaled_dot_product_efficient_attention_backward.default": _where_there_is_a_mask(4),
-    # Ops that are told sizes, which are global, beside tensors, which are local.
-    "native_group_norm.default": _always(_of_images(1, 3)),
-    "native_group_norm_backward.default": _always(_of_images(2, 5)),
-    **dict.fromkeys(
-        [name for name in SIGNATURES if "upsample" in name and "_backward" in name],
-        _always(_with_leading_of(0, 2)),
-    ),
-    **dict.fromkeys(
-        ["_linalg_det.default", "_linalg_slogdet.default", "_linalg_solve_ex.default"], _as_said
-    ),
-    **dict.fromkeys(
-        [
-            f"{loss}_backward.default"
-            for loss in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
-        ],
-        _of_mean(3),
-    ),
-    "binary_cross_entropy_backward.default": _of_mean(4),
-}
+def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
+    match kernel:
+        case AlignedMask(at):
+            is_given = isinstance(schema.args_schema[at], DTensorSpec)
+            return _with_mask_at(at) if is_given else None
+        case Images(tensors, number):
+            return _of_images(tensors, number)
+        case LeadingSizes(of, sizes):
+            return _with_leading_of(of, sizes)
+        case Matrices():
+            return _as_said(schema)
+        case MeanGradient(reduction):
+            return _of_mean(schema, reduction)
 
 
 def prepared(name: str, schema: OpSchema, found: Any) -> Any:
     """The answer for the op, with its local arguments as its kernel wants them."""
-    if name not in _PREPARED:
+    row = ROWS.get(name)
+    if row is None or row.kernel is None:
         return found
-    prepare = _PREPARED[name](getattr(found, "redistribute_schema", None) or schema)
+    prepare = _prepare(row.kernel, getattr(found, "redistribute_schema", None) or schema)
     return found if prepare is None else answers.prepared(found, schema, prepare)
 
 

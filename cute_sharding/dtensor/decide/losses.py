@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.bookkeeping.stats import count
-from cute_sharding.dtensor.replaced import dispatch, registry
+from cute_sharding.dtensor.replaced import dispatch, op_schemas, registry
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Placement,
     Replicate,
@@ -20,15 +20,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.redistribute import redistribute_local_tensor
 
-# Where the logits stand among the arguments of a loss, and after them its targets.
-_LOGITS = {
-    "_log_softmax.default": 0,
-    "nll_loss_forward.default": 0,
-    "nll_loss2d_forward.default": 0,
-    "nll_loss_backward.default": 1,
-    "nll_loss2d_backward.default": 1,
-}
-
 
 def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
     """What stands in for torch's function: logits and targets that it would refuse are brought to
@@ -36,26 +27,24 @@ def loss_handler(stock: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = registry.name_of(op)
-        at = _LOGITS.get(name)
+        at, targets = op_schemas.place_of(op, "self"), op_schemas.place_of(op, "target")
         if at is None or not is_dtensor(args[at]):
             return stock(op, args, kwargs)
-        before, logits = args, _brought(args[at], _plain(args[at].placements))
-        args = (*args[:at], logits, *args[at + 1 :])
-        if not name.startswith("_log") and is_dtensor(args[at + 1]):
-            wanted = _of_targets(args[at])
-            args = (*args[: at + 1], _brought(args[at + 1], wanted), *args[at + 2 :])
-        if any(a is not b for a, b in zip(before, args)):
-            count(name, "gate")
-        return stock(op, args, kwargs)
+        given = list(args)
+        given[at] = _brought(args[at], _plain(args[at].placements))
+        if targets is not None and is_dtensor(args[targets]):
+            given[targets] = _brought(args[targets], _of_targets(given[at]))
+        if any(a is not b for a, b in zip(args, given)):
+            count(registry.name_of(op), "gate")
+        return stock(op, tuple(given), kwargs)
 
     return handler
 
 
-def without_smoothing(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``masked_fill_`` of something pending, which smoothing of labels has between log_softmax and
-    the loss: loss_parallel has the gradient of the one in that of the other, and gives no other
-    right.
+def outside_loss_parallel(run: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs an op that writes to something pending. loss_parallel has the gradient of
+    log_softmax in that of the loss; F.cross_entropy with label_smoothing writes between the two to
+    a sum that is pending, which torch refuses, and its gradient would be wrong.
     """
 
     def refusing(*args: Any, **kwargs: Any) -> Any:
@@ -66,9 +55,9 @@ def without_smoothing(run: Callable[..., Any]) -> Callable[..., Any]:
         if torch.ops.aten.nll_loss_forward.default not in registry.op_handlers():
             return run(*args, **kwargs)
         raise RuntimeError(
-            "masked_fill_ of a Partial within loss_parallel: F.cross_entropy with "
-            "label_smoothing would have a wrong gradient there. Take it outside of loss_parallel, "
-            "or without label_smoothing."
+            f"{run}: an op that writes to a Partial, within loss_parallel. F.cross_entropy with "
+            "label_smoothing, which does so, would have a wrong gradient there. Redistribute what "
+            "is written to first; or take it outside of loss_parallel, or without label_smoothing."
         )
 
     return refusing

@@ -48,7 +48,7 @@ from cute_sharding.propagation.free import Cuts
 from cute_sharding.propagation.steps import placed
 from cute_sharding.relations import Move
 from cute_sharding.relations.moves import Shape
-from cute_sharding.relations.table import MOVEMENTS, STEPS
+from cute_sharding.relations.table import MOVEMENTS, STEPS, ByRows, Row
 
 # Pending reductions that rows of results which are made of no row can be given a part in: what the
 # first device of the mesh dim has there, and what the others have; True: all the fill.
@@ -57,14 +57,6 @@ _FILLED = {
     "product": (True, 1),
     **dict.fromkeys(("avg", "max", "min", "band", "bor"), (True, True)),
 }
-
-
-# Ops for which torch gathers whatever is cut, also dims that they leave as they are; as for
-# triangles.
-_GATHERED = frozenset(["diagonal.default"])
-
-# Ops that torch takes apart into another, by whose rule it goes then.
-_BY_RULE_OF = {"rot90.default": "flip.default"}
 
 
 Rule = Callable[[OpSchema], Any]
@@ -143,7 +135,7 @@ def movement_of(
     if move is None or _is_wrong_for(pending, move):
         return None
     mesh = specs[0].mesh
-    choice = _choice(name, schema.op, move, specs)
+    choice = _choice(row, schema.op, move, specs)
     if choice is None:
         return None
     movement = Movement.on(choice.exchange, mesh, tuple(pending.items()))
@@ -161,7 +153,7 @@ def movement_of(
     return answers.by_function(schema, runner, mesh, outputs, metas)
 
 
-def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
+def _choice(row: ByRows, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Choice | None:
     """The results' placements; None where the op is nothing but itself on each device."""
     cuts = tuple([tuple([cut_of(p) for p in placements]) for placements in _given(specs)])
     # Also what torch has no rule for, or refuses, as splits of nothing; or gathers wherever a dim
@@ -169,10 +161,7 @@ def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Cho
     # finishes the reduction.
     anyway = (
         registry.is_derived(op)
-        or (
-            (move.triangle is not None or name in _GATHERED)
-            and any(cut for some in cuts for cut in some)
-        )
+        or (row.gathers and any(cut for some in cuts for cut in some))
         or any(_has_few_rows(spec, tuple(spec.shape)) for spec in specs)
         or {Partial, StridedShard} <= {type(p) for spec in specs for p in spec.placements}
     )
@@ -185,7 +174,7 @@ def _choice(name: str, op: Any, move: Move, specs: Sequence[DTensorSpec]) -> Cho
         results = [_left_to_right(x, some, specs[0]) for x, some in zip(move.outputs, choice.cuts)]
         return choice if results == [*choice.cuts] else moved_to(move, cuts, mesh, results)
 
-    spare = _spare(name, specs)
+    spare = _spare(row, specs)
     choice = choose(spare)
     if spare and choice is not None and op._schema._is_view_op():
         # What is written to a part of a replica has to reach the others.
@@ -223,17 +212,17 @@ def several_of(
     pending = _pending(specs) or {}
     cuts = tuple([cut_of(p) for p in spec.placements])
     metas = registry.output_metas(schema)
-    steps = STEPS[name].steps(shape, *schema.args_schema[1:])
-    spare = () if schema.op._schema._is_view_op() else _spare(name, specs)
+    row = STEPS[name]
+    steps = row.steps(shape, *schema.args_schema[1:])
+    spare = () if schema.op._schema._is_view_op() else _spare(row, specs)
     way = steps and placed(steps, shape, cuts, sizes, spare=spare)
     if not way or metas is None:
         return None
     first, found = way
     if _left_to_right(found[-1].shape, found[-1].cuts, spec) != found[-1].cuts:
         return None
-    is_wrong_otherwise = name.startswith("squeeze_copy")
     if views_alone and (
-        (first != cuts and not is_wrong_otherwise)
+        (first != cuts and not row.is_wrong_in_torch)
         or not any(cuts)
         or any(step.exchange for step in found)
     ):
@@ -278,11 +267,11 @@ def _pending(specs: Sequence[DTensorSpec]) -> dict[int, str] | None:
     return found
 
 
-def _spare(name: str, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
+def _spare(row: Row, specs: Sequence[DTensorSpec]) -> tuple[int, ...]:
     """Mesh dims that may cut the results though all operands are replicated on them: those of ops
     for which torch weighs that, too.
     """
-    if not registry.weighs_all(_BY_RULE_OF.get(name, name)):
+    if not registry.weighs_all(row.made_of or row.overloads[0]):
         return ()
     of_dims = zip(*(spec.placements for spec in specs))
     return tuple([m for m, of in enumerate(of_dims) if all(type(p) is Replicate for p in of)])

@@ -11,7 +11,6 @@ from typing import Any
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
-from cute_sharding.dtensor.decide.carried import CARRIED
 from cute_sharding.dtensor.decide.gate import gated
 from cute_sharding.dtensor.decide.signatures import by_signature
 from cute_sharding.dtensor.decide.views import ViewQuestion
@@ -24,9 +23,11 @@ from cute_sharding.dtensor.door.cuts import (
 from cute_sharding.dtensor.replaced import op_schemas, registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
-from cute_sharding.relations.table import SIGNATURES, VIEWS, Row
+from cute_sharding.relations.table import OF_TORCH, SIGNATURES, VIEWS, OfTorch, Row
 from cute_sharding.relations.table.along import LINEAR, POINTWISE
 from cute_sharding.relations.table.indexing import BY_MASK
+
+_UNKNOWN = OfTorch(())
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,13 @@ class Question:
     @cached_property
     def is_pending(self) -> bool:
         return any(isinstance(p, Partial) for spec in self.specs for p in spec.placements)
+
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether something is pending that the results have nothing to do with, and torch has
+        them, the same on each device, be summed.
+        """
+        return self.is_pending and OF_TORCH.get(self.name, _UNKNOWN).leaves_pending
 
     @property
     def is_pointwise(self) -> bool:
@@ -170,7 +178,8 @@ class Question:
             # Of others it would look for the ways from strided shards to all placements that it
             # knows, which may take minutes, find none, and replicate everything.
             return self.is_alike or not self.settings.ops
-        return self.name in CARRIED or (
+        of_torch = OF_TORCH.get(self.name, _UNKNOWN)
+        return of_torch.carries_any_cut or (
             op_schemas.keeps_any_cut(op)
             and (op_schemas.draws(op) or not any(map(some_device_is_empty, self.specs)))
         )

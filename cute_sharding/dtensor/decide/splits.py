@@ -21,11 +21,10 @@ from cute_sharding.dtensor.replaced import registry, symints, tensor_specs
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.ops import Runner
 from cute_sharding.exchange import Exchange
+from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.table.movement import at
 
-# Ops that torch takes apart into slices.
-SLICE = "slice.Tensor"
-SPLITS = ("tensor_split.sections", "tensor_split.indices")
+_SLICE = BY_OP["Tensor.__getitem__"].overloads[0]
 
 
 def slices_together(args: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -67,7 +66,7 @@ def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | N
         return []  # torch says what is wrong
     if all(cut is None or cut[0] != d for cut in map(tensor_specs.cut_of, spec.placements)):
         return []
-    every = [function_of(registry.overload(SLICE), x, d, *b) for b in bounds]
+    every = [function_of(registry.overload(_SLICE), x, d, *b) for b in bounds]
     return [
         _Slice(run, of_it) if isinstance(run, Runner) and run.movement.dims else None
         for run, of_it in every

@@ -43,6 +43,7 @@ from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
+from cute_sharding.relations.table import OF_TORCH
 
 
 def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -117,10 +118,6 @@ def _are_of_one(memories: Sequence[Any]) -> bool:
     )
 
 
-# Ops of which two, of different tensors, may as well come one before as after the other.
-_COMMUTE = ("_foreach_add_", "_foreach_sub_", "_foreach_mul_", "_foreach_div_")
-
-
 def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Bring the copies among the arguments up to date, and write to those again that the op writes
     to, one after the other.
@@ -128,11 +125,12 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     several = args[0] if args and isinstance(args[0], (list, tuple)) else []
     copies = [len(way_back(_memory(tensor))) > 0 for tensor in several]
     others = sum(isinstance(arg, (list, tuple)) for arg in args) > 1
+    row = OF_TORCH.get(registry.name_of(op))
     if (
         torch.Tag.nondeterministic_seeded in op.tags
         or not several
         or any(argument.is_out for argument in op._schema.arguments)
-        or (others and False in copies and op._opname not in _COMMUTE)
+        or (others and False in copies and not (row and row.commutes))
     ):
         raise RuntimeError(
             f"{registry.name_of(op)} writes at once to several views of one tensor that are copies "

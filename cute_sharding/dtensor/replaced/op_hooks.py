@@ -24,23 +24,12 @@ from cute_sharding.dtensor.replaced.registry import (
     schema_info,
     with_rules,
 )
+from cute_sharding.relations.table import ROWS
 
 __all__ = [
-    "HANDLED",
     "install_handlers",
     "install_propagation",
 ]
-
-
-# Ops that torch's dispatcher takes past the propagator; the last two since 2.15.
-HANDLED = (
-    "convolution.default",
-    "convolution_backward.default",
-    "argmin.default",
-    "argmax.default",
-    "max.dim",
-    "min.dim",
-)
 
 
 def install_handlers(installed: Installed, by_name: Mapping[str, Callable[..., Any]]) -> None:
@@ -82,7 +71,8 @@ def install_propagation(
         patches.SCHEMA_INFOS_OF_ONE_DIM,
         {op: info for op, info in infos.items() if of_one_dim.get(op) is not None},
     )
-    past = [op for op in map(overload, HANDLED) if op is not None and op in handlers]
+    handled = [overload(name) for name, row in ROWS.items() if row.has_function]
+    past = [op for op in handled if op is not None and op in handlers]
     installed.put(patches.HANDLERS, {op: handler(handlers[op]) for op in past})
     writers = [*unseen_writers(), *drawn_in_place()]
     installed.put(patches.HANDLERS, dict.fromkeys(writers, writing))

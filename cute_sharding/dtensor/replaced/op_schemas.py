@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_sharding.dtensor.replaced.registry import name_of, overload, propagator
 from cute_sharding.dtensor.replaced.tensor_specs import placed_as
+from cute_sharding.relations.table import ROWS
 
 __all__ = [
-    "WRITTEN",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "OpSchema",
@@ -34,6 +34,7 @@ __all__ = [
     "arguments",
     "draws",
     "draws_apart",
+    "is_along_a_dim",
     "is_by_mask",
     "is_in_place",
     "is_of_lists",
@@ -42,11 +43,13 @@ __all__ = [
     "is_view_of_sizes",
     "is_written",
     "keeps_any_cut",
+    "place_of",
     "replaced_specs",
     "specs_of",
     "unseen_writers",
     "with_shapes",
     "with_specs",
+    "writes_unsaid",
     "written",
 ]
 
@@ -152,20 +155,10 @@ def replaced_specs(
     return OpSchema(schema.op, args, kwargs, schema.schema_info)
 
 
-# Arguments that an op writes to, where its schema does not say so.
-WRITTEN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        (
-            "native_batch_norm.default",
-            "_native_batch_norm_legit.default",
-            "_batch_norm_with_update.default",
-            "cudnn_batch_norm.default",
-            "miopen_batch_norm.default",
-        ),
-        ("running_mean", "running_var"),
-    ),
-    "rrelu_with_noise.default": ("noise",),
-}
+def writes_unsaid(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """The names of arguments that the op writes to, where its schema does not say so."""
+    row = ROWS.get(name_of(op))
+    return () if row is None else row.writes
 
 
 @cache
@@ -183,14 +176,15 @@ def unseen_writers() -> list[torch._ops.OpOverload]:
         for schema in others
         if any(argument.is_out for argument in schema.arguments)
     ]
-    return [*filter(None, map(overload, (*by_another_name, *WRITTEN)))]
+    unsaid = [name for name, row in ROWS.items() if row.writes]
+    return [*filter(None, map(overload, (*by_another_name, *unsaid)))]
 
 
 def is_written(op: torch._ops.OpOverload, argument: Any) -> bool:
     """Whether the op writes to that argument of its schema."""
     return (
         argument.alias_info is not None and argument.alias_info.is_write
-    ) or argument.name in WRITTEN.get(name_of(op), ())
+    ) or argument.name in writes_unsaid(op)
 
 
 def argument(
@@ -199,14 +193,20 @@ def argument(
     """What the op is given as the argument of that name; None where it has none, or is not given
     it.
     """
-    place = _place_of(op, name)
+    place = place_of(op, name)
     if place is None:
         return None
     return args[place] if place < len(args) else kwargs.get(name)
 
 
+def is_along_a_dim(op: torch._ops.OpOverload) -> bool:
+    """Whether the op has an argument that names a dim."""
+    return place_of(op, "dim") is not None
+
+
 @cache
-def _place_of(op: torch._ops.OpOverload, name: str) -> int | None:
+def place_of(op: torch._ops.OpOverload, name: str) -> int | None:
+    """Where the argument of that name stands; None where the op has none."""
     names = [declared.name for declared in op._schema.arguments]
     return names.index(name) if name in names else None
 

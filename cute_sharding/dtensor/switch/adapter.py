@@ -16,7 +16,6 @@ from cute_sharding.dtensor.compiled.local_sizes import local_size_if_known
 from cute_sharding.dtensor.compiled.strided import as_view
 from cute_sharding.dtensor.compiled.symbols import equate
 from cute_sharding.dtensor.decide import (
-    SPLITS,
     gated_handler,
     loss_handler,
     movement_first,
@@ -50,7 +49,7 @@ from cute_sharding.dtensor.replaced.patch import Installed, require
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.run import graph_keys
 from cute_sharding.exchange.network import Network
-from cute_sharding.relations.table import MOVEMENTS, SIGNATURES, VIEWS
+from cute_sharding.relations.table import MOVEMENTS, OF_TORCH, SIGNATURES, VIEWS
 
 _lock = fork_safe_lock()
 _installed: Installed | None = None
@@ -267,7 +266,8 @@ def _fill(installed: Installed, settings: Settings) -> None:
             LIVE,
         )
         if settings.movement:
-            composites.install_composites(installed, SPLITS, slices_together)
+            taken_apart = [name for name, row in OF_TORCH.items() if row.made_of]
+            composites.install_composites(installed, taken_apart, slices_together)
         Reads(installed, before_read, has_stale())
         given_placements.install_given_placements(installed, loss_handler, lenient_local_map)
         state_dicts.install_state(installed, state.METHODS, state.distribute, state.visualization)

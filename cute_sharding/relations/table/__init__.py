@@ -7,8 +7,9 @@ A row says of an op what the relation between its operands and its results is, i
   :mod:`.steps`.
 - by names: :mod:`.along` (pointwise, along dims, reductions), :mod:`.indexing`, :mod:`.products`,
   :mod:`.normalization`, :mod:`.losses`, :mod:`.windows`, :mod:`.attention`.
-- what they are written with: :mod:`.names`; the signature that follows from a relation:
-  :mod:`.derived`.
+- without a relation, of ops that torch answers for: :mod:`.torchs`.
+- what they are written with: :mod:`.names`, :mod:`.kernels`; the signature that follows from a
+  relation: :mod:`.derived`.
 
 docs/rules.md shows the table.
 """
@@ -16,17 +17,21 @@ docs/rules.md shows the table.
 from cute_sharding.relations.table.registry import (
     BY_OP,
     MOVEMENTS,
+    OF_TORCH,
+    ROWS,
     SIGNATURES,
     STEPS,
     TABLE,
     VIEWS,
     relation_of,
 )
-from cute_sharding.relations.table.row import ByDimMap, ByRows, BySteps, Row
+from cute_sharding.relations.table.row import ByDimMap, ByRows, BySteps, OfTorch, Row
 
 __all__ = [
     "BY_OP",
     "MOVEMENTS",
+    "OF_TORCH",
+    "ROWS",
     "SIGNATURES",
     "STEPS",
     "TABLE",
@@ -34,6 +39,7 @@ __all__ = [
     "ByDimMap",
     "ByRows",
     "BySteps",
+    "OfTorch",
     "Row",
     "relation_of",
 ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cute_sharding.relations.table.kernels import AlignedMask
 from cute_sharding.relations.table.names import Rule, Shape, text
 from cute_sharding.relations.table.row import Row
 
@@ -75,14 +76,15 @@ ROWS: tuple[Row, ...] = (
         filled=frozenset("h"),
     ),
     *(
-        Row((f"_scaled_dot_product_{name}.default",), rule, filled=frozenset("bh"))
-        for name, rule in (
+        Row((f"_scaled_dot_product_{name}.default",), rule, filled=frozenset("bh"), kernel=wants)
+        for name, rule, wants in (
             (
                 "flash_attention",
                 kernel(
                     "query key value dropout . debug",
                     f"out logsumexp {'state ' * 6} none",
                 ),
+                None,
             ),
             (
                 "flash_attention_backward",
@@ -90,10 +92,12 @@ ROWS: tuple[Row, ...] = (
                     "grad_out query key value out logsumexp state state . . dropout . state state",
                     GRADIENTS,
                 ),
+                None,
             ),
             (
                 "efficient_attention",
                 kernel("query key value mask . dropout", "out room state state"),
+                AlignedMask(3),
             ),
             (
                 "efficient_attention_backward",
@@ -101,10 +105,12 @@ ROWS: tuple[Row, ...] = (
                     "grad_out query key value mask out room state state dropout",
                     f"{GRADIENTS} mask",
                 ),
+                AlignedMask(4),
             ),
             (
                 "cudnn_attention",
                 kernel("query key value mask . dropout . debug", f"out columns {'state ' * 7}"),
+                None,
             ),
             (
                 "cudnn_attention_backward",
@@ -112,6 +118,7 @@ ROWS: tuple[Row, ...] = (
                     "grad_out query key value out columns state state mask state state . . dropout",
                     GRADIENTS,
                 ),
+                None,
             ),
         )
     ),

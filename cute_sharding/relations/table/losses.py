@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cute_sharding.relations.table.kernels import MeanGradient
 from cute_sharding.relations.table.names import Shape, named, text
 from cute_sharding.relations.table.row import Row
 
@@ -93,10 +94,11 @@ ROWS: tuple[Row, ...] = (
             "smooth_l1_loss_backward.default",
             "huber_loss_backward.default",
             "soft_margin_loss_backward.default",
-            "binary_cross_entropy_backward.default",
         ),
         loss_backward,
+        kernel=MeanGradient(3),
     ),
+    Row(("binary_cross_entropy_backward.default",), loss_backward, kernel=MeanGradient(4)),
     Row(
         ("nll_loss_forward.default", "nll_loss2d_forward.default"),
         nll_loss,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from re import sub
 from typing import Any
 
+from cute_sharding.relations.table.kernels import Images
 from cute_sharding.relations.table.names import Rule, Shape, named, text, without_missing
 from cute_sharding.relations.table.row import Row
 
@@ -56,6 +57,8 @@ def batch_norm_backward_with_reserve(gradient: Shape, x: Shape, *given: Any) -> 
     return batch_norm_backward(gradient, x, *given).replace(" ->", ", [r] ->")
 
 
+_STATISTICS = ("running_mean", "running_var")
+
 ROWS: tuple[Row, ...] = (
     Row(("native_layer_norm.default",), over_last("x, last?, last? -> x, each, each", 1)),
     Row(
@@ -69,11 +72,17 @@ ROWS: tuple[Row, ...] = (
         over_last("x, x, each, last? -> x, last", 2),
         "sum",
     ),
-    Row(("native_batch_norm.default", "_native_batch_norm_legit.default"), batch_norm, filled=True),
+    Row(
+        ("native_batch_norm.default", "_native_batch_norm_legit.default"),
+        batch_norm,
+        filled=True,
+        writes=_STATISTICS,
+    ),
     Row(
         ("_batch_norm_with_update.default",),
         "[n] c [...], c?, c?, c?, c? -> [n] c [...], c, c, 0",
         filled=True,
+        writes=_STATISTICS,
     ),
     Row(("native_batch_norm_backward.default",), batch_norm_backward, filled=True),
     Row(("batch_norm_backward.default",), batch_norm_backward_with_reserve, filled=True),
@@ -82,11 +91,13 @@ ROWS: tuple[Row, ...] = (
         ("native_group_norm.default",),
         "n [...], [c]?, [c]? -> n [...], n [g], n [g]",
         filled=True,
+        kernel=Images(1, 3),
     ),
     Row(
         ("native_group_norm_backward.default",),
         "n [...], n [...], n [g], n [g], [c]? -> n [...], [c], [c]",
         "sum",
         filled=True,
+        kernel=Images(2, 5),
     ),
 )

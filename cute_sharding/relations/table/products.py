@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cute_sharding.relations.table.kernels import Matrices
 from cute_sharding.relations.table.names import Rule, Shape, text, without_missing
 from cute_sharding.relations.table.row import Row
 
@@ -164,7 +165,7 @@ ROWS: tuple[Row, ...] = (
         solved_with_factors,
         filled=True,
     ),
-    Row(("_linalg_solve_ex.default",), solved, filled=True),
+    Row(("_linalg_solve_ex.default",), solved, filled=True, kernel=Matrices()),
     Row(("cholesky_solve.default",), "... [k] n, ... [i] [j] -> ... [k] n", filled=True),
     Row(
         ("triangular_solve.default",),
@@ -177,17 +178,33 @@ ROWS: tuple[Row, ...] = (
         "... p r, ... p [m], ... r [m], ... p r -> ... p [m]",
         "sum",
     ),
-    Row(("convolution.default",), convolution, "sum", filled=True),
-    Row(("convolution_backward.default",), convolution_backward, "sum", filled=True),
+    Row(("convolution.default",), convolution, "sum", filled=True, has_function=True),
+    Row(
+        ("convolution_backward.default",),
+        convolution_backward,
+        "sum",
+        filled=True,
+        has_function=True,
+    ),
     # matrices, each by itself
+    Row(
+        ("_linalg_det.default",),
+        "... [m] [n] -> ..., ... [p] [q], ... [k]",
+        filled=True,
+        kernel=Matrices(),
+    ),
+    Row(
+        ("_linalg_slogdet.default",),
+        "... [m] [n] -> ..., ..., ... [p] [q], ... [k]",
+        filled=True,
+        kernel=Matrices(),
+    ),
     *(
         Row(tuple(f"{name}.default" for name in names), pattern, filled=True)
         for pattern, names in (
             ("... [m] [n] -> ... [p] [q]", ("linalg_matrix_exp", "cholesky_inverse")),
             ("... [m] [n] -> ... [k]", ("_linalg_eigvals", "linalg_eigvals")),
             ("... [m] [n] -> ... [m] [n], ...", ("linalg_inv_ex", "linalg_cholesky_ex")),
-            ("... [m] [n] -> ..., ... [p] [q], ... [k]", ("_linalg_det",)),
-            ("... [m] [n] -> ..., ..., ... [p] [q], ... [k]", ("_linalg_slogdet",)),
             ("... [m] [n] -> ... [k], ... [p] [q]", ("_linalg_eigh", "linalg_eig")),
             ("... [m] [n] -> ... [m] [k], ... [r], ... [p] [q]", ("_linalg_svd",)),
             ("... [m] [n] -> ... [m] [k], ... [p] [q]", ("linalg_qr",)),

@@ -14,10 +14,11 @@ from cute_sharding.relations.table import (
     normalization,
     products,
     steps,
+    torchs,
     views,
     windows,
 )
-from cute_sharding.relations.table.row import ByDimMap, ByRows, BySteps, Row
+from cute_sharding.relations.table.row import ByDimMap, ByRows, BySteps, OfTorch, Row
 
 TABLE: tuple[Row, ...] = (
     *views.ROWS,
@@ -30,6 +31,7 @@ TABLE: tuple[Row, ...] = (
     *losses.ROWS,
     *windows.ROWS,
     *attention.ROWS,
+    *torchs.ROWS,
 )
 """The rows.
 
@@ -72,6 +74,20 @@ SIGNATURES: dict[str, Row] = {name: row for row in TABLE for name in row.signed}
 
 >>> SIGNATURES["mm.default"].pattern(), SIGNATURES["tril.default"].pattern((2, 6, 4))
 ('m k, k n -> m n', 'd0 [d1] [d2] -> d0 [to1] [to2]')
+"""
+
+OF_TORCH: dict[str, OfTorch] = {name: row for row in torchs.ROWS for name in row.overloads}
+"""The rows of ops that torch answers for, by aten overload.
+
+>>> OF_TORCH["clone.default"].carries_any_cut
+True
+"""
+
+ROWS: dict[str, Row] = {name: row for row in TABLE for name in (*row.overloads, *row.by_names)}
+"""The row of each aten overload.
+
+>>> ROWS["convolution.default"].has_function, ROWS["rrelu_with_noise.default"].writes
+(True, ('noise',))
 """
 
 

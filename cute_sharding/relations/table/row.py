@@ -4,7 +4,8 @@ between its operands and its results is.
 There are as many kinds of row as ways to write a relation down: by the names of dims (:class:`Row`
 itself), by a DimMap (:class:`ByDimMap`: views), by the rows of a dim (:class:`ByRows`: movement),
 by steps that are rows of these two kinds (:class:`BySteps`). Of each kind a signature is known, and
-of all but the first which element of the operands each element of the results is.
+of all but the first which element of the operands each element of the results is. Of an op without
+a relation a row says what else is known (:class:`OfTorch`).
 
 A rule is called with the op's arguments, where tensors are their shapes. Where it gives None,
 nothing is known of such arguments.
@@ -29,6 +30,7 @@ from cute_sharding.relations.table.derived import (
     pattern_of_move,
     pattern_of_origins,
 )
+from cute_sharding.relations.table.kernels import Kernel
 from cute_sharding.relations.table.names import Shape, without_missing
 from cute_sharding.relations.view import View, view_of
 
@@ -57,6 +59,12 @@ class Row:
             may have none.
         op: its name in torch, such as ``torch.permute`` or ``Tensor.expand``.
         by_names: overloads that go by the signature alone.
+        kernel: what the op's kernel wants of its local arguments.
+        writes: the names of arguments that the op writes to, where its schema in torch does not say
+            so.
+        has_function: torch's dispatcher may have a function of its own for the op, so that the
+            propagator is not asked.
+        made_of: what torch makes the op of, before a DTensor meets it.
         note: what a reader of the table should know.
 
     >>> row = Row(("mm.default",), "m k, k n -> m n", "sum", linear=(0, 1))
@@ -73,6 +81,10 @@ class Row:
     empty: bool = False
     op: str = ""
     by_names: tuple[str, ...] = ()
+    kernel: Kernel | None = None
+    writes: tuple[str, ...] = ()
+    has_function: bool = False
+    made_of: str = ""
     note: str = field(default="", compare=False)
 
     # Whether the rule computes with the numbers among the arguments. In a compiled program those
@@ -115,6 +127,34 @@ class Row:
           operand 1 3:1 -> result 0 6 + 3:1
         """
         raise NotOnlyMoved(f"{self.overloads[0]}: what it gives is computed")
+
+
+@dataclass(frozen=True)
+class OfTorch(Row):
+    """An op of which no relation is written: torch's own rule answers.
+
+    Attributes:
+        carries_any_cut: that is right on any cut, as the op does the same to any rows.
+        leaves_pending: the results' values do not depend on what is pending in the operand, and
+            torch leaves them pending, the same on each device.
+        commutes: of two such ops on different tensors either may come first.
+
+    >>> row = OfTorch(("clone.default",), carries_any_cut=True)
+    >>> row.signed, row.pattern((2, 3)) is None
+    ((), True)
+    """
+
+    rule: Any = None
+    carries_any_cut: bool = False
+    leaves_pending: bool = False
+    commutes: bool = False
+
+    @property
+    def signed(self) -> tuple[str, ...]:
+        return ()
+
+    def pattern(self, *args: Any, **kwargs: Any) -> str | None:
+        return None
 
 
 class _Derived(Row):
@@ -193,6 +233,7 @@ class ByRows(_Derived):
         reads: how many of its operands the results are made of; None: all. The gradient of a pad is
             given what was padded, too.
         is_signed: whether ``overloads`` have a signature, where the map does not answer.
+        gathers: torch's own rule gathers whatever is cut, also dims that the op leaves as they are.
         otherwise: the signature for arguments of which no map is known.
 
     >>> row = BY_OP["torch.flip"]
@@ -202,6 +243,7 @@ class ByRows(_Derived):
 
     reads: int | None = None
     is_signed: bool = True
+    gathers: bool = False
     otherwise: str | None = None
 
     @property
@@ -248,6 +290,7 @@ class BySteps(_Derived):
 
     Attributes:
         is_signed: whether it has a signature, where the steps do not answer.
+        is_wrong_in_torch: torch derives a rule of the op that is not right on all placements.
 
     >>> row: BySteps = STEPS["pixel_shuffle.default"]
     >>> [step.row.op for step in row.steps((8, 4, 4), 2)]
@@ -255,6 +298,7 @@ class BySteps(_Derived):
     """
 
     is_signed: bool = True
+    is_wrong_in_torch: bool = False
 
     @property
     def signed(self) -> tuple[str, ...]:

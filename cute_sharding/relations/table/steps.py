@@ -141,5 +141,6 @@ ROWS: tuple[BySteps, ...] = (
         ("squeeze_copy.default", "squeeze_copy.dim", "squeeze_copy.dims"),
         squeezed,
         is_signed=False,
+        is_wrong_in_torch=True,
     ),
 )

@@ -1,0 +1,52 @@
+"""What an op's kernel wants of its local arguments beside the values of tensors: sizes that are
+those of a part, tensors that lie in some way.
+
+Data alone; what is done about each is dtensor/decide/local_arguments.py. Places are those of an
+op's arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AlignedMask:
+    """The mask, argument ``at``, begins each row at an address that the kernel can load from."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class Images:
+    """The first ``tensors`` lie in one memory format, and argument ``number`` is how many images
+    they have.
+    """
+
+    tensors: int
+    number: int
+
+
+@dataclass(frozen=True)
+class LeadingSizes:
+    """The first two of the sizes, argument ``sizes``, are those of the tensor, argument ``of``."""
+
+    of: int
+    sizes: int
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The first argument lies row by row, or not, as the whole does."""
+
+
+@dataclass(frozen=True)
+class MeanGradient:
+    """The gradient of a loss whose reduction is argument ``reduction``: of a mean, it is divided by
+    the number of elements of the second argument.
+    """
+
+    reduction: int
+
+
+Kernel = AlignedMask | Images | LeadingSizes | Matrices | MeanGradient

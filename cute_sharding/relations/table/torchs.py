@@ -1,0 +1,82 @@
+"""Ops that have no relation here: torch answers for them, and a row says what is known of the op.
+
+docs/ops.md says how it is measured that torch's own rule is right on any cut. Beside those that are
+named here that is so of all that torch knows to be pointwise, in place or not, and of lists; and of
+those that draw.
+"""
+
+from __future__ import annotations
+
+from cute_sharding.relations.table.row import OfTorch
+
+ROWS: tuple[OfTorch, ...] = (
+    OfTorch(
+        (
+            "clone.default",
+            "contiguous.default",
+            "detach.default",
+            "detach_.default",
+            "alias.default",
+            "copy_.default",
+            "_to_copy.default",
+        ),
+        carries_any_cut=True,
+        note="the same elements",
+    ),
+    OfTorch(
+        (
+            "zero_.default",
+            "zeros_like.default",
+            "ones_like.default",
+            "full_like.default",
+            "rand_like.default",
+            "randn_like.default",
+            "randint_like.default",
+            "new_empty.default",
+            "new_zeros.default",
+            "new_ones.default",
+            "new_full.default",
+            "new_empty_strided.default",
+        ),
+        carries_any_cut=True,
+        note="new values",
+    ),
+    OfTorch(
+        ("empty_like.default", "fill_.Scalar"),
+        carries_any_cut=True,
+        leaves_pending=True,
+        note="new values, which torch leaves pending where the operand is",
+    ),
+    OfTorch(
+        ("equal.default", "is_same_size.default"),
+        carries_any_cut=True,
+        note="one value of Python",
+    ),
+    OfTorch(
+        (
+            "linalg_vector_norm.default",
+            "norm.Scalar",
+            "linalg__powsum.default",
+            "_foreach_norm.Scalar",
+            "_foreach_powsum.Scalar",
+        ),
+        carries_any_cut=True,
+        note="norms",
+    ),
+    OfTorch(
+        tuple(f"_foreach_{name}_.List" for name in ("add", "sub", "mul", "div")),
+        commutes=True,
+        note="two of them, of different tensors, may as well come one before as after the other",
+    ),
+    OfTorch(
+        ("cudnn_batch_norm.default", "miopen_batch_norm.default"),
+        writes=("running_mean", "running_var"),
+        note="batch norms of backends",
+    ),
+    OfTorch(("rrelu_with_noise.default",), writes=("noise",), note="keeps the slopes that it drew"),
+    OfTorch(
+        ("tensor_split.sections", "tensor_split.indices"),
+        made_of="slice.Tensor",
+        note="taken apart before a DTensor meets it",
+    ),
+)
