@@ -212,6 +212,8 @@ class Layout:
         ):
             flat = make(tuple(n for n, _ in self.leaves), tuple(d for _, d in self.leaves))
             return _at_coordinate(flat, coordinate, coordinate)
+        if len(modes) == 1 and type(self.shape) is tuple:  # that of the only mode
+            return _at_coordinate(modes[0], coordinate, coordinate)
         raise LayoutError(
             f"coordinate {coordinate} does not fit {self!r}: give an index, {len(modes)} modes or "
             f"{len(self.leaves)} leaves"
