@@ -70,10 +70,18 @@ def chosen(template: str, **conditions: bool) -> str:
 def expanded(template: str, form: Form) -> str:
     """A template with the definitions that its lines ``#: path: name, name`` ask for, in their new
     form; methods, asked for as ``Class.name``, as far in as their line.
+
+    Raises:
+        LookupError: two that are asked for at the top level have one name.
     """
+    taken: set[str] = set()
 
     def definitions(line: re.Match[str]) -> str:
         indent, path, names = line[1], line[2], [name.strip() for name in line[3].split(",")]
+        again = [name for name in names if not indent and name in taken]
+        if again:
+            raise LookupError(f"{path}: another module's are in this file already: {again}")
+        taken.update(names if not indent else ())
         found = [rewritten(definition(PACKAGE / path, name), name, form) for name in names]
         between = (
             "\n\n\n" if any(re.search("^(def|class) ", text, re.M) for text in found) else "\n"

@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 from cute_sharding.layout.size import is_at_most, is_multiple, is_same
 from cute_sharding.relations.view import View
 from cute_sharding.sharding.chains import Cut
-from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, split_factor_of
+from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, smallest_factor
 
 # The local (source shape, target shape) of the devices of each kind.
 Kinds: TypeAlias = list[tuple[Sequence[int], Sequence[int]]]
@@ -193,7 +193,7 @@ def _place(view: View, kinds: Kinds, cut: tuple[int, int], parts: int) -> Cut:
             return None
         where = dim
         n = target[dim]
-        smallest = split_factor_of(dealt, n, inner, parts)
+        smallest = smallest_factor(dealt, n, inner, parts)
         if smallest is None:
             return None
         found.append((dealt, n, inner, smallest))

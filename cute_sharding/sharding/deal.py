@@ -79,7 +79,7 @@ def dim_of(piece: int, shape: Sequence[int]) -> tuple[int, int]:
     return -1, inner
 
 
-def split_factor_of(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:
+def smallest_factor(dealt: tuple[int, ...], n: int, inner: int, parts: int) -> int | None:
     """The smallest split factor that deals ``n`` rows of ``inner`` elements as ``dealt``,
     or None.
     """

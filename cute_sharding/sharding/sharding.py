@@ -12,7 +12,7 @@ from cute_sharding.layout import Layout, LayoutError, coalesce
 from cute_sharding.layout.layout import from_leaves, row_major
 from cute_sharding.sharding.boxes import Box, boxes
 from cute_sharding.sharding.chains import Chains, chain_of, chains_of
-from cute_sharding.sharding.deal import dim_of, local_size, split_factor_of
+from cute_sharding.sharding.deal import dim_of, local_size, smallest_factor
 from cute_sharding.sharding.digits import layout_of
 from cute_sharding.sharding.meeting import Chain, row_at, rows
 from cute_sharding.sharding.placement import Partial, Placement, Replicate, Shard, format_placements
@@ -266,7 +266,7 @@ def _shard_of(
     inside = prod(n for n, d in rest if d < strides[-1])
     dealt = (parts * inside, inside)
     dim, below = dim_of(parts * inside, local_shape)
-    factor = split_factor_of(dealt, local_shape[dim], below, parts)
+    factor = smallest_factor(dealt, local_shape[dim], below, parts)
     if factor is None:
         raise LayoutError(
             f"{where}: its blocks of {inside} elements, {parts} to a piece, fall across dims of "

@@ -16,7 +16,7 @@ from cute_sharding.sharding.deal import (
     kinds_of_device,
     local_size,
     runs,
-    split_factor_of,
+    smallest_factor,
 )
 from cute_sharding.sharding.meeting import row_at, rows
 
@@ -82,7 +82,7 @@ def test_dim_and_split_factors_are_read_off_the_deal(parts):
                     }
                 dim, below = dim_of(name[0], shape)
                 assert below == prod(shape[dim + 1 :])
-                found = split_factor_of(name, shape[dim], below, parts)
+                found = smallest_factor(name, shape[dim], below, parts)
                 # They are neighbours, the smallest of which is found.
                 assert fitting == (
                     set()

@@ -28,6 +28,7 @@ ON_SYMINTS = replace(
         "number": lambda value, choices: f"int({value})",
         # A placement has a number: a guard where it was a symbol.
         "strided_shard": "_StridedShard({}, split_factor=int({}))".format,
+        "split_factor_of": "{}.split_factor".format,
     },
     docs={**ON_INTS.docs, "view_of": ON_INTS.docs["view_of"].replace(_OF_INTS, "")},
     edits={

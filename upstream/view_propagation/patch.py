@@ -30,6 +30,7 @@ ON_INTS = Form(
         "unknown": str,
         "_varargs": str,
         "strided_shard": "_StridedShard({}, split_factor={})".format,
+        "split_factor_of": "{}.split_factor".format,
         "Carried": lambda *fields: f"Carried({', '.join(fields[:2])})",
     },
     names={

@@ -74,19 +74,19 @@ class Moved(NamedTuple):
 
 
 # A redistribution: the shape, the sizes of the mesh, and the placements before and after.
-Question: TypeAlias = tuple[Any, ...]
+Redistribution: TypeAlias = tuple[Any, ...]
 
 
 class Kind:
     """A redistribution that may run many times.
 
     Args:
-        question: what it does; None: something that torch has no way to do.
+        redistribution: what it does; None: something that torch has no way to do.
         moves: what it moves each time. Asked when somebody wants to know.
     """
 
-    def __init__(self, question: Question | None, moves: Callable[[], Moved]) -> None:
-        self.question, self._moves = question, moves
+    def __init__(self, redistribution: Redistribution | None, moves: Callable[[], Moved]) -> None:
+        self.redistribution, self._moves = redistribution, moves
 
     @cached_property
     def moved(self) -> Moved:
@@ -102,7 +102,7 @@ class Place(Protocol):
         """What it receives each time."""
 
     @property
-    def questions(self) -> list[Question]:
+    def redistributions(self) -> list[Redistribution]:
         """How torch's own rule would have redistributed its operands. Raises what that raises."""
 
 

@@ -16,7 +16,7 @@ from cute_sharding.dtensor.bookkeeping.stats import (
     logger,
 )
 from cute_sharding.dtensor.decide.any_sizes import dynamic_of
-from cute_sharding.dtensor.decide.places import OpPlace, move_of, questions_of_rule
+from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistributions_of_rule
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
 from cute_sharding.dtensor.extras.moved import note_movement
 from cute_sharding.dtensor.replaced import (
@@ -350,4 +350,4 @@ def _note_place(
             total = total.plus(Received(movement.received_elements, movement.received_by_all))
         return total
 
-    count_place(name, OpPlace(received, moves, partial(questions_of_rule, schema, stock)))
+    count_place(name, OpPlace(received, moves, partial(redistributions_of_rule, schema, stock)))

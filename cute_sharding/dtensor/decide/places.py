@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from cute_sharding.dtensor.bookkeeping.stats import Question, Received
+from cute_sharding.dtensor.bookkeeping.stats import Received, Redistribution
 from cute_sharding.dtensor.replaced import op_schemas
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
@@ -31,7 +31,7 @@ class OpPlace:
         self,
         received: Callable[[], Received],
         moves: Sequence[Callable[[], Received]],
-        stock: Callable[[], list[Question]],
+        stock: Callable[[], list[Redistribution]],
     ) -> None:
         self._received, self._moves, self._stock = received, moves, stock
 
@@ -43,11 +43,11 @@ class OpPlace:
         return total
 
     @property
-    def questions(self) -> list[Question]:
+    def redistributions(self) -> list[Redistribution]:
         return self._stock()
 
 
-def question_of(spec: DTensorSpec, after: Placements) -> Question:
+def redistribution_of(spec: DTensorSpec, after: Placements) -> Redistribution:
     """The redistribution of a tensor of that spec to the placements ``after``."""
     return tuple(spec.shape), tuple(spec.mesh.shape), tuple(spec.placements), tuple(after)
 
@@ -55,14 +55,16 @@ def question_of(spec: DTensorSpec, after: Placements) -> Question:
 def move_of(spec: DTensorSpec, after: Placements) -> Callable[[], Received]:
     """What a redistribution by plan receives, on the groups that the mesh has now."""
     by = means(spec.mesh)
-    return lambda: prepare(*question_of(spec, after), by=by).kind.moved.received
+    return lambda: prepare(*redistribution_of(spec, after), by=by).kind.moved.received
 
 
-def questions_of_rule(schema: OpSchema, rule: Callable[[OpSchema], Any]) -> list[Question]:
+def redistributions_of_rule(
+    schema: OpSchema, rule: Callable[[OpSchema], Any]
+) -> list[Redistribution]:
     """How a rule of torch's has the operands of an op redistributed. Raises what that raises."""
     wanted = rule(schema).redistribute_schema or schema
     return [
-        question_of(spec, to.placements)
+        redistribution_of(spec, to.placements)
         for spec, to in zip(op_schemas.specs_of(schema), op_schemas.specs_of(wanted))
         if tuple(spec.placements) != tuple(to.placements)
     ]

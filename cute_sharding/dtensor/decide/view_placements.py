@@ -13,7 +13,7 @@ from cute_sharding.dtensor.bookkeeping.stats import count, logger
 from cute_sharding.dtensor.compiled.symbols import hinted
 from cute_sharding.dtensor.decide.view_words import (
     Asked,
-    Choice,
+    Suggestion,
     explain,
     log_free,
     log_redistribution,
@@ -75,7 +75,7 @@ def propagate_shape_and_sharding(
         )
     stock = partial(_stock_source, placements, shape, rule, mesh, strict_view)
     try:
-        source, output, outcome = decide(
+        source, output, outcome = place_view(
             view_of(shape, rule),
             placements,
             mesh,
@@ -106,7 +106,7 @@ def refused(op: str, error: RuntimeError) -> None:
     logger.debug("refused: %s", error)
 
 
-def decide(
+def place_view(
     view: View,
     placements: tuple[Placement, ...],
     mesh: tuple[int, ...],
@@ -178,7 +178,7 @@ def _moved(asked: Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Pla
     if to == "cheapest":
         if not asked.has_numbers:
             return _everywhere(asked)
-        [(_, source, output)] = _choices(asked, free_targets, most=1)
+        [(_, source, output)] = _suggested(asked, free_targets, most=1)
         return source, output
     try:
         source = _unblocked(asked)
@@ -188,18 +188,20 @@ def _moved(asked: Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Pla
         return _everywhere(asked)
 
 
-def _suggestions(asked: Asked, reachable: Callable[[Cuts], bool]) -> list[Choice] | None:
+def _suggestions(asked: Asked, reachable: Callable[[Cuts], bool]) -> list[Suggestion] | None:
     """What an error and the log suggest, as the command line does: placements without split
     factors, which an explicit redistribution gets to. None where sizes have no value yet.
     """
     if not asked.has_numbers:
         return None
-    found = _choices(asked, suggested_targets, allowed=reachable)
+    found = _suggested(asked, suggested_targets, allowed=reachable)
     # To replicate everything is always among them, also where it cannot be reached.
-    return [choice for choice in found if reachable(choice.target.source)]
+    return [one for one in found if reachable(one.target.source)]
 
 
-def _choices(asked: Asked, search: Callable[..., list[Target]], **options: Any) -> list[Choice]:
+def _suggested(
+    asked: Asked, search: Callable[..., list[Target]], **options: Any
+) -> list[Suggestion]:
     """Placements of the input that make the view free, in the order of ``search``."""
     view, row = asked.view, asked.row
     not_sharded = (
@@ -222,7 +224,7 @@ def _choices(asked: Asked, search: Callable[..., list[Target]], **options: Any) 
         source = _reduced(row, replaced(asked.placements, target.source))
         known = at_hand is view
         cuts_after = target.output if known else carry(view, target.source, asked.mesh).cuts
-        result.append(Choice(target, source, replaced(source, cuts_after)))
+        result.append(Suggestion(target, source, replaced(source, cuts_after)))
     return result
 
 

@@ -29,7 +29,7 @@ from cute_sharding.relations.view import View
 
 class Asked(NamedTuple):
     """A view, and what it is of. ``speaks``: whether this rank says in the log what is so on all.
-    The others are as of :func:`.view_placements.decide`.
+    The others are as of :func:`.view_placements.place_view`.
     """
 
     op: str
@@ -66,7 +66,7 @@ class Asked(NamedTuple):
         )
 
 
-class Choice(NamedTuple):
+class Suggestion(NamedTuple):
     """Placements of the input under which the view is free, and those of its output."""
 
     target: Target
@@ -102,7 +102,7 @@ def log_redistribution(
     asked: Asked,
     source: tuple[Placement, ...],
     output: tuple[Placement, ...],
-    suggestions: Callable[[], list[Choice] | None],
+    suggestions: Callable[[], list[Suggestion] | None],
 ) -> None:
     """Once for a place: an op, a shape and placements; by the rank that ``speaks``."""
     if not logger.isEnabledFor(logging.INFO) or not asked.speaks():
@@ -112,7 +112,7 @@ def log_redistribution(
         logger.info("%s", what + _with_less(asked, source, suggestions() or []))
 
 
-def _with_less(asked: Asked, source: tuple[Placement, ...], choices: list[Choice]) -> str:
+def _with_less(asked: Asked, source: tuple[Placement, ...], suggestions: list[Suggestion]) -> str:
     """What it costs that the input goes to ``source``, why, and which suggestion costs less."""
     if not asked.has_numbers:
         return ""
@@ -122,11 +122,11 @@ def _with_less(asked: Asked, source: tuple[Placement, ...], choices: list[Choice
     heads = _heads(asked, carry(view, cuts, asked.mesh).blocked)
     if heads:
         said += f"; {heads}"
-    for choice in choices:
-        if choice.target.received < received:
+    for suggestion in suggestions:
+        if suggestion.target.received < received:
             return (
-                f"{said}; .redistribute(placements={list(choice.source)!r}) before it receives up "
-                f"to {choice.target.received}"
+                f"{said}; .redistribute(placements={list(suggestion.source)!r}) before it "
+                f"receives up to {suggestion.target.received}"
             )
     return said
 
@@ -144,7 +144,9 @@ def _described(asked: Asked, output: tuple[Placement, ...]) -> str:
     )
 
 
-def explain(asked: Asked, blocked: int, choices: list[Choice] | None, said: str | None) -> str:
+def explain(
+    asked: Asked, blocked: int, suggestions: list[Suggestion] | None, said: str | None
+) -> str:
     view, placements, mesh, names = asked.view, asked.placements, asked.mesh, asked.names
     axis = mesh_dim_text(blocked, names)
     lines = [
@@ -156,14 +158,14 @@ def explain(asked: Asked, blocked: int, choices: list[Choice] | None, said: str 
     heads = _heads(asked, blocked)
     if heads:
         lines.append(f"{heads[0].upper()}{heads[1:]}.")
-    if choices is None:
+    if suggestions is None:
         lines.append(
             "Redistribute the input first: "
             f".redistribute(placements={list(unsharded(placements))!r})"
         )
     else:
         lines.append("Redistribute the input first, for example (what costs least later first):")
-        for target, source, output in choices:
+        for target, source, output in suggestions:
             lines.append(
                 f"  .redistribute(placements={list(source)!r})  then the output is {text(output)}; "
                 f"each device receives up to {target.received} elements"

@@ -14,9 +14,9 @@ from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
 from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_place
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of
 from cute_sharding.dtensor.decide.ordered_views import holds_in_its_order, whole
-from cute_sharding.dtensor.decide.places import OpPlace, move_of, question_of
+from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistribution_of
 from cute_sharding.dtensor.decide.stock import moves_rightly
-from cute_sharding.dtensor.decide.view_placements import Decision, decide, refused
+from cute_sharding.dtensor.decide.view_placements import Decision, place_view, refused
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
     process_groups,
@@ -121,14 +121,14 @@ class ViewQuestion:
         spec, moves = self.spec, []
         if decision.source != tuple(spec.placements):
             moves.append(move_of(spec, decision.source))
-        return OpPlace(Received, moves, lambda: [question_of(spec, self._stock_source())])
+        return OpPlace(Received, moves, lambda: [redistribution_of(spec, self._stock_source())])
 
     def _decide(self, view: View) -> Decision:
         """What the view does on these placements, in the order in which they cut (reading.py)."""
         spec = self.spec
         mesh = tuple(spec.mesh.shape)
         mesh = (2,) if mesh == (1,) else mesh  # a stand-in for any
-        decision = decide(
+        decision = place_view(
             view,
             spec.placements,
             mesh,

@@ -11,7 +11,7 @@ from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide import movement_first, on_one_mesh, propagation
-from cute_sharding.dtensor.decide.places import question_of
+from cute_sharding.dtensor.decide.places import redistribution_of
 from cute_sharding.dtensor.profile.profiler import PLAIN, Call
 from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, process_groups, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -69,7 +69,7 @@ def by_torch(schema: OpSchema, network: Any) -> Answered:
     with dispatch_modes.no_modes():
         found = registry.stock_propagation()(schema)
         moved = _moved(schema, found)
-        plans = [stock_plan(*question_of(spec, to.placements)) for spec, to in moved]
+        plans = [stock_plan(*redistribution_of(spec, to.placements)) for spec, to in moved]
         other = together([of_stock(plan, spec, network) for plan, (spec, _) in zip(plans, moved)])
     return Answered(tuple(moved), _results(found), "", other)
 
@@ -105,11 +105,11 @@ def redistributed(
     before: DTensorSpec, after: DTensorSpec, settings: Settings | None, network: Any
 ) -> Other:
     """What one redistribution receives: by plan, or by PyTorch's own steps."""
-    question = question_of(before, after.placements)
+    redistribution = redistribution_of(before, after.placements)
     if settings is None:
-        return of_stock(stock_plan(*question), before, network)
+        return of_stock(stock_plan(*redistribution), before, network)
     by = means(before.mesh)
-    plan = prepare(*question, by=by)
+    plan = prepare(*redistribution, by=by)
     itemsize = before.tensor_meta.dtype.itemsize  # type: ignore[union-attr]
     sizes = tuple(before.mesh.shape)
     timed = Network.of_elements(sizes, network, itemsize)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cute_sharding.dtensor.decide.places import questions_of_rule
+from cute_sharding.dtensor.decide.places import redistributions_of_rule
 from cute_sharding.dtensor.replaced import registry, tensor_specs
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Placement
@@ -52,15 +52,15 @@ def _answered(
     schema = OpSchema(op, (given, *arguments), {}, registry.schema_info(op))
     rule = registry.propagation()
     try:
-        output, questions = rule(schema).output_spec, questions_of_rule(schema, rule)
+        output, redistributions = rule(schema).output_spec, redistributions_of_rule(schema, rule)
     except Exception as error:  # whatever torch raises is what it says to this op
         words = next(iter(str(error).splitlines()), "") or type(error).__name__
         return {"error": words, "input": None, "outputs": None, "received_elements": None}
-    plans = [stock_plan(*question) for question in questions]
+    plans = [stock_plan(*redistribution) for redistribution in redistributions]
     outputs: list[Any] = [output] if isinstance(output, DTensorSpec) else list(output or ())
     return {
         "error": next((plan.error for plan in plans if plan.error is not None), None),
-        "input": _text(questions[0][3] if questions else placements),
+        "input": _text(redistributions[0][3] if redistributions else placements),
         "outputs": [_text(each.placements) for each in outputs],
         "received_elements": sum(plan.received_elements for plan in plans),
     }

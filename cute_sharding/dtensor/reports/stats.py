@@ -15,8 +15,8 @@ from cute_sharding.dtensor.bookkeeping.stats import (
     Counted,
     Moved,
     Place,
-    Question,
     Received,
+    Redistribution,
     read,
 )
 from cute_sharding.dtensor.reports.stock import stock_plan
@@ -83,10 +83,10 @@ def _found(counted: Counted) -> dict[str, Counts]:
     if any(moved[:2]):
         counts = found[REDISTRIBUTE] = _counts_of(moved)
         for kind, times in counted.kinds.items():
-            if kind.question is None:
+            if kind.redistribution is None:
                 counts.add("stock_raises", times)
             else:
-                _compare(counts, kind.moved.received, [kind.question], times)
+                _compare(counts, kind.moved.received, [kind.redistribution], times)
     return found
 
 
@@ -110,17 +110,19 @@ def _add_place(counts: Counts, place: Place) -> None:
         return
     _add_received(counts, received)
     try:
-        questions = place.questions
+        redistributions = place.redistributions
     except Exception:  # whatever torch raises
         counts.add("stock_raises", 1)
         return
-    _compare(counts, received, questions)
+    _compare(counts, received, redistributions)
 
 
-def _compare(counts: Counts, received: Received, questions: list[Question], times: int = 1) -> None:
+def _compare(
+    counts: Counts, received: Received, redistributions: list[Redistribution], times: int = 1
+) -> None:
     theirs = Received()
-    for question in questions:
-        of_one = _stock_received(*question)
+    for redistribution in redistributions:
+        of_one = _stock_received(*redistribution)
         if of_one is None:
             counts.add("stock_raises", times)
             return
@@ -132,7 +134,7 @@ def _compare(counts: Counts, received: Received, questions: list[Question], time
 
 
 @lru_cache(maxsize=1 << 10)
-def _stock_received(*question: Any) -> Received | None:
+def _stock_received(*redistribution: Any) -> Received | None:
     """What torch would receive, rank 0 and all ranks; None where it cannot do it. It may take a
     while.
 
@@ -140,15 +142,15 @@ def _stock_received(*question: Any) -> Received | None:
     Elsewhere each is asked for, on meshes of up to 64 devices; on larger ones rank 0, which
     receives the most, stands for all.
     """
-    first = stock_plan(*question)
+    first = stock_plan(*redistribution)
     if first.error is not None:
         return None
-    shape, mesh, *placements = question
+    shape, mesh, *placements = redistribution
     devices, received = prod(mesh), first.received_elements
     is_flat = sum(n > 1 for n in mesh) < 2
     pieces = prod(cut[1] for cut in map(cut_of, chain(*placements)) if cut is not None)
     is_even = all(n % (devices * pieces) == 0 for n in shape)
     if is_flat or is_even or not received or devices > DEVICES:
         return Received(received, devices * received)
-    others = [stock_plan(*question, rank=rank) for rank in range(1, devices)]
+    others = [stock_plan(*redistribution, rank=rank) for rank in range(1, devices)]
     return Received(received, received + sum(plan.received_elements for plan in others))
