@@ -83,7 +83,7 @@ def test_a_change_that_does_not_fit_is_refused(change, why):
 
 def test_two_definitions_of_one_name_are_refused():
     """The later would stand for both."""
-    with pytest.raises(LookupError, match="are in this file already: .'deal'"):
+    with pytest.raises(LookupError, match=r"are in this file already: .'deal'"):
         extract.expanded(
             "#: sharding/deal.py: deal\n\n#: sharding/deal.py: dim_of, deal\n", extract.Form()
         )
