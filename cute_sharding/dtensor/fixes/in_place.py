@@ -1,7 +1,8 @@
 """Views in place of DTensors (``squeeze_``, ``t_``, ``transpose_``, ``unsqueeze_``), for which
 torch's dispatcher has no right function (torch/distributed/tensor/_dispatch.py).
 
-Spec and local tensor of the one DTensor that the op writes to are changed together.
+The one DTensor that the op is called on gets the spec and the local tensor of the view that gives a
+new tensor. Its old local tensor stays as it is, for whatever else holds it.
 """
 
 from __future__ import annotations
@@ -52,9 +53,7 @@ def _squeeze_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                 "squeeze_, or redistribute the tensor first."
             )
     squeezed = getattr(torch.ops.aten.squeeze, op._overloadname)(tensor, *dims, **kwargs)
-    if spec.mesh._is_current_rank_part_of_mesh():
-        tensor._local_tensor.squeeze_(tuple(gone))
-    tensor._spec = squeezed._spec
+    tensor._local_tensor, tensor._spec = squeezed._local_tensor, squeezed._spec
     return return_and_correct_aliasing(op, args, kwargs, tensor)
 
 
@@ -64,9 +63,7 @@ def _turn_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> to
     """
     tensor, *arguments = args
     turned = _TURNS[name_of(op)](tensor, *arguments, **kwargs)
-    if tensor._spec.mesh._is_current_rank_part_of_mesh():
-        op(tensor._local_tensor, *arguments, **kwargs)
-    tensor._spec = turned._spec
+    tensor._local_tensor, tensor._spec = turned._local_tensor, turned._spec
     return return_and_correct_aliasing(op, args, kwargs, tensor)
 
 

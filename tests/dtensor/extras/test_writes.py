@@ -219,6 +219,30 @@ def test_views_that_were_taken_before_a_write():
             assert_holds(x, expected)
 
 
+@pytest.mark.parametrize("cut", [Shard(0), Shard(1)], ids=str)
+def test_sources_that_are_turned_in_place(cut):
+    """What was taken of them before is of them as they were."""
+
+    def read(x):
+        rows = x[1:3]
+        x.t_()
+        x.add_(1.0)
+        return rows + 0
+
+    def written(x):
+        rows = x[1:3]
+        x.squeeze_()
+        x.transpose_(0, 1).unsqueeze_(0)
+        rows.add_(1.0)
+        return x[:, 0:2] + 0
+
+    for program in (read, written):
+        with plain():
+            expected = program(number((4, 3)))
+        with ranks_of((2,)), cute_sharding.enabled():
+            assert_holds(program(distribute(number((4, 3)), (2,), [cut])), expected)
+
+
 def test_what_is_drawn_is_drawn_once():
     """Also into a slice that was taken before what it is a slice of was written to."""
     for movement in (False, True):

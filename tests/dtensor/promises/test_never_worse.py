@@ -406,7 +406,7 @@ def test_counting_never_asks_torch_on_the_way_of_a_program(monkeypatch):
         moved = stats.Moved(plan=1, collectives=1, received=stats.Received(3, 6))
 
         def __init__(self, i):
-            self.question = ((i,), (2,), (S(0),), (R,))
+            self.redistribution = ((i,), (2,), (S(0),), (R,))
 
     monkeypatch.setattr(stats, "MOST_KINDS", 4)
     monkeypatch.setattr(reports, "stock_plan", stock_plan)
