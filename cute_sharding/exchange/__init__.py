@@ -5,13 +5,11 @@ it does. Imports no torch.
 - :mod:`.cost`: the elements that ranks of one mesh hold and receive; :mod:`.collectives`: those of
   one collective.
 - :mod:`.meetings`: on which devices of the one there is something of the other.
-- :mod:`.flow`: which rank sends what to whom, each element once, dim by dim, from one operand to
-  one result.
+- :mod:`.flow`: which rank sends what to whom, each element once; :mod:`.by_links`: dim by dim, from
+  one operand to one result; :mod:`.by_pieces`, :mod:`.wants`: through a relation by pieces.
 - :mod:`.exchange`: of a relation, from all operands to all results.
 - :mod:`.part`, :mod:`.copies`, :mod:`.all_peers`: one rank's part, as strided copies.
 - :mod:`.slices`: a part that is a slice of what a rank has.
-- :mod:`.holders`, :mod:`.wants`, :mod:`.by_pieces`: the flow of a relation by pieces, between all
-  of them.
 - :mod:`.bundle`, :mod:`.alone`: the exchanges of many tensors in one.
 
 A redistribution is the exchange of the relation that changes nothing, and what is to be reduced:

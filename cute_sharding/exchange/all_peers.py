@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import accumulate, pairwise, product
 from math import prod
 
+from cute_sharding.exchange.by_links import LinkFlow, LinkMessage
 from cute_sharding.exchange.copies import Copy, Vector, folded, minus
-from cute_sharding.exchange.flow import Flow, LinkMessage
 from cute_sharding.exchange.part import Buffer
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.sharding.chains import Device
@@ -59,7 +59,7 @@ def _edges_on(m: int, mine: Placed, theirs: Placed) -> tuple[int, ...] | None:
 
 
 def at_once(
-    flow: Flow, device: Device, dims: Sequence[int], *, into: bool, with_own: bool
+    flow: LinkFlow, device: Device, dims: Sequence[int], *, into: bool, with_own: bool
 ) -> Buffer | None:
     """The messages between a device and all that differ from it on the mesh dims ``dims``, in the
     order of their places; None where no layout says them.
@@ -82,7 +82,7 @@ def at_once(
     def message(at: Sequence[int]) -> LinkMessage:
         other = dict(zip(dims, at))
         peer = tuple([other.get(m, k) for m, k in enumerate(device)])
-        return flow.between(*((peer, device) if into else (device, peer)))
+        return flow.of_devices(*((peer, device) if into else (device, peer)))
 
     boxes = [*product(*ranges)]
     firsts = [message([first for first, _ in box]) for box in boxes]

@@ -11,10 +11,10 @@ from functools import cached_property
 from math import prod
 
 from cute_sharding.exchange.all_peers import at_once
+from cute_sharding.exchange.by_links import LinkMessage
 from cute_sharding.exchange.collectives import of_blocks
 from cute_sharding.exchange.copies import Copy, as_it_lies, folded, in_place
 from cute_sharding.exchange.cost import most_local, received_by_digits
-from cute_sharding.exchange.flow import LinkMessage
 from cute_sharding.exchange.native import Along, along
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.part import Buffer, Part, Shape, as_they_lie, one_by_one

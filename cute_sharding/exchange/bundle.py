@@ -246,8 +246,8 @@ class OwnPart(NamedTuple):
 @lru_cache(maxsize=1 << 12)
 def own_part(exchange: Exchange, rank: int) -> OwnPart:
     """What a rank does in an exchange."""
-    sent, taken = map(_by_peer, (exchange.sent_by(rank), exchange.sent_to(rank)))
-    return OwnPart(exchange.part(rank), sent, taken)
+    messages = list(exchange.sent_by(rank)), list(exchange.sent_to(rank))
+    return OwnPart(exchange.part_of(rank, messages), *map(_by_peer, messages))
 
 
 def size_of(messages: ByPeer) -> int:

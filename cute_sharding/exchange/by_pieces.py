@@ -1,43 +1,70 @@
-"""Who sends what through a relation by pieces: of several operands and several results, between any
-ranks.
+"""What flows through a relation by pieces, from an operand to all results.
 
 What a rank needs of an operand is a relation, from the operand to the rank's results; so is what
 ranks hold of it; and one after the other they are what the rank takes of those ranks
 (:mod:`cute_sharding.relations`). Of that each element is sent once, however often it is needed: by
 a cat of a tensor with itself, a repeat, or several results.
 
-1. A rank keeps what it has itself.
-2. Of ranks that hold the same, all send alike: what they are to send in all, receiver by receiver,
-   is one row of elements, and each sends its share of it.
-
-Both sides work out the same, from the relation and the shardings alone.
+The *place* of an element is its number in the local tensor, row-major. So a run of rows that begins
+amid one is one run of places, and one copy of a tensor that is contiguous.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from cute_sharding.exchange.copies import Copy
-from cute_sharding.exchange.flow import Own
-from cute_sharding.exchange.holders import (
-    BUFFER,
-    Holder,
-    Holders,
-    Line,
-    copy_between,
-    holders,
-    line_of,
-    numbered,
-)
+from cute_sharding.exchange.copies import Copy, Vector
+from cute_sharding.exchange.flow import Flow, Own
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.exchange.wants import Wanting, Wants
 from cute_sharding.relations.elements import read_once
-from cute_sharding.relations.piece import Piece, through
-from cute_sharding.relations.relation import Relation
+from cute_sharding.relations.piece import Piece, piece, through
+from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Run, count_rows, span
+
+
+class Line(NamedTuple):
+    """In which dim of a contiguous tensor, of so many, elements that follow one another are one
+    apart: the last of more than one row. (torch minds no strides of the others.)
+
+    >>> line_of((4, 3, 1)), line_of(())
+    (Line(dims=3, at=1), Line(dims=0, at=0))
+    """
+
+    dims: int
+    at: int
+
+
+BUFFER = Line(1, 0)
+
+
+@lru_cache(maxsize=1 << 12)
+def line_of(shape: tuple[int, ...]) -> Line:
+    """That of a local tensor of that shape."""
+    return Line(len(shape), max([d for d, n in enumerate(shape) if n > 1], default=0))
+
+
+def copy_between(one: Piece, source: Line, target: Line) -> Copy:
+    """A piece from places to places as a copy between contiguous tensors, or buffers: all of it is
+    said of one dim, whose rows go on in those of the dims before.
+
+    >>> copy_between(piece(0, 0, 4, 0, [(5, 1, 1)]), line_of((4, 3)), BUFFER)  # elements 4 to 8
+    Copy(sizes=(5,), x=(0, 4), dx=((0, 1),), y=(0,), dy=((1,),))
+    """
+    return Copy(
+        tuple([n for n, _, _ in one.modes]),
+        _on(source, one.x),
+        tuple([_on(source, dx) for _, dx, _ in one.modes]),
+        _on(target, one.y),
+        tuple([_on(target, dy) for _, _, dy in one.modes]),
+    )
+
+
+def _on(line: Line, place: int) -> Vector:
+    return tuple([place if d == line.at else 0 for d in range(line.dims)])
 
 
 class Box(NamedTuple):
@@ -77,10 +104,19 @@ class Share(NamedTuple):
         """In elements."""
         return self.stop - self.first
 
+    def to(self, peer: int) -> Share:
+        """As of any message."""
+        return self._replace(peer=peer)
+
+    def share(self, first: int, stop: int, parts: int) -> Share | None:
+        """As of any message, to the element."""
+        low, high = self.first + max(first, 0), min(self.first + stop, self.stop)
+        return self._replace(first=low, stop=high) if low < high else None
+
     @property
     def _numbered(self) -> list[Piece]:
         """From the sender's places to the elements, by number."""
-        return numbered(span(self.box.runs, self.first, self.stop), 0)
+        return numbered(span(self.box.runs, self.first, self.stop))
 
     def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
         """As of any message."""
@@ -95,170 +131,82 @@ class Share(NamedTuple):
             yield target, [copy]
 
 
+def numbered(runs: Sequence[Run]) -> list[Piece]:
+    """The elements of runs, one after the other: from them to their numbers."""
+    found, first = [], 0
+    for run in runs:
+        below = run.length
+        modes = [(run.length, 1, 1)]
+        for n, dx, _ in reversed(run.loops):
+            modes.append((n, dx, below))
+            below *= n
+        found.append(piece(0, 0, run.x, first, modes))
+        first += run.size
+    return found
+
+
 @dataclass(frozen=True, eq=False)
-class PieceFlow:
-    """What flows from operands that lie as ``sources`` say to results that are to lie as
-    ``targets`` say.
+class PieceFlow(Flow[Share]):
+    """From an operand that lies as ``source`` says to results that are to lie as ``wants`` says.
 
     Attributes:
-        relation: of the results to the operands.
-        sources, targets: each operand, and each result, on its mesh.
+        operand: its number.
+        number: that of the pieces that are of it.
+        wants: who needs what of it, through the relation.
     """
 
-    relation: Relation
-    sources: tuple[Placed, ...]
-    targets: tuple[Placed, ...]
-
-    # -- who needs what ----------------------------------------------------------------------------
-
-    @cached_property
-    def _holders(self) -> tuple[Holders, ...]:
-        return tuple(map(holders, self.sources))
+    operand: int
+    number: int
+    source: Placed
+    wants: Wants
 
     @cached_property
-    def _wants(self) -> Wants:
-        return Wants(self.relation, self.targets)
-
-    @cached_property
-    def _boxes(self) -> dict[tuple[int, Holder, Wanting], Box]:
+    def _boxes(self) -> dict[tuple[Device, Wanting], Box]:
         return {}
 
-    def _box(self, operand: int, holder: Holder, wanting: Wanting) -> Box:
-        """What ranks take of those that hold the same of an operand."""
-        key = operand, holder, wanting
+    def _box(self, holder: Device, wanting: Wanting) -> Box:
+        """What ranks take of those that hold the same."""
+        key = holder, wanting
         if key not in self._boxes:
-            wanted = self._wants.of(wanting, operand)
-            has = [
-                each._replace(target=operand)
-                for each in (self._holders[operand].pieces(holder) if wanted else ())
-            ]
-            pieces = through(has, wanted)
+            wanted = self.wants.of(wanting, self.number)
+            has = self.source.pieces(holder) if wanted else ()
+            pieces = through([each._replace(target=self.number) for each in has], wanted)
             runs = tuple(read_once(pieces))
             self._boxes[key] = Box(pieces, runs, count_rows(runs))
         return self._boxes[key]
 
-    # -- who sends what ----------------------------------------------------------------------------
+    def between(self, holder: Device, rank: int) -> Share | None:
+        box = self._box(self.source.class_of(holder), self.wants.wanting(rank))
+        return Share(rank, self.operand, box, 0, box.size, self._lines(rank)) if box.size else None
 
-    @cached_property
-    def _shares(self) -> dict[tuple[bool, int], tuple[Share, ...]]:
-        return {}
+    def _takers(self, holder: Device) -> Iterator[tuple[list[int], Share]]:
+        holder = self.source.class_of(holder)
+        lines = (line_of(self.source.shape_of(holder)),)
+        for wanting, takers in self.wants.takers.items():
+            box = self._box(holder, wanting)
+            if box.size:
+                yield takers, Share(takers[0], self.operand, box, 0, box.size, lines)
 
-    def sent_by(self, rank: int) -> tuple[Share, ...]:
-        """What a rank sends, operand by operand."""
-        if (True, rank) not in self._shares:
-            self._shares[True, rank] = tuple(self._sent(rank))
-        return self._shares[True, rank]
-
-    def sent_to(self, rank: int) -> tuple[Share, ...]:
-        """What a rank receives, operand by operand."""
-        if (False, rank) not in self._shares:
-            self._shares[False, rank] = tuple(self._taken(rank))
-        return self._shares[False, rank]
-
-    def _sent(self, rank: int) -> Iterator[Share]:
-        for k, source in enumerate(self._holders):
-            holder = source.of_rank.get(rank)
-            if holder is None:
-                continue
-            first, stop = self._share(k, holder, source.ranks[holder].index(rank))
-            lines, at = (line_of(source.placed.local_shape(rank) or ()),), 0
-            for wanting, takers in self._wants.takers.items():
-                box = self._box(k, holder, wanting)
-                for peer in takers if box.size else ():
-                    if source.of_rank.get(peer) == holder:
-                        continue
-                    low, high = max(first - at, 0), min(stop - at, box.size)
-                    if low < high:
-                        yield Share(peer, k, box, low, high, lines)
-                    at += box.size
-
-    def _taken(self, rank: int) -> Iterator[Share]:
-        wanting, lines = self._wants.wanting(rank), self._lines(rank)
-        for k in self._operands(wanting):
-            source = self._holders[k]
-            for holder, senders in source.ranks.items():
-                if source.of_rank.get(rank) == holder:
-                    continue
-                box = self._box(k, holder, wanting)
-                if not box.size:
-                    continue
-                if len(senders) == 1:
-                    yield Share(senders[0], k, box, 0, box.size, lines)
-                    continue
-                at = self._before(k, holder, rank)
-                for i, sender in enumerate(senders):
-                    first, stop = self._share(k, holder, i)
-                    low, high = max(first - at, 0), min(stop - at, box.size)
-                    if low < high:
-                        yield Share(sender, k, box, low, high, lines)
-
-    def _operands(self, wanting: Wanting) -> list[int]:
-        """Those of which ranks need something."""
-        return [k for k in self._wants.operands(wanting) if k >= 0]
-
-    def _share(self, operand: int, holder: Holder, i: int) -> tuple[int, int]:
-        """Of all that ranks which hold the same are to send, what the i-th of them sends."""
-        many = len(self._holders[operand].ranks[holder])
-        total = self._before(operand, holder, None)
-        return i * total // many, (i + 1) * total // many
-
-    def _before(self, operand: int, holder: Holder, rank: int | None) -> int:
-        """How many elements are sent to those that come before a rank; None: to all."""
-        of_rank = self._holders[operand].of_rank
-        at = 0
-        for wanting, takers in self._wants.takers.items():
-            size = self._box(operand, holder, wanting).size
-            for peer in takers if size else ():
-                if peer == rank:
-                    return at
-                at += size * (of_rank.get(peer) != holder)
-        return at
+    def _givers(self, rank: int) -> Iterator[tuple[Device, Share]]:
+        wanting = self.wants.wanting(rank)
+        if self.wants.of(wanting, self.number):
+            for holder in self.source.classes:
+                found = self.between(holder, rank)
+                if found is not None:
+                    yield holder, found
 
     def _lines(self, rank: int) -> tuple[Line, ...]:
         """As what the elements of a rank's results are counted."""
-        return tuple([line_of(placed.local_shape(rank) or ()) for placed in self.targets])
+        return tuple([line_of(placed.local_shape(rank) or ()) for placed in self.wants.targets])
 
     def own(self, rank: int) -> Iterator[Own]:
-        """What a rank has itself of what it needs, operand by operand; constants are operands of
-        one element behind the others.
-        """
-        wanting, lines = self._wants.wanting(rank), self._lines(rank)
-        for k, pieces in self._kept(rank, wanting):
-            shape = self.sources[k].local_shape(rank) if k >= 0 else (1,)
-            onto: dict[int, list[Copy]] = {}
-            for each in pieces:
-                copy = copy_between(each, line_of(shape or ()), lines[each.target])
-                onto.setdefault(each.target, []).append(copy)
-            for target, copies in onto.items():
-                yield k if k >= 0 else len(self.sources) - 1 - k, target, tuple(copies)
-
-    def _kept(self, rank: int, wanting: Wanting) -> Iterator[tuple[int, Sequence[Piece]]]:
-        """The same from places to places. The first constant is number -1."""
-        for k in self._operands(wanting):
-            holder = self._holders[k].of_rank.get(rank)
-            if holder is not None and (box := self._box(k, holder, wanting)).size:
-                yield k, box.pieces
-        constants = [k for k in self._wants.operands(wanting) if k < 0]
-        yield from ((k, self._wants.of(wanting, k)) for k in constants)
-
-    # -- how much ----------------------------------------------------------------------------------
-
-    def missed_by(self, rank: int) -> int:
-        """How many elements a rank is to have and has not, each counted once."""
-        wanting, missed = self._wants.wanting(rank), 0
-        for k in self._operands(wanting):
-            own = self._holders[k].of_rank.get(rank)
-            others = [holder for holder in self._holders[k].ranks if holder != own]
-            missed += sum(self._box(k, holder, wanting).size for holder in others)
-        return missed
-
-    def amount(self, sender: int, receiver: int) -> int:
-        """How many elements a rank sends another; of one rank, how many it keeps."""
-        if sender == receiver:
-            return sum(
-                self._box(k, holder, wanting).size
-                for wanting in (self._wants.wanting(sender),)
-                for k in self._operands(wanting)
-                if (holder := self._holders[k].of_rank.get(sender)) is not None
-            )
-        return sum(share.size for share in self.sent_to(receiver) if share.peer == sender)
+        kept = self.kept_by(rank)
+        if kept is None:
+            return
+        line = line_of(self.source.local_shape(rank) or ())
+        onto: dict[int, list[Copy]] = {}
+        for each in kept.box.pieces:
+            copy = copy_between(each, line, kept.lines[each.target])
+            onto.setdefault(each.target, []).append(copy)
+        for target, copies in onto.items():
+            yield self.operand, target, tuple(copies)

@@ -8,18 +8,15 @@ that hold the same. What a rank needs of a class is a box: dim by dim the meetin
 the class holds, taken through the relation, with those that the rank is to hold.
 
 1. A rank keeps what its own class has of what it needs.
-2. The other classes each send it their box. Of a class with several ranks, all send alike: the
-   receivers share the interval [0, 1) evenly, in the order of their coordinates, and so do the
-   ranks of the class. Each sends to the receivers that its interval overlaps, and of a box as large
-   a share as overlaps.
+2. The other classes each send it their box. Of a class with several ranks, all send alike
+   (:mod:`.flow`): a share of what the ranks outside the class need of it.
 3. On one mesh a rank takes from those with its own coordinates on the mesh dims that replicate an
    operand: these ask each of them for as much, and only ranks that differ on other mesh dims
-   exchange anything. Where they would not be asked alike (:attr:`Exchange.spread`), all of them
-   send each receiver an even share.
+   exchange anything; but where they would not be asked alike (:attr:`Exchange.spread`).
 
-Both sides work out the same, from the two shardings alone. Of a relation by pieces
-(:class:`~cute_sharding.relations.Relation`), which may take one element of several operands to
-several results, :mod:`.by_pieces` says who sends what.
+Both sides work out the same, from the two shardings alone. Through a move boxes are met dim by dim
+(:mod:`.by_links`); through a relation by pieces (:class:`~cute_sharding.relations.Relation`), which
+may take one element of several operands to several results, piece by piece (:mod:`.by_pieces`).
 """
 
 from __future__ import annotations
@@ -28,15 +25,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, count
 from math import prod
+from typing import Any
 
+from cute_sharding.exchange.by_links import LinkFlow
 from cute_sharding.exchange.by_pieces import PieceFlow
 from cute_sharding.exchange.cost import coordinates, received
 from cute_sharding.exchange.flow import Flow, Message, Own
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.part import Part, Shape, one_by_one, part_of
 from cute_sharding.exchange.placed import Mesh, Placed, standing_for_all
+from cute_sharding.exchange.wants import Wants
 from cute_sharding.layout import coalesce
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.relations.relation import Relation
@@ -319,17 +319,22 @@ class Exchange:
     # -- who sends what ----------------------------------------------------------------------------
 
     @cached_property
-    def flows(self) -> tuple[Flow | PieceFlow, ...]:
-        """From each operand to each result that something of it goes to; of pieces all together."""
+    def flows(self) -> tuple[Flow[Any], ...]:
+        """From each operand to each result that something of it goes to; of pieces to all results,
+        also from each constant: an operand of one element, behind the others, that all hold.
+        """
         if isinstance(self.relation, Relation):
-            return (PieceFlow(self.relation, self.sources, self.targets),)
+            wants, ranks = Wants(self.relation, self.targets), self.ranks
+            constant = Placed((1,), Mesh((len(ranks),), ranks), ((),))
+            constants = [constant] * len(self.relation.constants)
+            operands = [*enumerate(self.sources), *zip(count(-1, -1), constants)]
+            return tuple([PieceFlow(i, number, x, wants) for i, (number, x) in enumerate(operands)])
         found = []
         for link in self.relation.links:
             source = self.sources[link.source]
             alike = () if self.mesh is None else source.replicated
             aligned = tuple([m for m in alike if m not in self.spread])
-            is_even = self.mesh is not None
-            found.append(Flow(link, source, self.targets[link.target], aligned, is_even))
+            found.append(LinkFlow(link, source, self.targets[link.target], aligned))
         return tuple(found)
 
     def kept_by(self, rank: int) -> list[Own]:
@@ -367,7 +372,18 @@ class Exchange:
                 By default those with whom it does, ascending.
             room: in front of each message, for so many elements more.
         """
-        sent, received = list(self.sent_by(rank)), list(self.sent_to(rank))
+        messages = list(self.sent_by(rank)), list(self.sent_to(rank))
+        return self.part_of(rank, messages, peers, room)
+
+    def part_of(
+        self,
+        rank: int,
+        messages: tuple[Sequence[Message], Sequence[Message]],
+        peers: Sequence[int] | None = None,
+        room: int = 0,
+    ) -> Part:
+        """The part of a rank that sends and receives those."""
+        sent, received = messages
         if peers is None:
             peers = sorted({message.peer for message in (*sent, *received)})
         buffers = (

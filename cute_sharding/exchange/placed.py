@@ -10,6 +10,8 @@ from math import prod
 
 from cute_sharding.exchange.cost import coordinates
 from cute_sharding.layout import Layout, LayoutError
+from cute_sharding.relations.devices import local
+from cute_sharding.relations.piece import Piece
 from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.chains import (
     Chains,
@@ -220,20 +222,48 @@ class Placed:
         """How many ranks hold the same, where each holds something."""
         return prod(self.mesh.sizes[m] for m in self.replicated)
 
+    @cached_property
+    def classes(self) -> tuple[Device, ...]:
+        """One device of each class of those that hold the same: the first.
+
+        >>> from cute_sharding.sharding import Replicate, Shard, Sharding
+        >>> rows = Placed.of(Sharding((4, 2), (2, 2), (Replicate(), Shard(0))))
+        >>> rows.classes, rows.class_of((1, 1))
+        (((0, 0), (0, 1)), (0, 1))
+        """
+        sizes = self.mesh.sizes
+        return tuple(product(*[range(n if m in self.cut else 1) for m, n in enumerate(sizes)]))
+
+    def class_of(self, device: Device) -> Device:
+        """The class of a device."""
+        return tuple([k if m in self.cut else 0 for m, k in enumerate(device)])
+
     def chain(self, dim: int, device: Device) -> Chain:
         """What cuts a dim, with the coordinates of a device."""
         chain = self.chains[dim]
         return chain_of(chain, self.mesh.sizes, device) if chain else ()
 
+    def _chains(self, device: Device) -> tuple[Chain, ...]:
+        return tuple([self.chain(d, device) for d in range(len(self.shape))])
+
+    def pieces(self, device: Device) -> tuple[Piece, ...]:
+        """What a device holds: from places of its local tensor to elements of the whole."""
+        return local(self.shape, self._chains(device))
+
     def local_shape(self, rank: int) -> tuple[int, ...] | None:
         """The shape of what a rank holds; None where it is not on the mesh."""
-        return None if self.mesh.coordinates(rank) is None else self.shape_on(rank)
+        device = self.mesh.coordinates(rank)
+        return None if device is None else self.shape_of(device)
 
     def shape_on(self, rank: int) -> tuple[int, ...]:
         """The same of a rank that is on the mesh."""
-        device = self.mesh.coordinates(rank)
-        assert device is not None, f"rank {rank} is not on the {self.mesh}"
-        held = [rows_held(n, self.chain(d, device)) for d, n in enumerate(self.shape)]
+        shape = self.local_shape(rank)
+        assert shape is not None, f"rank {rank} is not on the {self.mesh}"
+        return shape
+
+    def shape_of(self, device: Device) -> tuple[int, ...]:
+        """The shape of what a device holds."""
+        held = map(rows_held, self.shape, self._chains(device))
         return tuple(map(count_rows, held))
 
     @cached_property

@@ -129,7 +129,7 @@ class Reduction(Step):
         packs, sends, at = [], [], 0
         for peer in peers:
             shape = target.shape_on(peer)
-            for copy in self.flow.between(self.place(rank), self.place(peer)).copies:
+            for copy in self.flow.of_devices(self.place(rank), self.place(peer)).copies:
                 packs.append(as_it_lies(copy, shape, at))
             sends.append(prod(shape))
             at += prod(shape)

@@ -9,10 +9,10 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from cute_sharding.exchange.by_links import LinkFlow
 from cute_sharding.exchange.copies import Copy, folded
 from cute_sharding.exchange.cost import DEVICES
 from cute_sharding.exchange.exchange import Exchange, identity
-from cute_sharding.exchange.flow import Flow
 from cute_sharding.exchange.native import Along, padded_elements, room_for
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.part import Part
@@ -136,10 +136,10 @@ class Step(Stage):
         return Exchange.on_mesh(identity(self.shape), self.mesh, *chains)
 
     @cached_property
-    def flow(self) -> Flow:
+    def flow(self) -> LinkFlow:
         """Which rank has what of what another one needs."""
         (flow,) = self.exchange.flows
-        assert isinstance(flow, Flow)
+        assert isinstance(flow, LinkFlow)
         return flow
 
     @property

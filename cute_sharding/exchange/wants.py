@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from cute_sharding.exchange.holders import Holders, holders
 from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.relations.piece import Piece, through
 from cute_sharding.relations.relation import Relation
@@ -25,16 +24,12 @@ class Wants:
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> fused = Placed.of(Sharding((8, 6), (2,), (Shard(0),)), (1, 2))
     >>> wants = Wants(relation_of("torch.cat", [(4, 6), (4, 6)], 0), (fused,))
-    >>> wants.takers, wants.operands(wants.wanting(2))
-    ({((0,),): [1], ((1,),): [2]}, [1])
+    >>> wants.takers, wants.of(wants.wanting(2), 0)
+    ({((0,),): [1], ((1,),): [2]}, ())
     """
 
     relation: Relation
     targets: tuple[Placed, ...]
-
-    @cached_property
-    def _results(self) -> tuple[Holders, ...]:
-        return tuple(map(holders, self.targets))
 
     @cached_property
     def _cuts(self) -> dict[Mesh, list[int]]:
@@ -69,7 +64,11 @@ class Wants:
         return {}
 
     def of(self, wanting: Wanting, operand: int) -> tuple[Piece, ...]:
-        """What ranks need of an operand: from its elements to places of their results."""
+        """What ranks need of an operand: from its elements to places of their results. Constants
+        are operands of numbers below 0.
+        """
+        if wanting not in self.takers:
+            return ()
         key = wanting, operand
         if key not in self._of:
             if wanting not in self._locals:
@@ -81,13 +80,7 @@ class Wants:
         """What a rank is to have of the results, from their elements to its places."""
         return [
             each.turned._replace(source=t, target=t)
-            for t, some in enumerate(self._results)
-            if rank in some.of_rank
-            for each in some.pieces(some.of_rank[rank])
+            for t, placed in enumerate(self.targets)
+            if (device := placed.mesh.coordinates(rank)) is not None
+            for each in placed.pieces(device)
         ]
-
-    def operands(self, wanting: Wanting) -> list[int]:
-        """Those of which ranks need something, and constants, by their numbers below 0."""
-        if wanting not in self.takers:
-            return []
-        return [k for k in sorted(self.relation.by_source) if self.of(wanting, k)]

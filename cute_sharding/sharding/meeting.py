@@ -44,7 +44,10 @@ class Run(NamedTuple):
     @property
     def size(self) -> int:
         """How many pairs there are."""
-        return self.length * prod(count for count, _, _ in self.loops)
+        size = self.length
+        for count, _, _ in self.loops:
+            size *= count
+        return size
 
     @property
     def reach(self) -> int:

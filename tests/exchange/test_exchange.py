@@ -157,8 +157,7 @@ def test_mesh_dims_on_which_nothing_moves_take_no_part():
     """Where sizes divide: an element has to move on a mesh dim on which none that holds it has the
     coordinate of who needs it.
 
-    Beyond those there are only the mesh dims of the spread, and on each of all these something
-    moves.
+    Beyond those there are only the mesh dims of the spread, on which something may.
     """
     seen = 0
     for step, have, want in dividing(21, 1200, most=400):
@@ -173,7 +172,7 @@ def test_mesh_dims_on_which_nothing_moves_take_no_part():
         assert {*step.dims} - {*step.exchange.spread} == needed, step
         met = [pair for device in have for pair in received_from(step, device)]
         moved = {m for device, peer in met for m in range(len(step.mesh)) if peer[m] != device[m]}
-        assert moved == {*step.dims}, step
+        assert needed <= moved <= {*step.dims}, step
         seen += bool(step.dims) and len(step.dims) < sum(n > 1 for n in step.mesh)
     assert seen > 20
 
@@ -203,8 +202,8 @@ def test_replicas_send_alike():
     assert seen > 20
 
 
-def test_shares_of_replicas_differ_by_an_element_at_most():
-    """Sizes dividing or not, of every message."""
+def test_what_replicas_send_differs_by_an_element_at_most():
+    """Sizes dividing or not. And no rank is sent to by more of them than that takes."""
     rng = random.Random(23)
     seen = 0
     while seen < 100:
@@ -217,16 +216,16 @@ def test_shares_of_replicas_differ_by_an_element_at_most():
         if not step.exchange.spread:
             continue
         seen += 1
-        for receiver in devices(mesh):
-            got = dict(
-                zip(
-                    group_of(step, receiver),
-                    part_on(step, receiver, group_of(step, receiver)).receives,
-                )
-            )
-            for a in range(mesh[0]):
-                shares = [got[a, b] for b in range(mesh[1])]
-                assert a == receiver[0] or max(shares) - min(shares) <= 1, (step, receiver, got)
+        parts = {device: part_on(step, device, group_of(step, device)) for device in devices(mesh)}
+        for a in range(mesh[0]):
+            outside = [
+                [n for peer, n in zip(group_of(step, (a, b)), parts[a, b].sends) if peer[0] != a]
+                for b in range(mesh[1])
+            ]
+            shares = [sum(some) for some in outside]
+            assert max(shares) - min(shares) <= 1, (step, outside)
+            asked = sum(any(column) for column in zip(*outside))
+            assert sum(n > 0 for some in outside for n in some) < asked + mesh[1], (step, outside)
 
 
 def test_replicas_are_asked_only_where_it_is_uneven_otherwise():

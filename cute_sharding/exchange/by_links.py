@@ -1,0 +1,186 @@
+"""What flows from an operand to one result dim by dim: boxes of rows, where those that a class of
+ranks holds, taken through the link, meet those that a rank is to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, product
+from math import prod
+from typing import NamedTuple
+
+from cute_sharding.exchange.copies import Copy, copy_of, folded, packed
+from cute_sharding.exchange.flow import Flow, Own
+from cute_sharding.exchange.meetings import Met, met, of_every, side_of, sizes_of
+from cute_sharding.exchange.placed import Placed
+from cute_sharding.relations.moves import Link
+from cute_sharding.relations.rows import between, needed_rows
+from cute_sharding.sharding.chains import Device
+from cute_sharding.sharding.meeting import Runs, count_rows, span
+
+
+class LinkMessage(NamedTuple):
+    """What one rank sends another through one link: for each dim of the link, rows x of the sender
+    and y of the receiver.
+    """
+
+    peer: int
+    link: Link
+    runs: tuple[Runs, ...]
+
+    @property
+    def size(self) -> int:
+        """In elements."""
+        return prod(map(count_rows, self.runs))
+
+    @property
+    def copies(self) -> list[Copy]:
+        """One for each choice of one run of each dim."""
+        return [copy_of(self.link, runs) for runs in product(*self.runs)]
+
+    def to(self, peer: int) -> LinkMessage:
+        """As of any message."""
+        return LinkMessage(peer, self.link, self.runs)
+
+    def share(self, first: int, stop: int, parts: int) -> LinkMessage | None:
+        """As of any message: of the dim that divides best as many of the rows, so it is a box."""
+        size = self.size
+        if first <= 0 and stop >= size:
+            return self
+        if not self.runs:
+            return None
+        counts = [count_rows(found) for found in self.runs]
+        d = max(range(len(counts)), key=lambda d: (counts[d] % parts == 0, counts[d]))
+        low, high = (min(max(at, 0), size) * counts[d] // size for at in (first, stop))
+        runs = (*self.runs[:d], span(self.runs[d], low, high), *self.runs[d + 1 :])
+        return self._replace(runs=runs) if low < high else None
+
+    def into(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
+        """As of any message."""
+        return [(self.link.source, _packed(self.copies, at))]
+
+    def out_of(self, at: int) -> Iterable[tuple[int, Sequence[Copy]]]:
+        """As of any message."""
+        copies = _packed([copy.flipped for copy in self.copies], at)
+        return [(self.link.target, [copy.flipped for copy in copies])]
+
+
+def _packed(copies: Sequence[Copy], at: int) -> list[Copy]:
+    """The elements of copies, one behind the other in a buffer."""
+    found = []
+    for copy in copies:
+        found.append(packed(copy, at))
+        at += prod(copy.sizes)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class LinkFlow(Flow[LinkMessage]):
+    """From an operand that lies as ``source`` says to a result that is to lie as ``target`` says.
+
+    Attributes:
+        link: which rows of the result are which of the operand.
+        aligned: mesh dims, of the one mesh that both are on, that replicate the operand, and on
+            which a rank takes from those with its own coordinates.
+    """
+
+    link: Link
+    source: Placed
+    target: Placed
+    aligned: tuple[int, ...]
+
+    def missed_by(self, rank: int) -> int:
+        """As of any flow, without looking for who has it."""
+        wanted = self.target.mesh.coordinates(rank)
+        if wanted is None:
+            return 0
+        source, target = self.source, self.target
+        had = wanted if source.mesh is target.mesh else source.mesh.coordinates(rank)
+        need, has = 1, int(had is not None)
+        for one, other in self.link.pairs:
+            mine = side_of(target, other, wanted)
+            if had is None:
+                need *= count_rows(needed_rows(one, sizes_of(source, one), other, *mine))
+                continue
+            own = side_of(source, one, had)
+            need *= count_rows(needed_rows(one, own.sizes, other, *mine))
+            has *= count_rows(between(one, *own, other, *mine))
+        return need - has
+
+    def between(self, holder: Device, rank: int) -> LinkMessage | None:
+        wanted = self.target.mesh.coordinates(rank)
+        if wanted is None or any(holder[m] != wanted[m] for m in self.aligned):
+            return None
+        found = self.of_devices(holder, wanted)
+        return found if found.size else None
+
+    def of_devices(self, had: Device, wanted: Device) -> LinkMessage:
+        """What one device holds and another needs."""
+        runs = [
+            between(
+                one, *side_of(self.source, one, had), other, *side_of(self.target, other, wanted)
+            )
+            for one, other in self.link.pairs
+        ]
+        return LinkMessage(self.target.mesh.rank(wanted), self.link, tuple(runs))
+
+    def own(self, rank: int) -> Iterator[Own]:
+        kept = self.kept_by(rank)
+        if kept is not None:
+            yield kept.link.source, kept.link.target, tuple(folded(kept.copies))
+
+    def _owners(self, holder: Device) -> list[int]:
+        sharing = [m for m in self.source.replicated if m not in self.aligned]
+        return self.source.mesh.slice_of(holder, sharing)
+
+    def _takers(self, holder: Device) -> Iterator[tuple[list[int], LinkMessage]]:
+        """In the order of their coordinates."""
+        fixed = self._fixed(holder)
+        mets = [
+            met(
+                one,
+                *side_of(self.source, one, holder),
+                other,
+                *of_every(self.target, other, fixed),
+                False,
+            )
+            for one, other in self.link.pairs
+        ]
+        alike = [m for m in self.target.replicated if m not in self.aligned]
+        for device, runs in _met(self.target, fixed, mets):
+            ranks = self.target.mesh.slice_of(device, alike)
+            yield ranks, LinkMessage(ranks[0], self.link, runs)
+
+    def _givers(self, rank: int) -> Iterator[tuple[Device, LinkMessage]]:
+        wanted = self.target.mesh.coordinates(rank)
+        if wanted is None:
+            return
+        mets = [
+            met(
+                other,
+                *side_of(self.target, other, wanted),
+                one,
+                *of_every(self.source, one),
+                True,
+            )
+            for one, other in self.link.pairs
+        ]
+        for device, runs in _met(self.source, self._fixed(wanted), mets):
+            yield device, LinkMessage(rank, self.link, runs)
+
+    def _fixed(self, device: Device) -> tuple[tuple[int, int], ...]:
+        """The coordinates that senders and receivers have alike."""
+        return tuple([(m, device[m]) for m in self.aligned])
+
+
+def _met(
+    placed: Placed, fixed: Iterable[tuple[int, int]], mets: Sequence[Met]
+) -> Iterator[tuple[Device, tuple[Runs, ...]]]:
+    """The devices where something of every dim is met, and the rows; one of those that hold the
+    same.
+    """
+    for some in product(*[zip(found.places, found.runs) for found in mets]):
+        at = {**dict(fixed), **dict(chain.from_iterable(place for place, _ in some))}
+        device = tuple([at.get(m, 0) for m in range(len(placed.mesh.sizes))])
+        yield device, tuple([runs for _, runs in some])
