@@ -59,8 +59,9 @@ def compose_leaves(
     """For each leaf of B, the modes of ``A o B`` that replace it, outermost first; ``b`` is only
     for the messages.
     """
-    if any(type(n) is int and n == 0 for n, _ in leaves):
-        return [[(n, 0)] for n, _ in leaves]
+    for n, _ in leaves:
+        if type(n) is int and n == 0:
+            return [[(n, 0)] for n, _ in leaves]
     try:
         return _composed(a, leaves, jumps_of(a), b)
     except Undecided as error:
@@ -94,10 +95,14 @@ def _composed(
             run, value, clash = n, form.slope * d, 0
             remainders = []
             for q, c in form.jumps:
-                if type(q) is int is type(d) and d % q == 0:
-                    whole, rest, met = d // q, 0, None
-                else:
-                    whole, rest, met = _at_jump(q, n, d)
+                met = None
+                if type(q) is int is type(d):
+                    whole, rest = divmod(d, q)
+                    if rest and not (type(n) is int and n * rest < q + rest):
+                        met = _met(q, n, rest)
+                else:  # of symbols: d is a multiple of q, or less than q
+                    whole, rest = (quotient(d, q), 0) if divides(q, d) else (0, d)
+                    met = _met(q, n, rest)
                 value = value + c * whole
                 remainders.append(rest)
                 if met is not None and (run is n or is_less(met, run)):
@@ -112,7 +117,8 @@ def _composed(
                     return _compose_rarely(a, leaves, b, form, why)
             for j, rest in enumerate(remainders):
                 carries[j] = carries[j] + (run - 1) * rest
-            modes.append((as_int(run), as_int(value)))
+            is_number = type(run) is int is type(value)
+            modes.append((run, value) if is_number else (as_int(run), as_int(value)))
             if run is n:
                 break
             n, d = quotient(n, run), d * run
@@ -128,26 +134,19 @@ def _composed(
     return result
 
 
-def _at_jump(q: Int, n: Int, d: Int) -> tuple[Int, Int, Int | None]:
-    """What n steps of d do at the multiples of q: how many a step passes over, what is left of the
-    step, and after how many steps that meets the next one: None for never, 0 where it is between.
+def _met(q: Int, n: Int, rest: Int) -> Int | None:
+    """After how many of n steps, of which so much is left beyond multiples of q, they meet the next
+    multiple: None for never, 0 where it is between.
 
     Raises:
         Undecided: of symbols that is not known.
     """
-    if type(q) is int and type(d) is int:
-        whole, rest = divmod(d, q)
-        if rest == 0 or (type(n) is int and n * rest < q + rest):
-            return whole, rest, None
-    else:
-        # Of symbols: d is a multiple of q, or less than q.
-        whole, rest = (quotient(d, q), 0) if divides(q, d) else (0, d)
     if is_zero(rest) or is_nonnegative(q - 1 - (n - 1) * rest):
-        return whole, rest, None
+        return None
     if type(rest) is int and type(q) is int:
-        return whole, rest, -(-q // rest)
+        return -(-q // rest)
     aligned = require(divides(rest, q), "divides", q, rest)
-    return whole, rest, quotient(q, rest) if aligned else 0
+    return quotient(q, rest) if aligned else 0
 
 
 def _both(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None) -> str:
