@@ -13,13 +13,12 @@ from math import prod
 from cute_sharding.exchange.all_peers import at_once
 from cute_sharding.exchange.by_links import LinkMessage
 from cute_sharding.exchange.collectives import of_blocks
-from cute_sharding.exchange.copies import Copy, as_it_lies, folded, in_place
+from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.cost import most_local, received_by_digits
 from cute_sharding.exchange.native import Along, along
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.part import Buffer, Part, Shape, as_they_lie, one_by_one
+from cute_sharding.exchange.part import Buffer, Part, Shape, as_blocks, as_they_lie, one_by_one
 from cute_sharding.exchange.step import Step
-from cute_sharding.layout.layout import row_major
 from cute_sharding.sharding.chains import cutting
 from cute_sharding.sharding.meeting import count_rows, part
 
@@ -264,21 +263,17 @@ class AllToAll(Step):
         """The part of a rank in an all-gather among ``peers``."""
         shapes, own = self._shapes(rank), self.flow.kept_by(rank)
         by_peer = {each.peer: each for each in self._messages(rank, peers, own, 0, into=True)}
-        # The send buffer is the whole source, as it lies.
-        size = prod(shapes[0])
-        unpacks = [
-            as_it_lies(copy.flipped, shapes[0], i * size)
-            for i, peer in enumerate(peers)
-            for copy in (by_peer[peer].copies if peer in by_peer else ())
-        ]
-        free = in_place(unpacks, row_major(shapes[1]))
+        # The send buffer is the whole source, as it lies, and a block of each peer's.
+        from_each = [by_peer[peer].copies if peer in by_peer else () for peer in peers]
+        blocks = [([copy.flipped for copy in some], shapes[0]) for some in from_each]
+        receives, copies = as_blocks(blocks, shapes[1])
         return Part(
             tuple(peers),
-            (size,) * len(peers),
-            (size,) * len(peers),
+            receives,
+            receives,
             (None,),
             (),
-            (None if free else tuple([copy.flipped for copy in folded(unpacks)]),),
+            (None if copies is None else tuple([copy.flipped for copy in copies]),),
             shapes[1:],
             (False,),
             shapes[:1],

@@ -8,13 +8,13 @@ alike, from the exchange alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 from typing import NamedTuple, TypeAlias
 
 from cute_sharding.exchange.copies import Copy, folded, run_of
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.flow import Message
 from cute_sharding.exchange.part import Shape
+from cute_sharding.layout.layout import row_major
 
 ByPeer: TypeAlias = "Mapping[int, list[Message]]"
 
@@ -97,7 +97,7 @@ def _starts(
 def _start(copies: Sequence[Copy], shape: Shape | None) -> int | None:
     if shape is None:
         return None
-    return run_of(copies, [prod(shape[d + 1 :]) for d in range(len(shape))])
+    return run_of(copies, row_major(shape))
 
 
 def _single(
@@ -107,9 +107,10 @@ def _single(
     return Single(peer, size, starts[not is_sent], tuple(folded(copies)), starts[0] is not None)
 
 
-def in_a_row(messages: Iterable[Message], at: int = 0, *, is_sent: bool) -> list[Copy]:
-    """The copies of messages, one behind the other from ``at`` on, into a buffer or out of it."""
+def in_a_row(messages: Iterable[Message], *, is_sent: bool) -> list[Copy]:
+    """The copies of messages, one behind the other, into a buffer or out of it."""
     copies: list[Copy] = []
+    at = 0
     for message in messages:
         for _, some in message.into(at) if is_sent else message.out_of(at):
             copies += some

@@ -37,39 +37,25 @@ def flat(vector: Vector, strides: Sequence[int]) -> int:
     return sum([rows * stride for rows, stride in zip(vector, strides)])
 
 
-def from_runs(runs: Sequence[Run]) -> Copy:
-    """From x to y, two tensors, the box of one run of each dim."""
-    dims = len(runs)
-
-    def step(dim: int, rows: int) -> Vector:
-        return (*(0,) * dim, rows, *(0,) * (dims - dim - 1))
-
-    sizes, dx, dy = [], [], []
-    for dim, run in enumerate(runs):
-        for count, x, y in (*run.loops, (run.length, 1, 1)):
-            if count != 1:
-                sizes.append(count)
-                dx.append(step(dim, x))
-                dy.append(step(dim, y))
-    return Copy(
-        tuple(sizes), tuple([r.x for r in runs]), tuple(dx), tuple([r.y for r in runs]), tuple(dy)
-    )
-
-
 def copy_of(link: Link, runs: Sequence[Run]) -> Copy:
-    """The copy of a run of each dim of the exchange, in the dims that the tensors have."""
-    copy = from_runs(runs)
+    """From the source of a link to its target the box of one run of each dim of the exchange."""
     source, target = (_by_dim([pair[side].dim for pair in link.pairs]) for side in (0, 1))
+    loops = [
+        (d, *loop)
+        for d, run in enumerate(runs)
+        for loop in (*run.loops, (run.length, 1, 1))
+        if loop[0] != 1
+    ]
 
-    def of(vector: Vector, dims: Sequence[int]) -> Vector:
-        return tuple([vector[i] for i in dims])
+    def step(d: int, rows: int, dims: Sequence[int]) -> Vector:
+        return tuple([rows if i == d else 0 for i in dims])
 
     return Copy(
-        copy.sizes,
-        of(copy.x, source),
-        tuple([of(step, source) for step in copy.dx]),
-        of(copy.y, target),
-        tuple([of(step, target) for step in copy.dy]),
+        tuple([n for _, n, _, _ in loops]),
+        tuple([runs[d].x for d in source]),
+        tuple([step(d, dx, source) for d, _, dx, _ in loops]),
+        tuple([runs[d].y for d in target]),
+        tuple([step(d, dy, target) for d, _, _, dy in loops]),
     )
 
 
@@ -140,15 +126,9 @@ def fills(copies: tuple[Copy, ...], shape: tuple[int, ...]) -> bool:
     """Whether it is one copy, which fills a tensor y of that shape from its first element to its
     last.
     """
-    if len(copies) != 1 or any(copies[0].y) or prod(copies[0].sizes) != prod(shape):
+    if len(copies) != 1 or prod(copies[0].sizes) != prod(shape):
         return False
-    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    below = 1
-    for size, step in zip(reversed(copies[0].sizes), reversed(copies[0].dy)):
-        if flat(step, strides) != below:
-            return False
-        below *= size
-    return True
+    return run_of([copies[0].flipped], row_major(shape)) == 0
 
 
 def in_place(copies: Sequence[Copy], strides: Sequence[int]) -> bool:

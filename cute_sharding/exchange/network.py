@@ -233,10 +233,7 @@ class Network:
         """Named and default links, which are timed for elements of two bytes, for elements of
         ``itemsize`` bytes.
         """
-        return self.scaled(itemsize / LINK_ITEMSIZE)
-
-    def scaled(self, factor: float) -> Network:
-        """For elements of another size: ``factor`` times as long for each."""
+        factor = itemsize / LINK_ITEMSIZE
         return Network(
             tuple([Link(link.alpha, link.beta * factor) for link in self.links]),
             self.within,

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding.exchange.copies import Copy, fills, folded, in_place
+from cute_sharding.exchange.copies import Copy, as_it_lies, fills, folded, in_place
 from cute_sharding.exchange.flow import Message, Own
 from cute_sharding.layout.layout import row_major
 
@@ -189,6 +189,21 @@ def part_of(
         tuple(filled),
         tuple(shapes[0]),
     )
+
+
+def as_blocks(
+    messages: Iterable[tuple[Iterable[Copy], Shape]], tensor: Shape
+) -> tuple[tuple[int, ...], tuple[Copy, ...] | None]:
+    """Copies out of a tensor as a block for each peer, which lies as a tensor of its own shape
+    does: the sizes of these, and the copies; None: the tensor is the buffer, as it lies.
+    """
+    sizes: list[int] = []
+    copies: list[Copy] = []
+    for some, shape in messages:
+        copies += [as_it_lies(copy, shape, sum(sizes)) for copy in some]
+        sizes.append(prod(shape))
+    free = sum(sizes) == prod(tensor) and in_place(copies, row_major(tensor))
+    return tuple(sizes), None if free else tuple(folded(copies))
 
 
 def as_they_lie(

@@ -10,13 +10,11 @@ from functools import cached_property
 from math import prod
 
 from cute_sharding.exchange.collectives import all_reduced, of_blocks
-from cute_sharding.exchange.copies import as_it_lies, folded, in_place
 from cute_sharding.exchange.cost import DEVICES, most_local
 from cute_sharding.exchange.native import Along, along
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.part import Part
+from cute_sharding.exchange.part import Part, as_blocks
 from cute_sharding.exchange.step import Step
-from cute_sharding.layout.layout import row_major
 from cute_sharding.sharding.chains import cutting
 
 
@@ -126,19 +124,16 @@ class Reduction(Step):
         """
         source, target = self.ends
         shapes = source.shape_on(rank), target.shape_on(rank)
-        packs, sends, at = [], [], 0
-        for peer in peers:
-            shape = target.shape_on(peer)
-            for copy in self.flow.of_devices(self.place(rank), self.place(peer)).copies:
-                packs.append(as_it_lies(copy, shape, at))
-            sends.append(prod(shape))
-            at += prod(shape)
-        free = at == prod(shapes[0]) and in_place(packs, row_major(shapes[0]))
+        blocks = [
+            (self.flow.of_devices(self.place(rank), self.place(peer)).copies, target.shape_on(peer))
+            for peer in peers
+        ]
+        sends, copies = as_blocks(blocks, shapes[0])
         return Part(
             tuple(peers),
-            tuple(sends),
+            sends,
             (prod(shapes[1]),) * len(peers),
-            (None if free else tuple(folded(packs)),),
+            (copies,),
             (),
             (None,),
             shapes[1:],

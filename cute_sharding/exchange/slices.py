@@ -4,12 +4,11 @@ tensors are views as the whole ones are.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import NamedTuple
 
 from cute_sharding.exchange import Exchange
-from cute_sharding.exchange.cost import coordinates
 from cute_sharding.exchange.meetings import side_of
+from cute_sharding.exchange.placed import standing_for_all
 from cute_sharding.relations.moves import Link
 from cute_sharding.relations.rows import Rows, between, held_rows
 from cute_sharding.sharding.chains import Device
@@ -32,12 +31,12 @@ def is_view(exchange: Exchange) -> bool:
     mesh = exchange.mesh
     if mesh is None or exchange.communicates or exchange.move.adds or len(exchange.sources) != 1:
         return False
-    devices = len(mesh.ranks)
-    some = list(product(*(coordinates(n, devices) for n in mesh.sizes)))
+    some = [mesh.coordinates(rank) for rank in standing_for_all([mesh])]
     return all(
         slices(exchange, link.target, device) is not None and _are_views(exchange, link, device)
         for link in exchange.move.links
         for device in some
+        if device is not None
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cute_sharding.relations.piece import Piece, ladders
-from cute_sharding.sharding.meeting import Run, count_rows, join, meet_on_x
+from cute_sharding.sharding.meeting import Run, join, meet_on_x
 
 
 def read_once(pieces: Iterable[Piece]) -> list[Run]:
@@ -65,8 +65,3 @@ Run(x=12, y=12, loops=(), length=1)]
 
 def _range(first: int, stop: int) -> list[Run]:
     return [Run(first, first, (), stop - first)] if stop > first else []
-
-
-def size(runs: Sequence[Run]) -> int:
-    """How many elements they are."""
-    return count_rows(runs)

@@ -9,9 +9,9 @@ from math import prod
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from cute_sharding.relations.elements import alone, read_once, size, without
+from cute_sharding.relations.elements import alone, read_once, without
 from cute_sharding.relations.piece import Piece, joined, ladders, meet, piece, through, whole
-from cute_sharding.sharding.meeting import Run
+from cute_sharding.sharding.meeting import Run, count_rows
 
 Shape: TypeAlias = "tuple[int, ...]"
 
@@ -231,7 +231,7 @@ def inverse(relation: Relation, *, any_copy: bool = False) -> Relation:
         read: list[Run] = []
         for each in [each for each in relation.pieces if each.source == k]:
             new = _unread(each, read)
-            if not any_copy and sum(some.size for some in new) < each.size:
+            if not any_copy and count_rows(new) < each.size:
                 raise ReadTwice(
                     f"no inverse: operand {k} of shape {relation.inputs[k]} has an element that is "
                     f"read more than once, by {each}"
@@ -251,7 +251,7 @@ def _unread(each: Piece, read: list[Run]) -> list[Piece]:
         turned = piece(each.target, each.source, ladder.other, ladder.run.x, back)
         new = without([alone(ladder.run)], read)
         read += new
-        found += [turned] if size(new) == turned.size else _only(turned, new)
+        found += [turned] if count_rows(new) == turned.size else _only(turned, new)
     return found
 
 
