@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from cute_sharding.exchange.copies import Copy, copy_of, folded, packed
 from cute_sharding.exchange.flow import Flow, Own
-from cute_sharding.exchange.meetings import Met, met, of_every, side_of, sizes_of
+from cute_sharding.exchange.meetings import Met, met, of_every, side_of
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.relations.moves import Link
 from cute_sharding.relations.rows import between, needed_rows
 from cute_sharding.sharding.chains import Device
-from cute_sharding.sharding.meeting import Runs, count_rows, span
+from cute_sharding.sharding.meeting import Chain, Runs, count_rows, span
 
 
 class LinkMessage(NamedTuple):
@@ -75,6 +75,31 @@ def _packed(copies: Sequence[Copy], at: int) -> list[Copy]:
     return found
 
 
+def missed(
+    link: Link,
+    shape: tuple[int, ...],
+    had: Sequence[Chain] | None,
+    onto: tuple[int, ...],
+    wanted: Sequence[Chain],
+) -> int:
+    """How many elements of the link's result a rank is to have and has not.
+
+    Args:
+        shape, onto: of the operand, and of the result.
+        had, wanted: how each of their dims is cut, with the rank's coordinates. None: it is not on
+            the operand's mesh.
+    """
+    need, has = 1, int(had is not None)
+    for one, other in link.pairs:
+        of, n = tuple([shape[d] for d in one.dims]), tuple([onto[d] for d in other.dims])
+        want = tuple([wanted[d] for d in other.dims])
+        need *= count_rows(needed_rows(one, of, other, n, want))
+        if had is not None and need:
+            have = tuple([had[d] for d in one.dims])
+            has *= count_rows(between(one, of, have, other, n, want))
+    return need - has if need else 0
+
+
 @dataclass(frozen=True, eq=False)
 class LinkFlow(Flow[LinkMessage]):
     """From an operand that lies as ``source`` says to a result that is to lie as ``target`` says.
@@ -92,21 +117,13 @@ class LinkFlow(Flow[LinkMessage]):
 
     def missed_by(self, rank: int) -> int:
         """As of any flow, without looking for who has it."""
-        wanted = self.target.mesh.coordinates(rank)
+        source, target = self.source, self.target
+        wanted = target.mesh.coordinates(rank)
         if wanted is None:
             return 0
-        source, target = self.source, self.target
         had = wanted if source.mesh is target.mesh else source.mesh.coordinates(rank)
-        need, has = 1, int(had is not None)
-        for one, other in self.link.pairs:
-            mine = side_of(target, other, wanted)
-            if had is None:
-                need *= count_rows(needed_rows(one, sizes_of(source, one), other, *mine))
-                continue
-            own = side_of(source, one, had)
-            need *= count_rows(needed_rows(one, own.sizes, other, *mine))
-            has *= count_rows(between(one, *own, other, *mine))
-        return need - has
+        of = None if had is None else source.held_on(had)
+        return missed(self.link, source.shape, of, target.shape, target.held_on(wanted))
 
     def between(self, holder: Device, rank: int) -> LinkMessage | None:
         wanted = self.target.mesh.coordinates(rank)

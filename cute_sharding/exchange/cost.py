@@ -109,15 +109,18 @@ def most_local(
     for n, chain in zip(shape, chains):
         if chain:
             cuts = tuple([(factor, mesh[m], m in least_of) for m, factor in chain])
-            n = _most_rows(n, cuts)
+            n = max(rows_of_devices(n, cuts))
         most *= n
     return most
 
 
 @lru_cache(maxsize=1 << 12)
-def _most_rows(n: int, chain: tuple[tuple[int, int, bool], ...]) -> int:
-    """The most of ``n`` rows that a device holds after cuts of (split factor, devices, whether of
+def rows_of_devices(n: int, chain: tuple[tuple[int, int, bool], ...]) -> frozenset[int]:
+    """How many of ``n`` rows some device holds after cuts of (split factor, devices, whether of
     these the one with the fewest counts).
+
+    >>> sorted(rows_of_devices(10, ((1, 4, False),)))
+    [1, 3]
     """
     sizes = {n}
     for split_factor, parts, is_least in chain:
@@ -129,7 +132,7 @@ def _most_rows(n: int, chain: tuple[tuple[int, int, bool], ...]) -> int:
             for size in sizes
         ]
         sizes = {*map(min, blocks)} if is_least else {*chained.from_iterable(blocks)}
-    return max(sizes)
+    return frozenset(sizes)
 
 
 def devices_of(

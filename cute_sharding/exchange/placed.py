@@ -243,12 +243,13 @@ class Placed:
         chain = self.chains[dim]
         return chain_of(chain, self.mesh.sizes, device) if chain else ()
 
-    def _chains(self, device: Device) -> tuple[Chain, ...]:
+    def held_on(self, device: Device) -> tuple[Chain, ...]:
+        """What cuts each dim, with the coordinates of a device."""
         return tuple([self.chain(d, device) for d in range(len(self.shape))])
 
     def pieces(self, device: Device) -> tuple[Piece, ...]:
         """What a device holds: from places of its local tensor to elements of the whole."""
-        return local(self.shape, self._chains(device))
+        return local(self.shape, self.held_on(device))
 
     def local_shape(self, rank: int) -> tuple[int, ...] | None:
         """The shape of what a rank holds; None where it is not on the mesh."""
@@ -263,7 +264,7 @@ class Placed:
 
     def shape_of(self, device: Device) -> tuple[int, ...]:
         """The shape of what a device holds."""
-        held = map(rows_held, self.shape, self._chains(device))
+        held = map(rows_held, self.shape, self.held_on(device))
         return tuple(map(count_rows, held))
 
     @cached_property

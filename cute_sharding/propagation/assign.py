@@ -15,12 +15,12 @@ from functools import cached_property, lru_cache, partial
 from itertools import starmap
 from operator import itemgetter
 
-from cute_sharding.exchange.cost import local_elements
+from cute_sharding.exchange.cost import local_elements, rows_of_devices
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.propagation.operands import Operand, Part, cuts_of, received_for
 from cute_sharding.propagation.solver import Cost, least
 from cute_sharding.relations.signature import ONE, Linear, Signature
-from cute_sharding.sharding.deal import kinds_of_device, local_size
+from cute_sharding.sharding.deal import are_even
 
 ALL = -1  # operands that go together
 
@@ -319,17 +319,17 @@ def _changes_more(
 
 def _rows(
     name: str, sizes: dict[str, int], choices: Sequence[_Choice], mesh: tuple[int, ...]
-) -> set[int]:
+) -> frozenset[int]:
     """How many rows of the name some device has."""
-    rows = {sizes[name]}
-    for choice, n in zip(choices, mesh):
-        if choice.name == name:
-            rows = {
-                local_size(size, choice.split_factor, n, device)
-                for size in rows
-                for device in kinds_of_device(size, choice.split_factor, n)
-            }
-    return rows
+    cuts = [(choice.split_factor, n, False) for choice, n in _cutting(name, choices, mesh)]
+    return rows_of_devices(sizes[name], tuple(cuts))
+
+
+def _cutting(
+    name: str | None, choices: Sequence[_Choice], mesh: Sequence[int]
+) -> list[tuple[_Choice, int]]:
+    """The choices that cut a name, and the devices that they cut it for."""
+    return [(choice, n) for choice, n in zip(choices, mesh) if choice.name == name]
 
 
 def _is_even(
@@ -338,13 +338,8 @@ def _is_even(
     """Whether the name is cut into blocks of one size: of several rows for each of its own, such
     blocks are those of one cut by the same split factor.
     """
-    n = sizes[name]
-    for choice, parts in zip(choices, mesh):
-        if choice.name == name:
-            if n % (choice.split_factor * parts):
-                return False
-            n //= parts
-    return True
+    cuts = [(choice.split_factor, n) for choice, n in _cutting(name, choices, mesh)]
+    return are_even(sizes[name], cuts)
 
 
 def _of_operand(

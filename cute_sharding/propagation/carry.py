@@ -26,7 +26,14 @@ from typing import NamedTuple, TypeAlias
 from cute_sharding.layout.size import is_at_most, is_multiple, is_same
 from cute_sharding.relations.view import View
 from cute_sharding.sharding.chains import Cut
-from cute_sharding.sharding.deal import deal, dim_of, kinds_of_device, local_size, smallest_factor
+from cute_sharding.sharding.deal import (
+    are_even,
+    deal,
+    dim_of,
+    kinds_of_device,
+    local_size,
+    smallest_factor,
+)
 
 # The local (source shape, target shape) of the devices of each kind.
 Kinds: TypeAlias = list[tuple[Sequence[int], Sequence[int]]]
@@ -104,16 +111,35 @@ def carry(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> Carried:
     return Carried(tuple(carried), None, _is_traced(view, cuts, mesh))
 
 
+def unblocked(
+    view: View, cuts: Sequence[Cut], mesh: Sequence[int], unsharded: Sequence[int] = ()
+) -> tuple[Cut, ...]:
+    """The cuts without those that block the view, one after the other until none does; and without
+    those of the dims ``unsharded``.
+
+    >>> from cute_sharding.relations.table import BY_OP
+    >>> flatten = BY_OP["Tensor.view"].view((7, 4), (28,))
+    >>> unblocked(flatten, [(0, 1), (1, 1)], (3, 2))
+    (None, (1, 1))
+    """
+    cuts = tuple(
+        [
+            None if cut is not None and cut[0] in unsharded and n > 1 else cut
+            for cut, n in zip(cuts, mesh)
+        ]
+    )
+    while (blocked := carry(view, cuts, mesh).blocked) is not None:
+        cuts = (*cuts[:blocked], None, *cuts[blocked + 1 :])
+    return cuts
+
+
 def _is_traced(view: View, cuts: Sequence[Cut], mesh: Sequence[int]) -> bool:
     """Whether not all blocks are known to be of one size."""
-    left = list(view.input_shape)
+    by_dim: dict[int, list[tuple[int, int]]] = {}
     for cut, parts in zip(cuts, mesh):
         if cut is not None and parts > 1:
-            dim, split_factor = cut
-            if not is_multiple(left[dim], split_factor * parts):
-                return True
-            left[dim] //= parts
-    return False
+            by_dim.setdefault(cut[0], []).append((cut[1], parts))
+    return not all(are_even(view.input_shape[d], some) for d, some in by_dim.items())
 
 
 def kinds_of(view: View) -> Kinds:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cute_sharding.exchange import Exchange
+from cute_sharding.exchange.by_links import missed
 from cute_sharding.propagation.solver import Budget, carried, split_factors
-from cute_sharding.relations.moves import Link, Move
-from cute_sharding.relations.rows import between, needed_rows
+from cute_sharding.relations.moves import Move
 from cute_sharding.sharding.chains import Chains, Cut, Device, chain_of, chains_of
 from cute_sharding.sharding.meeting import Chain, count_rows, rows_held
 
@@ -78,6 +78,7 @@ class FreeCuts:
     def _options(self, decided: Cuts) -> Iterator[Cut]:
         """Cuts of one more mesh dim of which the first devices have what they need."""
         m, shape, target = len(decided), self.move.outputs[0], self._target(decided)
+        inputs = self.move.inputs
         if self.own[m] is not None:
             yield self.own[m]
         firsts = [tuple([k if mm == m else 0 for mm in range(len(self.mesh))]) for k in (0, 1)]
@@ -88,8 +89,9 @@ class FreeCuts:
             for factor in split_factors(rows, used, EVERY):
                 wanted = self._target((*decided, (d, factor)))
                 if not any(
-                    self._lacks(link, have[link.source], self._on(wanted, device))
+                    missed(link, inputs[link.source], have[link.source], shape, wants)
                     for device, have in zip(firsts, had)
+                    for wants in (self._on(wanted, device),)
                     for link in self.move.links
                 ):
                     yield d, factor
@@ -114,15 +116,3 @@ class FreeCuts:
                             pieces = [-(-shape[d] // piece), max(shape[d] // piece, 1)]
                             found.setdefault(d, []).extend([factor, *pieces])
         return [(d, tuple(used)) for d, used in sorted(found.items())]
-
-    def _lacks(self, link: Link, had: tuple[Chain, ...], wanted: tuple[Chain, ...]) -> bool:
-        """Whether a device lacks something, through one link, of what it is to have."""
-        shape, onto, some = self.move.inputs[link.source], self.move.outputs[0], False
-        for one, other in link.pairs:
-            of, n = tuple([shape[d] for d in one.dims]), tuple([onto[d] for d in other.dims])
-            have, want = tuple([had[d] for d in one.dims]), tuple([wanted[d] for d in other.dims])
-            need = count_rows(needed_rows(one, of, other, n, want))
-            if not need:
-                return False
-            some = some or count_rows(between(one, of, have, other, n, want)) < need
-        return some

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.carry import carry, unblocked
 from cute_sharding.propagation.targets import Target, free_targets, target_of
 from cute_sharding.relations.view import View
 from cute_sharding.sharding.chains import Cut
@@ -58,7 +58,7 @@ def suggested_targets(
     found = free_targets(
         view, cuts, mesh, fixed=fixed, unsharded=unsharded, allowed=is_plain, most=None
     )
-    first = _unblocked(view, cuts, mesh, unsharded)
+    first = unblocked(view, cuts, mesh, unsharded)
     found = sorted(found, key=lambda target: _cost_later(view, cuts, mesh, target))
     if is_plain(first):
         replicated = target_of(view, cuts, mesh, first, carry(view, first, mesh).cuts)
@@ -93,21 +93,6 @@ def divides_where_it_moves(
         if cut is not None:
             sizes[cut[0]] = local_size(sizes[cut[0]], cut[1], parts, 0)
     return True
-
-
-def _unblocked(
-    view: View, cuts: tuple[Cut, ...], mesh: tuple[int, ...], unsharded: Sequence[int]
-) -> tuple[Cut, ...]:
-    """The cuts without those that block the view, one after the other until none does."""
-    cuts = tuple(
-        [
-            None if cut is not None and cut[0] in unsharded and n > 1 else cut
-            for cut, n in zip(cuts, mesh)
-        ]
-    )
-    while (blocked := carry(view, cuts, mesh).blocked) is not None:
-        cuts = (*cuts[:blocked], None, *cuts[blocked + 1 :])
-    return cuts
 
 
 def _cost_later(

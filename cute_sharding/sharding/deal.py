@@ -30,10 +30,10 @@ equal positions all the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from cute_sharding.layout.size import is_at_most, least, most, number
+from cute_sharding.layout.size import is_at_most, is_multiple, least, most, number
 
 # (piece, block, full, rest, block of the rest) in elements, but for full, a count; (piece, block)
 # where rest is 0. None: device 0 holds everything.
@@ -105,6 +105,17 @@ def local_size(n: int, split_factor: int, parts: int, device: int) -> int:
         mine = most(0, mine) if device > 1 else mine
         size += (least(block, mine) if 0 < device < parts - 1 else mine) * count
     return size
+
+
+def are_even(n: int, cuts: Iterable[tuple[int, int]]) -> bool:
+    """Whether ``n`` rows are known to be dealt in blocks of one size, by cuts of (split factor,
+    devices), one after the other.
+    """
+    for split_factor, parts in cuts:
+        if not is_multiple(n, split_factor * parts):
+            return False
+        n //= parts
+    return True
 
 
 def kinds_of_device(n: int, split_factor: int, parts: int) -> list[int]:

@@ -28,7 +28,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.placements import Cuts, cut_of, replaced, text
 from cute_sharding.layout import Size, Undecided
-from cute_sharding.propagation.carry import carry
+from cute_sharding.propagation.carry import carry, unblocked
 from cute_sharding.propagation.suggestions import suggested_targets
 from cute_sharding.propagation.targets import Target, free_targets
 from cute_sharding.relations.table import ByDimMap
@@ -181,7 +181,9 @@ def _moved(asked: Asked, to: Implicit) -> tuple[tuple[Placement, ...], tuple[Pla
         [(_, source, output)] = _suggested(asked, free_targets, most=1)
         return source, output
     try:
-        source = _unblocked(asked)
+        source = _reduced(asked.row, asked.placements)
+        cuts = tuple([cut_of(p) for p in source])
+        source = replaced(source, unblocked(asked.view, cuts, asked.mesh, _whole(asked)))
         cuts = tuple([cut_of(p) for p in source])
         return source, replaced(source, carry(asked.view, cuts, asked.mesh).cuts)
     except Undecided:
@@ -204,11 +206,6 @@ def _suggested(
 ) -> list[Suggestion]:
     """Placements of the input that make the view free, in the order of ``search``."""
     view, row = asked.view, asked.row
-    not_sharded = (
-        [d for d in range(len(view.input_shape)) if d not in view.kept]
-        if row is not None and row.wants_whole_dims
-        else []
-    )
     pending = [m for m, p in enumerate(asked.placements) if isinstance(p, Partial)]
     result = []
     # Which is best is a matter of the sizes at hand; that it is free is proved for all.
@@ -218,7 +215,7 @@ def _suggested(
         hinted(asked.cuts),
         asked.mesh,
         fixed=pending,
-        unsharded=not_sharded,
+        unsharded=_whole(asked),
         **options,
     ):
         source = _reduced(row, replaced(asked.placements, target.source))
@@ -228,18 +225,11 @@ def _suggested(
     return result
 
 
-def _unblocked(asked: Asked) -> tuple[Placement, ...]:
-    """The placements with the mesh dims replicated that block the view, one after the other until
-    none does.
-    """
-    source = _reduced(asked.row, asked.placements)
-    while True:
-        blocked = _blocked_by_row(asked.row, asked.view, asked.mesh, source)
-        if blocked is None:
-            blocked = carry(asked.view, tuple([cut_of(p) for p in source]), asked.mesh).blocked
-        if blocked is None:
-            return source
-        source = (*source[:blocked], Replicate(), *source[blocked + 1 :])
+def _whole(asked: Asked) -> list[int]:
+    """The dims of the input that the op's local form needs whole."""
+    if asked.row is None or not asked.row.wants_whole_dims:
+        return []
+    return [d for d in range(len(asked.view.input_shape)) if d not in asked.view.kept]
 
 
 def _check_has_numbers(cuts: Cuts) -> None:
