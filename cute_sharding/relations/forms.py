@@ -6,29 +6,32 @@
 - diagonals: row j is an element of which both dims' rows are known; one mode, whose stride is the
   sum of two.
 
-What a device needs, or has, is the union of the rows that its own stand for, in which each is once,
-in an order that y tells. So each crosses once, and the rest is done on the device, before or after.
+Each is said once, as parts: rows of the exchange, and the elements of the tensor's dims that they
+are. What a device needs, or has, is the union of the rows that its own stand for, in which each is
+once, in an order that y tells. So each crosses once, and the rest is done on the device, before or
+after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
-from itertools import product
-from operator import itemgetter
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from cute_sharding.relations.elements import alone, without
-from cute_sharding.relations.piece import joined, ladders, piece
-from cute_sharding.sharding.meeting import Run, Runs, join, meet_on_x
+from cute_sharding.layout.layout import row_major
+from cute_sharding.relations.devices import local
+from cute_sharding.relations.elements import read_once
+from cute_sharding.relations.piece import Piece, joined, ladders, piece, through
+from cute_sharding.sharding.meeting import Chain, Run, Runs, join, rows_held
+
+# The first row of the exchange and the element that it is, by the rows of the tensor's dims; and
+# (size, step in the exchange, steps in these dims) of modes.
+Part: TypeAlias = "tuple[int, tuple[int, ...], list[tuple[int, int, tuple[int, ...]]]]"
 
 
 class Window(NamedTuple):
     """Row i of ``across``, in row w of the dim, is row ``w·step + i`` of the exchange.
 
-    >>> from cute_sharding.sharding.meeting import Run
-    >>> three = (Run(0, 0, (), 3),)
-    >>> Window(across=1, size=4, step=2).rows(three, (Run(0, 0, (), 4),))  # rows 0 to 7
+    >>> Window(across=1, size=4, step=2).held((5, 4), (((1, 2, 0),), ()))  # of windows 0 to 2
     (Run(x=0, y=0, loops=(), length=8),)
     """
 
@@ -36,13 +39,29 @@ class Window(NamedTuple):
     size: int
     step: int
 
-    def rows(self, windows: Runs, within: Runs) -> Runs:
-        """Those that the rows ``within`` of some windows are."""
-        return _in_windows(windows, within, self.step)
+    def parts(self, windows: int) -> list[Part]:
+        """Of so many windows."""
+        return [(0, (0, 0), [(windows, self.step, (1, 0)), (self.size, 1, (0, 1))])]
+
+    def held(self, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Runs:
+        """The rows that a device has; of windows that do not overlap one window after the other."""
+        windows, within = map(rows_held, n, chains)
+        if any(part.reach > self.step for part in within):
+            return _each_once(self, n, chains)
+        count, found = sum(part.size for part in within), []
+        for some in windows:
+            loops = [
+                (k, dx * self.step, dy * count) for k, dx, dy in (*some.loops, (some.length, 1, 1))
+            ]
+            around = tuple([loop for loop in loops if loop[0] > 1])
+            for part in within:
+                first, at = some.x * self.step + part.x, some.y * count + part.y
+                found.append(Run(first, at, (*around, *part.loops), part.length))
+        return tuple(join(found))
 
     def evenly(self, windows: Runs, within: Runs) -> int | None:
-        """How far apart the windows begin among :meth:`rows`, the first at row 0, where the rows of
-        each lie together; None where that differs.
+        """How far apart the windows begin among those that a device has, the first at row 0, where
+        the rows of each lie together; None where that differs.
         """
         if not within or max(run.reach for run in within) <= self.step:
             return sum(run.size for run in within)
@@ -66,23 +85,23 @@ class Fold(NamedTuple):
     Attributes:
         pieces: (start, stop, a, b), one after the other.
 
-    >>> from cute_sharding.sharding.meeting import Run
     >>> reflected = Fold(((0, 2, -1, 2), (2, 6, 1, -2)))  # two rows before the first of four
-    >>> reflected.rows((Run(0, 0, (), 1), Run(2, 1, (), 2)))  # rows 2; 0 and 1
+    >>> reflected.held((6,), (((1, 2, 0),),))  # rows 2 and 1, and row 0
     (Run(x=0, y=0, loops=(), length=3),)
     """
 
     pieces: tuple[tuple[int, int, int, int], ...]
 
-    def rows(self, found: Runs) -> Runs:
-        """Those that a device's rows are."""
-        images: list[Run] = []
-        for start, stop, a, b in self.pieces:
-            piece = [Run(start, start, (), stop - start)] if stop > start else []
-            for run in meet_on_x(list(map(alone, found)), piece):
-                first = b if a == 0 else run.x + b if a > 0 else b + 1 - run.reach
-                images.append(Run(first, 0, (), 1) if a == 0 else run._replace(x=first))
-        return _each_once(images)
+    def parts(self, _: int) -> list[Part]:
+        """The pieces."""
+        return [
+            (a * start + b, (start,), [(stop - start, a, (1,))])
+            for start, stop, a, b in self.pieces
+        ]
+
+    def held(self, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Runs:
+        """The rows that a device's stand for."""
+        return _each_once(self, n, chains)
 
     def is_view(self, found: Runs) -> bool:
         """A copy, always."""
@@ -92,10 +111,8 @@ class Fold(NamedTuple):
 class Diagonal(NamedTuple):
     """Row j of the exchange is row ``j + down`` of the dim and row ``j + right`` of ``across``.
 
-    >>> from cute_sharding.sharding.meeting import Run
-    >>> rows = (Run(2, 0, (), 2),)
-    >>> Diagonal(across=1, down=0, right=1, length=5).rows(rows, (Run(0, 0, (), 4),))  # (2, 3)
-    (Run(x=2, y=0, loops=(), length=1),)
+    >>> Diagonal(across=1, down=0, right=1, length=4).held((5, 5), (((1, 2, 1),), ()))  # (3, 4)
+    (Run(x=3, y=0, loops=(), length=1),)
     """
 
     across: int
@@ -103,14 +120,13 @@ class Diagonal(NamedTuple):
     right: int
     length: int
 
-    def rows(self, rows: Runs, columns: Runs) -> Runs:
+    def parts(self, _: int) -> list[Part]:
+        """The one."""
+        return [(0, (self.down, self.right), [(self.length, 1, (1, 1))])]
+
+    def held(self, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Runs:
         """The elements of which a device has both the row and the column."""
-        one, other = (
-            [run._replace(x=run.x - first, y=run.x - first) for run in map(alone, some)]
-            for some, first in ((rows, self.down), (columns, self.right))
-        )
-        both = meet_on_x(meet_on_x(one, other), [Run(0, 0, (), self.length)])
-        return _each_once(map(alone, both))
+        return _each_once(self, n, chains)
 
     def is_view(self, rows: Runs, columns: Runs) -> bool:
         """Whether what a device has is a diagonal of its own."""
@@ -120,35 +136,26 @@ class Diagonal(NamedTuple):
 Form: TypeAlias = "Window | Fold | Diagonal"
 
 
-@lru_cache(maxsize=1 << 12)
-def _in_windows(windows: Runs, within: Runs, step: int) -> Runs:
-    """The rows ``w·step + i``, each once; of windows that do not overlap one window after the
-    other.
+def pieces_of(form: Form, rows: int, strides: Sequence[int], stride: int = 1) -> Iterator[Piece]:
+    """From the rows of an exchange, ``stride`` elements apart, to the elements of a tensor: of
+    ``strides`` of the form's dims, the first of which has so many rows.
     """
-    count, overlap = sum(part.size for part in within), any(part.reach > step for part in within)
-    found = []
-    for some, part in product(windows, within):
-        loops = [(n, dx * step, dy * count) for n, dx, dy in (*some.loops, (some.length, 1, 1))]
-        first, at = some.x * step + part.x, some.y * count + part.y
-        if not overlap:
-            around = [loop for loop in loops if loop[0] > 1]
-            found.append(Run(first, at, (*around, *part.loops), part.length))
-            continue
-        length, apart = 1, []  # of rows one after the other, and how these lie
-        for n, dx, _ in sorted([*loops, *part.loops, (part.length, 1, 1)], key=itemgetter(1)):
-            if dx <= length:
-                length += (n - 1) * dx
-            elif n > 1:
-                apart.append((n, dx, 0))
-        found += [ladder.run for ladder in ladders(first, 0, (*apart, (length, 1, 0)))]
-    return _each_once(found) if overlap else tuple(join(found))
+
+    def at(vector: Sequence[int]) -> int:
+        return sum([k * step for k, step in zip(vector, strides)])
+
+    for x, y, modes in form.parts(rows):
+        if all(n > 0 for n, _, _ in modes):
+            steps = [(n, dx * stride, at(dy)) for n, dx, dy in modes]
+            yield piece(0, 0, x * stride, at(y), steps)
 
 
-def _each_once(found: Iterable[Run]) -> Runs:
-    """The rows x of runs, also of runs that have some in common, one after the other on y."""
-    union: list[Run] = []
-    for run in found:
-        union += without([alone(run)], union)
+def _each_once(form: Form, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Runs:
+    """The rows that a device has, or needs, of such dims: also where several of its own stand for
+    one; one after the other on y.
+    """
+    wanted = [each.turned for each in local(n, chains)]
+    union = read_once(through(pieces_of(form, n[0], row_major(n)), wanted))
     pieces = [piece(0, 0, run.x, run.x, [*run.loops, (run.length, 1, 1)]) for run in union]
     result, at = [], 0
     for run in sorted(some.run for one in joined(pieces) for some in ladders(one.x, 0, one.modes)):

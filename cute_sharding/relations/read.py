@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from math import prod
 from typing import TypeAlias
 
 from cute_sharding.layout.layout import row_major
-from cute_sharding.relations.forms import Diagonal, Fold, Window
+from cute_sharding.relations.forms import pieces_of
 from cute_sharding.relations.moves import Link, Move, Shape
 from cute_sharding.relations.piece import Mode, Piece, joined, piece
 from cute_sharding.relations.relation import Relation, filled
@@ -138,38 +137,12 @@ def _formed(shapes: tuple[Shape, Shape], one: Rows, other: Rows) -> list[Some]:
     rows, plain = (one, other) if one.form is not None else (other, one)
     formed = rows is one
     shape, beside = shapes if formed else shapes[::-1]
-    assert plain.is_plain and plain.dim is not None and rows.dim is not None
-    parts = _FORMS[type(rows.form)](rows.form, shape, rows.dim, _step(beside, plain.dim))
-    if formed:
-        return parts
-    return [(y, x, [(n, dy, dx) for n, dx, dy in modes]) for x, y, modes in parts]
-
-
-def _of_window(form: Window, shape: Shape, dim: int, step: int) -> list[Some]:
-    """Of the tensor with windows, first: window w and row i in it."""
-    windows = shape[dim], _step(shape, dim), form.step * step
-    return [(0, 0, [windows, (form.size, _step(shape, form.across), step)])]
-
-
-def _of_fold(form: Fold, shape: Shape, dim: int, step: int) -> list[Some]:
-    own = _step(shape, dim)
-    return [
-        (start * own, (a * start + b) * step, [(stop - start, own, a * step)])
-        for start, stop, a, b in form.pieces
-    ]
-
-
-def _of_diagonal(form: Diagonal, shape: Shape, dim: int, step: int) -> list[Some]:
-    down, right = _step(shape, dim), _step(shape, form.across)
-    first = form.down * down + form.right * right
-    return [(first, 0, [(form.length, down + right, step)])]
-
-
-_FORMS: dict[type, Callable[..., list[Some]]] = {
-    Window: _of_window,
-    Fold: _of_fold,
-    Diagonal: _of_diagonal,
-}
+    assert rows.form is not None and plain.is_plain and plain.dim is not None
+    strides = [_step(shape, d) for d in rows.dims]
+    parts = pieces_of(rows.form, shape[rows.dims[0]], strides, _step(beside, plain.dim))
+    if not formed:
+        return [(each.x, each.y, [*each.modes]) for each in parts]
+    return [(each.y, each.x, [(n, dy, dx) for n, dx, dy in each.modes]) for each in parts]
 
 
 def _in_triangle(one: Piece, shape: Shape, is_lower: bool, diagonal: int) -> list[Piece]:

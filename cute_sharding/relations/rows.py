@@ -75,7 +75,7 @@ def held_rows(rows: Rows, n: tuple[int, ...], chain: tuple[Any, ...]) -> Runs:
     if rows.dim is None:
         return ALONE
     if rows.form is not None:
-        return rows.form.rows(*map(rows_held, n, chain))
+        return rows.form.held(n, chain)
     found = rows_held(n[0], chain[0])
     if rows.backward:
         found = tuple(join([_turned(run, n[0], count_rows(found)) for run in found]))
