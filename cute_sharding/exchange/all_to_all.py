@@ -17,7 +17,15 @@ from cute_sharding.exchange.copies import Copy
 from cute_sharding.exchange.cost import most_local, received_by_digits
 from cute_sharding.exchange.native import Along, along
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.part import Buffer, Part, Shape, as_blocks, as_they_lie, one_by_one
+from cute_sharding.exchange.part import (
+    Buffer,
+    Part,
+    Shape,
+    as_blocks,
+    as_they_lie,
+    one_by_one,
+    part_of_one,
+)
 from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import cutting
 from cute_sharding.sharding.meeting import count_rows, part
@@ -199,16 +207,12 @@ class AllToAll(Step):
         else:
             sending, receiving = self._buffers(rank, peers, None, turn)
             copies = self.kept_by(rank) if turn == 0 else ()
-        return Part(
-            tuple(peers),
-            sending.sizes,
-            receiving.sizes,
-            (None if pack_free else sending.copies[0],),
-            ((0, 0, copies),),
-            (None if unpack_free else receiving.copies[0],),
-            shapes[1:],
-            (False,),
-            shapes[:1],
+        return part_of_one(
+            peers,
+            (sending.sizes, None if pack_free else sending.copies[0]),
+            (receiving.sizes, None if unpack_free else receiving.copies[0]),
+            shapes,
+            copies,
         )
 
     def _shapes(self, rank: int) -> tuple[Shape, Shape]:
@@ -267,14 +271,5 @@ class AllToAll(Step):
         from_each = [by_peer[peer].copies if peer in by_peer else () for peer in peers]
         blocks = [([copy.flipped for copy in some], shapes[0]) for some in from_each]
         receives, copies = as_blocks(blocks, shapes[1])
-        return Part(
-            tuple(peers),
-            receives,
-            receives,
-            (None,),
-            (),
-            (None if copies is None else tuple([copy.flipped for copy in copies]),),
-            shapes[1:],
-            (False,),
-            shapes[:1],
-        )
+        unpacks = None if copies is None else tuple([copy.flipped for copy in copies])
+        return part_of_one(peers, (receives, None), (receives, unpacks), shapes)

@@ -206,6 +206,29 @@ def as_blocks(
     return tuple(sizes), None if free else tuple(folded(copies))
 
 
+def part_of_one(
+    peers: Sequence[int],
+    sending: tuple[tuple[int, ...], tuple[Copy, ...] | None],
+    receiving: tuple[tuple[int, ...], tuple[Copy, ...] | None],
+    shapes: tuple[Shape, Shape],
+    own: tuple[Copy, ...] | None = None,
+) -> Part:
+    """Of one operand and one result, all of whose rows are of it: by the sizes of messages, and
+    copies; None: the operand is the send buffer, or the receive buffer the result.
+    """
+    return Part(
+        tuple(peers),
+        sending[0],
+        receiving[0],
+        (sending[1],),
+        () if own is None else ((0, 0, own),),
+        (receiving[1],),
+        shapes[1:],
+        (False,),
+        shapes[:1],
+    )
+
+
 def as_they_lie(
     whole: tuple[Buffer, Buffer], kept: int, shapes: tuple[Shape, Shape]
 ) -> tuple[bool, bool]:

@@ -13,7 +13,7 @@ from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.exchange.cost import DEVICES, most_local
 from cute_sharding.exchange.native import Along, along
 from cute_sharding.exchange.network import Network
-from cute_sharding.exchange.part import Part, as_blocks
+from cute_sharding.exchange.part import Part, as_blocks, part_of_one
 from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import cutting
 
@@ -128,15 +128,5 @@ class Reduction(Step):
             (self.flow.of_devices(self.place(rank), self.place(peer)).copies, target.shape_on(peer))
             for peer in peers
         ]
-        sends, copies = as_blocks(blocks, shapes[0])
-        return Part(
-            tuple(peers),
-            sends,
-            (prod(shapes[1]),) * len(peers),
-            (copies,),
-            (),
-            (None,),
-            shapes[1:],
-            (False,),
-            shapes[:1],
-        )
+        receives = (prod(shapes[1]),) * len(peers)
+        return part_of_one(peers, as_blocks(blocks, shapes[0]), (receives, None), shapes)

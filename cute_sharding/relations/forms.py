@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.devices import local
 from cute_sharding.relations.elements import read_once
-from cute_sharding.relations.piece import Piece, joined, ladders, piece, through
+from cute_sharding.relations.piece import Piece, joined, ladders, meet, piece
 from cute_sharding.sharding.meeting import Chain, Run, Runs, join, rows_held
 
 # The first row of the exchange and the element that it is, by the rows of the tensor's dims; and
@@ -155,7 +155,8 @@ def _each_once(form: Form, n: tuple[int, ...], chains: tuple[Chain, ...]) -> Run
     one; one after the other on y.
     """
     wanted = [each.turned for each in local(n, chains)]
-    union = read_once(through(pieces_of(form, n[0], row_major(n)), wanted))
+    parts = pieces_of(form, n[0], row_major(n))
+    union = read_once(some for one in parts for other in wanted for some in meet(one, other))
     pieces = [piece(0, 0, run.x, run.x, [*run.loops, (run.length, 1, 1)]) for run in union]
     result, at = [], 0
     for run in sorted(some.run for one in joined(pieces) for some in ladders(one.x, 0, one.modes)):
