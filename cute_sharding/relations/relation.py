@@ -231,7 +231,7 @@ def inverse(relation: Relation, *, any_copy: bool = False) -> Relation:
         read: list[Run] = []
         for each in [each for each in relation.pieces if each.source == k]:
             new = _unread(each, read)
-            if not any_copy and count_rows(new) < each.size:
+            if not any_copy and sum(some.size for some in new) < each.size:
                 raise ReadTwice(
                     f"no inverse: operand {k} of shape {relation.inputs[k]} has an element that is "
                     f"read more than once, by {each}"

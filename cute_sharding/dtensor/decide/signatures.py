@@ -54,7 +54,7 @@ def by_signature(
     if shapes is None or factors is None:
         return None
     args, kwargs = op_schemas.with_shapes(schema, shapes)
-    if row.of_numbers:
+    if row.is_moved:
         args, kwargs = symints.with_numbers(args, kwargs)
     pattern = row.pattern(*args, **kwargs)
     metas = None if pattern is None else registry.output_metas(schema)

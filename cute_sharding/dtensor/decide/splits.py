@@ -21,8 +21,8 @@ from cute_sharding.dtensor.replaced import registry, symints, tensor_specs
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.ops import Runner
 from cute_sharding.exchange import Exchange
+from cute_sharding.relations.dim_map import normalize_dim
 from cute_sharding.relations.table import BY_OP
-from cute_sharding.relations.table.movement import at
 
 _SLICE = BY_OP["Tensor.__getitem__"].overloads[0]
 
@@ -60,7 +60,7 @@ def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | N
     if symints.is_symbolic(shape, parts) or not spec.mesh._is_current_rank_part_of_mesh():
         return []
     try:
-        d = at(shape, dim)
+        d = normalize_dim(dim, len(shape))
         bounds = _bounds(shape[d], parts)
     except IndexError:
         return []  # torch says what is wrong

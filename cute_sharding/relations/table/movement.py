@@ -14,6 +14,7 @@ from dataclasses import replace
 from sys import maxsize
 from typing import Any
 
+from cute_sharding.relations.dim_map import normalize_dim
 from cute_sharding.relations.forms import Diagonal, Fold, Window
 from cute_sharding.relations.moves import Link, Move, Pairs, Shape
 from cute_sharding.relations.rows import Rows
@@ -39,17 +40,6 @@ def line(x: int, y: int, count: int, dx: int = 1, dy: int = 1) -> Runs:
 def but(ndim: int, changed: Changed) -> Pairs:
     """Pairs of the dims of tensors of as many dims, all as they are but for those."""
     return tuple([changed.get(d, (Rows(d), Rows(d))) for d in range(ndim)])
-
-
-def at(shape: Shape, dim: int) -> int:
-    """The dim counted from 0.
-
-    Raises:
-        IndexError: there is no such dim.
-    """
-    if not -len(shape) <= dim < len(shape):
-        raise IndexError(f"dim {dim} of a tensor of {len(shape)} dims")
-    return dim % len(shape)
 
 
 def put(shape: Shape, dim: int, *sizes: int) -> Shape:
@@ -101,7 +91,7 @@ def sliced(
     """Rows ``start + j·step``."""
     if not x or step < 1:
         return None
-    d = at(x, dim)
+    d = normalize_dim(dim, len(x))
     first, stop = _bounds(x[d], start, end)
     count = -(-(stop - first) // step)
     if count == x[d]:
@@ -131,7 +121,7 @@ def _one_row(ndim: int, d: int, index: int) -> Pairs:
 
 def selected(x: Shape, dim: int, index: int) -> Move | None:
     """One row, and the dim is gone."""
-    d = at(x, dim)
+    d = normalize_dim(dim, len(x))
     if not -x[d] <= index < x[d]:
         return None
     return moved(x, put(x, d), _one_row(len(x), d, index % x[d]), is_view=True)
@@ -139,14 +129,14 @@ def selected(x: Shape, dim: int, index: int) -> Move | None:
 
 def unbound(x: Shape, dim: int = 0) -> Move | None:
     """Each row by itself."""
-    d = at(x, dim)
+    d = normalize_dim(dim, len(x))
     links = [Link(0, k, _one_row(len(x), d, k)) for k in range(x[d])]
     return Move((x,), (put(x, d),) * x[d], tuple(links), is_view=True) if links else None
 
 
 def split_with_sizes(x: Shape, sizes: Sequence[int], dim: int = 0) -> Move | None:
     """Parts of those sizes, one after the other."""
-    d = at(x, dim)
+    d = normalize_dim(dim, len(x))
     if sum(sizes) != x[d]:
         return None
     links, first = [], 0
@@ -159,7 +149,7 @@ def split_with_sizes(x: Shape, sizes: Sequence[int], dim: int = 0) -> Move | Non
 
 def split(x: Shape, size: int, dim: int = 0) -> Move | None:
     """Parts of ``size`` rows, of which the last may have fewer."""
-    n = x[at(x, dim)]
+    n = x[normalize_dim(dim, len(x))]
     if size < 1 and (size or n):
         return None
     parts = max(-(-n // max(size, 1)), 1)
@@ -174,7 +164,7 @@ def concatenated(tensors: Sequence[Shape], dim: int = 0) -> Move | None:
     ndim = max(map(len, tensors))
     if any(len(x) != ndim for x in tensors) or not ndim:
         return None
-    d = at(tensors[0], dim)
+    d = normalize_dim(dim, len(tensors[0]))
     links, first = [], 0
     for i, x in enumerate(tensors):
         rows = Rows(d), Rows(d, line(0, first, x[d]))
@@ -195,7 +185,7 @@ def rolled(x: Shape, shifts: Any, dims: Any = ()) -> Move | None:
         return None
     amounts: dict[int, int] = {}
     for shift, dim in zip(shifts, dims):
-        amounts[at(x, dim)] = amounts.get(at(x, dim), 0) + shift
+        amounts[normalize_dim(dim, len(x))] = amounts.get(normalize_dim(dim, len(x)), 0) + shift
     changed = {}
     for d, shift in amounts.items():
         n, k = x[d], shift % x[d] if x[d] else 0
@@ -206,7 +196,7 @@ def rolled(x: Shape, shifts: Any, dims: Any = ()) -> Move | None:
 
 def flipped(x: Shape, dims: Sequence[int]) -> Move | None:
     """Row j is row n - 1 - j."""
-    turned = {at(x, dim) for dim in dims}
+    turned = {normalize_dim(dim, len(x)) for dim in dims}
     changed = {d: (Rows(d), Rows(d, None, True)) for d in turned if x[d] > 1}
     return moved(x, x, changed, named=frozenset(turned))
 
@@ -215,7 +205,7 @@ def rotated(x: Shape, turns: int = 1, dims: Sequence[int] = (0, 1)) -> Move | No
     """Quarter turns: an odd number is a flip of one of the dims, and they change places."""
     if len(dims) != 2 or len(x) < 2:
         return None
-    a, b = (at(x, d) for d in dims)
+    a, b = (normalize_dim(d, len(x)) for d in dims)
     if a == b:
         return None
     if turns % 2 == 0:
@@ -269,7 +259,7 @@ def unfolded(x: Shape, dim: int, size: int, step: int) -> Move | None:
     """Windows of ``size`` rows, ``step`` apart, whose rows are a last dim."""
     if not x:
         return None
-    d, ndim = at(x, dim), len(x)
+    d, ndim = normalize_dim(dim, len(x)), len(x)
     if not 0 < size <= x[d] or step < 1:
         return None
     onto = (*put(x, d, (x[d] - size) // step + 1), size)
@@ -313,9 +303,9 @@ def folded(mode: str) -> Rule:
 
 def diagonal(x: Shape, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Move | None:
     """Element j of both dims, which becomes row j of a last dim."""
-    if len(x) < 2 or at(x, dim1) == at(x, dim2):
+    if len(x) < 2 or normalize_dim(dim1, len(x)) == normalize_dim(dim2, len(x)):
         return None
-    one, other = at(x, dim1), at(x, dim2)
+    one, other = normalize_dim(dim1, len(x)), normalize_dim(dim2, len(x))
     down, right = max(-offset, 0), max(offset, 0)
     count = max(min(x[one] - down, x[other] - right), 0)
     kept = [d for d in range(len(x)) if d not in (one, other)]

@@ -87,11 +87,9 @@ class Row:
     made_of: str = ""
     note: str = field(default="", compare=False)
 
-    # Whether the rule computes with the numbers among the arguments. In a compiled program those
-    # that another call may have otherwise are given as ThisCall (names.py).
-    of_numbers: ClassVar[bool] = False
-
-    # Whether the results are elements of the operands, or sums of them: whether it has a relation.
+    # Whether the results are elements of the operands, or sums of them: whether it has a relation,
+    # from which the rest follows. Then the rule computes with the numbers among the arguments; in a
+    # compiled program those that another call may have otherwise are given as ThisCall (names.py).
     is_moved: ClassVar[bool] = False
 
     @property
@@ -160,7 +158,6 @@ class OfTorch(Row):
 class _Derived(Row):
     """A row whose signature follows from its relation."""
 
-    of_numbers: ClassVar[bool] = True
     is_moved: ClassVar[bool] = True
 
     def pattern(self, *args: Any, **kwargs: Any) -> str | None:

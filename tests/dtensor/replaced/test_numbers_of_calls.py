@@ -18,7 +18,7 @@ def test_symbols_become_numbers_that_another_call_may_have_otherwise():
     assert {type(k) for k in (args[1][1], args[2], kwargs["end"])} == {ThisCall}
     assert not env.guards
     row = SIGNATURES["slice.Tensor"]
-    assert row.of_numbers and row.pattern(args[0], 0, 0, args[1][1]) == "[d0] d1 -> [to0] d1"
+    assert row.is_moved and row.pattern(args[0], 0, 0, args[1][1]) == "[d0] d1 -> [to0] d1"
 
 
 def test_numbers_stay_as_they_are():
