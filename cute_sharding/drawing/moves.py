@@ -136,7 +136,7 @@ def _devices_shown(step: Step, of: Holding) -> tuple[list[Device], bool, tuple[s
     text = f"{len(shown)} of {devices} {of.word}s are shown; the others are left out"
     alike = ", ".join(name for m, name in enumerate(of.names) if m not in dims and step.mesh[m] > 1)
     # Where there are layouts, all blocks are of one size.
-    regular = step.source_layout is not None and step.target_layout is not None
+    regular = None not in step.layouts
     if alike and regular:
         text += f" (those of other {alike} do likewise)"
     return shown, any(step.mesh[m] > each for m in dims), (text,)
@@ -156,7 +156,7 @@ def _amount(step: Step, sender: Device, receiver: Device) -> int:
 
 
 def _reduced(step: Reduction, sender: Device, receiver: Device) -> int:
-    if any(a != b for m, (a, b) in enumerate(zip(sender, receiver)) if m not in step.dims):
+    if any(a != b for m, (a, b) in enumerate(zip(sender, receiver)) if m not in step.mesh_dims):
         return 0
     target = prod(step.ends[1].shape_on(number(step.mesh, receiver)))
     if sender == receiver or step.scatters:

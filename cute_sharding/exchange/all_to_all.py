@@ -57,7 +57,7 @@ class AllToAll(Step):
     # -- which mesh dims take part -----------------------------------------------------------------
 
     @property
-    def dims(self) -> tuple[int, ...]:
+    def mesh_dims(self) -> tuple[int, ...]:
         """The mesh dims over which messages go; none where every device has what it needs."""
         return self.exchange.mesh_dims
 
@@ -66,23 +66,19 @@ class AllToAll(Step):
         """Whether every device sends all it has, the same amount, to all others of the group: an
         all-gather.
         """
-        if self.exchange.spread or not self.dims:
+        if self.exchange.spread or not self.mesh_dims:
             return False
-        if cutting(self.target) != cutting(self.source) - {*self.dims}:
+        if cutting(self.target) != cutting(self.source) - {*self.mesh_dims}:
             return False
         return self._are_even(self.source)
 
     @cached_property
     def along(self) -> Along | None:
         return (
-            along(self.shape, self.mesh, self.source, self.target, self.dims)
-            if self.dims and self.rounds == 1
+            along(self.shape, self.mesh, self.source, self.target, self.mesh_dims)
+            if self.mesh_dims and self.rounds == 1
             else None
         )
-
-    @property
-    def mesh_dims(self) -> tuple[int, ...]:
-        return self.dims
 
     @property
     def kind(self) -> str:
@@ -107,7 +103,7 @@ class AllToAll(Step):
         padding.
         """
         if self.block is not None:
-            return of_blocks(prod(self.mesh[m] for m in self.dims), self.block)
+            return of_blocks(self.parts, self.block)
         return self.exchange.received_elements
 
     @property
@@ -120,7 +116,7 @@ class AllToAll(Step):
 
     @property
     def peak_elements(self) -> int:
-        parts = prod(self.mesh[m] for m in self.dims)
+        parts = self.parts
         source, target = (
             most_local(self.shape, chains, self.mesh) for chains in (self.source, self.target)
         )
@@ -153,7 +149,7 @@ class AllToAll(Step):
     def seconds(self, network: Network) -> float:
         if not self.communicates:
             return 0.0
-        dims = sorted(self.dims, key=lambda m: network.link(m).beta)
+        dims = sorted(self.mesh_dims, key=lambda m: network.link(m).beta)
         # Where an element takes as long on all of them, which one it crosses need not be known.
         alike = network.within is None and len({network.link(m).beta for m in dims}) == 1
         total, left = 0.0, self.received_elements
@@ -179,7 +175,7 @@ class AllToAll(Step):
         if found is not None:
             return found
         need = most_local(self.shape, self.target, self.mesh)
-        far = prod(self.mesh[m] for m in self.dims if m not in near)
+        far = prod(self.mesh[m] for m in self.mesh_dims if m not in near)
         return min(self.received_elements, need - need // far)
 
     @property
@@ -259,9 +255,11 @@ class AllToAll(Step):
         """The messages to all of many peers as a few copies; None where no layout says them."""
         if len(peers) <= MANY or self.exchange.spread or self.rounds > 1:
             return None
-        if (own is None and len(self.dims) != 1) or [*peers] != self.group(rank):
+        if (own is None and len(self.mesh_dims) != 1) or [*peers] != self.group(rank):
             return None
-        return at_once(self.flow, self.place(rank), self.dims, into=into, with_own=own is not None)
+        return at_once(
+            self.flow, self.place(rank), self.mesh_dims, into=into, with_own=own is not None
+        )
 
     def gathering(self, rank: int, peers: Sequence[int]) -> Part:
         """The part of a rank in an all-gather among ``peers``."""

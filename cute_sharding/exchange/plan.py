@@ -115,7 +115,7 @@ class Plan(ABC):
     def _lines(self, stage: Stage) -> list[str]:
         """A step in words, and its layouts where it has both."""
         where = ", ".join(str(self._name(m)) for m in stage.mesh_dims)
-        layouts = [stage.source_layout, stage.target_layout]
+        layouts = stage.layouts
         return [
             f"{stage.kind}{' on mesh dims ' if where else ''}{where}: {self._takes(stage)}",
             *([] if None in layouts else [f"  {' -> '.join(map(str, layouts))}"]),

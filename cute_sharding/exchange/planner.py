@@ -87,8 +87,8 @@ def _natively(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         alone = []
         if (
             isinstance(step, AllToAll)
-            and prod(step.mesh[m] for m in step.dims) > MANY_PEERS
-            and len(step.dims) > 1
+            and prod(step.mesh[m] for m in step.mesh_dims) > MANY_PEERS
+            and len(step.mesh_dims) > 1
             and not step.gathers
             and all(
                 before[: len(after)] == after for before, after in zip(step.source, step.target)
@@ -194,7 +194,10 @@ def _cost(
             step.seconds(network)
             * (
                 MANY_MESSAGES
-                if native and isinstance(step, AllToAll) and len(step.dims) > 1 and not step.gathers
+                if native
+                and isinstance(step, AllToAll)
+                and len(step.mesh_dims) > 1
+                and not step.gathers
                 else 1
             )
             for step in steps

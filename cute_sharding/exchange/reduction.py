@@ -20,20 +20,20 @@ from cute_sharding.sharding.chains import cutting
 
 @dataclass(frozen=True)
 class Reduction(Step):
-    """Reduce over the mesh dims ``dims``, from the chains ``source`` to ``target``, where every
+    """Reduce over ``mesh_dims``, from the chains ``source`` to ``target``, where every
     device's target lies within its source.
 
-    Either none of ``dims`` cuts the target (an all-reduce, of what the target keeps), or all do (a
+    Either none of these cuts the target (an all-reduce, of what the target keeps), or all do (a
     reduce-scatter). ``op`` is the name of torch's reduction, and ``divisor`` what the result is
     divided by: the number of contributions to an average. ``padded``: blocks of rows that differ by
     a row or so are made equal, for a native reduce-scatter.
 
-    >>> step = Reduction((8, 8), (4,), source=((), ()), target=(((0, 1),), ()), dims=(0,))
+    >>> step = Reduction((8, 8), (4,), source=((), ()), target=(((0, 1),), ()), mesh_dims=(0,))
     >>> step.kind, step.received_elements  # three contributions to 16 elements
     ('reduce-scatter (sum)', 48)
     """
 
-    dims: tuple[int, ...] = ()
+    mesh_dims: tuple[int, ...] = ()
     op: str = "sum"
     divisor: int = 1
     padded: bool = False
@@ -42,7 +42,7 @@ class Reduction(Step):
     def along(self) -> Along | None:
         """The reduce-scatter as one of a whole tensor dim."""
         return (
-            along(self.shape, self.mesh, self.source, self.target, self.dims)
+            along(self.shape, self.mesh, self.source, self.target, self.mesh_dims)
             if self.scatters
             else None
         )
@@ -50,12 +50,7 @@ class Reduction(Step):
     @property
     def scatters(self) -> bool:
         """Whether it is a reduce-scatter."""
-        return not cutting(self.target).isdisjoint(self.dims)
-
-    @property
-    def parts(self) -> int:
-        """How many contributions there are to each element."""
-        return prod(self.mesh[m] for m in self.dims)
+        return not cutting(self.target).isdisjoint(self.mesh_dims)
 
     @cached_property
     def even(self) -> bool:
@@ -68,10 +63,6 @@ class Reduction(Step):
             f"{'reduce-scatter' if self.scatters else 'all-reduce'} "
             f"({'avg' if self.divisor > 1 else self.op}{', padded' if self.padded else ''})"
         )
-
-    @property
-    def mesh_dims(self) -> tuple[int, ...]:
-        return self.dims
 
     @property
     def received_elements(self) -> int:
@@ -112,7 +103,7 @@ class Reduction(Step):
             if not self.scatters
             else most_local(self.shape, self.target, self.mesh)
         )
-        for m in sorted(self.dims, key=lambda m: network.link(m).beta):
+        for m in sorted(self.mesh_dims, key=lambda m: network.link(m).beta):
             received = (self.mesh[m] - 1) * before * share
             total += network.collective(m, self.mesh[m], received, together=True)
             before *= self.mesh[m]

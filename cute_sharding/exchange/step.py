@@ -74,19 +74,16 @@ class Stage(ABC):
         return int(self.communicates)
 
     @property
-    def source_layout(self) -> Layout | None:
-        """The layout ((devices), (local)) -> flat index before it; None: sizes do not divide."""
-        return self.ends[0].layout
-
-    @property
-    def target_layout(self) -> Layout | None:
-        """The layout after it."""
-        return self.ends[1].layout
+    def layouts(self) -> tuple[Layout | None, Layout | None]:
+        """The layouts ((devices), (local)) -> flat index before and after it; None: sizes do not
+        divide.
+        """
+        source, target = self.ends
+        return source.layout, target.layout
 
     def to_dict(self, network: Network, name: Callable[[int], int | str]) -> dict[str, Any]:
         """As plain data; ``name`` is that of a mesh dim."""
-        layouts = (self.source_layout, self.target_layout)
-        before, after = (None if layout is None else str(layout) for layout in layouts)
+        before, after = (None if layout is None else str(layout) for layout in self.layouts)
         return {
             "kind": self.kind,
             "mesh_dims": [name(m) for m in self.mesh_dims],
@@ -110,7 +107,7 @@ class Step(Stage):
         source, target: for each tensor dim the (mesh dim, split factor) that cut it, in order.
 
     >>> step: Step = AllToAll((8, 8), (4,), source=(((0, 1),), ()), target=((), ((0, 1),)))
-    >>> step.kind, step.mesh_dims, step.received_elements, step.target_layout
+    >>> step.kind, step.mesh_dims, step.received_elements, step.layouts[1]
     ('all-to-all', (0,), 12, ((4,),(8,2)):((2,),(8,1)))
     """
 
@@ -128,6 +125,11 @@ class Step(Stage):
     @abstractmethod
     def along(self) -> Along | None:
         """The step as a collective of whole tensor dims, if it is one."""
+
+    @property
+    def parts(self) -> int:
+        """How many devices communicate together."""
+        return prod(self.mesh[m] for m in self.mesh_dims)
 
     @cached_property
     def exchange(self) -> Exchange:

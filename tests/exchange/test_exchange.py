@@ -142,8 +142,8 @@ def test_empty_and_single_elements():
 def test_no_mesh_dims_exactly_if_nothing_has_to_move():
     still = 0
     for step, have, want in cases(20, 1500, most=400):
-        assert (step.dims == ()) == (not any(lacking(have, want).values())), step
-        still += step.dims == () and step.source != step.target
+        assert (step.mesh_dims == ()) == (not any(lacking(have, want).values())), step
+        still += step.mesh_dims == () and step.source != step.target
     assert still > 100
 
 
@@ -169,11 +169,11 @@ def test_mesh_dims_on_which_nothing_moves_take_no_part():
                     for m in range(len(step.mesh))
                     if all(owner[m] != device[m] for owner in holding[element])
                 }
-        assert {*step.dims} - {*step.exchange.spread} == needed, step
+        assert {*step.mesh_dims} - {*step.exchange.spread} == needed, step
         met = [pair for device in have for pair in received_from(step, device)]
         moved = {m for device, peer in met for m in range(len(step.mesh)) if peer[m] != device[m]}
-        assert needed <= moved <= {*step.dims}, step
-        seen += bool(step.dims) and len(step.dims) < sum(n > 1 for n in step.mesh)
+        assert needed <= moved <= {*step.mesh_dims}, step
+        seen += bool(step.mesh_dims) and len(step.mesh_dims) < sum(n > 1 for n in step.mesh)
     assert seen > 20
 
 
@@ -242,7 +242,7 @@ def test_replicas_are_asked_only_where_it_is_uneven_otherwise():
         ((rows, whole), (rows, rows), (), ()),
     ]:
         step = between(plain((16, 16), (2, 4), *source), plain((16, 16), (2, 4), *target))
-        assert (step.dims, step.exchange.spread) == (dims, spread), (source, target)
+        assert (step.mesh_dims, step.exchange.spread) == (dims, spread), (source, target)
 
 
 # -- as an all-gather ------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_an_all_gather_is_recognized_and_right():
     """
     found = 0
     for step, have, want in dividing(30, 2500, most=800):
-        gathers = bool(step.dims)
+        gathers = bool(step.mesh_dims)
         for device in have:
             shares = [have[peer].reshape(-1) for peer in group_of(step, device)]
             together = np.sort(np.concatenate(shares))

@@ -116,10 +116,10 @@ def test_values_are_right_everywhere(seed, flat):
             type(step).__name__ + " scatter" * getattr(step, "scatters", False) for step in steps
         )
         kinds["scattered, then moved"] += (
-            len(steps) == 2 and getattr(steps[0], "scatters", False) and bool(steps[1].dims)
+            len(steps) == 2 and getattr(steps[0], "scatters", False) and bool(steps[1].mesh_dims)
         )
         kinds["moved twice"] += (
-            sum(isinstance(step, AllToAll) and bool(step.dims) for step in steps) == 2
+            sum(isinstance(step, AllToAll) and bool(step.mesh_dims) for step in steps) == 2
         )
     expected = [
         "AllToAll",
@@ -146,7 +146,7 @@ def test_a_reduction_that_stays_pending_is_not_mixed():
     (step,) = plan_steps(
         source.shape, source.mesh, Held(source.chains, kept=(1,)), target.chains, network
     )
-    assert step.dims == (0,)
+    assert step.mesh_dims == (0,)
 
 
 def test_at_most_two_collectives_and_no_more_than_the_naive_plan():
@@ -156,7 +156,7 @@ def test_at_most_two_collectives_and_no_more_than_the_naive_plan():
         steps = plan_steps(source.shape, source.mesh, hold, target.chains, FLAT)
         assert (
             collectives(steps)
-            == sum(isinstance(step, Reduction) or bool(step.dims) for step in steps)
+            == sum(isinstance(step, Reduction) or bool(step.mesh_dims) for step in steps)
             <= bool(hold.pending) + 1
         )
         have = source.indices
@@ -220,11 +220,15 @@ def test_known_plans_of_one_collective():
 
     # Two mesh dims at once: 3/4 of the tensor twice, and not 1/2 four times.
     (step,) = planned(shape, (2, 2), [R, R], [R, R], (0, "sum"), (1, "avg"))
-    assert step.dims == (0, 1) and step.divisor == 2 and step.received_elements == 2 * n * 3 // 4
+    assert (
+        step.mesh_dims == (0, 1) and step.divisor == 2 and step.received_elements == 2 * n * 3 // 4
+    )
 
     # What the other mesh dim cuts off is not reduced.
     (step,) = planned(shape, (2, 2), [R, R], [R, S0], (0, "sum"))
-    assert step.dims == (0,) and not step.scatters and step.received_elements == 2 * (n // 2) // 2
+    assert (
+        step.mesh_dims == (0,) and not step.scatters and step.received_elements == 2 * (n // 2) // 2
+    )
 
     # Scalars and empty tensors.
     (step,) = planned((), (4,), [R], [R], (0, "sum"))
@@ -268,11 +272,11 @@ def test_a_reduction_keeps_to_what_each_device_has():
         steps = plan_steps(source.shape, source.mesh, hold, target.chains, FLAT)
         reductions = [step for step in steps if isinstance(step, Reduction)]
         for step in reductions:
-            assert {*step.dims} <= cutting(step.target) or cutting(step.target).isdisjoint(
-                step.dims
+            assert {*step.mesh_dims} <= cutting(step.target) or cutting(step.target).isdisjoint(
+                step.mesh_dims
             )
             assert within(step.shape, step.mesh, step.source, step.target)
-        assert sorted(m for step in reductions for m in step.dims) == [
+        assert sorted(m for step in reductions for m in step.mesh_dims) == [
             m for m, _ in hold.pending if 0 not in source.shape
         ]
 

@@ -99,7 +99,7 @@ def _kept(step: Step, local: torch.Tensor, mesh: Any, *, alias: bool) -> torch.T
 
 
 def _exchange(step: AllToAll, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
-    group = group_of(mesh, step.dims)
+    group = group_of(mesh, step.mesh_dims)
     how = whole_dim(step, local.dtype, mesh)
     if how is not None:
         if not how.even:
@@ -185,7 +185,7 @@ def _told(step: Step, local: torch.Tensor) -> AbstractContextManager[Any]:
 
 
 def _reduce(step: Reduction, local: torch.Tensor, mesh: Any, async_op: bool) -> torch.Tensor:
-    group = group_of(mesh, step.dims)
+    group = group_of(mesh, step.mesh_dims)
     op, local, finish = _scaled(step, local, group, mesh)
     reduce = _scatter if step.scatters else _all_reduce
     return finish(reduce(step, op, local, mesh, group, async_op))

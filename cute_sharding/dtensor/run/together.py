@@ -192,7 +192,7 @@ def _gathered(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torc
         mine = got.view(parts, -1).narrow(1, start, size).view(dtypes[k])
         return whole_of(steps[k], mine, mesh, rank)
 
-    group = group_of(mesh, steps[0].dims)
+    group = group_of(mesh, steps[0].mesh_dims)
     parts = group.size()
     buffer = on_each_rank(sent, *blocks)
     with dispatch_modes.of_this_rank():
