@@ -44,7 +44,7 @@ def section(row: Patch) -> list[str]:
         f"- in torch: `{row.file}`, {versions.RANGE}",
         f"- replaced in: {', '.join(f'`{file}`' for file in installers(row))}",
         f"- no longer needed when: {row.until}",
-        f"- a test of what it does: `{row.test}`",
+        f"- a test that fails without it: `{row.test}`",
         "- where a torch lacks it: "
         + (
             f"enable raises ({row.lacking})"

@@ -33,12 +33,12 @@ def run(seed, settings, between=lambda: None):
         return stranger_programs.events_of(seed, between)
 
 
-def alone(seed, settings):
-    """In a process of its own."""
+def alone(run, seed, settings):
+    """``run(seed, settings)`` in a process of its own."""
     read, write = os.pipe()
     if os.fork() == 0:
         try:
-            faulthandler.dump_traceback_later(60, exit=True)
+            faulthandler.dump_traceback_later(200, exit=True)
             os.write(write, json.dumps(run(seed, settings)).encode())
         finally:
             os._exit(0)
@@ -140,7 +140,7 @@ def main():
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     seeds = range(first, last)
     found = {
-        "fresh": {seed: alone(seed, settings) for seed in seeds},  # before any op has run here
+        "fresh": {seed: alone(run, seed, settings) for seed in seeds},  # before any op has run here
         "together": {seed: run(seed, settings) for seed in seeds},
         "turned": {seed: run(seed, settings) for seed in reversed(seeds)},
         "emptied": {seed: run(seed, settings, empty) for seed in seeds},

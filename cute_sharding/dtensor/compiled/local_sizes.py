@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
-from cute_sharding.dtensor.replaced.symints import is_truly, is_zero_by_guards, may_be_number
+from cute_sharding.dtensor.replaced.symints import is_empty, is_truly, may_be_number
 from cute_sharding.layout import Undecided
 from cute_sharding.sharding.chains import Chains
 from cute_sharding.sharding.deal import kinds_of_device, local_size
@@ -44,8 +44,8 @@ def local_size_of(n: Any, *cuts: Cut) -> Any:
         for split_factor, parts, coordinate in cuts:
             rows = local_size(rows, known(split_factor), parts, coordinate)
         local = unknown(rows, local=True)
-        # Of no rows Inductor makes no view of sizes that are symbols.
-        return 0 if is_zero_by_guards(local) else local
+        # No rows are the number in a graph, as they are where a tensor of none enters one.
+        return 0 if is_empty(local) else local
 
 
 def local_shape_of(shape: Sequence[Any], chains: Chains, mesh: Any) -> list[Any]:

@@ -87,7 +87,7 @@ class Patch(Name):
         file: the file of torch that this is about.
         why: what torch does there, and what has to be done instead.
         until: how one sees that it is no longer needed.
-        test: a test of what it does, as pytest names it (not each has been seen to fail without).
+        test: a test that fails without it, as pytest names it.
         entries: what is replaced is entries of a dict; empty, or what each is, "the handler of {}".
     """
 

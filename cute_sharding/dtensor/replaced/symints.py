@@ -26,9 +26,9 @@ __all__ = [
     "factors_at_hand",
     "has_shape_env",
     "hold_to_marks",
+    "is_empty",
     "is_symbolic",
     "is_truly",
-    "is_zero_by_guards",
     "may_be_number",
     "number_of",
     "numbers_at_hand",
@@ -272,18 +272,13 @@ def is_truly(condition: Any) -> bool:
     return guard_or_false(condition)
 
 
-def is_zero_by_guards(size: Any) -> bool:
-    """Whether the guards so far say that a size is 0, or a multiple of what is: for all calls of
-    the graph. Adds no guard.
-    """
-    if not isinstance(size, torch.SymInt) or size.node.hint != 0:
-        return False
-    from torch.fx.experimental.sym_node import SymNode
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
+def is_empty(size: Any) -> bool:
+    """Whether a size is 0 now, with a guard where it is.
 
-    _, primitive = size.node.expr.expand().as_content_primitive()
-    env = size.node.shape_env
-    return statically_known_true(torch.SymInt(SymNode(primitive, env, int, 0)) == 0)
+    torch asks whether the product of a tensor's sizes is 0, and takes it for a fact about the other
+    factors: it divides by this one.
+    """
+    return isinstance(size, torch.SymInt) and size.node.hint == 0 and is_truly(size == 0)
 
 
 def ask_whether_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> None:

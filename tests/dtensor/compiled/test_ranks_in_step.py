@@ -148,6 +148,7 @@ def test_equal_exchanges_are_not_made_one(ranks):
         pytest.param(81, 0, id="slices of which two ranks have one row: contiguous in any case"),
         pytest.param(54, 0, id="sizes that are numbers once the backward pass is traced"),
         pytest.param(75, 0, id="more such sizes", marks=pytest.mark.long),
+        pytest.param(9, 0, id="no rows of as many columns as a sum of sizes"),
     ],
 )
 @pytest.mark.one_in(4)

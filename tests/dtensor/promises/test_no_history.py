@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled_strangers
 import no_history_worker
 import pytest
 from gloo import run
@@ -29,7 +30,24 @@ SETTINGS = {
     "everything": {"redistribution": True, "movement": True},
     "cheapest": {"implicit_redistribution": "cheapest"},
 }
-PROGRAMS = 8
+PROGRAMS, COMPILED = 8, 2
+
+
+def assert_all_do_the_same(worker, *args):
+    """What the worker prints of each program, by how it was run."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / worker), *map(str, args)],
+        env={**os.environ, "PYTHONPATH": search_path(HERE.parent, HERE, *filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    fresh = found.pop("fresh")
+    assert sum(len(events) for events in fresh.values()) > 2 * len(fresh)
+    for how, events in found.items():
+        assert {seed: events[seed] for seed in fresh} == fresh, how
 
 
 @pytest.mark.processes
@@ -41,20 +59,38 @@ def test_programs_do_the_same_whatever_ran_before(name, first):
     """Each in a process of its own; after others, in either order; and with all caches emptied
     between any two ops.
     """
-    command = [sys.executable, str(HERE / "no_history_worker.py"), json.dumps(SETTINGS[name])]
-    done = subprocess.run(
-        [*command, str(first), str(first + PROGRAMS)],
-        env={**os.environ, "PYTHONPATH": search_path(HERE.parent, HERE, *filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    fresh = found.pop("fresh")
-    assert sum(len(events) for events in fresh.values()) > 2 * PROGRAMS
-    for how, events in found.items():
-        assert {seed: events[seed] for seed in fresh} == fresh, how
+    settings = json.dumps(SETTINGS[name])
+    assert_all_do_the_same("no_history_worker.py", settings, first, first + PROGRAMS)
+
+
+@pytest.mark.processes
+@pytest.mark.costly
+@pytest.mark.one_in(150)
+@pytest.mark.parametrize("first", range(0, 200, COMPILED))
+@pytest.mark.parametrize("name", SETTINGS)
+def test_compiled_programs_are_the_same_whatever_ran_before(name, first):
+    """Their graphs, as one rank has them: compiled in a process of its own; after others, each of
+    these behind an eager program; and with all caches emptied before each decision.
+    """
+    rank, settings = first // COMPILED % 4, json.dumps(SETTINGS[name])
+    last = first + COMPILED
+    assert_all_do_the_same("compiled_history_worker.py", rank, settings, first, last)
+
+
+@pytest.mark.processes
+@pytest.mark.costly
+@pytest.mark.one_in(150)
+@pytest.mark.parametrize("first", range(0, 100, COMPILED))
+@pytest.mark.parametrize("name", SETTINGS)
+def test_compiled_programs_give_the_same_whatever_ran_before(name, first, tmp_path):
+    """On gloo: in one order, and in the other."""
+    seeds, found = [*range(first, first + COMPILED)], []
+    for i, order in enumerate((seeds, seeds[::-1])):
+        (folder := tmp_path / str(i)).mkdir()
+        job = compiled_strangers.values, order, SETTINGS[name], str(folder / "values")
+        run(2, folder, job)
+        found.append([json.loads((folder / f"values-{rank}").read_text()) for rank in range(2)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.processes
