@@ -161,7 +161,7 @@ def op_sharding(
     suggestion = adjusted or suggestion
     return OutputSharding(
         outputs,
-        None if suggestion is None else _with(suggestion, by_plan=True),
+        _with(suggestion, by_plan=True) if suggestion is not None and moves else suggestion,
         needs_redistribute=moves or adjusted is not None,
         use_val_from_redistribute_schema=adjusted is not None,
     )
@@ -233,10 +233,9 @@ def of_view(found: OutputSharding, schema: OpSchema, *, by_plan: bool) -> Output
         return found
     before: Any = schema.args_schema[0]
     after: Any = wanted.args_schema[0]
-    moves = isinstance(before, DTensorSpec) and tuple(before.placements) != tuple(after.placements)
-    if not (moves or by_plan):
+    if not isinstance(before, DTensorSpec) or tuple(before.placements) == tuple(after.placements):
         return found
-    noted = _with(_copy_of(found, schema), copied=(before, after) if moves else None)
+    noted = _with(_copy_of(found, schema), copied=(before, after))
     return _that_runs(found, _with(noted, by_plan=True) if by_plan else noted)
 
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,9 +53,9 @@ class CopiesOfOne:
     """
 
     def __init__(self) -> None:
-        self._live: set[int] = set()
-        # Those that have all that was written to the memory.
+        # Those that have all that was written to the memory, and those that have not.
         self._fresh: dict[int, weakref.ref[Copy]] = {}
+        self._stale: set[int] = set()
 
     def __del__(self, forget: Callable[[int], None] = _STALE.discard) -> None:
         forget(id(self))
@@ -64,7 +64,6 @@ class CopiesOfOne:
         """Know of a copy that was just made."""
         number = id(copy)
         LIVE.add(number)
-        self._live.add(number)
         self._fresh[number] = weakref.ref(copy)
 
     def alike(self, copy: Copy) -> list[Copy]:
@@ -84,33 +83,52 @@ class CopiesOfOne:
     def refreshed(self, copy: Copy) -> None:
         """The copy has what the memory has."""
         self._fresh[id(copy)] = weakref.ref(copy)
+        self._stale.discard(id(copy))
         self._note()
 
     def outdate(self, told: Iterable[Copy]) -> None:
         """Something was written to the memory. The copies ``told`` have it, if they had what was
         there before.
         """
-        self._fresh = {
-            id(copy): weakref.ref(copy) for copy in told if copy.of is self and self.is_fresh(copy)
-        }
+        have = {id(copy) for copy in told}
+        for number in [each for each in list(self._fresh) if each not in have]:
+            # In this order: where the copy is forgotten meanwhile, it is in neither afterwards.
+            self._stale.add(number)
+            if self._fresh.pop(number, None) is None:
+                self._stale.discard(number)
         self._note()
 
     def forget(self, copy: Copy) -> None:
         """The copy is about to be gone."""
         number = id(copy)
         LIVE.discard(number)
-        # In this order, counted so: others may go, or be made, between any two of these calls.
         self._fresh.pop(number, None)
-        self._live.discard(number)
-        if len(self._live) == len(self._fresh) == len(self._live):
-            _STALE.discard(id(self))
+        if self._stale:
+            self._stale.discard(number)
+            if not self._stale:
+                _STALE.discard(id(self))
 
     def _note(self) -> None:
-        if len(self._fresh) < len(self._live):
+        if self._stale:
             _STALE.add(id(self))
             Reads.watch()
         else:
             _STALE.discard(id(self))
+
+
+class Source(NamedTuple):
+    """What views were moved from by one op, as it was then.
+
+    Attributes:
+        local, spec: the local tensor, and its spec.
+        writes: how often it was written to (:func:`count_of_writes`).
+        copies: those of its memory.
+    """
+
+    local: torch.Tensor
+    spec: DTensorSpec
+    writes: int | None
+    copies: CopiesOfOne
 
 
 class Copy:
@@ -119,27 +137,23 @@ class Copy:
 
     Attributes:
         source, spec: the local tensor that was moved, and its spec.
-        spec_of_moved: what it was moved to.
         has: what it has of the memory of the source: copies that have the same, and are up to date,
             are equal. None: it is not known to be what another has.
         of: it, and the other copies of that memory.
     """
 
-    def __init__(
-        self,
-        source: torch.Tensor,
-        spec: DTensorSpec,
-        spec_of_moved: DTensorSpec,
-        moved: torch.Tensor,
-    ):
-        self.source, self.spec, self.spec_of_moved = source, spec, spec_of_moved
+    has: Any = None
+
+    def __init__(self, source: Source, moved: torch.Tensor) -> None:
+        self.source, self.spec, self._writes, self.of = source
         # Where it lies, but not the tensor itself, whose memory would then be for ever. In a graph
         # there is no memory, and the tensor is kept while that is traced.
         self._in_graph = weakref.ref(moved) if local_tensors.is_functional(moved) else None
         if self._in_graph is not None:
             dispatch_modes.keep_while_traced(moved)
-        self._parts = {
-            rank: (
+        self._parts = [
+            (
+                rank,
                 weakref.ref(part.untyped_storage()),
                 part.dtype,
                 part.storage_offset(),
@@ -147,15 +161,7 @@ class Copy:
                 part.stride(),
             )
             for rank, part in local_tensors.parts_of(moved).items()
-        }
-        self._count = count_of_writes(source)
-        self._lies = self._how_source_lies()
-        memory = local_tensors.storage_of(source)
-        of: CopiesOfOne | None = getattr(memory, _COPIES, None)
-        if of is None:
-            of = CopiesOfOne()
-            setattr(memory, _COPIES, of)
-        self.of: CopiesOfOne = of
+        ]
         self.of.add(self)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -172,7 +178,7 @@ class Copy:
         if self._in_graph is not None:
             return self._in_graph()
         found = {}
-        for rank, (memory, dtype, offset, size, stride) in self._parts.items():
+        for rank, memory, dtype, offset, size, stride in self._parts:
             storage = memory()
             if storage is None:
                 return None
@@ -182,24 +188,9 @@ class Copy:
                 )
         return local_tensors.local_tensor(found)
 
-    def _how_source_lies(self) -> list[Any] | None:
-        """Now: what it is viewed as in place may change. None where ``has`` is not known."""
-        parts = local_tensors.parts_of(self.source).values()
-        return [(x.storage_offset(), x.size(), x.stride()) for x in parts]
-
-    @cached_property
-    def has(self) -> Any:
-        """The same elements moved to the same placements. Symbols stand as text: to compare them
-        would be a guard.
-        """
-        if self._lies is None:
-            return None
-        sizes = local_tensors.leaves(self._lies, list(self.spec.shape))
-        return [*map(symints.size_text, sizes), *map(repr, self.spec_of_moved.placements)]
-
     def moved_again(self) -> torch.Tensor:
         """What the source now has, moved as it was."""
-        return redistribute_local_tensor(self.source, self.spec, self.spec_of_moved, counted=False)
+        raise NotImplementedError
 
     def refresh(self) -> None:
         """Have the copy be what the source now is. All ranks together."""
@@ -208,18 +199,16 @@ class Copy:
             with torch.no_grad():
                 moved.copy_(self.moved_again())
             outdate(local_tensors.storage_of(moved))
-        self._count = count_of_writes(self.source)
+        self._writes = count_of_writes(self.source)
         self.of.refreshed(self)
 
     def take_back(self, moved: torch.Tensor) -> None:
         """Have the source be what the copy, which lies in ``moved``, now is. All ranks together."""
-        self.source.copy_(
-            redistribute_local_tensor(moved, self.spec_of_moved, self.spec, counted=False)
-        )
+        raise NotImplementedError
 
     def has_taken_back(self) -> None:
         """The copy has what the source now has: what was written to it was just taken there."""
-        self._count = count_of_writes(self.source)
+        self._writes = count_of_writes(self.source)
 
     def check(self, writer: str, tensor: Any) -> None:
         """
@@ -232,38 +221,81 @@ class Copy:
             f"placements {text(tensor.placements)} that is a copy of its source, a DTensor "
             f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
-        if self._count != count_of_writes(self.source):
+        if self._writes != count_of_writes(self.source):
             raise RuntimeError(
                 f"{is_what}, whose local tensor was written to after the view was taken: the view "
                 "does not have that write. Take the view again, after it."
             )
 
 
-def note_copy(
-    source: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor
+class RedistributedCopy(Copy):
+    """What a view op was given whose operand was redistributed first.
+
+    Attributes:
+        spec_of_moved: what it was moved to.
+    """
+
+    def __init__(
+        self, spec_of_moved: DTensorSpec, output: int, source: Source, moved: torch.Tensor
+    ) -> None:
+        super().__init__(source, moved)
+        self.spec_of_moved = spec_of_moved
+        # Now: what the source is viewed as in place may change.
+        parts = local_tensors.parts_of(source.local).values()
+        self._lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts]
+
+    @cached_property
+    def has(self) -> Any:
+        """The same elements moved to the same placements. Symbols stand as text: to compare them
+        would be a guard.
+        """
+        sizes = local_tensors.leaves(self._lies, list(self.spec.shape))
+        return [*map(symints.size_text, sizes), *map(repr, self.spec_of_moved.placements)]
+
+    def moved_again(self) -> torch.Tensor:
+        return redistribute_local_tensor(self.source, self.spec, self.spec_of_moved, counted=False)
+
+    def take_back(self, moved: torch.Tensor) -> None:
+        self.source.copy_(
+            redistribute_local_tensor(moved, self.spec_of_moved, self.spec, counted=False)
+        )
+
+
+def note_copies(
+    local: torch.Tensor,
+    spec: DTensorSpec,
+    moved: Sequence[torch.Tensor],
+    copy_of: Callable[[int, Source, torch.Tensor], Copy],
 ) -> None:
-    """Take note of a view that moves data: of the local tensor ``source`` it has become
-    ``moved``.
+    """Take note of a view op that has moved the local tensor ``local`` of that spec: of those that
+    it has become, the ones in other memory are copies, each ``copy_of(its number, source, it)``.
     """
-    source, moved = collective_ops.in_flight(source), collective_ops.in_flight(moved)
-    if is_followed(source) and has_memory(source) and is_another(source, moved):
-        link(Copy(source, spec, spec_of_moved, moved), moved)
+    local = collective_ops.in_flight(local)
+    memory = memory_of(local) if is_followed(local) else None
+    if memory is None:
+        return
+    source = None
+    for k, result in enumerate(moved):
+        result = collective_ops.in_flight(result)
+        lies_in = memory_of(result)
+        if lies_in is None or lies_in is memory:
+            continue
+        if local_tensors.is_functional(local) and not local_tensors.is_functional(result):
+            continue
+        if source is None:
+            copies: CopiesOfOne | None = getattr(memory, _COPIES, None)
+            if copies is None:
+                copies = CopiesOfOne()
+                setattr(memory, _COPIES, copies)
+            source = Source(local, spec, count_of_writes(local), copies)
+        setattr(lies_in, _COPY, copy_of(k, source, result))
 
 
-def is_another(source: torch.Tensor, moved: torch.Tensor) -> bool:
-    """Whether ``moved`` lies in other memory than the local tensor ``source``, which is followed
-    and has memory.
-    """
-    return (
-        has_memory(moved)
-        and (not local_tensors.is_functional(source) or local_tensors.is_functional(moved))
-        and not local_tensors.share_memory(source, moved)
-    )
-
-
-def link(copy: Copy, moved: torch.Tensor) -> None:
-    """Have the memory of the local tensor ``moved`` know that the copy lies there."""
-    setattr(local_tensors.storage_of(moved), _COPY, copy)
+def note_copy(
+    local: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor
+) -> None:
+    """Take note of a view that moves data: the local tensor ``local`` has become ``moved``."""
+    note_copies(local, spec, [moved], partial(RedistributedCopy, spec_of_moved))
 
 
 def way_back(memory: Any) -> list[Copy]:
@@ -285,7 +317,7 @@ def may_be_told(local: torch.Tensor) -> bool:
     of others, every write asks.
     """
     if type(local) is not torch.Tensor or local.layout is not torch.strided:
-        return has_memory(local)
+        return memory_of(local) is not None
     memory = local.untyped_storage()
     return hasattr(memory, _COPY) or hasattr(memory, _COPIES)
 
@@ -337,7 +369,7 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
     ):
         return True  # by far the most reads, which this costs a fiftieth of the op
     local = collective_ops.in_flight(local)
-    if not is_followed(local) or not has_memory(local):
+    if not is_followed(local) or memory_of(local) is None:
         return True
     for copy in reversed(way_back(local_tensors.storage_of(local))):
         if copy.is_stale and alone:
@@ -375,14 +407,17 @@ def is_followed(local: torch.Tensor) -> bool:
     return not dispatch_modes.is_tracing() or local_tensors.is_functional(local)
 
 
-def has_memory(local: torch.Tensor) -> bool:
-    """Whether the local tensor lies in memory as strides say; not on meta, sparse, or wrapped in
-    another.
-    """
+def memory_of(local: torch.Tensor) -> torch.UntypedStorage | None:
+    """What the local tensor lies in as strides say; None on meta, sparse, or wrapped in another."""
     if type(local) is torch.Tensor:  # by far the most
-        return not local.is_meta and local.layout is torch.strided
-    return (
-        not local_tensors.is_imagined(local)
-        and not local_tensors.is_wrapper(local)
-        and local.layout is torch.strided
-    )
+        return None if local.is_meta or local.layout is not _STRIDED else local.untyped_storage()
+    if (
+        local_tensors.is_imagined(local)
+        or local_tensors.is_wrapper(local)
+        or local.layout is not _STRIDED
+    ):
+        return None
+    return local_tensors.storage_of(local)
+
+
+_STRIDED = torch.strided

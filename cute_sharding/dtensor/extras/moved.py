@@ -8,12 +8,12 @@ they are. Windows alone have rows in common, and two devices may have written ot
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.extras.copies import Copy, has_memory, is_another, is_followed, link
-from cute_sharding.dtensor.replaced import collective_ops
+from cute_sharding.dtensor.extras.copies import Copy, Source, note_copies
 from cute_sharding.dtensor.run.ops import Runner
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.relations.forms import Fold, Window
@@ -28,12 +28,11 @@ class MovedCopy(Copy):
         output: which of its results it is.
     """
 
-    def __init__(self, runner: Runner, output: int, source: torch.Tensor, moved: torch.Tensor):
-        super().__init__(source, runner.specs[0], runner.specs[0], moved)
-        self.runner, self.output = runner, output
+    # ``has`` is None: to compare what copies have costs as much as to move it again.
 
-    def _how_source_lies(self) -> None:
-        return None  # to compare what copies have costs as much as to move it again
+    def __init__(self, runner: Runner, output: int, source: Source, moved: torch.Tensor) -> None:
+        super().__init__(source, moved)
+        self.runner, self.output = runner, output
 
     def moved_again(self) -> torch.Tensor:
         return self.runner.again(self.output, self.source)
@@ -70,10 +69,4 @@ class MovedCopy(Copy):
 
 def note_movement(runner: Runner, source: torch.Tensor, results: list[torch.Tensor]) -> None:
     """Take note that the movement has made the local tensors ``results`` of ``source``."""
-    source = collective_ops.in_flight(source)
-    if not (is_followed(source) and has_memory(source)):
-        return
-    for output, result in enumerate(results):
-        moved = collective_ops.in_flight(result)
-        if is_another(source, moved):
-            link(MovedCopy(runner, output, source, moved), moved)
+    note_copies(source, runner.specs[0], results, partial(MovedCopy, runner))

@@ -26,9 +26,9 @@ from cute_sharding.dtensor.answer.answers import Prepare
 from cute_sharding.dtensor.extras.copies import (
     Copy,
     copy_in,
-    has_memory,
     is_followed,
     may_be_told,
+    memory_of,
     outdate,
     way_back,
 )
@@ -137,7 +137,7 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
             "of it, and cannot write to them one after the other. Write to one at a time."
         )
     for leaf in local_tensors.leaves(args, kwargs):
-        if tensor_specs.is_dtensor(leaf) and has_memory(leaf._local_tensor):
+        if tensor_specs.is_dtensor(leaf) and memory_of(leaf._local_tensor) is not None:
             for copy in reversed(way_back(_memory(leaf))):
                 copy.refresh()
     for i, is_copy in enumerate(copies):
@@ -228,7 +228,7 @@ def _memories(args: Sequence[Any], i: int, several: int) -> set[int]:
     """In which memories those tensors are of the lists of so many that are at that place."""
     locals = [x[i] for x in args if isinstance(x, (list, tuple)) and len(x) == several]
     tensors = [collective_ops.in_flight(x) for x in locals if isinstance(x, torch.Tensor)]
-    return {id(local_tensors.storage_of(x)) for x in tensors if has_memory(x)}
+    return {id(local_tensors.storage_of(x)) for x in tensors if memory_of(x) is not None}
 
 
 def _only(arg: Any, i: int, several: int) -> Any:

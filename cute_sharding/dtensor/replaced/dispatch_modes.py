@@ -15,7 +15,11 @@ import torch.distributed as dist
 from torch._C import DispatchKey, _TorchDispatchModeKey
 from torch.compiler import is_dynamo_compiling
 from torch.distributed._functional_collectives import _are_we_tracing
-from torch.distributed._local_tensor import LocalTensorMode, enabled_local_tensor_mode
+from torch.distributed._local_tensor import (
+    LocalTensorMode,
+    enabled_local_tensor_mode,
+    get_local_tensor_mode_list,
+)
 from torch.fx.traceback import annotate
 from torch.utils._debug_mode import get_active_debug_mode as active_debug_mode
 from torch.utils._python_dispatch import _detect_infra_mode, _disable_current_modes
@@ -36,6 +40,8 @@ __all__ = [
 _mode, _is_on = torch._C._get_dispatch_mode, torch._C._dispatch_tls_is_dispatch_key_included
 _FAKE, _PROXY = _TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY
 _PYTHON_DISPATCHER, _PRE_DISPATCH = DispatchKey.PythonDispatcher, DispatchKey.PreDispatch
+
+_NOTHING = nullcontext()
 
 # What marks nodes of a graph that another rank's graph has not, or with other numbers.
 OF_THIS_RANK = "cute_sharding: of this rank"
@@ -73,7 +79,7 @@ def of_this_rank() -> Any:
     """A context in which the nodes of a graph that is traced are marked as this rank's own: its
     rows, its sizes, its peers.
     """
-    return annotate({OF_THIS_RANK: True}) if is_tracing() else nullcontext()
+    return annotate({OF_THIS_RANK: True}) if is_tracing() else _NOTHING
 
 
 def no_modes() -> Any:
@@ -83,7 +89,7 @@ def no_modes() -> Any:
 
 def local_tensor_mode() -> Any | None:
     """The mode that runs every rank in this process, if it is on."""
-    return enabled_local_tensor_mode()
+    return enabled_local_tensor_mode() if get_local_tensor_mode_list() else None
 
 
 def start_group(rank: int, world: int) -> None:

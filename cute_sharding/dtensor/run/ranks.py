@@ -28,8 +28,8 @@ def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     """
     mode = dispatch_modes.local_tensor_mode()
     if mode is None:
-        here: torch.Tensor = _of_this_rank(function, tensors)
-        return here
+        with dispatch_modes.of_this_rank():
+            return function(process_groups.this_rank(), *tensors)
     tensors = tuple(map(collective_ops.waited, tensors))
     return mode.rank_map(
         lambda rank: function(rank, *(local_tensors.local_of(t, rank) for t in tensors))
@@ -42,8 +42,8 @@ def all_on_each_rank(
     """The same, of a function that gives several tensors."""
     mode = dispatch_modes.local_tensor_mode()
     if mode is None:
-        here: list[torch.Tensor] = _of_this_rank(function, tensors)
-        return here
+        with dispatch_modes.of_this_rank():
+            return function(process_groups.this_rank(), *tensors)
     tensors = tuple(map(collective_ops.waited, tensors))
     with mode.disable():
         found = {
@@ -52,14 +52,6 @@ def all_on_each_rank(
         }
         several = zip(*found.values(), strict=True)
         return [local_tensors.local_tensor(dict(zip(found, parts))) for parts in several]
-
-
-def _of_this_rank(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
-    rank = process_groups.this_rank()
-    if not dispatch_modes.is_tracing():  # by far the most: it is to cost nothing
-        return function(rank, *tensors)
-    with dispatch_modes.of_this_rank():
-        return function(rank, *tensors)
 
 
 def ints_on_each_rank(function: Callable[[int], Sequence[int]]) -> list[Any]:
