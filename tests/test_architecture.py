@@ -337,6 +337,7 @@ TORCH_PRIVATE = [
     "expansion",
     "tracing",
     "state_dicts",
+    "fully_sharded",
 ]
 
 
