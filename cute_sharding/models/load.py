@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from cute_sharding.layout.layout import row_major
 from cute_sharding.models.buckets import LEAST, MOST, SHARE
 from cute_sharding.models.needs import Needs, needs_of
 from cute_sharding.models.refit import NamedTensor, Refit, wire_of
-from cute_sharding.models.stored import Read, Shape, Stored
+from cute_sharding.models.stored import Chunk, Read, Shape, Stored
 from cute_sharding.models.tensor import PlacedTensor
 from cute_sharding.relations.piece import Piece, through
 from cute_sharding.relations.relation import Relation
@@ -119,13 +119,20 @@ class LoadPlan:
                 _, found[k] = wire_of(self.stored[k].dtype, self.stored[k].itemsize, dtypes)
         return found
 
-    def _needs(self, k: int) -> tuple[Needs, ...]:
-        """Of each chunk of a tensor."""
+    def _pieces(self, k: int) -> tuple[tuple[Piece, ...], list[int]]:
+        """What results are of a tensor, numbered as if there were no others, and their numbers: so
+        layers that are alike are looked at once.
+        """
         targets = list(dict.fromkeys(one.target for one in self.relation.by_source[k]))
         pieces = [
             one._replace(source=0, target=targets.index(one.target))
             for one in self.relation.by_source[k]
         ]
+        return tuple(pieces), targets
+
+    def _needs(self, k: int) -> tuple[Needs, ...]:
+        """Of each chunk of a tensor."""
+        pieces, targets = self._pieces(k)
         return needs_of(self.stored[k], pieces, [self.results[t].placed for t in targets])
 
     @cached_property
@@ -208,7 +215,9 @@ class LoadPlan:
         operands = [_operand(each) for each in reads] or [_nothing(self.ranks[0])]
         pieces: list[Piece] = []
         for i, (each, (k, _)) in enumerate(zip(reads, found)):
-            pieces += through(each.of.pieces(each.chunks, i, k), self.relation.by_source[k])
+            some, targets = self._pieces(k)
+            some = _of_chunks(each.of.shape, each.of.chunks, each.chunks, some)
+            pieces += [one._replace(source=i, target=targets[one.target]) for one in some]
         if is_last:
             pieces += [one for k, some in self.relation.by_source.items() if k < 0 for one in some]
         results = sorted({one.target for one in pieces})
@@ -269,6 +278,14 @@ class _Held:
     def _on(self, rank: int) -> int:
         moved, largest = self._moved.get(rank, 0), self._largest.get(rank, 0)
         return self._read.get(rank, 0) + max(moved, largest)
+
+
+@lru_cache(maxsize=1 << 10)
+def _of_chunks(
+    shape: Shape, chunks: tuple[Chunk, ...], read: tuple[int, ...], pieces: tuple[Piece, ...]
+) -> tuple[Piece, ...]:
+    """What results are of some of a tensor's chunks, one behind the other."""
+    return tuple(through(Stored("", shape, "", 1, chunks).pieces(read), pieces))
 
 
 def _start_of_all(copies: Sequence[Copy], source: Shape, target: Shape) -> int | None:
