@@ -355,6 +355,7 @@ TORCH_PRIVATE = [
     "expansion",
     "tracing",
     "state_dicts",
+    "fully_sharded",
 ]
 
 

@@ -8,15 +8,20 @@ each part of a load is a refit (:mod:`cute_sharding.models.refit`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import prod
 from typing import NamedTuple
 
+from cute_sharding.exchange.bundle import own_part
+from cute_sharding.exchange.copies import Copy, run_of
 from cute_sharding.exchange.placed import Mesh, Placed
+from cute_sharding.layout.layout import row_major
 from cute_sharding.models.buckets import LEAST, MOST, SHARE
 from cute_sharding.models.needs import Needs, needs_of
 from cute_sharding.models.refit import NamedTensor, Refit, wire_of
-from cute_sharding.models.stored import Read, Stored
+from cute_sharding.models.stored import Chunk, Read, Shape, Stored
 from cute_sharding.models.tensor import PlacedTensor
 from cute_sharding.relations.piece import Piece, through
 from cute_sharding.relations.relation import Relation
@@ -49,6 +54,22 @@ class Part(NamedTuple):
     reads: tuple[Read, ...]
     refit: Refit
     results: tuple[int, ...]
+
+    def in_place(self, rank: int) -> dict[int, tuple[int, int]]:
+        """Of what a rank reads, what is all a run of one of its results: by the number of the read,
+        that of the result in ``refit``, and where in it the run begins.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        for member in self.refit.members:
+            part = own_part(member.exchange, rank).part
+            for i, k, copies in part.own:
+                if i < len(member.operands):
+                    read, result = member.operands[i], member.results[k]
+                    start = _start_of_all(copies, part.source_shape(i), part.target_shape(k))
+                    alike = self.refit.operands[read].dtype == self.refit.results[result].dtype
+                    if start is not None and alike:
+                        found.setdefault(read, (result, start))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +119,20 @@ class LoadPlan:
                 _, found[k] = wire_of(self.stored[k].dtype, self.stored[k].itemsize, dtypes)
         return found
 
-    def _needs(self, k: int) -> tuple[Needs, ...]:
-        """Of each chunk of a tensor."""
+    def _pieces(self, k: int) -> tuple[tuple[Piece, ...], list[int]]:
+        """What results are of a tensor, numbered as if there were no others, and their numbers: so
+        layers that are alike are looked at once.
+        """
         targets = list(dict.fromkeys(one.target for one in self.relation.by_source[k]))
         pieces = [
             one._replace(source=0, target=targets.index(one.target))
             for one in self.relation.by_source[k]
         ]
+        return tuple(pieces), targets
+
+    def _needs(self, k: int) -> tuple[Needs, ...]:
+        """Of each chunk of a tensor."""
+        pieces, targets = self._pieces(k)
         return needs_of(self.stored[k], pieces, [self.results[t].placed for t in targets])
 
     @cached_property
@@ -187,7 +215,9 @@ class LoadPlan:
         operands = [_operand(each) for each in reads] or [_nothing(self.ranks[0])]
         pieces: list[Piece] = []
         for i, (each, (k, _)) in enumerate(zip(reads, found)):
-            pieces += through(each.of.pieces(each.chunks, i, k), self.relation.by_source[k])
+            some, targets = self._pieces(k)
+            some = _of_chunks(each.of.shape, each.of.chunks, each.chunks, some)
+            pieces += [one._replace(source=i, target=targets[one.target]) for one in some]
         if is_last:
             pieces += [one for k, some in self.relation.by_source.items() if k < 0 for one in some]
         results = sorted({one.target for one in pieces})
@@ -248,6 +278,23 @@ class _Held:
     def _on(self, rank: int) -> int:
         moved, largest = self._moved.get(rank, 0), self._largest.get(rank, 0)
         return self._read.get(rank, 0) + max(moved, largest)
+
+
+@lru_cache(maxsize=1 << 10)
+def _of_chunks(
+    shape: Shape, chunks: tuple[Chunk, ...], read: tuple[int, ...], pieces: tuple[Piece, ...]
+) -> tuple[Piece, ...]:
+    """What results are of some of a tensor's chunks, one behind the other."""
+    return tuple(through(Stored("", shape, "", 1, chunks).pieces(read), pieces))
+
+
+def _start_of_all(copies: Sequence[Copy], source: Shape, target: Shape) -> int | None:
+    """Where in a target the source begins, if the copies are all of it as it lies; else None."""
+    if sum(prod(copy.sizes) for copy in copies) != prod(source):
+        return None
+    if run_of(copies, row_major(source)) != 0:
+        return None
+    return run_of([copy.flipped for copy in copies], row_major(target))
 
 
 def _on_rank(size: int, rank: int) -> Placed:

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from reshard_worker import Sent, as_dtensor, mesh_of
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -323,24 +322,6 @@ def nests_of_all_kinds():
     assert one.placements == two.placements == (Shard(1),)
 
 
-def what_is_under_fully_shard_goes_by_its_state_dict():
-    line, tp = mesh_of((4,), range(4)), mesh_of((2, 2), range(4))
-    model = fully_shard(Net(), mesh=line)
-    with raises(ValueError, "is under fully_shard.*give its state dict"):
-        cute_sharding.reshard(model, "R")
-    wanted, state = Net().state_dict(), model.state_dict()
-    before = {name: getattr(x, "placements", None) for name, x in model.state_dict().items()}
-    with Sent() as sent:
-        cute_sharding.reshard(state, {"*.weight": "R, S(1)"}, tp)
-    assert sum(sent.counts.values()) == 1
-    assert state["out.weight"] is state["embed.weight"]
-    for name, x in state.items():
-        if name.endswith(".weight"):
-            assert x.device_mesh == tp and torch.equal(x.full_tensor(), wanted[name]), name
-    after = {name: getattr(x, "placements", None) for name, x in model.state_dict().items()}
-    assert before == after
-
-
 def what_ranks_outside_take_for_something_else():
     one, two = mesh_of((2,), (0, 1)), mesh_of((2,), (2, 3))
     inside = dist.get_rank() < 2
@@ -407,7 +388,6 @@ PROGRAMS = (
     what_fails_leaves_each_tensor_as_it_was_or_moved,
     what_is_refused_leaves_all_as_it_was,
     nests_of_all_kinds,
-    what_is_under_fully_shard_goes_by_its_state_dict,
     what_ranks_outside_take_for_something_else,
     slices_of_a_mesh_move_each_its_own,
     what_is_pending_is_finished_or_stays,

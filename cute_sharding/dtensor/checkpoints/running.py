@@ -16,7 +16,10 @@ from cute_sharding.dtensor.replaced import collective_ops, process_groups
 from cute_sharding.models.load import LoadPlan, Part
 from cute_sharding.models.stored import Read
 
-Reader = Callable[[Sequence[Read], torch.device], list[torch.Tensor]]
+# Reads into what is given for each, or into a new tensor, where that is None.
+Reader = Callable[
+    [Sequence[Read], Sequence["torch.Tensor | None"], torch.device], list[torch.Tensor]
+]
 
 
 class Kind(NamedTuple):
@@ -109,24 +112,36 @@ class Loading:
 
     def _run_part(self, part: Part, begun: set[int]) -> None:
         this, refit = self._ranks.this, part.refit
-        mine = [each for each in part.reads if each.reader == this]
-        found, _ = self._ranks.on_each(
-            "reading", lambda: iter(self._read(mine, self._device)), lambda _: None
-        )
-        begun.update(part.results)
-        operands = [
-            next(found) if read is not None and read.reader == this else self._none(operand.dtype)
-            for operand, read in zip(refit.operands, part.reads or [None])
-        ]
         targets = [self._targets.get(number) for number in part.results]
-        Running(
-            refit, [self._kind], [self._wanted.dtypes[k] for k in part.results], self._ranks.group
-        ).run(operands, [None if each is None else each.buffer for each in targets])
+        onto = [None if each is None else each.buffer for each in targets]
+        mine = [k for k, each in enumerate(part.reads) if each.reader == this]
+        in_place = part.in_place(this)
+        into = [_run(part.reads[k], onto, in_place.get(k)) for k in mine]
+        begun.update(part.results)
+        found, _ = self._ranks.on_each(
+            "reading",
+            lambda: self._read([part.reads[k] for k in mine], into, self._device),
+            lambda _: None,
+        )
+        operands = [self._none(operand.dtype) for operand in refit.operands]
+        for k, read in zip(mine, found):
+            operands[k] = read
+        dtypes = [self._wanted.dtypes[k] for k in part.results]
+        there = {(k, result) for k, (result, _) in in_place.items()}
+        Running(refit, [self._kind], dtypes, self._ranks.group, there).run(operands, onto)
         self.received_bytes += refit.received_by(this)
         self.collectives += refit.collectives
 
     def _none(self, dtype: str) -> torch.Tensor:
         return torch.empty(0, dtype=getattr(torch, dtype), device=self._device)
+
+
+def _run(
+    read: Read, onto: Sequence[torch.Tensor | None], place: tuple[int, int] | None
+) -> torch.Tensor | None:
+    """Where all that is read belongs, if that is one run of a target."""
+    target = None if place is None else onto[place[0]]
+    return None if target is None else target.view(-1).narrow(0, place[1], sum(read.sizes))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -37,8 +37,12 @@ class Source(Protocol):
     def stored(self, name: str, most: int) -> Stored:
         """A tensor in its chunks; in such of ``most`` bytes, where one may choose."""
 
-    def read(self, those: Sequence[Read], device: torch.device) -> list[torch.Tensor]:
-        """Of each of some tensors the chunks, flat and one behind the other."""
+    def read(
+        self, those: Sequence[Read], into: Sequence[torch.Tensor | None], device: torch.device
+    ) -> list[torch.Tensor]:
+        """Of each of some tensors the chunks, flat and one behind the other: in what is given for
+        it, or a new tensor.
+        """
 
     def values(self, names: Collection[str]) -> dict[str, Any]:
         """Objects; on the first rank."""
@@ -98,12 +102,15 @@ class Distributed:
         chunks = [Chunk(tuple(each.offsets), tuple(each.sizes)) for each in found.chunks]
         return _stored(name, entry, tuple(chunks), None)
 
-    def read(self, those: Sequence[Read], device: torch.device) -> list[torch.Tensor]:
+    def read(
+        self, those: Sequence[Read], into: Sequence[torch.Tensor | None], device: torch.device
+    ) -> list[torch.Tensor]:
         """Of each of some tensors the chunks, flat and one behind the other."""
         planner, found = _Into(), []
-        for some in those:
+        for some, given in zip(those, into):
             dtype = self.tensors[some.of.name].dtype
-            flat = torch.empty(sum(some.sizes), dtype=dtype, device=device)
+            new = given is None
+            flat = torch.empty(sum(some.sizes), dtype=dtype, device=device) if new else given
             for i, part in zip(some.chunks, flat.split(some.sizes)):
                 chunk = some.of.chunks[i]
                 planner.tensors[MetadataIndex(some.of.name, chunk.offset)] = part.view(chunk.size)
@@ -222,11 +229,16 @@ class Saved:
         chunks = in_chunks(entry.shape, max(most // entry.dtype.itemsize, 1))
         return _stored(name, entry, chunks, self._first)
 
-    def read(self, those: Sequence[Read], device: torch.device) -> list[torch.Tensor]:
+    def read(
+        self, those: Sequence[Read], into: Sequence[torch.Tensor | None], device: torch.device
+    ) -> list[torch.Tensor]:
         """Of each of some tensors the chunks, flat and one behind the other: as the file has them,
         where it has them so.
         """
-        return [self._read(some).to(device) for some in those]
+        return [
+            self._read(some).to(device) if given is None else given.copy_(self._read(some))
+            for some, given in zip(those, into)
+        ]
 
     def _read(self, some: Read) -> torch.Tensor:
         tensor, (first, *_) = self._values[some.of.name], some.chunks

@@ -6,15 +6,14 @@ Names are as in a state dict: ``layers.0.weight``, below the key in the nest.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.replaced import local_tensors, tensor_specs
+from cute_sharding.dtensor.replaced import fully_sharded, local_tensors, tensor_specs
 
 Put = Callable[[Any], None]
 Nest: TypeAlias = (
@@ -99,13 +98,8 @@ class State:
 
 
 def _of_module(module: torch.nn.Module, below: str) -> Iterator[Place]:
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for path, part in module.named_modules(remove_duplicate=False):
-        if fsdp is not None and isinstance(part, fsdp.FSDPModule):
-            raise ValueError(
-                f"{type(module).__name__} is under fully_shard, which keeps its parameters by "
-                "itself and on their mesh: give its state dict, module.state_dict()"
-            )
+        fully_sharded.put_back(part)
         before = f"{below}{path}." if path else below
         for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
             if isinstance(parameter, DTensor):
@@ -114,6 +108,26 @@ def _of_module(module: torch.nn.Module, below: str) -> Iterator[Place]:
             if isinstance(buffer, DTensor):
                 into = partial(setattr, part, name)
                 yield Place(f"{before}{name}", buffer, into, f"{before}{name}")
+
+
+def check_movable(places: Iterable[Place]) -> None:
+    """Raises:
+    ValueError: a tensor has a gradient, or is to have one; or it is kept by fully_shard.
+    """
+    kept = fully_sharded.kept()
+    for name, tensor, put_there, _ in places:
+        if tensor.grad_fn is not None or tensor.grad is not None:
+            raise ValueError(
+                f"{name} has a gradient or a grad_fn, and reshard moves tensors alone. Call "
+                "optimizer.zero_grad() before, and cute_sharding.redistribute for tensors with a "
+                "grad_fn"
+            )
+        if put_there is None and id(tensor) in kept:
+            raise ValueError(
+                f"{name} is under fully_shard, which keeps its parameters by itself and on their "
+                "mesh: give the state dict, module.state_dict(); or write into the module, by "
+                "plan_reshard(source, module).run(source, into=module)"
+            )
 
 
 def _parameters(value: Any, name: str) -> Iterator[tuple[int, str]]:

@@ -16,7 +16,7 @@ from cute_sharding.dtensor.bookkeeping.names import listed
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.models.memory import give_back
 from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs, checked
-from cute_sharding.dtensor.models.nests import Place, State, put
+from cute_sharding.dtensor.models.nests import Place, State, check_movable, put
 from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.messages import in_flight
@@ -123,6 +123,7 @@ class RunnablePlan(ReshardPlan):
         """:meth:`run`; ``progress`` is called after each tensor."""
         groups = self._groups(state)
         given = self._given(groups)
+        check_movable(place for i in given for place in groups[i])
         state.places.clear()
         moved: set[int] = set()
 
@@ -250,21 +251,13 @@ class RunnablePlan(ReshardPlan):
         """What this rank has of each tensor that moves.
 
         Raises:
-            ValueError: a tensor has a gradient, or is to have one.
             OtherShape: a local tensor is not of its shape.
         """
         found = {}
         for i, places in enumerate(groups):
-            (_, way, stays), tensor = self.tensors[i], places[0].tensor
-            if stays:
-                continue
-            if tensor.grad_fn is not None or tensor.grad is not None:
-                raise ValueError(
-                    f"{places[0].name} has a gradient or a grad_fn, and reshard moves tensors "
-                    "alone. Call optimizer.zero_grad() before, and cute_sharding.redistribute for "
-                    "tensors with a grad_fn"
-                )
-            found[i] = checked(tensor._local_tensor, way, places[0].name)
+            _, way, stays = self.tensors[i]
+            if not stays:
+                found[i] = checked(places[0].tensor._local_tensor, way, places[0].name)
         return found
 
     def _onto(self, into: State) -> dict[int, list[torch.Tensor]]:

@@ -89,9 +89,9 @@ class Targets:
 
     def check_all_used(self) -> None:
         """Raises:
-        ValueError: a name or pattern is of no tensor.
+        ValueError: a name or pattern is of no tensor. One for all may be of none.
         """
-        unused = [pattern for pattern in self._named if pattern not in self._used]
+        unused = [pattern for pattern in self._named if pattern not in {*self._used, "*"}]
         if unused:
             raise ValueError(
                 f"placements are given for {', '.join(map(repr, unused))}, and no DTensor of the "

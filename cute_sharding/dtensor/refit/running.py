@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,6 +29,8 @@ class Running:
         dtypes: of the results.
         group: a process group on which it runs, all of whose ranks take part; by default that of
             the ranks of the meshes.
+        there: numbers of operands and results of which what this rank keeps is in place, in the
+            memory of the result.
     """
 
     def __init__(
@@ -36,8 +39,9 @@ class Running:
         meshes: Sequence[Any],
         dtypes: Sequence[torch.dtype],
         group: Any | None = None,
+        there: Collection[tuple[int, int]] = (),
     ) -> None:
-        self.refit, self.group = refit, group
+        self.refit, self.group, self.there = refit, group, there
         self.meshes = sorted(dict.fromkeys(meshes), key=lambda mesh: -mesh.size())
         self.dtypes = tuple(dtypes)
         self._parts: dict[tuple[int, int], BundlePart] = {}
@@ -46,8 +50,18 @@ class Running:
         """A rank's part in a bucket, by its number."""
         key = number, rank
         if key not in self._parts:
-            self._parts[key] = self.refit.packed[number].bundle.part(rank)
+            part = self.refit.packed[number].bundle.part(rank)
+            self._parts[key] = self._without_what_is_there(number, part) if self.there else part
         return self._parts[key]
+
+    def _without_what_is_there(self, number: int, part: BundlePart) -> BundlePart:
+        """The part without copies of what is in place."""
+        parts = []
+        for member, each in zip(self._members(number), part.parts):
+            numbers = [*member.operands, *(-1 for _ in member.constants)]
+            own = [o for o in each.own if (numbers[o[0]], member.results[o[1]]) not in self.there]
+            parts.append(replace(each, own=tuple(own)))
+        return replace(part, parts=tuple(parts))
 
     def _group_of(self, number: int) -> Any | None:
         """On which a bucket is one collective; None: messages from rank to rank, or none at all."""

@@ -23,5 +23,5 @@ checked are in :mod:`..bookkeeping.versions`.
 - :mod:`.tracing`, :mod:`.compiler`, :mod:`.compiler_guards`, :mod:`.expansion`: DTensors in
   compiled programs; :mod:`.collective_order`: the order of their collectives
 - :mod:`.state_dicts`, :mod:`.given_placements`: checkpoints, state dicts, pictures; functions that
-  are told which placements they are given
+  are told which placements they are given; :mod:`.fully_sharded`: parameters that FSDP keeps
 """

@@ -4,6 +4,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import dying_program
+import fully_sharded_programs
 import pytest
 import reshard_programs
 import reshard_worker
@@ -15,6 +16,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import cute_sharding
 from cute_sharding import Spec
+
+PROGRAMS = (*reshard_programs.PROGRAMS, *fully_sharded_programs.PROGRAMS)
 
 
 @pytest.mark.processes
@@ -31,7 +34,7 @@ def test_drawn_models(prepared, limited, long, share, tmp_path):
 @pytest.mark.processes
 @pytest.mark.one_in(1)
 def test_programs(tmp_path):
-    run(4, tmp_path, *[(program,) for program in reshard_programs.PROGRAMS])
+    run(4, tmp_path, *[(program,) for program in PROGRAMS])
 
 
 @pytest.mark.processes

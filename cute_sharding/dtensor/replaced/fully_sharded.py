@@ -1,0 +1,34 @@
+"""Modules under fully_shard, which keep their parameters by themselves
+(torch/distributed/fsdp/_fully_shard): a parameter's memory is a part of a buffer that collectives
+read, and the parameter is not asked again. It may be written to, and may not become another.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.distributed._composable_state import _module_state_mapping
+
+__all__ = ["kept", "put_back"]
+
+
+def put_back(module: torch.nn.Module) -> None:
+    """Have a module that may be under fully_shard hold its parameters as they are sharded, and not
+    what was gathered of them for a forward.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        module.reshard()
+
+
+def kept() -> frozenset[int]:
+    """The ids of the parameters of all modules under fully_shard, sharded or gathered."""
+    return frozenset(
+        id(parameter)
+        for state in list(_module_state_mapping.values())
+        for group in getattr(state(), "_fsdp_param_groups", ())
+        for each in group.fsdp_params
+        for parameter in (each.sharded_param, getattr(each, "_unsharded_param", None))
+    )
