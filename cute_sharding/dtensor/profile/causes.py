@@ -36,6 +36,9 @@ def name_of(source: Call | Asked) -> str:
     return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
 
 
+_OF_LIBRARIES = {"FSDP": "FSDP gathers parameters before they are used, and reduces gradients"}
+
+
 def of_asked(asked: Asked, network: Any) -> Cause:
     """Of what the program asks for itself."""
     name, why = name_of(asked), ""
@@ -43,7 +46,9 @@ def of_asked(asked: Asked, network: Any) -> Cause:
     moved: tuple[Moved, ...] = ()
     theirs = ours = Other(None)
     if asked.kind == "direct":
-        why = f"the program, or a library that it uses, calls {name} itself"
+        why = _OF_LIBRARIES.get(
+            name, f"the program, or a library that it uses, calls {name} itself"
+        )
     elif asked.kind == "compiled":
         why = "a compiled program sends it: tensors and rules are not known when it runs"
         todo = ("profile the program without torch.compile to see them",)
