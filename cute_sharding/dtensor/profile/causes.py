@@ -21,6 +21,7 @@ from cute_sharding.dtensor.profile.asking import (
     spec_text,
 )
 from cute_sharding.dtensor.profile.avoiding import free_placements, sharded_parts
+from cute_sharding.dtensor.profile.gradients import ways_around
 from cute_sharding.dtensor.profile.profiler import Asked, Call, Note
 from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -72,8 +73,16 @@ def of_asked(asked: Asked, network: Any) -> Cause:
     )
 
 
-def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], network: Any) -> Cause:
-    """Of an op on DTensors; ``sent`` is what it sent, if anything."""
+def of_call(
+    call: Call,
+    notes: Sequence[Note],
+    sent: Sequence[Collective],
+    network: Any,
+    forward: Call | None = None,
+) -> Cause:
+    """Of an op on DTensors; ``sent`` is what it sent, if anything; ``forward`` the op that it is
+    the gradient of.
+    """
     name = name_of(call)
     seen = dict.fromkeys(note.moved for note in notes)
     moved = tuple([moved_of(*pair) for pair in seen if pair is not None and None not in pair])
@@ -96,7 +105,10 @@ def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], netwo
     if not sent:
         return cause._replace(why=_free(name, theirs))
     ask = _asker(call.when.settings, network)
-    todo = _of_gradient(call) or _avoiding(schema, now, call.when.settings, ask)
+    if call.backward:
+        todo = _around(name, schema, now, forward, ask) or _of_gradient(call)
+    else:
+        todo = _avoiding(schema, now, call.when.settings, ask)
     return cause._replace(why=_why(name, cause, now, call.when.settings, schema), todo=todo)
 
 
@@ -219,6 +231,34 @@ def _of_gradient(source: Call | Asked) -> tuple[str, ...]:
         return ()
     of = "" if source.place is None else f" of line {source.place.line}"
     return (f"a gradient{of}: the placements come from its forward op; change those",)
+
+
+def _around(
+    name: str,
+    schema: OpSchema,
+    now: Answered | Exception,
+    forward: Call | None,
+    ask: Callable[[OpSchema], Answered],
+) -> tuple[str, ...]:
+    """Which placements of what the forward op was given, or of its result's gradient, avoid it."""
+    of = None if forward is None else schema_of(forward)
+    if forward is None or of is None or not isinstance(now, Answered):
+        return ()
+    line = "" if forward.place is None else f" in line {forward.place.line}"
+    op, said = f"{name_of(forward)}{line}", []
+    for way in ways_around(schema, now.moved, of, ask):
+        there = _in([*map(str, way.placements)])
+        if way.operand is None:
+            said.append(f"{name} sends nothing if the gradient of the result of {op} is {there}")
+            continue
+        which = f"operand {way.operand}" if len(op_schemas.specs_of(of)) > 1 else "the input"
+        text = f"{name} sends nothing if {which} of {op} is {there}"
+        if way.gradient is not None:
+            text += f", and the gradient of its result {_in([*map(str, way.gradient)])}"
+        if way.received is not None:
+            text += f"; to redistribute {which} there receives {way.received:,} B"
+        said.append(text)
+    return tuple(said)
 
 
 def _of_pending(moved: Moved) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ __all__ = [
     "asked_by",
     "current_node",
     "group_of_argument",
+    "is_gradient_of",
     "kind_of",
     "line_of_node",
     "may_recompute",
@@ -97,6 +98,16 @@ def number_of_node(node: Any) -> int:
     """The number that autograd gave a node when it was made: :func:`nodes_made` was that before."""
     number: int = node._sequence_nr()
     return number
+
+
+def is_gradient_of(node: Any, op: Any) -> bool:
+    """Whether a node is one that autograd makes for the op: it is named after that."""
+    return _is_named_after(node.name(), op._opname)
+
+
+@lru_cache(maxsize=1 << 10)
+def _is_named_after(node: str, op: str) -> bool:
+    return re.sub(r"Backward\d*$", "", node).lower() == op.replace("_", "")
 
 
 def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
