@@ -72,9 +72,7 @@ def ways_around(
     """
     given, specs = (op_schemas.specs_of(each) for each in (forward, schema))
     answered = ask(forward)
-    if len(answered.results) != 1:
-        return []
-    roles = [_role(spec, given, answered.results) for spec in specs]
+    roles = _roles(specs, given, answered.results)
     ways: list[Way] = []
     for before, after in moved:
         at = next((k for k, spec in enumerate(specs) if spec is before), None)
@@ -86,7 +84,7 @@ def ways_around(
         if role.operand is None:
             found = free_placements(schema, at, dims, ask)
             ways += [Way(None, placements, None) for _, placements in found]
-        else:
+        elif len(answered.results) == 1:
             ways += _of_operand(schema, forward, answered, roles, role, dims, after, ask)
     return sorted(dict.fromkeys(ways), key=lambda way: way.received or 0)[:NAMED]
 
@@ -152,6 +150,19 @@ def _sends_no_more(now: Answered, before: Answered) -> bool:
     return a.error is None and a.received is not None and a.received <= (b.received or 0)
 
 
+def _roles(
+    specs: Sequence[DTensorSpec], given: Sequence[DTensorSpec], results: Sequence[DTensorSpec]
+) -> list[_Role | None]:
+    roles = [_role(spec, given, results) for spec in specs]
+    if not any(role is not None and role.operand is None for role in roles):
+        # One is the gradient: where all lie as operands do, the first of its shape.
+        alone = [_role(spec, (), results) for spec in specs]
+        at = next((k for k, role in enumerate(alone) if role is not None), None)
+        if at is not None:
+            roles[at] = alone[at]
+    return roles
+
+
 def _role(
     spec: DTensorSpec, given: Sequence[DTensorSpec], results: Sequence[DTensorSpec]
 ) -> _Role | None:
@@ -162,7 +173,7 @@ def _role(
             if (tuple(one.shape), tuple(one.placements)) == (as_shape, as_placements):
                 return _Role(i, bool(is_swapped))
     for is_swapped, as_shape in enumerate((shape, back[0])):
-        if any(tuple(one.shape) == as_shape for one in results):
+        if any(tuple(one.shape) == as_shape for one in results[:1]):
             return _Role(None, bool(is_swapped))
     return None
 
