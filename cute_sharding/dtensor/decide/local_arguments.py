@@ -82,6 +82,18 @@ def _with_leading_of(tensor: int, sizes: int) -> Prepare:
     ]
 
 
+def _with_channels_of(tensor: int, sizes: int) -> Prepare:
+    """The sizes of a bias that are told, if there is one, are those of the tensor's channels. A
+    kernel does not read them, and what stands for it where nothing is computed does.
+    """
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        told = args[sizes] and [args[tensor].shape[1]]
+        return [*args[:sizes], told, *args[sizes + 1 :]]
+
+    return prepare
+
+
 def _as_said(schema: OpSchema) -> Prepare | None:
     """Matrices that lie row by row if torch says so of the whole, and else do not: the kernel
     factorizes what lies in memory, the matrix or its transpose, and the gradient asks the strides
@@ -159,6 +171,7 @@ _PREPARED: dict[str, Callable[[OpSchema], Prepare | None]] = {
     # Ops that are told sizes, which are global, beside tensors, which are local.
     "native_group_norm.default": _always(_of_images(1, 3)),
     "native_group_norm_backward.default": _always(_of_images(2, 5)),
+    "convolution_backward.default": _always(_with_channels_of(0, 3)),
     **dict.fromkeys(
         [name for name in SIGNATURES if "upsample" in name and "_backward" in name],
         _always(_with_leading_of(0, 2)),
