@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from math import lcm, prod
 from typing import NamedTuple, TypeAlias
 
+from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.exchange.cost import most_local
+from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import Held, RedistributionPlan, received_by
 from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains, cutting
@@ -16,18 +18,43 @@ from cute_sharding.sharding.chains import Chains, cutting
 Plan: TypeAlias = Callable[[tuple[int, ...], Held, Chains], RedistributionPlan]
 
 
+class Reduction(NamedTuple):
+    """One of these reductions, over a mesh dim: ``hands_out`` a block of the result to each device,
+    or the result to all.
+    """
+
+    mesh_dim: int
+    hands_out: bool
+    received_elements: int
+
+    def seconds(self, network: Network, parts: int) -> float:
+        """What it takes by the model that plans are timed with, among ``parts`` devices."""
+        return network.collective(
+            self.mesh_dim,
+            parts,
+            self.received_elements,
+            together=True,
+            times=1 if self.hands_out else 2,
+        )
+
+
 class Way(NamedTuple):
-    """What is done before the reductions, or None; the mesh dims over which these hand out blocks,
-    in order, before they are finished over the others; and what is done then.
+    """What is done before the reductions, or None; the reductions, in order; and what is done
+    then.
     """
 
     first: RedistributionPlan | None
-    handed_out: tuple[int, ...]
+    reductions: tuple[Reduction, ...]
     then: RedistributionPlan
 
     @property
     def steps(self) -> tuple[Step, ...]:
         return (*(self.first.steps if self.first else ()), *self.then.steps)
+
+    @property
+    def received_elements(self) -> int:
+        """By the busiest device, of all of it."""
+        return received_by(self.steps) + sum(each.received_elements for each in self.reductions)
 
 
 def cheapest(
@@ -62,24 +89,36 @@ def cheapest(
             if cutting(between).isdisjoint(foreign) and (source == between or may_move):
                 ways.append((between, blocks))
     if not ways:
-        return Way(None, (), plan(shape, held, target))
+        reductions = _reductions(shape, mesh, source, foreign, (), target)
+        return Way(None, reductions, plan(shape, held, target))
 
     def way(shape: tuple[int, ...], between: Chains, blocks: tuple[int, ...]) -> Way:
         first = plan(shape, Held(source, kept=(*held.kept, *foreign)), between)
         reduced = Held(_with(between, blocks, target), kept=held.kept)
-        return Way(first, blocks, plan(shape, reduced, target))
+        reductions = _reductions(shape, mesh, between, foreign, blocks, target)
+        return Way(first, reductions, plan(shape, reduced, target))
 
     even = _divisible(shape, mesh, (source, target))
+    every = [(source, ()), *ways]
+    return way(shape, *min(every, key=lambda each: way(even, *each).received_elements))
 
-    def received(between: Chains, blocks: tuple[int, ...]) -> float:
-        total = float(received_by(way(even, between, blocks).steps))
-        for k, m in enumerate(blocks):
-            most = most_local(even, _with(between, blocks[:k], target), mesh)
-            total += most * (mesh[m] - 1) / mesh[m]
-        most = most_local(even, _with(between, blocks, target), mesh)
-        return total + sum(2 * most * (mesh[m] - 1) / mesh[m] for m in foreign if m not in blocks)
 
-    return way(shape, *min([(source, ()), *ways], key=lambda each: received(*each)))
+def _reductions(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    between: Chains,
+    foreign: tuple[int, ...],
+    blocks: tuple[int, ...],
+    target: Chains,
+) -> tuple[Reduction, ...]:
+    """Of what is cut as ``between`` says: first those over ``blocks``, which hand these out."""
+    found = []
+    for k, m in enumerate(blocks):
+        block = most_local(shape, _with(between, blocks[: k + 1], target), mesh)
+        found.append(Reduction(m, True, of_blocks(mesh[m], block)))
+    whole = most_local(shape, _with(between, blocks, target), mesh)
+    rest = [m for m in foreign if m not in blocks]
+    return (*found, *[Reduction(m, False, all_reduced(mesh[m], whole)) for m in rest])
 
 
 def _divisible(

@@ -25,7 +25,8 @@ th, td { border-bottom: 1px solid var(--line); padding: .35rem .5rem; text-align
 th { cursor: pointer; white-space: nowrap; background: var(--soft) }
 td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 code { font-family: ui-monospace, monospace; font-size: 12px }
-.why { margin-top: .2rem; max-width: 30rem; opacity: .85 }
+.change { white-space: nowrap }
+.why { margin-top: .2rem; max-width: min(30rem, 62vw); opacity: .85 }
 .todo { margin: .2rem 0 0; padding-left: 1.1rem }
 .flame { position: relative; font-size: 12px }
 .box { position: absolute; height: 24px; line-height: 24px; overflow: hidden; padding: 0 4px;
@@ -46,12 +47,13 @@ for (const head of document.querySelectorAll("th")) head.addEventListener("click
   body.append(...rows);
 });
 """
+# What is received comes first: it is on a narrow screen as well.
 _COLUMNS = (
+    ("received", True),
     ("line, why, and what would avoid it", False),
     ("op", False),
     ("placements", False),
     ("collectives", False),
-    ("received", True),
     ("model", True),
     ("measured", True),
     ("PyTorch alone", True),
@@ -98,12 +100,14 @@ def _row(line: Line) -> str:
     cause = line.cause
     code = source(cause)
     where = escape(place_text(cause)) + (f"<br><code>{escape(code)}</code>" if code else "")
-    changes = "<br>".join(escape(f"{each.shape} {each.change}") for each in cause.moved)
+    changes = "<br>".join(
+        f'{escape(str(each.shape))} <span class="change">{escape(each.change)}</span>'
+        for each in cause.moved
+    )
     todo = "".join(f"<li>{escape(each)}</li>" for each in cause.todo)
     why = escape(cause.why) + (f'<ul class="todo">{todo}</ul>' if todo else "")
     collectives = escape(kinds_text(line)) or f"none, {of_many(line.calls, 'call')}"
     where += f'<div class="why">{why}</div>'
-    cells = [where, escape(cause.op), changes, collectives]
     numbers = [
         (line.received, bytes_text(line.received)),
         (line.model, seconds_text(line.model)),
@@ -111,11 +115,12 @@ def _row(line: Line) -> str:
         _other(line.of(cause.torch)),
         _other(line.of(cause.package)),
     ]
+    received, *others = [
+        f'<td class="number" data-value="{value}">{text}</td>' for value, text in numbers
+    ]
     return (
-        "<tr>"
-        + "".join(f"<td>{cell}</td>" for cell in cells)
-        + "".join(f'<td class="number" data-value="{value}">{text}</td>' for value, text in numbers)
-        + "</tr>"
+        f"<tr>{received}<td>{where}</td><td>{escape(cause.op)}</td>"
+        f"<td>{changes}</td><td>{collectives}</td>{''.join(others)}</tr>"
     )
 
 

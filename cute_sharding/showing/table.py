@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count, groupby, zip_longest
 from textwrap import wrap
 
-from cute_sharding.profiling import Cause, Line, Report
+from cute_sharding.profiling import Cause, Line, Other, Report
 from cute_sharding.showing.amounts import bytes_text, of_many, seconds_text
 
 NARROWEST = 72
@@ -115,7 +115,7 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
     rows = [("", "line", "op", "placements", "collectives", "received", "model", "measured", other)]
     for number, line in enumerate(lines, 1):
         cause = line.cause
-        theirs = line.of(cause.torch if report.settings else cause.package)
+        theirs = cause.torch if report.settings else cause.package
         rows.append(
             (
                 str(number),
@@ -126,7 +126,7 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
                 bytes_text(line.received) + ("" if line.is_of_busiest else "*"),
                 seconds_text(line.model),
                 seconds_text(line.measured),
-                "?" if theirs is None else bytes_text(theirs),
+                _other(line, theirs),
             )
         )
     note = (
@@ -136,10 +136,22 @@ def _sent(report: Report, lines: Sequence[Line], width: int) -> list[str]:
     )
     if not all(line.is_of_busiest for line in lines):
         note += " *: by this rank, as the busiest is not known."
+    if any(row[-1] == "?" for row in rows):
+        note += (
+            " ?: not known, as of what the program sends itself, of ops that PyTorch has functions "
+            "of its own for, and of _StridedShard placements that PyTorch may take for others."
+        )
     kept = [row if width >= WIDE else (*row[:6], *row[8:]) for row in rows]
     table = aligned(kept, width, {1, 2, 3, 4}, {1: 14, 2: 8, 4: 12}, {3: 8})
     notes = [note, *_blocks(row[3] for row in kept[1:])]
     return ["What is sent, the most first", *table, *_wrapped(notes, width)]
+
+
+def _other(line: Line, theirs: Other) -> str:
+    received = line.of(theirs)
+    if received is not None:
+        return bytes_text(received)
+    return "raises" if theirs.error else "?"
 
 
 def _blocks(changes: Iterable[str]) -> list[str]:

@@ -65,6 +65,7 @@ class Answer:
             those of operands on one mesh.
         copied: of a view whose operand is redistributed first, the specs of that before and after:
             the view is then a copy.
+        reduced: of each number that the function of the op finishes, the spec with what is pending.
     """
 
     by_plan: bool = False
@@ -73,6 +74,7 @@ class Answer:
     takes_all: bool = False
     read: Callable[[Any], None] | None = None
     copied: tuple[DTensorSpec, DTensorSpec] | None = None
+    reduced: tuple[DTensorSpec, ...] = ()
 
 
 _NAME = "_cute_sharding_answer"
@@ -243,15 +245,15 @@ def instead(
     found: OutputSharding,
     schema: OpSchema,
     function: Callable[..., Any],
-    *,
-    takes_all: bool = False,
+    **says: Any,
 ) -> OutputSharding:
     """The answer, with ``function`` run in the op's place: on the local arguments that the op would
-    be given, or, if it ``takes_all``, on local tensors as they are.
+    be given, or, if it ``takes_all``, on local tensors as they are. ``says``: what else is to be
+    known of it, as of an :class:`Answer`.
     """
     wanted: Any = _copy_of(found, schema)
     wanted.op = function
-    return _that_runs(found, _with(wanted, takes_all=True) if takes_all else wanted)
+    return _that_runs(found, _with(wanted, **says) if says else wanted)
 
 
 def function_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import torch
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
+from cute_sharding.dtensor.decide.local_arguments import prepared
 from cute_sharding.dtensor.decide.signatures import by_signature
 from cute_sharding.dtensor.door.cuts import (
     some_device_is_empty,
@@ -159,7 +160,11 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         found = by_signature(SIGNATURES[name], name, schema, specs)
         if found is None:
             return replicated(op, args, kwargs)
-        return dispatch.run_as(op, args, found, redistribute_local_tensor)
+        found = prepared(name, schema, found)
+        wanted = found.redistribute_schema
+        answer = None if wanted is None else answers.answer_of(wanted)
+        prepare = None if answer is None else answer.prepare
+        return dispatch.run_as(op, args, found, redistribute_local_tensor, prepare)
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not op_schemas.is_along_a_dim(op):

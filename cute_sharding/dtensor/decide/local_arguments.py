@@ -26,6 +26,7 @@ from cute_sharding.relations.signature import Signature
 from cute_sharding.relations.table import ROWS
 from cute_sharding.relations.table.kernels import (
     AlignedMask,
+    Channels,
     Images,
     Kernel,
     LeadingSizes,
@@ -88,6 +89,18 @@ def _with_leading_of(tensor: int, sizes: int) -> Prepare:
         [*args[tensor].shape[:2], *args[sizes][2:]],
         *args[sizes + 1 :],
     ]
+
+
+def _with_channels_of(tensor: int, sizes: int) -> Prepare:
+    """The sizes of a bias that are told, if there is one, are those of the tensor's channels. A
+    kernel does not read them, and what stands for it where nothing is computed does.
+    """
+
+    def prepare(args: Sequence[Any]) -> Sequence[Any]:
+        told = args[sizes] and [args[tensor].shape[1]]
+        return [*args[:sizes], told, *args[sizes + 1 :]]
+
+    return prepare
 
 
 def _as_said(schema: OpSchema) -> Prepare | None:
@@ -155,6 +168,8 @@ def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
             return _of_images(tensors, number)
         case LeadingSizes(of, sizes):
             return _with_leading_of(of, sizes)
+        case Channels(of, sizes):
+            return _with_channels_of(of, sizes)
         case Matrices():
             return _as_said(schema)
         case MeanGradient(reduction):

@@ -40,14 +40,18 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
         return found
     if any(isinstance(result.type, torch.ListType) for result in op.returns):
         return found
-    pending = [pending_of(spec) for spec in answers.specs_of_results(found)]
+    specs = answers.specs_of_results(found)
+    pending = [pending_of(spec) for spec in specs]
     if not any(pending):
         return found
     finished = answers.with_outputs(
         found, lambda spec: _replicated(spec) if pending_of(spec) else spec.placements
     )
     return answers.instead(
-        finished, schema, partial(_run, answers.function_of(found, schema), pending)
+        finished,
+        schema,
+        partial(_run, answers.function_of(found, schema), pending),
+        reduced=tuple([spec for spec, of in zip(specs, pending) if of is not None]),
     )
 
 

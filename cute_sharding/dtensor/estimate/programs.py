@@ -49,7 +49,8 @@ def place_of(error: BaseException) -> Place | None:
 
 def said(error: BaseException) -> str:
     """The error in one line, and where it helps what to do about it."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    words = " ".join(str(error).split())
+    text = f"{type(error).__name__}{f': {words}' if words else ', without a message'}"
     if isinstance(error, NEEDS_VALUES):
         return (
             f"the elements of a tensor are asked for ({text.rpartition(' ')[2]}), and a dry run "

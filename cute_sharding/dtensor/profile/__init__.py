@@ -7,7 +7,7 @@ Ops are watched; none is changed, and nothing is kept once the ``with`` block ha
 - :mod:`.recorder`: all collectives inside a ``with`` block
 - :mod:`.profiler`: and what each was for, and how long it took
 - :mod:`.asking`: what an op needs, by PyTorch's rule and by ours; :mod:`.avoiding`: what would
-  avoid it
+  avoid it; :mod:`.gradients`: what would of a gradient
 - :mod:`.causes`, :mod:`.reporting`: all of it in words, line by line
 - :mod:`.refusing`: a block in which nothing may be sent
 """

@@ -4,6 +4,7 @@ Nothing runs: a decision is a function of the op, the specs, the settings and th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,14 @@ from cute_sharding.dtensor.decide.places import redistribution_of
 from cute_sharding.dtensor.profile.profiler import PLAIN, Call
 from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, process_groups, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
-from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
+from cute_sharding.dtensor.replaced.tensor_specs import (
+    DTensorSpec,
+    MaskPartial,
+    Placement,
+    Replicate,
+    placed_as,
+    with_shape,
+)
 from cute_sharding.dtensor.reports.stock import StockPlan, stock_plan
 from cute_sharding.dtensor.run.groups import means
 from cute_sharding.dtensor.run.ranks import coordinate
@@ -64,6 +72,13 @@ def _listed(value: Any) -> Any:
     return [_listed(each) for each in value] if isinstance(value, tuple) else value
 
 
+def _in(other: Other, op: Any) -> Other:
+    """What is received in an op; unknown of those that torch has functions of its own for, which
+    send more than their rules say.
+    """
+    return Other(None) if op in registry.op_handlers() else other
+
+
 def by_torch(schema: OpSchema, network: Any) -> Answered:
     """By PyTorch alone. Raises what its rule raises."""
     with dispatch_modes.no_modes():
@@ -71,7 +86,7 @@ def by_torch(schema: OpSchema, network: Any) -> Answered:
         moved = _moved(schema, found)
         plans = [stock_plan(*redistribution_of(spec, to.placements)) for spec, to in moved]
         other = together([of_stock(plan, spec, network) for plan, (spec, _) in zip(plans, moved)])
-    return Answered(tuple(moved), _results(found), "", other)
+    return Answered(tuple(moved), _results(found), "", _in(other, schema.op))
 
 
 def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
@@ -95,6 +110,8 @@ def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
         other = Other(None)
     else:
         other = together([redistributed(a, b, settings, network) for a, b in moved])
+    finished = [redistributed(a, b, None, network) for a, b in _finished(found)]
+    other = _in(together([other, *finished]), schema.op)
     outcomes = [outcome for _, outcome in counted.outcomes]
     return Answered(
         tuple(moved), _results(found), outcomes[-1] if outcomes else "", other, function
@@ -113,15 +130,15 @@ def redistributed(
     itemsize = before.tensor_meta.dtype.itemsize  # type: ignore[union-attr]
     sizes = tuple(before.mesh.shape)
     timed = Network.of_elements(sizes, network, itemsize)
-    steps = [*(plan.first.steps if plan.first else ()), *plan.plan.steps]
-    received = plan.kind.moved.received.busiest * itemsize
-    return Other(received, sum(step.seconds(timed) for step in steps))
+    return Other(plan.kind.moved.received.busiest * itemsize, plan.seconds(timed))
 
 
 def of_stock(plan: StockPlan, spec: DTensorSpec, network: Any) -> Other:
-    """What PyTorch's own steps receive."""
-    if plan.error is not None:
+    """What PyTorch's own steps receive; unknown of placements that PyTorch may take for others."""
+    if plan.error is not None or plan.misread:
         return Other(None, None, plan.error)
+    if spec.mesh.device_type == "cpu":
+        plan = plan.on_cpus()
     itemsize = spec.tensor_meta.dtype.itemsize  # type: ignore[union-attr]
     timed = Network.of_elements(plan.mesh, network, itemsize)
     return Other(plan.received_elements * itemsize, plan.seconds(timed))
@@ -156,6 +173,22 @@ def _runs_function(found: Any) -> bool:
     return answer is not None and answer.takes_all
 
 
+def _finished(found: Any) -> list[tuple[DTensorSpec, DTensorSpec]]:
+    """The specs before and after of numbers that are reduced with the op; those of which the same
+    is pending go together.
+    """
+    wanted = getattr(found, "redistribute_schema", None)
+    answer = None if wanted is None else answers.answer_of(wanted)
+    kinds = Counter(answer.reduced if answer else ())
+    return [_replicated(spec, count) for spec, count in kinds.items()]
+
+
+def _replicated(spec: DTensorSpec, count: int) -> tuple[DTensorSpec, DTensorSpec]:
+    """Before and after, of ``count`` numbers."""
+    many = with_shape(spec, (count,))
+    return many, placed_as(many, (Replicate(),) * many.mesh.ndim)
+
+
 def _results(found: Any) -> tuple[DTensorSpec, ...]:
     return tuple([x for x in answers.specs_of_results(found) if isinstance(x, DTensorSpec)])
 
@@ -168,13 +201,18 @@ def moved_of(before: DTensorSpec, after: DTensorSpec) -> Moved:
     mesh: Any = before.mesh
     sizes = tuple(map(int, mesh.shape))
     names = mesh.mesh_dim_names or tuple([f"mesh dim {m}" for m in range(len(sizes))])
-    placements = [tuple(map(str, spec.placements)) for spec in (before, after)]
+    placements = [tuple(map(_text, spec.placements)) for spec in (before, after)]
     return Moved(tuple(map(int, before.shape)), sizes, tuple(names), *placements)
 
 
 def spec_text(spec: DTensorSpec) -> str:
     """Shape and placements."""
-    return f"{tuple(spec.shape)} [{', '.join(map(str, spec.placements))}]"
+    return f"{tuple(spec.shape)} [{', '.join(map(_text, spec.placements))}]"
+
+
+def _text(placement: Placement) -> str:
+    """As DTensor prints it; of a masked embedding's without the size of its table."""
+    return "MaskP(sum)" if isinstance(placement, MaskPartial) else str(placement)
 
 
 def group_on(mesh: Any, ranks: tuple[int, ...]) -> tuple[int, ...] | None:

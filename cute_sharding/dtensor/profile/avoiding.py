@@ -4,8 +4,8 @@ by asking the rule that answers for the op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count, product
 from typing import Any
 
 from cute_sharding.dtensor.profile.asking import Answered
@@ -18,7 +18,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     Replicate,
     Shard,
     StridedShard,
-    placed_as,
 )
 from cute_sharding.dtensor.run.placements import cut_of, text
 from cute_sharding.exchange import received_elements
@@ -44,11 +43,10 @@ def free_placements(
     """
     specs = op_schemas.specs_of(schema)
     spec, found = specs[at], []
-    for placements in _candidates(spec, dims):
-        others = [placed_as(s, placements) if k == at else s for k, s in enumerate(specs)]
-        if not _is_free(ask, _with(schema, others)):
+    for placements in candidates(spec, dims):
+        if not is_free(ask, with_placements(schema, {at: placements})):
             continue
-        found.append((_received(spec, placements), placements))
+        found.append((received_to(spec, placements), placements))
     return sorted(found, key=_cost)[:NAMED]
 
 
@@ -75,12 +73,11 @@ def sharded_parts(
             continue
         block = StridedShard(d, split_factor=len(parts))
         now = tuple([block if k == m else p for k, p in enumerate(spec.placements)])
-        others = [placed_as(s, now) if k == at else s for k, s in enumerate(specs)]
-        if _is_free(ask, _with(schema, others)):
+        if is_free(ask, with_placements(schema, {at: now})):
             yield m, now
 
 
-def _candidates(spec: DTensorSpec, dims: Sequence[int]) -> Iterator[tuple[Placement, ...]]:
+def candidates(spec: DTensorSpec, dims: Sequence[int]) -> Iterator[tuple[Placement, ...]]:
     """Plain placements, of which no rank has none."""
     now = tuple(spec.placements)
     choices: list[list[Placement]] = []
@@ -88,14 +85,15 @@ def _candidates(spec: DTensorSpec, dims: Sequence[int]) -> Iterator[tuple[Placem
         parts = spec.mesh.shape[m]
         shards = [Shard(d) for d, n in enumerate(spec.shape) if n % parts == 0]
         choices.append([Replicate(), *shards] if m in dims else [placement])
-    for count, placements in enumerate(product(*choices)):
-        if count == MOST:
+    for number, placements in enumerate(product(*choices)):
+        if number == MOST:
             return
         if placements != now:
             yield placements
 
 
-def _is_free(ask: Ask, schema: OpSchema) -> bool:
+def is_free(ask: Ask, schema: OpSchema) -> bool:
+    """Whether the op sends nothing."""
     try:
         answered = ask(schema)
     except Exception:  # whatever the rule raises, it does not send nothing
@@ -103,12 +101,18 @@ def _is_free(ask: Ask, schema: OpSchema) -> bool:
     return answered.other.received == 0 and answered.other.error is None
 
 
-def _with(schema: OpSchema, specs: Sequence[DTensorSpec]) -> OpSchema:
-    remaining = iter(specs)
-    return op_schemas.replaced_specs(schema, lambda _: tuple(next(remaining).placements))
+def with_placements(schema: OpSchema, places: Mapping[int, tuple[Placement, ...]]) -> OpSchema:
+    """The op with other placements of some of its tensors, by number."""
+    at = count()
+    return op_schemas.replaced_specs(
+        schema, lambda spec: places.get(next(at), tuple(spec.placements))
+    )
 
 
-def _received(spec: DTensorSpec, placements: Sequence[Placement]) -> int | None:
+def received_to(spec: DTensorSpec, placements: Sequence[Placement]) -> int | None:
+    """Bytes that the busiest rank receives to bring a tensor to other placements; None: a sum has
+    to be finished first.
+    """
     before: Sequence[Any] = spec.placements
     if any(isinstance(p, Partial) for p in before):
         return None

@@ -21,6 +21,7 @@ from cute_sharding.dtensor.profile.asking import (
     spec_text,
 )
 from cute_sharding.dtensor.profile.avoiding import free_placements, sharded_parts
+from cute_sharding.dtensor.profile.gradients import ways_around
 from cute_sharding.dtensor.profile.profiler import Asked, Call, Note
 from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -36,6 +37,9 @@ def name_of(source: Call | Asked) -> str:
     return registry.name_of(source.op).removesuffix(".default").partition(".")[0]
 
 
+_OF_LIBRARIES = {"FSDP": "FSDP gathers parameters before they are used, and reduces gradients"}
+
+
 def of_asked(asked: Asked, network: Any) -> Cause:
     """Of what the program asks for itself."""
     name, why = name_of(asked), ""
@@ -43,7 +47,9 @@ def of_asked(asked: Asked, network: Any) -> Cause:
     moved: tuple[Moved, ...] = ()
     theirs = ours = Other(None)
     if asked.kind == "direct":
-        why = f"the program, or a library that it uses, calls {name} itself"
+        why = _OF_LIBRARIES.get(
+            name, f"the program, or a library that it uses, calls {name} itself"
+        )
     elif asked.kind == "compiled":
         why = "a compiled program sends it: tensors and rules are not known when it runs"
         todo = ("profile the program without torch.compile to see them",)
@@ -67,8 +73,16 @@ def of_asked(asked: Asked, network: Any) -> Cause:
     )
 
 
-def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], network: Any) -> Cause:
-    """Of an op on DTensors; ``sent`` is what it sent, if anything."""
+def of_call(
+    call: Call,
+    notes: Sequence[Note],
+    sent: Sequence[Collective],
+    network: Any,
+    forward: Call | None = None,
+) -> Cause:
+    """Of an op on DTensors; ``sent`` is what it sent, if anything; ``forward`` the op that it is
+    the gradient of.
+    """
     name = name_of(call)
     seen = dict.fromkeys(note.moved for note in notes)
     moved = tuple([moved_of(*pair) for pair in seen if pair is not None and None not in pair])
@@ -91,7 +105,10 @@ def of_call(call: Call, notes: Sequence[Note], sent: Sequence[Collective], netwo
     if not sent:
         return cause._replace(why=_free(name, theirs))
     ask = _asker(call.when.settings, network)
-    todo = _of_gradient(call) or _avoiding(schema, now, call.when.settings, ask)
+    if call.backward:
+        todo = _around(name, schema, now, forward, ask) or _of_gradient(call)
+    else:
+        todo = _avoiding(schema, now, call.when.settings, ask)
     return cause._replace(why=_why(name, cause, now, call.when.settings, schema), todo=todo)
 
 
@@ -153,6 +170,14 @@ def _moves(name: str, moved: Sequence[Moved]) -> str:
     return f"{name} needs {' and '.join(said)}" if said else ""
 
 
+def _beside(schema: OpSchema, now: Answered | Exception) -> str:
+    """The other one of two operands, where one of them is redistributed."""
+    moved = [before for before, _ in now.moved] if isinstance(now, Answered) else []
+    specs = op_schemas.specs_of(schema)
+    stay = [spec for spec in specs if not any(spec is each for each in moved)]
+    return f", beside one of {spec_text(stay[0])}" if len(stay) == len(moved) == 1 else ""
+
+
 def _why(
     name: str,
     cause: Cause,
@@ -161,7 +186,7 @@ def _why(
     schema: OpSchema,
 ) -> str:
     """Which dim, and which rule."""
-    moves = _moves(name, cause.moved)
+    moves = _moves(name, cause.moved) + _beside(schema, now)
     if settings is None:
         return (
             f"{moves}: PyTorch's rule for {name} asks for that"
@@ -208,18 +233,57 @@ def _of_view(schema: OpSchema, settings: Settings) -> str:
 # -- what to do ------------------------------------------------------------------------------------
 
 
+# What autograd adds up gradients by.
+_ADDS = ("add", "add_")
+
+
 def _of_gradient(source: Call | Asked) -> tuple[str, ...]:
     """A gradient lies as its forward op left it: there is nothing to write at the gradient."""
     if not source.backward:
         return ()
+    if isinstance(source, Call) and name_of(source) in _ADDS:
+        return (
+            "autograd adds the gradients of a tensor that several ops use: its placement decides "
+            "in which of theirs they come",
+        )
     of = "" if source.place is None else f" of line {source.place.line}"
     return (f"a gradient{of}: the placements come from its forward op; change those",)
 
 
+def _around(
+    name: str,
+    schema: OpSchema,
+    now: Answered | Exception,
+    forward: Call | None,
+    ask: Callable[[OpSchema], Answered],
+) -> tuple[str, ...]:
+    """Which placements of what the forward op was given, or of its result's gradient, avoid it."""
+    of = None if forward is None else schema_of(forward)
+    if forward is None or of is None or name in _ADDS or not isinstance(now, Answered):
+        return ()
+    line = "" if forward.place is None else f" in line {forward.place.line}"
+    op, said = f"{name_of(forward)}{line}", []
+    for way in ways_around(schema, now.moved, of, ask):
+        there = _in([*map(str, way.placements)])
+        if way.operand is None:
+            said.append(f"{name} sends nothing if the gradient of the result of {op} is {there}")
+            continue
+        which = f"operand {way.operand}" if len(op_schemas.specs_of(of)) > 1 else "the input"
+        text = f"{name} sends nothing if {which} of {op} is {there}"
+        if way.gradient is not None:
+            text += f", and the gradient of its result {_in([*map(str, way.gradient)])}"
+        if way.received is not None:
+            text += f"; to redistribute {which} there receives {way.received:,} B"
+        said.append(text)
+    return tuple(said)
+
+
 def _of_pending(moved: Moved) -> tuple[str, ...]:
-    """Of a sum that is finished: nothing avoids it, and into a shard it receives half."""
+    """Of a sum that is finished: nothing avoids it, and into a Shard it receives half."""
     dims = [m for m in moved.changed if moved.before[m].startswith(("P", "_NormP", "MaskP"))]
     whole = [m for m in dims if moved.after[m] == "R"]
+    if dims and not whole:
+        return ("a Partial has to be reduced once, and into a Shard it receives the least",)
     if not whole:
         return ()
     where = ", ".join(moved.names[m] for m in whole)
@@ -260,9 +324,26 @@ def _avoiding(
                 found.append((received, free + there))
     least = now.other.received
     paying = [each for each in found if least is None or each[0] < least]
+    if not paying and not todo:
+        todo += _of_others(schema, now, ask)
     mark = "" if paying else " (no less than now)"
     ranked = sorted(paying or found, key=lambda each: each[0])
     return tuple(dict.fromkeys([*todo, *(said + mark for _, said in ranked)]))
+
+
+def _of_others(schema: OpSchema, now: Answered, ask: Callable[[OpSchema], Answered]) -> list[str]:
+    """Of an operand that stays as it is: an unreduced sum may be why others are redistributed."""
+    moved = [before for before, _ in now.moved]
+    for at, spec in enumerate(op_schemas.specs_of(schema)):
+        sums = [m for m, p in enumerate(spec.placements) if isinstance(p, Partial)]
+        if not sums or any(spec is each for each in moved):
+            continue
+        for _, placements in free_placements(schema, at, sums, ask):
+            return [
+                f"{schema.op._opname} sends nothing if operand {at}, a Partial, is reduced before: "
+                f"to {_in([*map(str, placements)])}, once for all ops that use it"
+            ]
+    return []
 
 
 def _of_parts(

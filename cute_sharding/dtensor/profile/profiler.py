@@ -91,8 +91,10 @@ class Profiler(Recorder):
         self.notes: list[Note] = []
         self.started = self.ended = 0.0
         self._call: Call | None = None
-        self._met: list[Call] = []
+        self._met: list[tuple[Call, Call | None]] = []  # and of a gradient, its forward op
         self._calls: dict[Call, int] = {}
+        self._forward: dict[Call, Call] = {}
+        self._of_node: dict[int, Call] = {}
         self._now = When(None)
         self._in_flight: dict[int, Note] = {}
 
@@ -120,10 +122,19 @@ class Profiler(Recorder):
         return (self.ended or perf_counter()) - self.started
 
     def met(self, func: Any, args: Any, kwargs: Any) -> None:
+        noted = self._lines.noted
         place, backward = self._lines.here()
         named = tuple([(name, _kept_of(value)) for name, value in kwargs.items()]) if kwargs else ()
-        self._call = Call(place, backward, func, _kept(args), named, self._when())
-        self._met.append(self._call)
+        self._call = call = Call(place, backward, func, _kept(args), named, self._when())
+        forward = None
+        if backward:
+            node = observing.current_node()
+            forward = self._of_node.get(observing.number_of_node(node))
+            if forward is not None and not observing.is_gradient_of(node, forward.op):
+                forward = None
+        elif self._lines.noted > noted:
+            self._of_node[self._lines.noted - 1] = call  # the node was made just before
+        self._met.append((call, forward))
         if len(self._met) > MOST_MET:
             self._count()
 
@@ -139,10 +150,17 @@ class Profiler(Recorder):
         self._count()
         return self._calls
 
+    def forward_of(self, call: Call) -> Call | None:
+        """The op that a gradient's op is the gradient of; None where that was not seen."""
+        self._count()
+        return self._forward.get(call)
+
     def _count(self) -> None:
         """Calls that are equal are one: not worked out while the program waits."""
-        for call in self._met:
+        for call, forward in self._met:
             self._calls[call] = self._calls.get(call, 0) + 1
+            if forward is not None:
+                self._forward.setdefault(call, forward)
         self._met.clear()
 
     def _when(self) -> When:

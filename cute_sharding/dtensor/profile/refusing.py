@@ -42,7 +42,7 @@ class _Refusing(Profiler):
         sent = collective_of(sent_by(row, func, args, kwargs), "", found, None)
         if isinstance(source, Call):
             note = Note(source, 0.0, found.moved)
-            cause = of_call(source, [note], [sent], None)
+            cause = of_call(source, [note], [sent], None, self.forward_of(source))
         else:
             assert isinstance(source, Asked)
             cause = of_asked(source, None)

@@ -35,9 +35,10 @@ def report(profiler: Profiler, network: Network | str | None = None) -> Report:
         sent = [profiler.collectives[i] for i in numbers]
         events = tuple([_event(one, note, meshes, chosen) for one, note in zip(sent, notes)])
         if isinstance(source, Call):
-            cause, calls = of_call(source, notes, sent, chosen), profiler.calls[source]
+            cause = of_call(source, notes, sent, chosen, profiler.forward_of(source))
+            calls = profiler.calls[source]
         else:
-            cause, calls = of_asked(source, chosen), len(events)
+            cause, calls = of_asked(source, chosen), _times(notes)
         lines.append(Line(cause, calls, events))
     for call, calls in list(profiler.calls.items()):
         if call not in by_source and _may_be_freed(call):
@@ -54,6 +55,14 @@ def report(profiler: Profiler, network: Network | str | None = None) -> Report:
         torch.__version__,
         profiler.seconds,
     )
+
+
+def _times(notes: Sequence[Note]) -> int:
+    """How often it was asked for: a redistribution has its own specs, and may take several
+    collectives.
+    """
+    ends = {id(note.moved[1]) for note in notes if note.moved is not None}
+    return len(ends) or len(notes)
 
 
 def _specs(value: Any) -> list[DTensorSpec]:

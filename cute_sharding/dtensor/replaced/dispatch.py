@@ -135,9 +135,10 @@ def run_as(
     args: tuple[Any, ...],
     found: OutputSharding,
     move: Callable[..., torch.Tensor],
+    prepare: Callable[[Sequence[Any]], Sequence[Any]] | None,
 ) -> Any:
     """The op on local tensors that were brought by ``move(local, spec, spec)`` to where ``found``
-    has them.
+    has them, and ``prepare``: what its local arguments are made into, if anything.
     """
     wanted = args if found.redistribute_schema is None else found.redistribute_schema.args_schema
 
@@ -152,7 +153,8 @@ def run_as(
         )
         return moved._local_tensor
 
-    result = op(*[local(arg, spec) for arg, spec in zip(args, wanted)])
+    given: Sequence[Any] = [local(arg, spec) for arg, spec in zip(args, wanted)]
+    result = op(*(given if prepare is None else prepare(given)))
     return DTensor._op_dispatcher.wrap(result, found.output_spec)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "asked_by",
     "current_node",
     "group_of_argument",
+    "is_gradient_of",
     "kind_of",
     "line_of_node",
     "may_recompute",
@@ -99,6 +100,16 @@ def number_of_node(node: Any) -> int:
     return number
 
 
+def is_gradient_of(node: Any, op: Any) -> bool:
+    """Whether a node is one that autograd makes for the op: it is named after that."""
+    return _is_named_after(node.name(), op._opname)
+
+
+@lru_cache(maxsize=1 << 10)
+def _is_named_after(node: str, op: str) -> bool:
+    return re.sub(r"Backward\d*$", "", node).lower() == op.replace("_", "")
+
+
 def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a call of an op, by the names that its schema gives them."""
     return {**dict(zip(_names_of_arguments(func), args)), **kwargs}
@@ -122,6 +133,8 @@ def group_of_argument(group: Any) -> Any:
 _REDISTRIBUTE = ("torch.distributed.tensor._redistribute", "cute_sharding.dtensor.run.redistribute")
 
 
+# What autograd calls the context of a function, and what a program calls to have it run.
+_GRADIENTS = {"_FromTorchTensorBackward": "from_local", "_ToTorchTensorBackward": "to_local"}
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_OWN = (_TORCH, str(Path(__file__).parents[2]))
 
@@ -132,7 +145,7 @@ class Kind(NamedTuple):
     Attributes:
         is_own: the program's own: not of torch's, this package's or Python's modules, and not made
             by a compiler.
-        called: the module and the name of the function.
+        called: the module and the name of the function; of a gradient's, that of the API.
         starts_backward: it starts autograd's engine.
         recomputes: it is of a checkpoint, which runs a forward again in a backward.
         moves: it redistributes; :func:`moved_in`.
@@ -155,7 +168,7 @@ def kind_of(frame: FrameType) -> Kind:
     is_made = is_graph or code.co_filename.startswith(("<frozen", _TORCH))
     return Kind(
         not is_others and not is_made and top not in sys.stdlib_module_names,
-        (module, code.co_name),
+        (module, _GRADIENTS.get(type(frame.f_locals.get("ctx")).__name__, code.co_name)),
         code.co_name == "_engine_run_backward",
         module == "torch.utils.checkpoint",
         code.co_name == "redistribute_local_tensor"
@@ -213,6 +226,8 @@ def op_of_node(node: Any) -> str | None:
 
 _API = "torch.distributed.tensor._api"
 _COMPILED = ("torch._functorch", "torch._inductor", "torch.fx")
+# Libraries that communicate on their own, and what they are called.
+_LIBRARIES = {"torch.distributed.fsdp": "FSDP"}
 # Modules of ours whose functions a program calls.
 _ASKED = (".run.any_mesh", ".models.reshard", ".refit.plan")
 # Modules of ours that watch.
@@ -228,6 +243,7 @@ def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:
     asked = [name for module, name in within if module.endswith(_ASKED)]
     outer = [name for module, name in within if module.startswith("torch.distributed")]
     outer = [name for name in outer if name != "wrapper"]  # of its log
+    outer += [name for module, _ in within for of, name in _LIBRARIES.items() if of in module]
     for module, name in within:
         if module == _REDISTRIBUTE[0] and name in ("forward", "backward"):
             return "asked", (api or ["redistribute"])[-1]
@@ -246,5 +262,5 @@ def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:
         for module in modules
     )
     if is_ours or any(module.startswith("torch.distributed.tensor") for module in modules):
-        return ("asked", api[-1]) if api and not is_ours else ("op", "")
+        return ("asked", api[-1]) if api else ("op", "")
     return "direct", (outer or ["a collective"])[-1]

@@ -5,7 +5,7 @@ of them receives and holds is worked out here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -66,6 +66,21 @@ class StockPlan:
     @property
     def collectives(self) -> int:
         return sum(step.latencies > 0 for step in self.steps)
+
+    def on_cpus(self) -> StockPlan:
+        """What torch does there: in the place of an all-to-all it gathers, and each rank keeps its
+        part.
+        """
+        steps = [
+            step._replace(
+                kind=step.kind.replace("all-to-all", "all-gather"),
+                received_elements=step.received_elements * self.mesh[step.mesh_dim],
+            )
+            if "all-to-all" in step.kind
+            else step
+            for step in self.steps
+        ]
+        return replace(self, steps=tuple(steps))
 
     @property
     def peak_elements(self) -> int:
@@ -131,8 +146,8 @@ def stock_plan(
 
     torch is asked for its steps; nothing is communicated, and no process group is needed. What
     ``rank`` receives and holds is counted: rank 0 holds the most. An all-to-all counts as one, as
-    it is on GPUs (over gloo torch gathers instead), and mesh dims that a program has flattened are
-    not known here: torch may join collectives on those.
+    it is on GPUs; :meth:`StockPlan.on_cpus` is what torch does on CPUs. Mesh dims that a program
+    has flattened are not known here: torch may join collectives on those.
 
     Raises:
         RuntimeError: this torch cannot be asked.

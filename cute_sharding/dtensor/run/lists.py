@@ -80,7 +80,7 @@ def _exchanges(one: Wanted) -> Prepared | None:
         return None
     found = planned_for(current, target)
     steps = found.plan.steps
-    if found.first is not None or found.foreign or found.made:
+    if found.first is not None or found.reductions or found.made:
         return None
     if not all(isinstance(step, AllToAll) and step.rounds == 1 for step in steps):
         return None

@@ -4,9 +4,9 @@ torch.distributed.tensor._redistribute.redistribute_local_tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ from cute_sharding.dtensor.run.groups import PLAIN, Means, means
 from cute_sharding.dtensor.run.order import laid_out
 from cute_sharding.dtensor.run.reading import chains_of_placements, chains_of_spec
 from cute_sharding.dtensor.run.words import say_redistributed, say_what_is_missing
-from cute_sharding.exchange.foreign import cheapest
+from cute_sharding.exchange.foreign import Reduction, Way, cheapest
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.plan import (
     Held,
@@ -47,7 +47,6 @@ from cute_sharding.exchange.plan import (
 )
 from cute_sharding.exchange.planner import plan_steps
 from cute_sharding.exchange.routes import admits
-from cute_sharding.exchange.step import Step
 from cute_sharding.sharding.chains import Chains
 
 # Reductions that equal contributions of all devices give back what they were made of.
@@ -55,21 +54,25 @@ MADE_OF_COPIES = frozenset({"sum", "avg", "min", "max"})
 
 
 class Prepared(NamedTuple):
-    """A plan, and what placements do by methods of their own: mesh dims whose reduction comes
-    before it, and on which the result is made a contribution after it.
+    """A plan, and what placements do by methods of their own: the reductions that come before it,
+    in order, and the mesh dims on which the result is made a contribution after it.
 
-    ``handed_out`` are some of the former, whose reductions hand out blocks as they are wanted, in
-    that order; then the others are reduced.
     ``first``: what is to be done before they are reduced, which is to cut what each device holds,
     so that there is less to reduce; None: nothing.
     """
 
     plan: RedistributionPlan
-    foreign: tuple[int, ...]
+    reductions: tuple[Reduction, ...]
     made: tuple[int, ...]
     kind: Kind
-    handed_out: tuple[int, ...] = ()
     first: RedistributionPlan | None = None
+
+    def seconds(self, network: Network) -> float:
+        """What all of it takes by the model."""
+        steps = [*(self.first.steps if self.first else ()), *self.plan.steps]
+        mesh = self.plan.mesh
+        reducing = [each.seconds(network, mesh[each.mesh_dim]) for each in self.reductions]
+        return sum(step.seconds(network) for step in steps) + sum(reducing)
 
 
 def redistribute_local_tensor(
@@ -104,8 +107,9 @@ def redistribute_local_tensor(
         return local  # an empty tensor
     found = planned_for(current, target)
     plan, before, after = found.plan, current.placements, target.placements
-    if plan.steps and counted:
+    if counted and (plan.steps or found.reductions):
         count_moves(found.kind)
+    if counted and plan.steps:
         say_redistributed(mesh, plan.shape, before, after, plan)
     with _recorded(plan, local, before, after, is_explicit):
         moved = _done(found, local, current, target, async_op=async_op)
@@ -155,10 +159,10 @@ def _without_foreign(
     after: tuple[Placement, ...],
 ) -> torch.Tensor:
     """The local tensor after the reductions that are placements' own methods."""
-    for m in found.handed_out:
-        local = redistribution_hook.reduce_shard_value(before[m], local, mesh, m, after[m])
-    for m in found.foreign:
-        if m not in found.handed_out:
+    for m, hands_out, _ in found.reductions:
+        if hands_out:
+            local = redistribution_hook.reduce_shard_value(before[m], local, mesh, m, after[m])
+        else:
             local = redistribution_hook.reduce_value(before[m], local, mesh, m)
     return local
 
@@ -259,13 +263,15 @@ def prepare(
     shards = frozenset(m for m in foreign if hands_out and type(after[m]) is Shard)
     may_move = all(is_by_elements(before[m]) for m in foreign)
     way = cheapest(plan, shape, mesh, held, target, foreign, shards, may_move=may_move)
-    kind = Kind((shape, mesh, before, after), partial(_moved_by, way.steps))
-    return Prepared(way.then, foreign, changes.made, kind, way.handed_out, way.first)
+    kind = Kind((shape, mesh, before, after), partial(_moved_by, way, prod(mesh)))
+    return Prepared(way.then, way.reductions, changes.made, kind, way.first)
 
 
-def _moved_by(steps: Sequence[Step]) -> Moved:
-    received = Received(received_by(steps), received_by_all(steps))
-    return Moved(plan=1, collectives=collectives(steps), received=received)
+def _moved_by(way: Way, devices: int) -> Moved:
+    reduced = sum(each.received_elements for each in way.reductions)
+    by_all = received_by_all(way.steps) + devices * reduced
+    count = collectives(way.steps) + len(way.reductions)
+    return Moved(plan=1, collectives=count, received=Received(way.received_elements, by_all))
 
 
 class _Changes(NamedTuple):

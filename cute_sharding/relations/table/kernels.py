@@ -36,6 +36,16 @@ class LeadingSizes:
 
 
 @dataclass(frozen=True)
+class Channels:
+    """The sizes of a bias, argument ``sizes``, where there is one, are the channels of the tensor,
+    argument ``of``.
+    """
+
+    of: int
+    sizes: int
+
+
+@dataclass(frozen=True)
 class Matrices:
     """The first argument lies row by row, or not, as the whole does."""
 
@@ -49,4 +59,4 @@ class MeanGradient:
     reduction: int
 
 
-Kernel = AlignedMask | Images | LeadingSizes | Matrices | MeanGradient
+Kernel = AlignedMask | Images | LeadingSizes | Channels | Matrices | MeanGradient

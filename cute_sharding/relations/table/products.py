@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cute_sharding.relations.table.kernels import Matrices
+from cute_sharding.relations.table.kernels import Channels, Matrices
 from cute_sharding.relations.table.names import Rule, Shape, text, without_missing
 from cute_sharding.relations.table.row import Row
 
@@ -184,6 +184,7 @@ ROWS: tuple[Row, ...] = (
         convolution_backward,
         "sum",
         filled=True,
+        kernel=Channels(0, 3),
         has_function=True,
     ),
     # matrices, each by itself

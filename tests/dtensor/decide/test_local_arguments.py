@@ -2,12 +2,16 @@
 and devices without rows are given to none that refuses them.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from op_programs import S, assert_close, far_from_singular, values
 from simulation import distribute, plain, ranks_of
-from torch.distributed.tensor import Replicate, Shard
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
 
@@ -39,6 +43,26 @@ def test_what_stands_in_for_sizes_has_their_memory_format(pool):
         result.backward(torch.ones_like(result))
         for part in x.grad._local_tensor._local_tensors.values():
             assert part.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("mode", [nullcontext, FakeTensorMode])
+def test_gradients_of_a_bias_are_of_the_channels_at_hand(mode):
+    """A convolution's gradient is told the size of its bias. The kernel does not read it, and what
+    stands for it in graphs and on fake tensors does.
+    """
+    mesh = init_device_mesh("cpu", (2, 4))
+    given = [(torch.ones(4, 8, 12), [Shard(0), Replicate()])]
+    given += [(x, [Replicate()] * 2) for x in (torch.ones(16, 8, 3), torch.ones(16))]
+    with cute_sharding.enabled(), mode():
+        x, weight, bias = (
+            DTensor.from_local(torch.ones(full.shape), mesh, placements).requires_grad_()
+            for full, placements in given
+        )
+        result = F.conv1d(x, weight, bias)
+        gradient = torch.ones(4, 4, 10)
+        result.backward(DTensor.from_local(gradient, mesh, [Shard(0), Shard(1)]))
+    assert bias.grad.placements[1] == Shard(0) and bias.grad.to_local().shape == (4,)
+    assert weight.grad.to_local().shape == (4, 8, 3)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import cute_sharding
@@ -281,6 +281,49 @@ def test_a_gradient_says_what_it_is(mesh):
     for cause in gradients:
         said = f"a gradient of line {cause.place.line}: the placements come from its forward op"
         assert cause.todo[-1].startswith(said)
+
+
+def with_gradient(y, placement):
+    """The gradient of y comes so, whatever its values."""
+
+    def placed(gradient):
+        if placement.is_partial():
+            return DTensor.from_local(gradient.full_tensor(), gradient.device_mesh, [placement])
+        return gradient.redistribute(placements=[placement])
+
+    y.register_hook(placed)
+    y.sum().full_tensor().backward()
+
+
+def product_with_a_gradient_of_columns(mesh, x_placement):
+    shapes = (8, 4), (4, 12)
+    x, w = (DTensor.from_local(torch.ones(shape), mesh, [Replicate()]) for shape in shapes)
+    x = x.redistribute(placements=[x_placement]).detach()
+    with cute_sharding.profile() as p:
+        y = x @ w.requires_grad_()
+        with_gradient(y, Shard(1))
+    return [line.cause for line in p.lines if line.events and line.cause.op == "mm"]
+
+
+def test_a_gradient_names_the_operand_of_its_forward_op(mesh):
+    """And if that lies as is said, the gradient sends nothing, and no more the op itself."""
+    (cause,) = product_with_a_gradient_of_columns(mesh, Shard(0))
+    assert cause.backward
+    hint = f"mm sends nothing if operand 0 of mm in line {cause.place.line} is [R]"
+    assert cause.todo[0].startswith(f"{hint}, and the gradient of its result [S(1)]; to redistr")
+    assert cause.todo[0].endswith("receives 96 B")
+    assert product_with_a_gradient_of_columns(mesh, Replicate()) == []
+
+
+def test_a_gradient_names_how_that_of_the_result_has_to_lie(mesh):
+    x = tensor(mesh, (8, 12), 1).requires_grad_()
+    with cute_sharding.profile() as p:
+        y = x.exp()
+        with_gradient(y, Partial())
+    (cause,) = [line.cause for line in p.lines if line.events and line.cause.op == "mul"]
+    at = cause.place.line
+    assert cause.backward
+    assert f"the gradient of the result of exp in line {at} is [S(1)]" in " ".join(cause.todo)
 
 
 # -- no communication ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import recording_group
 import stranger_programs
 import torch
 import torch.distributed as dist
+from profile_programs import run_as_far_as_it_goes
 from profile_worker import by_kind
 from recording_group import Recording
 from torch.distributed.device_mesh import DeviceMesh
@@ -44,34 +45,11 @@ def meshes():
         yield {sizes: mesh(*sizes) for sizes in stranger_programs.MESHES}
 
 
-def distributed(full, mesh, placements):
-    """Rank 0's part, of zeros."""
-    shape = list(full.shape)
-    for m, placement in enumerate(placements):
-        if isinstance(placement, Shard):
-            shape[placement.dim] = -(-shape[placement.dim] // mesh.size(m))
-    local = torch.zeros(shape)
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
-    ).requires_grad_()
-
-
 def run(seed, meshes):
-    """A drawn program, forward and backward, as far as it goes; what was recorded."""
-    sizes, shape, placements, rng = stranger_programs.draw_program(seed)
-    mesh, full = meshes[sizes], torch.zeros(shape)
+    """What was recorded of a drawn program."""
     Recording.events.clear()
     with CommDebugMode() as counted, Recorder() as recorder:
-        try:
-            y = distributed(full, mesh, placements)
-            for _ in range(3):
-                step = stranger_programs.draw_step(rng, tuple(y.shape))
-                y = stranger_programs.run_step(
-                    y, step, lambda part, to: distributed(part, mesh, to[: mesh.ndim])
-                )
-            y.sum().full_tensor().backward()
-        except (RuntimeError, IndexError, NotImplementedError):
-            pass  # PyTorch refuses some of them; what was sent until then counts
+        run_as_far_as_it_goes(seed, meshes)
     return recorder.collectives, by_kind(counted)
 
 
