@@ -114,8 +114,13 @@ class Flow(ABC, Generic[M]):
     def sent_to(self, rank: int) -> Iterator[M]:
         """What a rank receives, sender by sender."""
         for holder, message in self._givers(rank):
-            if not self._holds_it(rank, holder):
-                yield from self._shares(rank, holder, message, self._owners(holder))
+            if self._holds_it(rank, holder):
+                continue
+            owners = self._owners(holder)
+            if len(owners) == 1:
+                yield message.to(owners[0])
+            else:
+                yield from self._shares(rank, holder, message, owners)
 
     def amount(self, sender: int, receiver: int) -> int:
         """How many elements a rank sends another, found out for these two alone; of one rank, how
@@ -125,9 +130,12 @@ class Flow(ABC, Generic[M]):
         if device is None or (sender != receiver and self._holds_it(receiver, device)):
             return 0
         message = self.between(device, receiver)
-        if message is None or sender == receiver:
-            return 0 if message is None else message.size
-        shares = self._shares(receiver, device, message, self._owners(device))
+        if message is None:
+            return 0
+        owners = self._owners(device)
+        if sender == receiver or len(owners) == 1:
+            return message.size
+        shares = self._shares(receiver, device, message, owners)
         return sum([some.size for some in shares if some.peer == sender])
 
     def missed_by(self, rank: int) -> int:
@@ -151,9 +159,6 @@ class Flow(ABC, Generic[M]):
 
     def _shares(self, rank: int, holder: Device, message: M, owners: Sequence[int]) -> Iterator[M]:
         """What of a message to a rank each of those sends that hold it."""
-        if len(owners) == 1:
-            yield message.to(owners[0])
-            return
         size, many, total, before = message.size, len(owners), 0, 0
         for peers, each in self._asked(holder):
             if rank in peers:
