@@ -358,7 +358,7 @@ class Exchange:
         >>> rows = Placed.of(Sharding((8, 6), (2,), (Shard(0),)), (1, 2))
         >>> exchange = Exchange(identity((8, 6)), (copies,), (rows,))
         >>> exchange.amount(1, 1), exchange.amount(1, 2), exchange.amount(2, 1)
-        (24, 24, 0)
+        (24, 12, 0)
         """
         return sum(flow.amount(sender, receiver) for flow in self.flows)
 
