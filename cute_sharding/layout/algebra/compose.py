@@ -111,14 +111,10 @@ def _composed(
                 if is_zero(run - n):
                     run = n
                 elif is_zero(run) or not require(divides(run, n), "divides", n, run):
-                    why = f"leaf {n}:{d} of B crosses {_boundary(a, clash)}"
-                    if not is_zero(run):
-                        why += f", after {run} steps, and {run} does not divide {n}"
-                    return _compose_rarely(a, leaves, b, form, why)
+                    return _compose_rarely(a, leaves, b, form, _crossing(a, n, d, clash, run))
             for j, rest in enumerate(remainders):
                 carries[j] = carries[j] + (run - 1) * rest
-            is_number = type(run) is int is type(value)
-            modes.append((run, value) if is_number else (as_int(run), as_int(value)))
+            modes.append((run, value if type(value) is int else as_int(value)))
             if run is n:
                 break
             n, d = quotient(n, run), d * run
@@ -151,6 +147,12 @@ def _met(q: Int, n: Int, rest: Int) -> Int | None:
 
 def _both(a: Layout, leaves: Sequence[tuple[Int, Int]], b: Layout | None) -> str:
     return f"{a!r}, {b or from_leaves(leaves)!r}"
+
+
+def _crossing(a: Layout, n: Int, d: Int, q: Int, run: Int) -> str:
+    """That a leaf crosses index ``q`` of A, after so many steps, for a message."""
+    why = f"leaf {n}:{d} of B crosses {_boundary(a, q)}"
+    return why if is_zero(run) else f"{why}, after {run} steps, and {run} does not divide {n}"
 
 
 def _boundary(a: Layout, q: Int) -> str:
