@@ -103,7 +103,11 @@ def values(seeds, settings, file):
             x = distributed(whole(shape), mesh, placements).requires_grad_()
             program = program_of(seed, mesh, shape, steps)
             compiled = torch.compile(program, backend="aot_eager", dynamic=for_any_sizes)
-            results = called(compiled, x)
+            try:
+                results = called(compiled, x)
+            except RuntimeError as error:  # what torch refuses to trace
+                found[seed] = [type(error).__name__]
+                continue
             for actual, expected in zip(results, called(program, x), strict=True):
                 assert (actual.shape, actual.placements) == (expected.shape, expected.placements)
                 torch.testing.assert_close(actual.to_local(), expected.to_local())

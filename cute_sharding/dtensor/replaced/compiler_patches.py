@@ -116,7 +116,7 @@ EQUALS = Patch(
     "two exchanges of which a rank gives and gets as much, of what both times are no rows. That "
     "rank would wait in one of them, and the others in two.",
     until="a node of a graph can be kept apart from its equals",
-    test="tests/dtensor/compiled/test_ranks_in_step.py::test_equal_exchanges_are_not_made_one",
+    test="tests/dtensor/compiled/test_compiled_order.py::test_equal_exchanges_are_not_made_one",
 )
 PASSES = Patch(
     module=_AOT + ".graph_compile",
@@ -127,8 +127,8 @@ PASSES = Patch(
     "is the pass in which the program issues it; and in each graph they stand in the order in "
     "which it does.",
     until="the partitioner puts collectives where they were issued, on every rank alike",
-    test="tests/dtensor/compiled/test_ranks_in_step.py"
-    "::test_a_backward_graph_has_no_collective_of_no_use",
+    test="tests/dtensor/compiled/test_compiled_order.py"
+    "::test_what_the_backward_pass_gathers_alone_is_gathered_there",
 )
 ORDER = Patch(
     module="torch._inductor.compile_fx",

@@ -253,6 +253,14 @@ def test_what_the_backward_pass_gathers_alone_is_gathered_there():
     assert forward == [] and backward == ["all_gather_into_tensor"]
 
 
+def test_equal_exchanges_are_not_made_one():
+    """This process has no rows, so that both are of nothing; what others send differs."""
+    last = DeviceMesh("cpu", torch.tensor([1, 2, 3, 0]))
+    x = distribute_tensor(torch.ones(3, 3), last, [Shard(0)], src_data_rank=None).requires_grad_()
+    forward, backward = two_graphs(lambda x: x.roll(1, 0) * 2 + x.roll(2, 0) * 3, x)
+    assert forward == backward == ["all_to_all_single", "all_to_all_single"]
+
+
 def test_a_checkpointed_region_runs_its_collectives_again_and_its_last_sum_once():
     def block(x, w):
         return (x.redistribute(placements=[R]).sin() @ w).redistribute(placements=[R])
