@@ -5,7 +5,6 @@
 - :mod:`cute_sharding.relations`: what ops say of their operands and results, in one table: views
   as layouts, slices and windows as maps of rows, others by the names of dims.
 - :mod:`cute_sharding.propagation`: placements carried through them.
-- :mod:`cute_sharding.exchange`: plans from one sharding to another.
 - :mod:`cute_sharding.exchange`: from a sharding on one mesh to one on any other.
 - :mod:`cute_sharding.models`: many tensors at once.
 - :mod:`cute_sharding.estimates`: what a step would receive and hold.

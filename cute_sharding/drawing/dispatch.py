@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from cute_sharding._settings import network_in_force
 from cute_sharding.drawing.exchanges import exchange_picture, exchange_plan_picture
@@ -39,12 +39,9 @@ from cute_sharding.relations.view import View
 from cute_sharding.sharding import Partial, Sharding
 from cute_sharding.sharding.chains import chains_of
 
-if TYPE_CHECKING:
-    from cute_sharding.dtensor.refit.plan import RefitPlan
-
 Drawable: TypeAlias = (
     "DTensorLike | Sharding | Layout | RedistributionPlan | Placed | ExchangePlan | Exchange"
-    " | ReshardPlan | Refit | RefitPlan"
+    " | ReshardPlan | Refit"
 )
 
 
@@ -111,9 +108,8 @@ def draw(
         return _picture_of_ranks(x, names)
     if isinstance(x, ReshardPlan):
         return reshard_picture(x)
-    refit = x if isinstance(x, Refit) else getattr(x, "refit", None)
-    if isinstance(refit, Refit):
-        return refit_picture(refit)
+    if isinstance(x, Refit):
+        return refit_picture(x)
     if isinstance(x, RedistributionPlan):
         return plan_picture(x, names_of(names or x.mesh_names, x.mesh))
     if isinstance(x, DTensorLike):

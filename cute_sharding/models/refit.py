@@ -5,13 +5,13 @@ relation of all results to all operands, run as one exchange.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
-from cute_sharding.exchange.bundle import Bundle, Item, own_part, size_of
+from cute_sharding.exchange.bundle import Bundle, BundlePart, Item, own_part, size_of
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.placed import Placed
 from cute_sharding.models.buckets import Bucket, Loads, buckets, peak
@@ -196,6 +196,25 @@ class Refit:
                 known[each.item] = tuple([each.load(rank) for rank in self.bundle.looked_at])
         return [known[each.item] for each in self.members]
 
+    def parts(self, rank: int) -> tuple[BundlePart, ...]:
+        """A rank's part in each bucket, for who would move the bytes by other means: bytes to and
+        from each peer; and of each exchange (``packed`` says which of ``members`` are in a bucket,
+        and these between which tensors, in which dtype) strided copies from the operands into a
+        buffer and out of one into the results, which are contiguous. Steps below 0 go backward.
+        Constants are operands of one element behind the others.
+
+        >>> rows, turned = (PlacedTensor.of(shape, (2,), "S(0)") for shape in ((4, 6), (6, 4)))
+        >>> from cute_sharding.relations.table import relation_of
+        >>> relation = relation_of("torch.transpose", (4, 6), 0, 1)
+        >>> refit = Refit(relation, (NamedTensor("w", rows),), (NamedTensor("v", turned),))
+        >>> (part,) = refit.parts(0)
+        >>> part.peers, part.sends, part.receives
+        ((1,), (24,), (24,))
+        >>> part.parts[0].packs[0][0]
+        Copy(sizes=(2, 3), x=(0, 3), dx=((0, 6), (0, 1)), y=(0,), dy=((3,), (1,)))
+        """
+        return tuple([each.bundle.part(rank) for each in self.packed])
+
     # -- how much ----------------------------------------------------------------------------------
 
     def received_by(self, rank: int) -> int:
@@ -234,6 +253,12 @@ class Refit:
         """Of how many bytes of the results it is said what they are."""
         return sum(self.relation.said(k) * each.itemsize for k, each in enumerate(self.results))
 
+    @property
+    def coverage(self) -> float:
+        """The share of the results' bytes of which it is said what they are: all, 1.0."""
+        total = sum(each.bytes for each in self.results)
+        return self.said_bytes / total if total else 1.0
+
     @cached_property
     def unread(self) -> dict[str, int]:
         """Of operands of which results have not all elements: how many they leave out."""
@@ -261,7 +286,7 @@ class Refit:
                 "that has them, or leave the tensor out of the source"
             )
         back = inverse(self.relation, any_copy=True)
-        return replace(self, relation=back, operands=self.results, results=self.operands)
+        return Refit(back, self.results, self.operands, self.memory_limit)
 
     # -- as text and data --------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 from cute_sharding.exchange import Mesh, Placed
@@ -19,6 +20,7 @@ from cute_sharding.sharding import (
 from cute_sharding.sharding.chains import placements_text
 
 
+@cache
 def itemsize_of(dtype: str) -> int:
     """The bytes of an element of a dtype, from the bits that its name says.
 

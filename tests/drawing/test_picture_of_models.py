@@ -55,7 +55,6 @@ def test_a_refit():
     assert [row[-1] for row in picture.sections[0].table.rows] == ["q, k, v", "norm"]
     amounts = amounts_of(picture.sections[-1])
     assert amounts[0, 1] == amounts[1, 0] == plan.received_bytes == 3 * 4 * 2 * 4
-    assert draw(plan.refit) == picture
 
 
 def test_of_many_buckets_some_are_left_out():

@@ -124,8 +124,8 @@ def limit_of(plan, share):
     """So many bytes of buffers as the largest of its members needs, and a share of what more all
     need together.
     """
-    ranks = plan.refit.bundle.looked_at
-    loads = [member.load(rank) for member in plan.refit.members for rank in ranks]
+    ranks = plan.bundle.looked_at
+    loads = [member.load(rank) for member in plan.members for rank in ranks]
     least = max([load.sent + load.received for load in loads], default=0)
     return least + int(share * (plan.buffer_bytes - least))
 

@@ -7,10 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from cute_sharding.dtensor.models.nests import memory_of
-from cute_sharding.dtensor.replaced import local_tensors
+from cute_sharding.dtensor.models.nests import storage_of
 
 
 class Leaf(NamedTuple):
@@ -79,23 +77,10 @@ class Leaves:
         found = list(self._walk(state, name, _nowhere))
         own = set()
         if isinstance(value, torch.nn.Module):
-            own = {_memory(x) for x in (*value.parameters(), *value.buffers())}
-        if not all(leaf.is_tensor and _memory(leaf.value) in own for leaf in found):
+            own = {storage_of(x) for x in (*value.parameters(), *value.buffers())}
+        if not all(leaf.is_tensor and storage_of(leaf.value) in own for leaf in found):
             self._after.append(partial(value.load_state_dict, state))
         yield from found
-
-
-def memory(tensor: torch.Tensor) -> Any:
-    """What says that a tensor is another one: the same elements of the same memory."""
-    if isinstance(tensor, DTensor):
-        return memory_of(tensor)
-    lies = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
-    return _memory(tensor), *lies
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return id(local_tensors.storage_of(local))  # torch keeps the object as long as the memory
 
 
 def _has_state(value: Any) -> bool:

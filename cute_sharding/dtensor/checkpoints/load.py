@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.checkpoints.leaves import Leaf, Leaves, memory
+from cute_sharding.dtensor.checkpoints.leaves import Leaf, Leaves
 from cute_sharding.dtensor.checkpoints.ranks import Ranks
 from cute_sharding.dtensor.checkpoints.running import Loading
 from cute_sharding.dtensor.checkpoints.said import Entry, Said, checked_names, said_by
 from cute_sharding.dtensor.checkpoints.wanted import Mine, Wanted, want_of, wanted_by_all
+from cute_sharding.dtensor.models.nests import memory_of
 from cute_sharding.dtensor.models.reshard import tqdm_of
 from cute_sharding.dtensor.refit.trace import Generator
 from cute_sharding.dtensor.replaced import compiler, dispatch_modes
@@ -80,7 +81,7 @@ def load_checkpoint(
         strict: names that only one of both has are an error, before anything is read.
         memory_limit: the most bytes that a rank may hold beside ``state`` (and beside what it has
             mapped of a file). So it is read and exchanged in more parts. By default a part has
-            24 MiB, or an eighth of what a rank reads, sends and receives.
+            64 MiB, or an eighth of what a rank reads, sends and receives.
         progress: show a bar of tensors, on the first rank, by tqdm.
         group: the ranks that read; by default all.
 
@@ -173,7 +174,7 @@ class Here(NamedTuple):
         said, leaves = said_by(tensors, refit), Leaves(state)
         once: dict[Any, Leaf] = {}
         for leaf in leaves.all:
-            key = memory(leaf.value) if leaf.is_tensor else leaf.name
+            key = memory_of(leaf.value) if leaf.is_tensor else leaf.name
             if key not in once or (leaf.name in said.names and once[key].name not in said.names):
                 once[key] = leaf
         some = [leaf for leaf in once.values() if leaf.is_tensor]

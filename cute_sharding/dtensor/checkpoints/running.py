@@ -140,8 +140,11 @@ def _run(
     read: Read, onto: Sequence[torch.Tensor | None], place: tuple[int, int] | None
 ) -> torch.Tensor | None:
     """Where all that is read belongs, if that is one run of a target."""
-    target = None if place is None else onto[place[0]]
-    return None if target is None else target.view(-1).narrow(0, place[1], sum(read.sizes))
+    if place is None:
+        return None
+    target = onto[place[0]]
+    assert target is not None  # a result of this rank
+    return target.view(-1).narrow(0, place[1], sum(read.sizes))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

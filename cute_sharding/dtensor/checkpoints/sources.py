@@ -109,8 +109,9 @@ class Distributed:
         planner, found = _Into(), []
         for some, given in zip(those, into):
             dtype = self.tensors[some.of.name].dtype
-            new = given is None
-            flat = torch.empty(sum(some.sizes), dtype=dtype, device=device) if new else given
+            flat = given
+            if flat is None:
+                flat = torch.empty(sum(some.sizes), dtype=dtype, device=device)
             for i, part in zip(some.chunks, flat.split(some.sizes)):
                 chunk = some.of.chunks[i]
                 planner.tensors[MetadataIndex(some.of.name, chunk.offset)] = part.view(chunk.size)

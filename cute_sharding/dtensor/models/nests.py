@@ -141,11 +141,17 @@ def _parameters(value: Any, name: str) -> Iterator[tuple[int, str]]:
             yield from _parameters(part, f"{below}{key}")
 
 
-def memory_of(tensor: DTensor) -> Any:
+def memory_of(tensor: torch.Tensor) -> Any:
     """What says that a tensor is another one: the same elements of the same memory."""
-    local, spec = tensor._local_tensor, tensor._spec
-    storage = id(local_tensors.storage_of(local))  # torch keeps the object as long as the memory
-    return storage, local.storage_offset(), local.shape, local.stride(), local.dtype, spec
+    spec = tensor._spec if isinstance(tensor, DTensor) else None
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    lies = local.storage_offset(), local.shape, local.stride(), local.dtype
+    return storage_of(tensor), *lies, spec
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """What says that the memory is another's; torch keeps the object as long as the memory."""
+    return id(local_tensors.storage_of(getattr(tensor, "_local_tensor", tensor)))
 
 
 def _tuple_like(value: Any, parts: list[Any]) -> Any:

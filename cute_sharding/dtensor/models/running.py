@@ -121,6 +121,7 @@ class RunnablePlan(ReshardPlan):
 
     def run_with(self, state: State, progress: Callable[[], Any] = lambda: None) -> Any:
         """:meth:`run`; ``progress`` is called after each tensor."""
+        _check_ranks_are_real()
         groups = self._groups(state)
         given = self._given(groups)
         check_movable(place for i in given for place in groups[i])
@@ -146,6 +147,7 @@ class RunnablePlan(ReshardPlan):
         """Write what the tensors of ``state`` are, or what of them differs from those of ``since``,
         to those of ``into``. None: this rank has no such side.
         """
+        _check_ranks_are_real()
         groups = [] if state is None else self._groups(state)
         before = {} if since is None else self._given(self._groups(since))
         given, onto = self._given(groups), {} if into is None else self._onto(into)
@@ -203,11 +205,6 @@ class RunnablePlan(ReshardPlan):
         start: Callable[[Bucket], Flight | Update],
         arrived: Callable[[int, torch.Tensor], None],
     ) -> None:
-        if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
-            raise NotImplementedError(
-                "reshard under LocalTensorMode or in a graph: call it on real ranks, between graphs"
-            )
-
         def land(bucket: Bucket, flight: Flight | Update) -> None:
             flight.land(arrived)
             if self.memory_limit is not None:
@@ -282,11 +279,22 @@ class RunnablePlan(ReshardPlan):
         return some, [name for i in moving if i not in moved for name in self.names[i]]
 
     def _check_side(self, what: str, does: str, meshes: Sequence[DeviceMesh]) -> None:
+        _check_ranks_are_real()
         if any(mesh._is_current_rank_part_of_mesh() for mesh in meshes):
             raise ValueError(
                 f"{what}: rank {process_groups.this_rank()} {does} some of the tensors as well: "
                 "call run(state) there"
             )
+
+
+def _check_ranks_are_real() -> None:
+    """Raises:
+    NotImplementedError: several ranks are in this process, or a graph is made.
+    """
+    if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
+        raise NotImplementedError(
+            "reshard under LocalTensorMode or in a graph: call it on real ranks, between graphs"
+        )
 
 
 def _of(bucket: Bucket, give: Callable[[int], torch.Tensor | None]) -> list[torch.Tensor | None]:

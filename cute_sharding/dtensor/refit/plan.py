@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,15 +17,18 @@ from cute_sharding.dtensor.refit.trace import Generator, traced
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.specs import Spec
-from cute_sharding.exchange import BundlePart
 from cute_sharding.models.refit import Refit
 
 
-class RefitPlan:
+@dataclass(frozen=True, eq=False)
+class RefitPlan(Refit):
     """A planned refit, which may be run any number of times.
 
+    What it is of and takes (``received_bytes``, ``received_by(rank)``, ``collectives``,
+    ``buffer_bytes``, ``coverage``, ``unread``, ``parts(rank)``, ``to_dict()``) it has as a
+    :class:`cute_sharding.models.refit.Refit`.
+
     Attributes:
-        refit: the relation of results to sources, and the messages, without torch.
         source, target: the spec of each tensor, by name.
 
     >>> import torch
@@ -36,10 +40,8 @@ class RefitPlan:
     (True, 48, 1)
     """
 
-    def __init__(self, refit: Refit, source: dict[str, Spec], target: dict[str, Spec]) -> None:
-        self.refit = refit
-        self.source = source
-        self.target = target
+    source: dict[str, Spec] = field(default_factory=dict)
+    target: dict[str, Spec] = field(default_factory=dict)
 
     def run(
         self,
@@ -116,79 +118,20 @@ class RefitPlan:
         >>> from torch.distributed.tensor import Shard
         >>> source = {"w": Spec((4, 6), (2,), [Shard(0)])}
         >>> turned = plan_refit(lambda w: {"v": w["w"].mT}, source, {"v": ((2,), [Shard(0)])})
-        >>> print(turned.inverse().refit.relation)
+        >>> print(turned.inverse().relation)
         (6, 4) -> (4, 6)
           operand 0 (4,6):(1,4) -> result 0 (4,6):(6,1)
         """
-        return RefitPlan(self.refit.inverse(), self.target, self.source)
-
-    # -- how much ----------------------------------------------------------------------------------
-
-    @property
-    def received_bytes(self) -> int:
-        """What the busiest rank receives."""
-        return self.refit.received_bytes
-
-    def received_by(self, rank: int) -> int:
-        """What a rank receives, in bytes: what it needs and does not hold, each element once."""
-        return self.refit.received_by(rank)
-
-    @property
-    def collectives(self) -> int:
-        """How many exchanges it is: one for each bucket, but where no rank receives anything."""
-        return self.refit.collectives
-
-    @property
-    def buffer_bytes(self) -> int:
-        """The most that a rank holds at once beside the state and the results."""
-        return self.refit.buffer_bytes
-
-    @property
-    def coverage(self) -> float:
-        """The share of the results' bytes of which it is said what they are: all, 1.0."""
-        total = sum(each.bytes for each in self.refit.results)
-        return self.refit.said_bytes / total if total else 1.0
-
-    @property
-    def unread(self) -> dict[str, int]:
-        """Of sources of which results have not all elements: how many they leave out."""
-        return dict(self.refit.unread)
-
-    def parts(self, rank: int) -> tuple[BundlePart, ...]:
-        """A rank's part in each bucket, for who would move the bytes by other means: bytes to and
-        from each peer; and of each exchange (``refit.packed`` says which members of
-        ``refit.members`` are in a bucket, and these between which tensors, in which dtype) strided
-        copies from the sources into a buffer and out of one into the results, which are
-        contiguous. Steps below 0 go backward. Constants are operands of one element behind the
-        sources.
-
-        >>> import torch
-        >>> source = {"w": Spec((4, 6), (2,), "S(0)")}
-        >>> plan = plan_refit(lambda w: {"v": w["w"].mT}, source, {"v": ((2,), "S(0)")})
-        >>> (part,) = plan.parts(0)
-        >>> part.peers, part.sends, part.receives
-        ((1,), (24,), (24,))
-        >>> part.parts[0].packs[0][0]
-        Copy(sizes=(2, 3), x=(0, 3), dx=((0, 6), (0, 1)), y=(0,), dy=((3,), (1,)))
-        """
-        return tuple([each.bundle.part(rank) for each in self.refit.packed])
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data: sizes in bytes."""
-        return self.refit.to_dict()
-
-    def _repr_html_(self) -> str:
-        return self.refit._repr_html_()
-
-    def __str__(self) -> str:
-        return str(self.refit)
+        back = super().inverse()
+        fields = back.relation, back.operands, back.results, back.memory_limit
+        return RefitPlan(*fields, self.target, self.source)
 
     # -- as it runs --------------------------------------------------------------------------------
 
     @cached_property
     def _running(self) -> Running:
         meshes = [spec.mesh for spec in (*self.source.values(), *self.target.values())]
-        return Running(self.refit, meshes, [spec.dtype for spec in self.target.values()])
+        return Running(self, meshes, [spec.dtype for spec in self.target.values()])
 
     def _check_meshes(self) -> None:
         found = set()
@@ -305,4 +248,4 @@ def plan_refit(
     }
     operands = tuple([named(name, spec) for name, spec in specs.items()])
     made = tuple([named(name, spec) for name, spec in results.items()])
-    return RefitPlan(Refit(found.relation, operands, made, memory_limit), specs, results)
+    return RefitPlan(found.relation, operands, made, memory_limit, specs, results)

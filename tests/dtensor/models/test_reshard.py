@@ -128,6 +128,16 @@ def test_progress(alone, monkeypatch):
 
 def test_ranks_in_one_process_are_refused():
     with ranks_of((4,)):
-        x = distribute(torch.ones(4, 4), (4,), [Shard(0)])
-        with pytest.raises(RuntimeError, match="under LocalTensorMode or in a graph"):
-            cute_sharding.reshard([x], "S(1)")
+        x, y = (distribute(torch.ones(4, 4), (4,), [Shard(d)]) for d in (0, 1))
+        plan = cute_sharding.plan_reshard([x], "S(1)")
+        for refused in (
+            lambda: cute_sharding.reshard([x], "S(1)"),
+            lambda: plan.run([x]),
+            lambda: plan.run([x], into=[y]),
+            lambda: plan.run([x], into=[y], since=[x.clone()]),
+            lambda: plan.send([x]),
+            lambda: plan.receive(),
+            lambda: plan.receive(into=[y]),
+        ):
+            with pytest.raises(NotImplementedError, match=r"^reshard under LocalTensorMode"):
+                refused()

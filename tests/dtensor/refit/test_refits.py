@@ -142,7 +142,7 @@ def test_the_inverse_of_a_plan():
     back = plan_refit(fused, source, TARGET).inverse()
     assert [*back.target] == [*source] and back.target["q"] == source["q"]
     turned = plan_refit(lambda w: {"v": w["q"].mT}, {"q": spec(16, 8)}, {"v": (GENERATOR, "R, R")})
-    assert turned.inverse().inverse().refit.relation == turned.refit.relation
+    assert turned.inverse().inverse().relation == turned.relation
     with pytest.raises(ValueError, match="no inverse: 8 elements of 'bias' are in no result"):
         plan_refit(fused, SOURCE, TARGET).inverse()
 
@@ -157,8 +157,8 @@ def test_layers_of_one_form_share_their_exchange():
         {f"{name}.{k}": spec(64, 8) for name in names for k in ("gate", "up")},
         {"*": (GENERATOR, "S(0), S(1)")},
     )
-    assert len({id(member.exchange) for member in plan.refit.members}) == 1
-    assert len(plan.refit.members) == 50 and plan.received_by(4) == 50 * 128 * 8
+    assert len({id(member.exchange) for member in plan.members}) == 1
+    assert len(plan.members) == 50 and plan.received_by(4) == 50 * 128 * 8
 
 
 def test_a_limit_of_memory_makes_more_exchanges():
@@ -182,7 +182,7 @@ def test_a_limit_of_memory_makes_more_exchanges():
     )
     assert [len(each.parts(4)) for each in every] == [1, 3, 9, 9]
     assert sum(sum(part.receives) for part in every[1].parts(4)) == every[1].received_by(4)
-    assert every[1].inverse().refit.memory_limit == 9 * 128
+    assert every[1].inverse().memory_limit == 9 * 128
     with pytest.raises(ValueError, match="memory_limit=127: 128 bytes at least are held at once"):
         plan(127)
 
