@@ -5,9 +5,9 @@ step when all is warm, without a flag and with ``USE_CUTE_SHARDING=1``.
 
 The step is a layer of attention with tensor parallelism and a next-token loss, forward and
 backward, on one process that poses as rank 0 of four: time of the processor alone. Processes with
-and without the flag run in turn, and the least of each is printed. Modules are imported from their bytecode, as
-pip leaves it where a package is installed. What the import takes longer with the flag is printed in
-two parts: the modules of this package, and what it replaces in PyTorch.
+and without the flag run in turn, and the least of each is printed. Modules are imported from their
+bytecode, as pip leaves it where a package is installed. What the import takes longer with the flag
+is printed in two parts: the modules of this package, and what it replaces in PyTorch.
 """
 
 from __future__ import annotations
