@@ -53,6 +53,7 @@ class Lines:
         self._places: dict[tuple[int, int], Place] = {}
         # What each code is that was met. Kept with it, so that no other code gets its address.
         self._codes: dict[int, tuple[CodeType, observing.Kind]] = {}
+        self._others: set[int] = set()  # those of them that are not the program's own
 
     def here(self) -> tuple[Place | None, bool]:
         """(the line, whether it is a gradient) of an op that runs. The nodes made since the last
@@ -78,10 +79,9 @@ class Lines:
 
     def _innermost(self, start: FrameType) -> Place | None:
         frame: FrameType | None = start
-        codes = self._codes  # this runs for each op: without a call for each frame
+        others = self._others  # this runs for each op: without a call for each frame
         while frame is not None:
-            known = codes.get(id(frame.f_code))
-            if (known or self._known(frame))[1].is_own:
+            if id(frame.f_code) not in others and self._known(frame)[1].is_own:
                 return self._place(frame)
             frame = frame.f_back
         return None
@@ -94,7 +94,7 @@ class Lines:
         is_inside = True  # of what autograd's engine runs, if it is at work
         frame: FrameType | None = start
         while frame is not None:
-            kind = (self._codes.get(id(frame.f_code)) or self._known(frame))[1]
+            kind = self._known(frame)[1]
             if place is None and kind.is_own:
                 place = self._place(frame)
             if place is not None and (node is None or not is_inside):
@@ -118,7 +118,12 @@ class Lines:
         return Found(place, node is not None, recomputed, at, moved, tuple(within), op)
 
     def _known(self, frame: FrameType) -> tuple[CodeType, observing.Kind]:
-        known = self._codes[id(frame.f_code)] = frame.f_code, observing.kind_of(frame)
+        code = frame.f_code
+        known = self._codes.get(id(code))
+        if known is None:
+            known = self._codes[id(code)] = code, observing.kind_of(frame)
+            if not known[1].is_own:
+                self._others.add(id(code))
         return known
 
     def _place(self, frame: FrameType) -> Place:
