@@ -11,6 +11,7 @@ GUIDES = (
     "docs/flags.md",
     "docs/migration.md",
     "docs/profiling.md",
+    "docs/estimate.md",
     "docs/models.md",
     "docs/refit.md",
     "docs/meshes.md",

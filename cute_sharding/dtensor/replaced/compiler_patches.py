@@ -26,11 +26,11 @@ CONTEXTS = Patch(
     module="torch._dynamo.variables.builder",
     attribute="_automatic_dynamic",
     file="torch/_dynamo/variables/builder.py",
-    why="The compiler takes one symbol for sizes that are equal in the call that it compiles for: "
-    "the rows of a rank's local tensor are then those of any dim of as many, on that rank alone, "
-    "and a backward graph fails. Here they have symbols of their own. And where inputs have other "
-    "sizes on other ranks torch takes another rank's graph from the disk, which raises: graphs are "
-    "kept apart. Replaced once the program imports it.",
+    why="The compiler uses one symbol for sizes that are equal in the call that it compiles. A "
+    "local tensor may have as many rows as another dim has, on one rank alone. Then that rank's "
+    "backward graph fails. Here sizes of local tensors have symbols of their own. torch may also "
+    "load the graph of a rank with other sizes from the disk, and raise. Here the graphs of ranks "
+    "are kept apart. Replaced once the program imports it.",
     until="sizes of inner tensors share no symbols with others, and graphs of ranks are kept apart",
     test="tests/dtensor/compiled/test_ranks_in_step.py::test_rows_are_no_other_dim_of_as_many",
 )

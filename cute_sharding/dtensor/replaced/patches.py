@@ -37,9 +37,9 @@ _RULES: dict[str, Any] = {
 SCHEMA_INFOS = Patch(
     **_RULES,
     attribute=f"{_PROPAGATOR}.op_to_schema_info",
-    why="It names the arguments by which propagations are cached, in C++ for each thread by "
-    "itself. A keyword that no call passes keeps ours apart from torch's in every thread; and of "
-    "ops that torch decomposes it names none.",
+    why="It says by which arguments torch caches a propagation. Each thread has its own cache, in "
+    "C++. Here it also names a keyword that no call passes. So no thread finds what was cached by "
+    "the other rules. For ops that torch decomposes it names no arguments.",
     test="tests/dtensor/switch/test_switching.py::test_other_threads_do_not_serve_what_they_cached",
     entries="schema infos of ops",
 )
@@ -184,9 +184,8 @@ UNFLATTEN = Patch(
     attribute="DTensor.__tensor_unflatten__",
     file="torch/distributed/tensor/_api.py",
     why="A DTensor with _StridedShard placements that are no shard order, as views make them, "
-    "cannot leave a compiled program or enter one: torch takes them for an order. And sizes of "
-    "local tensors are symbols of their own; here they are known to be those that the placements "
-    "give.",
+    "cannot leave a compiled program or enter one: torch takes them for an order. torch also makes "
+    "a new symbol for each size of a local tensor. Here the placements give that size.",
     until="the context of __tensor_flatten__ tells how _StridedShard placements are to be read",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_what_a_view_made_goes_into_a_compiled_program",
@@ -214,10 +213,10 @@ EXPANSION = Patch(
     module=_TENSOR + "._sharding_prop",
     attribute="_expand_single_dim_strategy_to_mesh",
     file="torch/distributed/tensor/_ops/single_dim_strategy.py",
-    why="torch weighs every way to shard an op's inputs, also where they can stay as they are: "
-    "each with guards on symbolic sizes, and on _StridedShard placements by a search, of which a "
-    "mesh of three dims has a thousand (half a minute for detach from 2.14 on, ten seconds for "
-    "arithmetic in 2.13). Here the placements that the inputs have are tried first.",
+    why="torch compares every way to shard an op's inputs, even if they can stay as they are. Each "
+    "way adds guards on symbolic sizes. On _StridedShard placements each way needs a search, and a "
+    "mesh of three dims has a thousand ways: detach takes half a minute from 2.14 on, and "
+    "arithmetic ten seconds in 2.13. Here the placements that the inputs have are tried first.",
     until="torch tries the placements at hand first, or plans for _StridedShard without a search",
     test="tests/dtensor/decide/test_strategies.py"
     "::test_an_op_on_what_a_view_made_is_not_weighed_against_"
