@@ -93,7 +93,6 @@ OPTIONAL = {
     "_at_fork_reinit": "of Python's locks",
     "_getframe": "of Python's sys",
     "_installed": "our own",
-    "_repr_html_": "our own, by which notebooks show a plan",
     "_watched": "our own",
     "_watches": "our own",
     "_write": "our own",
