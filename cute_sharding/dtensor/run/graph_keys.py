@@ -33,10 +33,12 @@ def tag_traced() -> None:
 @cache
 def _fingerprint() -> str:
     """Of this package's code: another version may answer otherwise, and compiled graphs outlive the
-    process. By the sizes and times of its files: to read them takes as long as the rest of a tag.
+    process. By its version, and the sizes and times of its files: to read them all takes as long as
+    the rest of a tag.
     """
-    digest = hashlib.sha1(usedforsecurity=False)
-    for folder, folders, names in os.walk(Path(__file__).parents[2]):
+    package = Path(__file__).parents[2]
+    digest = hashlib.sha1((package / "__init__.py").read_bytes(), usedforsecurity=False)
+    for folder, folders, names in os.walk(package):
         folders.sort()
         for name in sorted(names):
             if name.endswith(".py"):
