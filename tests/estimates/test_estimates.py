@@ -83,7 +83,7 @@ def test_seconds_are_those_of_plans(source, target, network):
     assert steps
     for step in steps:
         op = "all-gather" if step.gathers else "all-to-all"
-        alike = Alike(HERE, False, op, tuple([(m, mesh[m]) for m in sorted(step.dims)]), 4)
+        alike = Alike(HERE, False, op, tuple([(m, mesh[m]) for m in sorted(step.mesh_dims)]), 4)
         found = seconds(alike, Amount(3, 0, 3 * step.received_elements), mesh, network)
         assert found == pytest.approx(3 * step.seconds(chosen))
 
