@@ -64,7 +64,11 @@ ROWS: tuple[OfTorch, ...] = (
         note="norms",
     ),
     OfTorch(
-        tuple(f"_foreach_{name}_.List" for name in ("add", "sub", "mul", "div")),
+        tuple(
+            f"_foreach_{name}_.{others}"
+            for name in ("add", "sub", "mul", "div")
+            for others in ("List", "ScalarList")
+        ),
         commutes=True,
         note="two of them, of different tensors, may as well come one before as after the other",
     ),

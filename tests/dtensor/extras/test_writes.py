@@ -205,6 +205,7 @@ def test_views_that_were_taken_before_a_write():
         columns.detach().sub_(rows[:, 1:].sum())
         torch.add(rows, 1.0, out=rows)
         torch._foreach_mul_([rows, columns[1:]], 2.0)
+        torch._foreach_mul_([rows, x], [2.0, 4.0])
         torch._foreach_add_([x[0:1], x[1:2], x[2:], x], [x[3:], x[2:3], x[:2], x])
 
     with plain():
