@@ -69,6 +69,23 @@ def what_is_under_fully_shard_is_read_and_written_to():
         assert not torch.allclose(after, wanted, atol=1e-4)
 
 
+def a_part_of_what_is_under_fully_shard():
+    """Is as the whole is, also while its parameters are gathered."""
+    line, x = mesh_of((4,), range(4)), torch.ones(3, 6)
+    kept = fully_shard(layers(), mesh=line)
+    new = {name: torch.full_like(w, 0.5) for name, w in layers()[1].state_dict().items()}
+    state = {name: distribute_tensor(w, line, [Replicate()]) for name, w in new.items()}
+    for is_gathered in (False, True):
+        if is_gathered:
+            kept(x)
+        with raises(ValueError, "is under fully_shard.*give the state dict"):
+            cute_sharding.reshard(kept[1], lambda name, x: "R")
+    kept(x)
+    cute_sharding.plan_reshard(state, kept[1]).run(state, into=kept[1])
+    wanted = torch.func.functional_call(layers(), {f"1.{name}": w for name, w in new.items()}, x)
+    assert torch.allclose(kept(x), wanted, atol=1e-4)
+
+
 def layers():
     torch.manual_seed(1)
     return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6))
@@ -77,4 +94,5 @@ def layers():
 PROGRAMS = (
     what_is_under_fully_shard_goes_by_its_state_dict,
     what_is_under_fully_shard_is_read_and_written_to,
+    a_part_of_what_is_under_fully_shard,
 )

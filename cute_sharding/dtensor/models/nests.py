@@ -98,8 +98,8 @@ class State:
 
 
 def _of_module(module: torch.nn.Module, below: str) -> Iterator[Place]:
+    fully_sharded.put_back(module)
     for path, part in module.named_modules(remove_duplicate=False):
-        fully_sharded.put_back(part)
         before = f"{below}{path}." if path else below
         for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
             if isinstance(parameter, DTensor):

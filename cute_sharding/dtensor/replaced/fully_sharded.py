@@ -15,12 +15,16 @@ __all__ = ["kept", "put_back"]
 
 
 def put_back(module: torch.nn.Module) -> None:
-    """Have a module that may be under fully_shard hold its parameters as they are sharded, and not
-    what was gathered of them for a forward.
+    """Have a module that may be under fully_shard, as a whole or with what it is a part of, hold
+    its parameters as they are sharded, and not what was gathered of them for a forward.
     """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
-        module.reshard()
+    if fsdp is None:
+        return
+    parts = {*module.modules()}
+    for each in list(_module_state_mapping):
+        if isinstance(each, fsdp.FSDPModule) and not parts.isdisjoint(each.modules()):
+            each.reshard()
 
 
 def kept() -> frozenset[int]:
