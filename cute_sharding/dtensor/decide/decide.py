@@ -176,7 +176,9 @@ def _written(question: Question) -> Any:
     specs = op_schemas.specs_of(finished)
     found = as_what_is_written(question.name, finished, specs) or stock(finished)
     found = answers.from_other_specs(found, finished)
-    return answers.instead(found, schema, outside_loss_parallel(schema.op))
+    if question.smooths_labels:
+        return answers.instead(found, schema, outside_loss_parallel(schema.op))
+    return found
 
 
 def _made_anew(question: Question) -> Any:

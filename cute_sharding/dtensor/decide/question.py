@@ -71,6 +71,11 @@ class Question:
         return self.is_pending and OF_TORCH.get(self.name, _UNKNOWN).leaves_pending
 
     @property
+    def smooths_labels(self) -> bool:
+        """Whether it is what smoothing of labels does, between log_softmax and the loss."""
+        return OF_TORCH.get(self.name, _UNKNOWN).smooths_labels
+
+    @property
     def is_pointwise(self) -> bool:
         return op_schemas.is_pointwise(self.schema.op)
 

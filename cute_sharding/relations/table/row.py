@@ -136,6 +136,7 @@ class OfTorch(Row):
         leaves_pending: the results' values do not depend on what is pending in the operand, and
             torch leaves them pending, the same on each device.
         commutes: of two such ops on different tensors either may come first.
+        smooths_labels: F.cross_entropy with label_smoothing has it write to a sum that is pending.
 
     >>> row = OfTorch(("clone.default",), carries_any_cut=True)
     >>> row.signed, row.pattern((2, 3)) is None
@@ -146,6 +147,7 @@ class OfTorch(Row):
     carries_any_cut: bool = False
     leaves_pending: bool = False
     commutes: bool = False
+    smooths_labels: bool = False
 
     @property
     def signed(self) -> tuple[str, ...]:

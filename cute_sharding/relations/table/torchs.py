@@ -73,6 +73,11 @@ ROWS: tuple[OfTorch, ...] = (
         note="two of them, of different tensors, may as well come one before as after the other",
     ),
     OfTorch(
+        ("masked_fill_.Scalar",),
+        smooths_labels=True,
+        note="what smoothing of labels does to a sum over classes",
+    ),
+    OfTorch(
         ("cudnn_batch_norm.default", "miopen_batch_norm.default"),
         writes=("running_mean", "running_var"),
         note="batch norms of backends",

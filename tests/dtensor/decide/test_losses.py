@@ -227,6 +227,10 @@ def test_smoothed_labels_within_loss_parallel_are_refused():
             with pytest.raises(RuntimeError, match="label_smoothing, which does so"):
                 F.cross_entropy(x, rows, label_smoothing=0.1)
             F.cross_entropy(x, rows).backward()
+            written = x.detach().sum(1).add_(1.0)  # has nothing to do with it
+        with plain():
+            expected = values(4, 6).sum(1) + 1
+        assert_close(written, expected, "written to")
 
 
 def test_ops_that_are_given_out_by_another_name_are_known():
