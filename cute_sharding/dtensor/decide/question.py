@@ -124,7 +124,7 @@ class Question:
         """
         op = self.schema.op
         return (
-            self.settings.ops
+            (self.settings.ops or op._schema._is_view_op())
             and self.name not in SIGNATURES
             and registry.is_composite(op)
             and registry.is_derived(op)
@@ -135,15 +135,16 @@ class Question:
     def is_wrong_in_one(self) -> bool:
         """Whether such an op is to be taken apart here too. torch derives a rule of what it comes
         to, and runs the op on local tensors as it is. But what it computes of sizes are then those
-        of a part: a sum divided by the rows of a batch, a mean of blocks of different sizes. Sizes
-        that a view is told are those of the whole. And blocks of the results are others than their
-        placements say, where operands are uneven.
+        of a part: a sum divided by the rows of a batch, a mean of blocks of different sizes. Of a
+        view, a rule that is tried on a few devices takes blocks of some rows for those of others,
+        and sizes that it is told are those of the whole. And blocks of the results are others than
+        their placements say, where operands are uneven.
         """
         if not (self.is_sharded or self.is_pending) or not self.is_composite:
             return False
         if self.is_pending or any(is_uneven(spec) or is_of_views(spec) for spec in self.specs):
             return not self._runs_whole
-        if op_schemas.is_view_of_sizes(self.schema.op):
+        if self.schema.op._schema._is_view_op():
             return True
         try:
             shapes = answers.shapes_of_results(registry.output_metas(self.schema) or ())

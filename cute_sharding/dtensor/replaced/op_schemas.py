@@ -40,7 +40,6 @@ __all__ = [
     "is_of_lists",
     "is_out",
     "is_pointwise",
-    "is_view_of_sizes",
     "is_written",
     "keeps_any_cut",
     "place_of",
@@ -293,11 +292,6 @@ def is_by_mask(schema: OpSchema) -> bool:
         and leaf.tensor_meta.dtype in (torch.bool, torch.uint8)
         for leaf in tree_leaves(argument(schema.op, schema.args_schema, {}, "indices"))
     )
-
-
-def is_view_of_sizes(op: torch._ops.OpOverload) -> bool:
-    """Whether the op is a view and is told sizes, which its schema writes as SymInts."""
-    return op._schema._is_view_op() and "SymInt" in str(op._schema)
 
 
 def is_in_place(op: torch._ops.OpOverload) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_programs import assert_close, values
-from simulation import distribute, plain, ranks_of
+from simulation import assert_holds, distribute, number, plain, ranks_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -68,3 +68,19 @@ def test_what_is_right_whole_stays_so():
             F.linear(x, w)
     assert "linear" in met
     assert "t" not in met
+
+
+@pytest.mark.parametrize("settings", [{}, {"ops": False, "movement": False}], ids=str)
+@pytest.mark.parametrize("view", [torch.flatten, torch.ravel], ids=lambda view: view.__name__)
+def test_views_that_are_told_no_sizes_are_views_in_inference_mode(view, settings):
+    """torch tries a rule for them on a few devices, and takes rows for those of others."""
+    placements = [Shard(0), Shard(1)]
+    with plain():
+        expected = view(number((8, 4)))
+    with ranks_of((2, 2)), cute_sharding.enabled(**settings):
+        x = distribute(number((8, 4)), (2, 2), placements)
+        outside = view(x).placements
+        with torch.inference_mode():
+            result = view(x)
+            assert result.placements == outside != tuple(placements)
+            assert_holds(result, expected)
