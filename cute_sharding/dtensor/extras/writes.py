@@ -105,17 +105,31 @@ def _are_of_one(memories: Sequence[Any]) -> bool:
     """Whether several of what was written to have one source: each then has its own part of what
     was written.
     """
-    ways = {
-        id(memory): [
-            id(memory),
-            *(id(local_tensors.storage_of(copy.source)) for copy in way_back(memory)),
-        ]
-        for memory in memories
-    }
+    ways = {id(memory): _way_of(memory) for memory in memories}
     passed = [place for way in ways.values() for place in way]
     return len(ways) > 1 and any(
         len(way) > 1 and any(passed.count(place) > 1 for place in way) for way in ways.values()
     )
+
+
+def _way_of(memory: Any) -> list[int]:
+    """That memory, and those on the way to the tensor that was moved first, by number."""
+    back = [local_tensors.storage_of(copy.source) for copy in way_back(memory)]
+    return [id(memory), *map(id, back)]
+
+
+def _reads_what_it_writes(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether some other operand lies in memory that the op writes to, to its first list."""
+    first, *others = [
+        {
+            place
+            for leaf in local_tensors.leaves(arg)
+            if tensor_specs.is_dtensor(leaf) and memory_of(leaf._local_tensor) is not None
+            for place in _way_of(_memory(leaf))
+        }
+        for arg in (*args, kwargs)
+    ]
+    return any(not first.isdisjoint(other) for other in others)
 
 
 def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -126,11 +140,13 @@ def _write_again(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     copies = [len(way_back(_memory(tensor))) > 0 for tensor in several]
     others = sum(isinstance(arg, (list, tuple)) for arg in args) > 1
     row = OF_TORCH.get(registry.name_of(op))
+    # What lies in no copy has been written to already, and so before the others.
+    in_any_order = row and row.commutes and not _reads_what_it_writes(args, kwargs)
     if (
         torch.Tag.nondeterministic_seeded in op.tags
         or not several
         or any(argument.is_out for argument in op._schema.arguments)
-        or (others and False in copies and not (row and row.commutes))
+        or (others and False in copies and not in_any_order)
     ):
         raise RuntimeError(
             f"{registry.name_of(op)} writes at once to several views of one tensor that are copies "

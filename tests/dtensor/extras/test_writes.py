@@ -206,7 +206,8 @@ def test_views_that_were_taken_before_a_write():
         torch.add(rows, 1.0, out=rows)
         torch._foreach_mul_([rows, columns[1:]], 2.0)
         torch._foreach_mul_([rows, x], [2.0, 4.0])
-        torch._foreach_add_([x[0:1], x[1:2], x[2:], x], [x[3:], x[2:3], x[:2], x])
+        others = [part * 1.0 for part in (x[3:], x[2:3], x[:2], x)]
+        torch._foreach_add_([x[0:1], x[1:2], x[2:], x], others)
 
     with plain():
         expected = number((4, 3))
@@ -263,6 +264,10 @@ def test_several_of_one_are_written_to_one_after_the_other_or_not_at_all():
         x = distribute(number((4, 2)), (2,), [Shard(0)])
         with pytest.raises(RuntimeError, match="Write to one at a time"):
             torch._foreach_lerp_([x[:3], x], [x[1:] + 1, x + 2], 0.5)
+        with pytest.raises(
+            RuntimeError, match="Write to one at a time"
+        ):  # as it reads what it wrote
+            torch._foreach_add_([x[:2], x], [x[2:], x + 2])
 
 
 def test_plain_tensors_that_are_written_to_put_copies_out_of_step():
