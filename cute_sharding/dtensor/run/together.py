@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from cute_sharding.dtensor.run.executor import block_of, run, whole_dim, whole_o
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.messages import all_to_all
 from cute_sharding.dtensor.run.packing import checked, filled, unpacked
-from cute_sharding.dtensor.run.ranks import on_each_rank, peers, places
+from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, peers, places
 from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.bundle import among
@@ -176,27 +175,28 @@ def _gathered(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[torc
     """
     blocks = [block_of(step, x, mesh) for step, x in zip(steps, given)]
     dtypes = [x.dtype for x in blocks]
-    sizes = [x.numel() * x.dtype.itemsize for x in blocks]
     order = sorted(range(len(blocks)), key=lambda k: -dtypes[k].itemsize)
-    ends = dict(zip(order, accumulate(sizes[k] for k in order)))
-    widest, total = dtypes[order[0]], sum(sizes)
+    widest = dtypes[order[0]]
     kind = widest if len({*dtypes}) == 1 else torch.uint8
 
     def sent(_: int, *some: torch.Tensor) -> torch.Tensor:
         flat = [some[k].contiguous().view(-1).view(kind) for k in order]
-        gap = flat[0].new_zeros(-total % widest.itemsize)
-        return torch.cat([*flat, gap])
+        gap = -sum(map(len, flat)) % (widest.itemsize // kind.itemsize)
+        return torch.cat([*flat, flat[0].new_zeros(gap)])
 
-    def result(rank: int, k: int, got: torch.Tensor) -> torch.Tensor:
-        start, size = (n // kind.itemsize for n in (ends[k] - sizes[k], sizes[k]))
-        mine = got.view(parts, -1).narrow(1, start, size).view(dtypes[k])
-        return whole_of(steps[k], mine, mesh, rank)
+    def results(rank: int, got: torch.Tensor, *some: torch.Tensor) -> list[torch.Tensor]:
+        # Blocks are as long on all ranks of a group, not on those of another group.
+        found, start, rows = [], 0, got.view(parts, -1)
+        for k in order:
+            size = some[k].numel() * dtypes[k].itemsize // kind.itemsize
+            mine = rows.narrow(1, start, size).view(dtypes[k])
+            found.append((k, whole_of(steps[k], mine, mesh, rank)))
+            start += size
+        return [x for _, x in sorted(found, key=lambda pair: pair[0])]
 
     group = group_of(mesh, steps[0].mesh_dims)
     parts = group.size()
     buffer = on_each_rank(sent, *blocks)
     with dispatch_modes.of_this_rank():
         got = waited(collective_ops.all_gather(buffer, group))
-    return [
-        on_each_rank(lambda rank, got, k=k: result(rank, k, got), got) for k in range(len(blocks))
-    ]
+    return all_on_each_rank(results, got, *blocks)

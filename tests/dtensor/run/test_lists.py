@@ -193,6 +193,16 @@ def test_gathers_are_one_gather():
                 assert_holds(x, value * 2)
 
 
+def test_gathers_of_groups_that_hold_nothing():
+    """Of 2 rows in blocks of 5, one group has both, and the other none."""
+    mesh, split = (2, 2, 2), [_StridedShard(0, split_factor=5), R, S1]
+    with ranks_of(mesh), cute_sharding.enabled():
+        with plain():
+            full = number((2, 2))
+        x = distribute(full, mesh, split)
+        assert_holds(torch.cat([x, x + 1], 1), torch.cat([full, full + 1], 1))
+
+
 @pytest.mark.processes
 @pytest.mark.costly
 @pytest.mark.one_in(1)
