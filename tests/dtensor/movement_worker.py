@@ -1,6 +1,5 @@
 """What the processes of test_processes.py run of movement ops, as in processes_worker.py."""
 
-import os
 import random
 import runpy
 from pathlib import Path
@@ -354,19 +353,3 @@ def drawn_compiled_writes(count, gradients):
             else:
                 assert_holds(x * 1, single, (seed, "input"))
     assert right > count // 2
-
-
-def graphs_on_disk(folder):
-    """A rank does not load the graph that another compiled for blocks of another size."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    mesh = mesh_of_ranks([*range(dist.get_world_size())])
-    x = distribute(number((7, 5)), mesh, [Shard(0)]).detach()
-    # What else an empty cache would be filled with first takes far longer than the graph.
-    quick = {"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
-    switched_on = cute_sharding.enabled(movement=True, redistribution=True)
-    with switched_on, torch._inductor.config.patch(quick):
-        for rank in range(dist.get_world_size()):
-            if rank == dist.get_rank():
-                result = torch.compile(lambda x: x * 2 + 1, dynamic=False)(x)
-            dist.barrier()
-        assert_holds(result, number((7, 5)) * 2 + 1, "of its own blocks")

@@ -45,7 +45,6 @@ TABLE = (
     Kept("bookkeeping.telling._told", "what the log has told of", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
     Kept("replaced.process_groups._stood_for", "the backend that a dry run's stands for"),
-    Kept("replaced.symints._held", "of a program that is being traced: that it marks sizes"),
 )
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from cute_sharding.dtensor.compiled.symbols import hinted, known, symbols_of, unknown
-from cute_sharding.dtensor.replaced.symints import is_empty, is_truly, may_be_number
+from cute_sharding.dtensor.replaced.symints import is_empty, is_truly
 from cute_sharding.layout import Undecided
 from cute_sharding.sharding.chains import Chains
 from cute_sharding.sharding.deal import kinds_of_device, local_size
@@ -34,7 +34,7 @@ def local_size_of(n: Any, *cuts: Cut) -> Any:
     given = n, *(split_factor for split_factor, _, _ in cuts)
     with symbols_of(*given):
         rows = known(n)
-        if isinstance(n, torch.SymInt) and may_be_number(n):
+        if isinstance(n, torch.SymInt):
             now = hinted(known(given))  # None: no value yet
             if None not in now:
                 kinds = _by_kind(rows, now, cuts)

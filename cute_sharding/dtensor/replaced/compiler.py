@@ -19,8 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.replaced import compiler_patches
-from cute_sharding.dtensor.replaced.symints import hold_to_marks, settled_spec
-from cute_sharding.dtensor.replaced.tensor_specs import may_be_uneven
+from cute_sharding.dtensor.replaced.symints import settled_spec
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +34,6 @@ __all__ = [
     "settled_metadata",
     "tag_compiled_graphs",
     "traced_as_known",
-    "with_rows_of_their_own",
 ]
 
 
@@ -100,35 +98,6 @@ def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return __call__
-
-
-def with_rows_of_their_own(
-    of_one_rank: Callable[[], None], stock: Callable[..., Any]
-) -> Callable[..., Any]:
-    """torch's function that says of an input which of its sizes are symbols, for which those of a
-    DTensor's local tensor are shared with no size that happens to be equal. Where the program has
-    marked sizes as symbols, they stay so. ``of_one_rank()`` is called where an input may be of
-    other sizes on other ranks.
-    """
-
-    def _automatic_dynamic(e: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        context = stock(e, tx, *args, **kwargs)
-        if isinstance(e, DTensor):
-            from torch.fx.experimental.symbolic_shapes import DimDynamic
-
-            sizes = getattr(context, "dynamic_sizes", ())
-            if may_be_uneven(e._spec) or any(dim is not DimDynamic.STATIC for dim in sizes):
-                of_one_rank()
-            if any(getattr(t, "_dynamo_dynamic_indices", None) for t in (e, e._local_tensor)):
-                hold_to_marks(tx.output.shape_env)
-            for inner in getattr(context, "inner_contexts", {}).values():
-                inner.dynamic_sizes[:] = [
-                    DimDynamic.DYNAMIC if dim is DimDynamic.DUCK else dim
-                    for dim in inner.dynamic_sizes
-                ]
-        return context
-
-    return _automatic_dynamic
 
 
 def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,18 +22,6 @@ FRAMES = Patch(
     until="a package can say which of its files are not to be compiled",
     test="tests/dtensor/compiled/test_graph_breaks.py::test_none_of_ours_is_compiled",
 )
-CONTEXTS = Patch(
-    module="torch._dynamo.variables.builder",
-    attribute="_automatic_dynamic",
-    file="torch/_dynamo/variables/builder.py",
-    why="The compiler uses one symbol for sizes that are equal in the call that it compiles. A "
-    "local tensor may have as many rows as another dim has, on one rank alone. Then that rank's "
-    "backward graph fails. Here sizes of local tensors have symbols of their own. torch may also "
-    "load the graph of a rank with other sizes from the disk, and raise. Here the graphs of ranks "
-    "are kept apart. Replaced once the program imports it.",
-    until="sizes of inner tensors share no symbols with others, and graphs of ranks are kept apart",
-    test="tests/dtensor/compiled/test_ranks_in_step.py::test_rows_are_no_other_dim_of_as_many",
-)
 GUARDS = Patch(
     module="torch.fx.experimental.symbolic_shapes",
     attribute="ShapeEnv.produce_guards_verbose",

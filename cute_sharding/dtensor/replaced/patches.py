@@ -185,8 +185,11 @@ UNFLATTEN = Patch(
     file="torch/distributed/tensor/_api.py",
     why="A DTensor with _StridedShard placements that are no shard order, as views make them, "
     "cannot leave a compiled program or enter one: torch takes them for an order. torch also makes "
-    "a new symbol for each size of a local tensor. Here the placements give that size.",
-    until="the context of __tensor_flatten__ tells how _StridedShard placements are to be read",
+    "a new symbol for each size of a local tensor. Here the placements give that size. And torch "
+    "loads from the disk the graph that a rank with other sizes compiled. Here graphs of ranks are "
+    "kept apart where these may hold other numbers of rows.",
+    until="the context of __tensor_flatten__ tells how _StridedShard placements are to be read, "
+    "and keys of graphs hold the sizes of local tensors",
     test="tests/dtensor/compiled/test_views_returned.py"
     "::test_what_a_view_made_goes_into_a_compiled_program",
 )

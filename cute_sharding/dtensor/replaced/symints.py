@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -25,11 +24,9 @@ __all__ = [
     "assert_at_run_time",
     "factors_at_hand",
     "has_shape_env",
-    "hold_to_marks",
     "is_empty",
     "is_symbolic",
     "is_truly",
-    "may_be_number",
     "number_of",
     "numbers_at_hand",
     "settled",
@@ -77,20 +74,6 @@ def number_of(size: Any) -> int:
         if Mod(base, divisor) in shape_env.divisible:
             return int(shape_env.create_symintnode(base, hint=None)) // int(divisor)
     return int(size)
-
-
-# Traces of programs that have marked a dim of a DTensor as dynamic, which torch holds them to.
-_held: WeakSet[Any] = WeakSet()
-
-
-def hold_to_marks(shape_env: Any) -> None:
-    """No size of the trace that this is of is to become a constant for our sake."""
-    _held.add(shape_env)
-
-
-def may_be_number(size: Any) -> bool:
-    """Whether the program leaves it to the compiler which sizes are constants."""
-    return size.node.shape_env not in _held
 
 
 class SymbolicStride(_StridedShard):
@@ -283,10 +266,10 @@ def is_empty(size: Any) -> bool:
 
 def ask_whether_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> None:
     """Add the guards that torch adds to find out whether such a tensor is contiguous, where its
-    sizes or strides are symbols, and may become constants.
+    sizes or strides are symbols.
     """
     symbols = [n for n in (*shape, *stride) if isinstance(n, torch.SymInt)]
-    if not symbols or not has_shape_env(*symbols) or not all(map(may_be_number, symbols)):
+    if not symbols or not has_shape_env(*symbols):
         return
     wanted: Any = 1
     for n, step in zip(reversed(shape), reversed(stride)):

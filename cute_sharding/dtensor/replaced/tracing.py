@@ -24,6 +24,7 @@ from cute_sharding.dtensor.replaced import (
     patches,
 )
 from cute_sharding.dtensor.replaced.expansion import as_they_are
+from cute_sharding.dtensor.replaced.local_tensors import is_imagined
 from cute_sharding.dtensor.replaced.patch import Installed
 from cute_sharding.dtensor.replaced.symints import (
     SymbolicStride,
@@ -31,7 +32,7 @@ from cute_sharding.dtensor.replaced.symints import (
     is_symbolic,
     shape_with_symbols,
 )
-from cute_sharding.dtensor.replaced.tensor_specs import are_known, cut_of, in_order
+from cute_sharding.dtensor.replaced.tensor_specs import are_known, cut_of, in_order, may_be_uneven
 
 __all__ = [
     "Tracing",
@@ -95,10 +96,6 @@ class Tracing:
         installed = self._installed
         for row, made in (
             (compiler_patches.FRAMES, compiler.none_of_ours),
-            (
-                compiler_patches.CONTEXTS,
-                partial(compiler.with_rows_of_their_own, self._of_one_rank),
-            ),
             (compiler_patches.GUARDS, compiler_guards.on_global_sizes),
             (compiler_patches.METADATA, self._settled_metadata),
             (
@@ -129,6 +126,10 @@ class Tracing:
             placements, meta, order, requires_grad = flatten_spec
             local, mesh = inner_tensors["_local_tensor"], inner_tensors["device_mesh"]
             size, stride = outer_size, outer_stride
+            if is_imagined(local) and may_be_uneven(
+                DTensorSpec(mesh, placements, TensorMeta(torch.Size(size), stride, meta.dtype))
+            ):
+                self._of_one_rank()
             if is_symbolic(tuple(size)) and has_shape_env(tuple(size)):
                 expected = self._local_shape(size, mesh, placements)
                 for actual, wanted in zip(local.shape, expected or ()):

@@ -13,18 +13,10 @@ from cute_sharding.dtensor.replaced import patches
 SECONDS = 900  # on the slowest of machines, with other work to do
 
 
-# No test is known that fails without these.
-OPEN = ("torch._dynamo.variables.builder._automatic_dynamic",)
-ROWS = [
-    pytest.param(row, id=row.name, marks=[pytest.mark.xfail(strict=True)] * (row.name in OPEN))
-    for row in patches.TABLE
-]
-
-
 @pytest.mark.processes
 @pytest.mark.costly
 @pytest.mark.one_in(len(patches.TABLE))
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", patches.TABLE, ids=lambda row: row.name)
 def test_its_test_fails_without(row):
     """In all processes that the test starts (see children/sitecustomize.py)."""
     options = ["-x", "-q", "-n", "0", "--one-in", "1", "-p", "no:cacheprovider"]

@@ -71,11 +71,6 @@ def test_drawn_compiled_writes(share, tmp_path):
 
 
 @pytest.mark.costly
-def test_graphs_on_disk_are_of_one_rank(tmp_path):
-    run(2, tmp_path, (movement_worker.graphs_on_disk, tmp_path / "cache"))
-
-
-@pytest.mark.costly
 def test_slices_of_any_size_in_one_graph(tmp_path):
     run(4, tmp_path, (movement_worker.slices_of_any_size,))
 
