@@ -34,6 +34,7 @@ __all__ = [
     "settled_metadata",
     "tag_compiled_graphs",
     "traced_as_known",
+    "with_rows_of_their_own",
 ]
 
 
@@ -98,6 +99,26 @@ def none_of_ours(stock: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return __call__
+
+
+def with_rows_of_their_own(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's function that says of an input which of its sizes are symbols, for which those of a
+    DTensor's local tensor are shared with no size that happens to be equal.
+    """
+
+    def _automatic_dynamic(e: Any, *args: Any, **kwargs: Any) -> Any:
+        context = stock(e, *args, **kwargs)
+        if isinstance(e, DTensor):
+            from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+            for inner in getattr(context, "inner_contexts", {}).values():
+                inner.dynamic_sizes[:] = [
+                    DimDynamic.DYNAMIC if dim is DimDynamic.DUCK else dim
+                    for dim in inner.dynamic_sizes
+                ]
+        return context
+
+    return _automatic_dynamic
 
 
 def of_two_arguments(stock: Callable[..., Any]) -> Callable[..., Any]:

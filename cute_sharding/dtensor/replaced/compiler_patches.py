@@ -22,6 +22,17 @@ FRAMES = Patch(
     until="a package can say which of its files are not to be compiled",
     test="tests/dtensor/compiled/test_graph_breaks.py::test_none_of_ours_is_compiled",
 )
+CONTEXTS = Patch(
+    module="torch._dynamo.variables.builder",
+    attribute="_automatic_dynamic",
+    file="torch/_dynamo/variables/builder.py",
+    why="The compiler uses one symbol for sizes that are equal in the call that it compiles. A "
+    "local tensor may have as many rows as another dim has, on one rank alone. Then that rank "
+    "learns other facts than the others, and sends other messages. Here sizes of local tensors "
+    "have symbols of their own. Replaced once the program imports it.",
+    until="sizes of inner tensors share no symbols with others",
+    test="tests/dtensor/compiled/test_ranks_in_step.py::test_ranks_learn_the_same_of_any_sizes",
+)
 GUARDS = Patch(
     module="torch.fx.experimental.symbolic_shapes",
     attribute="ShapeEnv.produce_guards_verbose",

@@ -96,6 +96,7 @@ class Tracing:
         installed = self._installed
         for row, made in (
             (compiler_patches.FRAMES, compiler.none_of_ours),
+            (compiler_patches.CONTEXTS, compiler.with_rows_of_their_own),
             (compiler_patches.GUARDS, compiler_guards.on_global_sizes),
             (compiler_patches.METADATA, self._settled_metadata),
             (
