@@ -29,16 +29,12 @@ What torch gets wrong on placements that its own rules know stands in :mod:`..fi
 from cute_sharding.dtensor.decide.decide import propagation
 from cute_sharding.dtensor.decide.gate import gated_handler, writing_handler
 from cute_sharding.dtensor.decide.losses import loss_handler
-from cute_sharding.dtensor.decide.meshes import on_one_mesh
-from cute_sharding.dtensor.decide.movement import movement_first
 from cute_sharding.dtensor.decide.running import redistribution, redistribution_of_arguments
 from cute_sharding.dtensor.decide.splits import slices_together
 
 __all__ = [
     "gated_handler",
     "loss_handler",
-    "movement_first",
-    "on_one_mesh",
     "propagation",
     "redistribution",
     "redistribution_of_arguments",

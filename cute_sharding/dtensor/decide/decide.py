@@ -1,7 +1,9 @@
 """What an op does: the placements that it needs, and those that it gives.
 
-A decision is a function of the op, how its operands lie, the settings and the release of torch. In
-the order of :func:`decide`:
+A decision is a function of the op, how its operands lie, the settings and the release of torch.
+:func:`propagation` asks in this order: operands of several meshes are read on one (:mod:`.meshes`);
+a movement op answers by its rows (:mod:`.movement`), where ``movement`` is on; and else, in the
+order of :func:`decide`:
 
 1. *The program's*: a rule that it has registered for the op, behind the gate.
 2. *View*: the layout, read again (:mod:`.views`).
@@ -11,16 +13,15 @@ the order of :func:`decide`:
 5. *Written, made anew*: a pointwise op that writes to an operand; values that do not depend on what
    is pending.
 6. *Rule*: the op's signature, where torch has no rule of its own.
-7. *Torch*: where its rule is right. If it would move operands and the signature receives less,
-   that; if it refuses, the signature or the gate.
+7. *Torch*: where its rule is right, unless the signature receives less
+   (:func:`_torchs_or_less`).
 8. *Rule*: the signature, on what only views make.
 9. *Gate*: torch's rule, on operands without what it is not known to get right.
 
 What is pending of a result without dims is then reduced with the op (:mod:`.scalars`).
 
-Movement ops are answered before all this (:mod:`.movement`); and before these, operands
-of several meshes are read on one (:mod:`.meshes`). Convolutions, ``argmax`` and ``argmin`` begin in
-:func:`.gate.gated_handler`, as torch has functions of its own for them.
+Convolutions, ``argmax`` and ``argmin`` begin in :func:`.gate.gated_handler`, as torch has functions
+of its own for them.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ from cute_sharding.dtensor.decide.gate import placed_by_search
 from cute_sharding.dtensor.decide.local_arguments import prepared
 from cute_sharding.dtensor.decide.local_results import in_order
 from cute_sharding.dtensor.decide.losses import outside_loss_parallel
+from cute_sharding.dtensor.decide.meshes import on_one_mesh
+from cute_sharding.dtensor.decide.movement import movement_first
 from cute_sharding.dtensor.decide.question import Question
 from cute_sharding.dtensor.decide.refusals import in_words
 from cute_sharding.dtensor.decide.scalars import with_scalars_finished
 from cute_sharding.dtensor.decide.signatures import for_less
 from cute_sharding.dtensor.decide.written import as_what_is_written, taken_back
 from cute_sharding.dtensor.door.cuts import leave_one_without, without
-from cute_sharding.dtensor.fixes.table import CUTS, Remedy, fix_of
+from cute_sharding.dtensor.fixes.table import CUTS, Fix, Remedy, fix_of
 from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
@@ -51,9 +54,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import Partial, StridedShard
 
 
 def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callable[[OpSchema], Any]:
-    """What stands in for the propagator's way from an op on specs to the placements that it needs
-    and gives.
-    """
+    """The propagator's way from an op on specs to the placements that it needs and gives."""
 
     def propagate(schema: OpSchema) -> Any:
         question = Question(schema, tuple(op_schemas.specs_of(schema)), torchs, settings)
@@ -66,7 +67,7 @@ def propagation(torchs: Callable[[OpSchema], Any], settings: Settings) -> Callab
         ) as error:
             raise in_words(error, question.schema, question.specs) from error
 
-    return propagate
+    return on_one_mesh(movement_first(propagate, is_on=settings.movement, stock=torchs))
 
 
 def decide(question: Question) -> Any:
@@ -80,13 +81,7 @@ def decide(question: Question) -> Any:
         raise NotImplementedError  # then torch takes it apart
     fix = fix_of(question.schema, question.specs)
     if fix is not None:
-        if fix.remedy is Remedy.FALSE:
-            on = question.specs[0].mesh
-            return answers.by_function(question.schema, lambda *_: False, on, [], None)
-        if fix.remedy is Remedy.FUNCTION:
-            return placed_by_search(question.stock(question.schema), question.schema)
-        found = question.signed() if fix.remedy is Remedy.SIGNATURE else None
-        return question.gated(fix.kinds) if found is None else found
+        return _fixed(question, fix)
     if question.is_pointwise and question.schema.op._schema.is_mutable:
         return _written(question)
     if question.is_made_anew:
@@ -94,12 +89,23 @@ def decide(question: Question) -> Any:
     if question.is_derived_in_torch and (found := question.signed()) is not None:
         return found
     if question.is_right_in_torch:
-        return _torchs(question)
+        return _torchs_or_less(question)
     if (found := question.signed()) is not None:
         return found
-    if question.is_strided and not question.is_pointwise:
-        return question.gated((StridedShard,))
-    return _torchs(question)
+    return _torchs_or_less(question) if question.is_pointwise else question.gated((StridedShard,))
+
+
+def _fixed(question: Question, fix: Fix) -> Any:
+    match fix.remedy:
+        case Remedy.FALSE:
+            on = question.specs[0].mesh
+            return answers.by_function(question.schema, lambda *_: False, on, [], None)
+        case Remedy.FUNCTION:
+            return placed_by_search(question.stock(question.schema), question.schema)
+        case Remedy.GATE:
+            return question.gated(fix.kinds)
+        case Remedy.SIGNATURE:
+            return question.signed() or question.gated(fix.kinds)
 
 
 def _completed(question: Question, found: Any) -> Any:
@@ -111,10 +117,10 @@ def _completed(question: Question, found: Any) -> Any:
     return in_order(taken_back(with_scalars_finished(found, schema), schema), schema)
 
 
-def _torchs(question: Question) -> Any:
-    """torch's answer; where it has to move operands, with these brought by plan, or that of a
-    signature where less is received so: torch may gather rows that are fewer than devices, or what
-    meets something pending. And where it leaves a device none, of which the op refuses to compute.
+def _torchs_or_less(question: Question) -> Any:
+    """torch's answer, by plan, or the signature's: where torch refuses (else the gate's), where it
+    leaves a device without rows and the op cannot compute of none, where it moves an operand that
+    is strided, and where it moves others and the signature receives less.
     """
     try:
         found = question.stock(question.schema)
@@ -131,17 +137,16 @@ def _torchs(question: Question) -> Any:
     if wanted is question.schema or not question.is_sharded:
         return found
     if question.is_strided:
-        return question.signed() or _brought(question, found)
+        return question.signed() or _moved_by_plan(question, found)
     less = for_less(row, question.name, question.schema, question.specs, found)
-    return less or _brought(question, found)
+    return less or _moved_by_plan(question, found)
 
 
-def _brought(question: Question, found: Any) -> Any:
-    """torch's answer, with the operands that it moves brought by plan where the op has a row."""
+def _moved_by_plan(question: Question, found: Any) -> Any:
+    """torch's answer, with the operands that it moves moved by plan where the op has a row."""
     moves = getattr(found, "redistribute_schema", None) is not None
-    if moves and question.row is not None and question.is_sharded:
-        return answers.from_other_specs(found, question.schema)
-    return found
+    by_plan = moves and question.row is not None and question.is_sharded
+    return answers.from_other_specs(found, question.schema) if by_plan else found
 
 
 def _where_torch_refuses(question: Question) -> Any | None:
@@ -164,7 +169,7 @@ def _written(question: Question) -> Any:
     schema, stock = question.schema, question.stock
     try:
         found = as_what_is_written(question.name, schema, question.specs)
-        return _brought(question, stock(schema)) if found is None else found
+        return _moved_by_plan(question, stock(schema)) if found is None else found
     except Exception:
         if dispatch_modes.is_tracing() or not any(
             isinstance(p, Partial)
@@ -187,7 +192,7 @@ def _made_anew(question: Question) -> Any:
         finished = _finished(schema)
         return answers.from_other_specs(question.stock(finished), finished)
     return answers.with_outputs(
-        _torchs(question), lambda spec: without((Partial,), spec.placements)
+        _torchs_or_less(question), lambda spec: without((Partial,), spec.placements)
     )
 
 

@@ -42,11 +42,11 @@ def by_signature(
     schema: OpSchema,
     specs: Sequence[DTensorSpec],
     *,
-    most: int | None = None,
+    fewer_than: int | None = None,
 ) -> Any | None:
     """The op's sharding by its signature; None where it has none for such arguments, or the
-    placements are of kinds that no signature carries, or where so many elements, ``most``, are
-    received as well.
+    placements are of kinds that no signature carries, or where no fewer elements are received than
+    ``fewer_than``.
     """
     if not are_understood(specs):
         return None
@@ -80,7 +80,7 @@ def by_signature(
     ]
     as_order = are_read_as_order(specs)
     if (as_order and not mean_what_they_say(specs, wanted)) or (
-        most is not None and found.received >= most
+        fewer_than is not None and found.received >= fewer_than
     ):
         return None
     # Whose rows are picked is another matter than how many there are.
@@ -119,15 +119,17 @@ def _assigned(
         network=network_in_force(),
     )
 
-    def leaving(reduce: str | None) -> Assignment:
+    def pending(reduce: str | None) -> Assignment:
         found = assigned(reduce=reduce)
         spares = found.received and _weighs_all(name, schema, specs)
         return assigned(reduce=reduce, spare=True) if spares else found
 
     reduce = _reduction(row, row.reduction(*args, **kwargs), signature, specs)
-    found = leaving(reduce)
+    found = pending(reduce)
     if row.shares == "elements" and reduce == "avg" and (found.differ or _is_symbolic(specs)):
-        return leaving("sum")  # of shares, none of which is larger than what it is of
+        # Where blocks differ, each device scales its mean by the part of all elements that it has
+        # (by_shares), and these are summed.
+        return pending("sum")
     return found
 
 
@@ -148,7 +150,7 @@ def for_less(
     ):
         return None
     mesh = tuple(specs[0].mesh.shape)
-    most = sum(
+    theirs = sum(
         received_for(
             Operand(shape, parts_of(spec.placements, factors)),
             parts_of(other.placements, factors),
@@ -157,7 +159,7 @@ def for_less(
         )
         for shape, spec, other in zip(shapes, specs, wanted)
     )
-    return by_signature(row, name, schema, specs, most=most) if most else None
+    return by_signature(row, name, schema, specs, fewer_than=theirs) if theirs else None
 
 
 def _note(

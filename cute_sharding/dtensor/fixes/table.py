@@ -51,8 +51,8 @@ class Fix:
         until: what ends it.
         remedy: what is done instead.
         kinds: the placements that torch goes wrong on.
-        releases: those on which the test shows the bug, of the releases that were checked. No
-            condition: a row holds on every release.
+        releases: those on which the test shows the bug, of the releases that were checked. The
+            remedy is taken on every release.
     """
 
     ops: tuple[str, ...]

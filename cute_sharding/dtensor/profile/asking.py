@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping import stats
 from cute_sharding.dtensor.bookkeeping.settings import Settings
-from cute_sharding.dtensor.decide import movement_first, on_one_mesh, propagation
+from cute_sharding.dtensor.decide import propagation
 from cute_sharding.dtensor.decide.places import redistribution_of
 from cute_sharding.dtensor.profile.profiler import PLAIN, Call
 from cute_sharding.dtensor.replaced import dispatch_modes, op_schemas, process_groups, registry
@@ -94,11 +94,7 @@ def by_package(schema: OpSchema, settings: Settings, network: Any) -> Answered:
     to the program.
     """
     stock = registry.stock_propagation()
-    rule = on_one_mesh(
-        movement_first(propagation(stock, settings), is_on=settings.movement, stock=stock)
-        if settings.views
-        else stock
-    )
+    rule = propagation(stock, settings) if settings.views else stock
     with dispatch_modes.no_modes(), stats.aside() as counted:
         found = rule(schema)
     moved, function = _moved(schema, found), _runs_function(found)

@@ -18,8 +18,6 @@ from cute_sharding.dtensor.compiled.symbols import equate
 from cute_sharding.dtensor.decide import (
     gated_handler,
     loss_handler,
-    movement_first,
-    on_one_mesh,
     propagation,
     redistribution,
     redistribution_of_arguments,
@@ -252,12 +250,9 @@ def _fill(installed: Installed, settings: Settings) -> None:
         installed, redistribution, redistribution_of_arguments
     )
     if settings.views:
-        stock = registry.propagation()
         op_hooks.install_propagation(
             installed,
-            on_one_mesh(
-                movement_first(propagation(stock, settings), is_on=settings.movement, stock=stock)
-            ),
+            propagation(registry.propagation(), settings),
             tuple({**VIEWS, **SIGNATURES, **(MOVEMENTS if settings.movement else {})}),
             partial(gated_handler, by_signatures=settings.ops),
             writing_handler,
