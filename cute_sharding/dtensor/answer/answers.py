@@ -34,8 +34,8 @@ __all__ = [
     "dtypes_of_results",
     "for_no_cache",
     "from_other_specs",
-    "function_of",
     "instead",
+    "kernel_of",
     "metas_of_results",
     "op_sharding",
     "read_first",
@@ -256,7 +256,7 @@ def instead(
     return _that_runs(found, _with(wanted, **says) if says else wanted)
 
 
-def function_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
+def kernel_of(found: OutputSharding, schema: OpSchema) -> Callable[..., Any]:
     """What is run on local arguments by the answer as it is: the op, or what stands for it."""
     return schema.op if found.redistribute_schema is None else found.redistribute_schema.op
 

@@ -17,10 +17,10 @@ from cute_sharding.dtensor.replaced.local_tensors import leaves
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema, is_in_place
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 
-__all__ = ["finish", "function_of", "run_slowly"]
+__all__ = ["complete_arguments", "made_of", "run_slowly", "runner_of"]
 
 
-def finish(
+def complete_arguments(
     op_info: Any,
     schema: OpSchema,
     answer: Answer,
@@ -36,7 +36,7 @@ def finish(
         op_info.local_args = answer.prepare(op_info.local_args)
 
 
-def function_of(op: Any, *args: Any) -> tuple[Any, Any]:
+def runner_of(op: Any, *args: Any) -> tuple[Any, Any]:
     """The function of ours that the op would be run by, None where it is run by none; and the specs
     of its results.
     """

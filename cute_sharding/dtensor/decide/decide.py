@@ -32,7 +32,7 @@ from typing import Any
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.gate import placed_by_search
-from cute_sharding.dtensor.decide.local_arguments import prepared
+from cute_sharding.dtensor.decide.local_arguments import with_kernel_arguments
 from cute_sharding.dtensor.decide.local_results import in_order
 from cute_sharding.dtensor.decide.losses import outside_loss_parallel
 from cute_sharding.dtensor.decide.meshes import on_one_mesh
@@ -113,7 +113,7 @@ def _completed(question: Question, found: Any) -> Any:
     schema = question.schema
     if schema.op._schema._is_view_op() or question.is_view:
         return answers.of_view(found, schema, by_plan=question.is_view)
-    found = prepared(question.name, schema, answers.with_keywords(found, schema))
+    found = with_kernel_arguments(question.name, schema, answers.with_keywords(found, schema))
     return in_order(taken_back(with_scalars_finished(found, schema), schema), schema)
 
 

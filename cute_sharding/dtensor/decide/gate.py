@@ -13,7 +13,7 @@ import torch
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.answer.running import run_slowly
 from cute_sharding.dtensor.bookkeeping.stats import count, logger
-from cute_sharding.dtensor.decide.local_arguments import prepared
+from cute_sharding.dtensor.decide.local_arguments import with_kernel_arguments
 from cute_sharding.dtensor.decide.signatures import by_signature
 from cute_sharding.dtensor.door.cuts import (
     some_device_is_empty,
@@ -160,7 +160,7 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         found = by_signature(SIGNATURES[name], name, schema, specs)
         if found is None:
             return replicated(op, args, kwargs)
-        found = prepared(name, schema, found)
+        found = with_kernel_arguments(name, schema, found)
         wanted = found.redistribute_schema
         answer = None if wanted is None else answers.answer_of(wanted)
         prepare = None if answer is None else answer.prepare

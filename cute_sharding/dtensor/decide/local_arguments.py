@@ -176,7 +176,7 @@ def _prepare(kernel: Kernel, schema: OpSchema) -> Prepare | None:
             return _of_mean(schema, reduction)
 
 
-def prepared(name: str, schema: OpSchema, found: Any) -> Any:
+def with_kernel_arguments(name: str, schema: OpSchema, found: Any) -> Any:
     """The answer for the op, with its local arguments as its kernel wants them."""
     row = ROWS.get(name)
     if row is None or row.kernel is None:

@@ -29,7 +29,7 @@ def in_order(found: Any, schema: OpSchema) -> Any:
     ]
     if not any(meta is not None and len(meta.shape) > 1 for meta in metas):
         return found
-    run = answers.function_of(found, schema)
+    run = answers.kernel_of(found, schema)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         results = run(*args, **kwargs)

@@ -27,7 +27,7 @@ from typing import Any
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.scalars import finish, pending_of
-from cute_sharding.dtensor.door.cuts import parts_of, placed
+from cute_sharding.dtensor.door.cuts import parts_of, placements_of
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
 from cute_sharding.dtensor.replaced import dispatch, op_schemas, process_groups, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
@@ -125,7 +125,7 @@ def _on(mesh: Any, spec: DTensorSpec) -> DTensorSpec | None:
     found = regrouped(shapes[0], parts, tuple(spec.mesh.shape), tuple(mesh.shape))
     if found is None or not _always_divide(spec, parts):
         return None
-    return DTensorSpec(mesh, placed(found, factors), spec.tensor_meta)
+    return DTensorSpec(mesh, placements_of(found, factors), spec.tensor_meta)
 
 
 def _is_number(spec: DTensorSpec) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cute_sharding.dtensor.answer import answers
-from cute_sharding.dtensor.answer.running import finish
+from cute_sharding.dtensor.answer.running import complete_arguments
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.bookkeeping.stats import count_left_to_torch
 from cute_sharding.dtensor.compiled.symbols import has_values
@@ -83,7 +83,7 @@ def redistribution_of_arguments(local_args: Callable[..., None]) -> Callable[...
             local_args(op_info, schema, takes_others)
         if answer is None:
             return
-        finish(op_info, schema, answer, by_plan)
+        complete_arguments(op_info, schema, answer, by_plan)
         if answer.copied is not None:
             note_copy(before[0], *answer.copied, op_info.local_args[0])
 

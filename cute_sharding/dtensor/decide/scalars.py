@@ -50,7 +50,7 @@ def with_scalars_finished(found: Any, schema: OpSchema) -> Any:
     return answers.instead(
         finished,
         schema,
-        partial(_run, answers.function_of(found, schema), pending),
+        partial(_run, answers.kernel_of(found, schema), pending),
         reduced=tuple([spec for spec, of in zip(specs, pending) if of is not None]),
     )
 

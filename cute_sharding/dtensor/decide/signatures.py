@@ -18,7 +18,7 @@ from cute_sharding.dtensor.decide.picks import by_picks
 from cute_sharding.dtensor.decide.shares import by_shares, of_results
 from cute_sharding.dtensor.door.cuts import (
     parts_of,
-    placed,
+    placements_of,
 )
 from cute_sharding.dtensor.door.understood import (
     are_read_as_order,
@@ -70,10 +70,10 @@ def by_signature(
     except ValueError as error:
         logger.debug("%s: %s", name, error)
         return None
-    needed = [placed(parts, factors) for parts in found.operands]
+    needed = [placements_of(parts, factors) for parts in found.operands]
     wanted = _kept_where_sized(signature, specs, needed)
     given = [
-        None if _is_a_state(names, shape) else placed(parts, factors)
+        None if _is_a_state(names, shape) else placements_of(parts, factors)
         for names, shape, parts in zip(
             signature.results, shapes_of_results, of_results(row.shares, found)
         )

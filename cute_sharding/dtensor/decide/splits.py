@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.answer.running import function_of, made_of
+from cute_sharding.dtensor.answer.running import made_of, runner_of
 from cute_sharding.dtensor.replaced import registry, symints, tensor_specs
 from cute_sharding.dtensor.run.moving import Movement
 from cute_sharding.dtensor.run.ops import Runner
@@ -66,7 +66,7 @@ def _slices(x: Any, parts: int | Sequence[int], dim: int = 0) -> list[_Slice | N
         return []  # torch says what is wrong
     if all(cut is None or cut[0] != d for cut in map(tensor_specs.cut_of, spec.placements)):
         return []
-    every = [function_of(registry.overload(_SLICE), x, d, *b) for b in bounds]
+    every = [runner_of(registry.overload(_SLICE), x, d, *b) for b in bounds]
     return [
         _Slice(run, of_it) if isinstance(run, Runner) and run.movement.dims else None
         for run, of_it in every

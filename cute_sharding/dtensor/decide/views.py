@@ -107,7 +107,7 @@ class ViewQuestion:
             raise
         count(self.name, decision.outcome)
         if not symints.is_symbolic(tuple(self.spec.shape), view.target):
-            count_place(self.name, self._place(decision))
+            count_place(self.name, self._for_stats(decision))
         return answers.op_sharding(
             self.schema,
             [self.spec],
@@ -117,7 +117,7 @@ class ViewQuestion:
             as_order=bool(self.spec.use_strided_shard_as_shard_order),
         )
 
-    def _place(self, decision: Decision) -> OpPlace:
+    def _for_stats(self, decision: Decision) -> OpPlace:
         spec, moves = self.spec, []
         if decision.source != tuple(spec.placements):
             moves.append(move_of(spec, decision.source))

@@ -110,7 +110,7 @@ def parts_of(placements: Sequence[Placement], factors: dict[int, Any]) -> tuple[
     return tuple(result)
 
 
-def placed(parts: Sequence[Part], factors: dict[int, Any]) -> tuple[Placement, ...]:
+def placements_of(parts: Sequence[Part], factors: dict[int, Any]) -> tuple[Placement, ...]:
     """The inverse of :func:`parts_of`."""
     result: list[Placement] = []
     for part in parts:
