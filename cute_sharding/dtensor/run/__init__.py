@@ -18,4 +18,15 @@ in which group, must not depend on what one rank alone knows.
 - :mod:`.words`: what the log says
 - :mod:`.redistribute`: the whole of it
 - :mod:`.lists`: of several tensors, together where they can be
+
+A redistribution goes through these: ``redistribute.redistribute_local_tensor`` finds the plan
+(``exchange/planner.py``), a tuple of steps, and ``executor.run`` runs them one after the other. A
+step that reduces is ``executor._reduce``. A step that only moves is ``executor._exchange``, which
+takes the first of these that the step is:
+
+1. an all-gather of a tensor dim, as the backend has it (``executor.whole_dim``); where blocks
+   differ by a row, each filled up to the longest;
+2. an all-gather of all that each device has, unpacked afterwards (``AllToAll.gathers``); on gloo,
+   whose all-gather copies once more, only where nothing has to be unpacked;
+3. an all-to-all of what each device needs, in as many rounds as memory asks for.
 """
