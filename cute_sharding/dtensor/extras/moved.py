@@ -13,32 +13,31 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.extras.copies import Copy, Source, note_copies
+from cute_sharding.dtensor.extras.copies import Copies, note_copies
 from cute_sharding.dtensor.run.ops import Runner
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.relations.forms import Fold, Window
 
 
-class MovedCopy(Copy):
-    """What a movement op gave that is a view on a plain tensor, and here a copy: rows of it came
+class MovedCopies(Copies):
+    """What a movement op gave that are views on a plain tensor, and here copies: rows of them came
     from other devices.
 
     Attributes:
         runner: of the op.
-        output: which of its results it is.
     """
 
     # ``has`` is None: to compare what copies have costs as much as to move it again.
 
-    def __init__(self, runner: Runner, output: int, source: Source, moved: torch.Tensor) -> None:
-        super().__init__(source, moved)
-        self.runner, self.output = runner, output
+    def __init__(self, runner: Runner, *noted: Any) -> None:
+        super().__init__(*noted)
+        self.runner = runner
 
-    def moved_again(self) -> torch.Tensor:
-        return self.runner.again(self.output, self.source)
+    def moved_again(self, number: int) -> torch.Tensor:
+        return self.runner.again(number, self.source)
 
-    def take_back(self, moved: torch.Tensor) -> None:
-        self.runner.back(self.output, moved, self.source)
+    def take_back(self, number: int, moved: torch.Tensor) -> None:
+        self.runner.back(number, moved, self.source)
 
     def check(self, writer: str, tensor: Any) -> None:
         """
@@ -69,4 +68,4 @@ class MovedCopy(Copy):
 
 def note_movement(runner: Runner, source: torch.Tensor, results: list[torch.Tensor]) -> None:
     """Take note that the movement has made the local tensors ``results`` of ``source``."""
-    note_copies(source, runner.specs[0], results, partial(MovedCopy, runner))
+    note_copies(source, runner.specs[0], results, partial(MovedCopies, runner))

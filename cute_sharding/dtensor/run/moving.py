@@ -15,8 +15,8 @@ from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
 from cute_sharding.dtensor.run.messages import exchanged, needing
-from cute_sharding.dtensor.run.packing import from_wire, own_view, unpacked
-from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, peers, place
+from cute_sharding.dtensor.run.packing import from_wire, made, own_view, unpacked
+from cute_sharding.dtensor.run.ranks import all_on_each_rank, alone, on_each_rank, peers, place
 from cute_sharding.dtensor.run.windows import (
     collapsed,
     expanded,
@@ -97,13 +97,10 @@ class Movement:
             else on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
             for i, x in enumerate(operands)
         ]
-        received = self._received(operands)
-        every = range(len(self.exchange.move.outputs))
-        results = all_on_each_rank(
-            lambda rank, got, *locals: [self._result(rank, k, got, locals) for k in every],
-            received,
-            *operands,
-        )
+        received, rank = self._received(operands), alone()
+        if rank is not None:
+            return self._results(rank, received, *operands)
+        results = all_on_each_rank(self._results, received, *operands)
         return self._needing_all(results, operands, received) if is_tracing() else results
 
     def _needing_all(
@@ -205,17 +202,29 @@ class Movement:
             local = collapsed(local, rows, side)
         return local
 
-    def _result(
+    def _results(
+        self, rank: int, received: torch.Tensor, *operands: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """What one rank is to have of each result."""
+        part, is_view = self._part(rank), self.exchange.move.is_view
+        received = from_wire(received, operands[0].dtype)
+        found = made(part, received, operands) if is_view else [None] * len(part.target_shapes)
+        return [
+            self._other(rank, k, received, operands) if x is None else self._finished(x, k, rank)
+            for k, x in enumerate(found)
+        ]
+
+    def _other(
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
     ) -> torch.Tensor:
+        """A result that is not pieces, or is turned."""
         part, move = self._part(rank), self.exchange.move
         own = None if move.adds else own_view(part, k, operands)
         if own is None:
-            received = from_wire(received, operands[0].dtype)
             fill = self._fill(rank) if part.filled[k] else 0
             found = unpacked(part, k, received, operands, fill=fill, adds=move.adds)
             return self._finished(found, k, rank)
-        result = self._finished(own.clone() if move.is_view else own, k, rank)
+        result = self._finished(own, k, rank)
         return result.clone() if result is own else result
 
     def _fill(self, rank: int) -> Any:

@@ -188,9 +188,9 @@ def unpacked(
     shape, copies = part.target_shape(k), part.unpacks[k]
     if copies is None:
         return received.view(shape)
-    if into is None and (made := _made(part, k, received, operands)) is not None:
-        return made if made.shape == shape else made.view(shape)
     if into is None:
+        if part.made[k] is not None and (whole := made(part, received, operands)[k]) is not None:
+            return whole
         like = operands[0]
         into = like.new_full(shape, fill) if part.filled[k] else like.new_empty(shape)
     for i, copy in part.kept(k):
@@ -200,24 +200,32 @@ def unpacked(
     return into
 
 
-def _made(
-    part: Part, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
-) -> torch.Tensor | None:
-    """The elements of a result that is pieces one behind the other, in memory of its own."""
+def made(
+    part: Part, received: torch.Tensor, operands: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Of each result that is pieces one behind the other the tensor, in memory of its own; None of
+    another.
+    """
+    found: list[torch.Tensor | None] = []
     if dispatch_modes.is_tracing():
-        some = part.made[k]
-        if some is None or len(some) > 1:
-            return None
-        ((i, copy),) = some
-        own = read(received if i is None else operands[i], copy)
-    else:
-        found = part.joined(*[x.stride() for x in operands])[k]
-        if found is None:
-            return None
-        own = _join(found, operands, received)
-        if len(found.pieces) > 1:
-            return own
-    return own.clone(memory_format=torch.contiguous_format)
+        for shape, some in zip(part.target_shapes, part.made):
+            if some is None or shape is None or len(some) > 1:
+                found.append(None)
+                continue
+            ((i, copy),) = some
+            own = read(received if i is None else operands[i], copy)
+            own = own.clone(memory_format=torch.contiguous_format)
+            found.append(own if own.shape == shape else own.view(shape))
+        return found
+    for shape, pieces in zip(part.target_shapes, part.joined(*[x.stride() for x in operands])):
+        if pieces is None or shape is None:
+            found.append(None)
+            continue
+        whole = _join(pieces, operands, received)
+        if len(pieces.pieces) == 1:
+            whole = whole.clone()
+        found.append(whole if whole.shape == shape else whole.view(shape))
+    return found
 
 
 def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
