@@ -123,9 +123,7 @@ class Part:
         """Of each result whether it is one operand as it lies."""
         return tuple(
             [
-                shape is None
-                or 0 in shape
-                or (own is not None and fills((own[1].flipped,), shape))
+                shape is None or 0 in shape or (own is not None and fills((own[1].flipped,), shape))
                 for shape, own in zip(self.target_shapes, self.whole)
             ]
         )

@@ -19,8 +19,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -71,12 +71,11 @@ class CopiesOfOne:
         write asks, after which only those that it reached have all: so however many copies and
         writes there are, each copy is looked at once for each time that it was brought up to date.
         """
-        if copy.copies.has is None:
+        has = copy.copies.way.has
+        if has is None:
             return []
         found = (each() for each in list(self._fresh.values()))
-        return [
-            Copy(each, 0) for each in found if each is not None and each.has == copy.copies.has
-        ]
+        return [Copy(each, 0) for each in found if each is not None and each.way.has == has]
 
     def refreshed(self, copies: Copies) -> None:
         """One more of the copies of an op has what the memory has."""
@@ -119,32 +118,55 @@ class CopiesOfOne:
             _STALE.discard(id(self))
 
 
+class Way(Protocol):
+    """How a view op has moved a tensor: the runner of a movement op, or a redistribution.
+
+    Attributes:
+        has: what the one result has of the tensor: results that have the same are equal. None: it
+            is not known to be what another has.
+    """
+
+    @property
+    def has(self) -> Any: ...
+
+    def again(self, number: int, source: torch.Tensor) -> torch.Tensor:
+        """One of the results, of what the local tensor ``source`` now has."""
+
+    def back(self, number: int, moved: torch.Tensor, source: torch.Tensor) -> None:
+        """Write to ``source`` what one of the results has of it. All ranks together."""
+
+    def check_back(self, writer: str, tensor: Any) -> None:
+        """
+        Raises:
+            RuntimeError: what is written to a result cannot be taken back.
+        """
+
+
 class Copies:
     """What a view op has made in other memory of the local tensor of a DTensor: several, where it
     is a split, of which no two have a row in common. They belong to the memory in which they lie,
     and are gone with it; what they were moved from stays till then.
 
     Attributes:
+        way: how they were made.
         source, spec: the local tensor that was moved, and its spec.
         of: these, and the other copies of its memory.
-        has: what the one that there is has of that memory: copies that have the same, and are up to
-            date, are equal. None: it is not known to be what another has.
         fresh: the numbers of those that have all that was written to the source.
     """
 
-    has: Any = None
+    __slots__ = ("__weakref__", "_lie", "_writes", "fresh", "of", "source", "spec", "way")
 
     def __init__(
         self,
+        way: Way,
         source: torch.Tensor,
         spec: DTensorSpec,
         of: CopiesOfOne,
-        moved: dict[int, torch.Tensor],
+        lie: dict[int, Any],
     ) -> None:
-        self.source, self.spec, self.of = source, spec, of
+        self.way, self.source, self.spec, self.of = way, source, spec, of
+        self._lie, self.fresh = lie, {*lie}
         self._writes = count_of_writes(source)
-        self._lie = {number: _lying(x) for number, x in moved.items()}
-        self.fresh = {*moved}
         of.add(self)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -154,9 +176,7 @@ class Copies:
     @property
     def are_fresh(self) -> bool:
         """Whether all that are still there have what the source has."""
-        return all(
-            number in self.fresh or self.moved(number) is None for number in self._lie
-        )
+        return all(number in self.fresh or self.moved(number) is None for number in self._lie)
 
     def moved(self, number: int) -> torch.Tensor | None:
         """The local tensor that is that copy, whole; None where it is gone."""
@@ -174,27 +194,20 @@ class Copies:
                 )
         return local_tensors.local_tensor(found)
 
-    def moved_again(self, number: int) -> torch.Tensor:
-        """What the source now has of a copy, moved as it was."""
-        raise NotImplementedError
-
     def refresh(self, number: int) -> None:
         """Have a copy be what the source now is. All ranks together."""
         moved = self.moved(number)
         if moved is not None:
             with torch.no_grad():
-                moved.copy_(self.moved_again(number))
+                moved.copy_(self.way.again(number, self.source))
             outdate(local_tensors.storage_of(moved))
-        self.note_writes()
+        self._writes = count_of_writes(self.source)
         self.fresh.add(number)
         self.of.refreshed(self)
 
     def take_back(self, number: int, moved: torch.Tensor) -> None:
         """Have the source be what a copy, which lies in ``moved``, now is. All ranks together."""
-        raise NotImplementedError
-
-    def note_writes(self) -> None:
-        """What was written to the source is known here: it came from a copy, or went to one."""
+        self.way.back(number, moved, self.source)
         self._writes = count_of_writes(self.source)
 
     def check(self, writer: str, tensor: Any) -> None:
@@ -213,6 +226,7 @@ class Copies:
                 f"{is_what}, whose local tensor was written to after the view was taken: the view "
                 "does not have that write. Take the view again, after it."
             )
+        self.way.check_back(writer, tensor)
 
 
 class Copy(NamedTuple):
@@ -236,9 +250,13 @@ def _lying(moved: torch.Tensor) -> Any:
     a tensor would keep that for ever. In a graph there is no memory, and the tensor is kept while
     that is traced.
     """
-    if type(moved) is not torch.Tensor and local_tensors.is_functional(moved):
+    if type(moved) is torch.Tensor:  # by far the most
+        parts = {-1: moved}
+    elif local_tensors.is_functional(moved):
         dispatch_modes.keep_while_traced(moved)
         return weakref.ref(moved)
+    else:
+        parts = local_tensors.parts_of(moved)
     return [
         (
             rank,
@@ -248,81 +266,66 @@ def _lying(moved: torch.Tensor) -> Any:
             part.size(),
             part.stride(),
         )
-        for rank, part in local_tensors.parts_of(moved).items()
+        for rank, part in parts.items()
     ]
 
 
-class RedistributedCopy(Copies):
-    """The one copy that a view op was given whose operand was redistributed first.
-
-    Attributes:
-        spec_of_moved: what it was moved to.
+class Redistributed:
+    """The way of a view op whose operand ``local`` is redistributed first, from a spec to another:
+    it makes one copy.
     """
 
-    def __init__(
-        self,
-        spec_of_moved: DTensorSpec,
-        source: torch.Tensor,
-        spec: DTensorSpec,
-        of: CopiesOfOne,
-        moved: dict[int, torch.Tensor],
-    ) -> None:
-        super().__init__(source, spec, of, moved)
-        self.spec_of_moved = spec_of_moved
+    def __init__(self, local: torch.Tensor, spec: DTensorSpec, wanted: DTensorSpec) -> None:
+        self._spec, self._wanted = spec, wanted
         # Now: what the source is viewed as in place may change.
-        parts = local_tensors.parts_of(source).values()
-        self._source_lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts]
+        parts = local_tensors.parts_of(local).values()
+        self._lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts]
 
     @cached_property
     def has(self) -> Any:
         """The same elements moved to the same placements. Symbols stand as text: to compare them
         would be a guard.
         """
-        sizes = local_tensors.leaves(self._source_lies, list(self.spec.shape))
-        return [*map(symints.size_text, sizes), *map(repr, self.spec_of_moved.placements)]
+        sizes = local_tensors.leaves(self._lies, list(self._spec.shape))
+        return [*map(symints.size_text, sizes), *map(repr, self._wanted.placements)]
 
-    def moved_again(self, number: int) -> torch.Tensor:
-        return redistribute_local_tensor(self.source, self.spec, self.spec_of_moved, counted=False)
+    def again(self, number: int, source: torch.Tensor) -> torch.Tensor:
+        return redistribute_local_tensor(source, self._spec, self._wanted, counted=False)
 
-    def take_back(self, number: int, moved: torch.Tensor) -> None:
-        self.source.copy_(
-            redistribute_local_tensor(moved, self.spec_of_moved, self.spec, counted=False)
-        )
+    def back(self, number: int, moved: torch.Tensor, source: torch.Tensor) -> None:
+        source.copy_(redistribute_local_tensor(moved, self._wanted, self._spec, counted=False))
+
+    def check_back(self, writer: str, tensor: Any) -> None:
+        """There is always a way back."""
 
 
 def note_copies(
-    local: torch.Tensor,
-    spec: DTensorSpec,
-    moved: Sequence[torch.Tensor],
-    copies_of: Callable[
-        [torch.Tensor, DTensorSpec, CopiesOfOne, dict[int, torch.Tensor]], Copies
-    ],
+    way: Way, local: torch.Tensor, spec: DTensorSpec, moved: Sequence[torch.Tensor]
 ) -> None:
-    """Take note of a view op that has moved the local tensor ``local`` of that spec: of those that
-    it has become, the ones in other memory are copies, made by ``copies_of(local, spec, the copies
-    of its memory, they by number)``.
+    """Take note of a view op that has moved the local tensor ``local`` of that spec, on that way:
+    of those that it has become, the ones in other memory are copies.
     """
     local = collective_ops.in_flight(local)
     memory = memory_of(local) if is_followed(local) else None
     if memory is None:
         return
-    apart, lie = {}, []
+    in_graph, lie, lie_in = local_tensors.is_functional(local), {}, []
     for number, result in enumerate(moved):
         result = collective_ops.in_flight(result)
         lies_in = memory_of(result)
         if lies_in is None or lies_in is memory:
             continue
-        if local_tensors.is_functional(local) and not local_tensors.is_functional(result):
+        if in_graph and not local_tensors.is_functional(result):
             continue
-        apart[number] = result
-        lie.append((number, lies_in))
-    if apart:
+        lie[number] = _lying(result)
+        lie_in.append((lies_in, number))
+    if lie:
         of: CopiesOfOne | None = getattr(memory, _COPIES, None)
         if of is None:
             of = CopiesOfOne()
             setattr(memory, _COPIES, of)
-        copies = copies_of(local, spec, of, apart)
-        for number, lies_in in lie:
+        copies = Copies(way, local, spec, of, lie)
+        for lies_in, number in lie_in:
             setattr(lies_in, _COPY, Copy(copies, number))
 
 
@@ -330,7 +333,8 @@ def note_copy(
     local: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor
 ) -> None:
     """Take note of a view that moves data: the local tensor ``local`` has become ``moved``."""
-    note_copies(local, spec, [moved], partial(RedistributedCopy, spec_of_moved))
+    way = Redistributed(collective_ops.in_flight(local), spec, spec_of_moved)
+    note_copies(way, local, spec, [moved])
 
 
 def way_back(memory: Any) -> list[Copy]:

@@ -348,5 +348,4 @@ def _written(memory: Any, by: Copy | None = None) -> None:
     moved = None if copy is None else copy.moved()
     if copy is not None and moved is not None:
         copy.copies.take_back(copy.number, moved)
-        copy.copies.note_writes()
         _written(local_tensors.storage_of(copy.copies.source), copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
@@ -14,7 +15,7 @@ from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
-from cute_sharding.dtensor.run.messages import exchanged, needing
+from cute_sharding.dtensor.run.messages import exchanged, exchanged_alone, needing
 from cute_sharding.dtensor.run.packing import from_wire, made, own_view, unpacked
 from cute_sharding.dtensor.run.ranks import all_on_each_rank, alone, on_each_rank, peers, place
 from cute_sharding.dtensor.run.windows import (
@@ -97,9 +98,10 @@ class Movement:
             else on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
             for i, x in enumerate(operands)
         ]
-        received, rank = self._received(operands), alone()
+        rank = alone()
         if rank is not None:
-            return self._results(rank, received, *operands)
+            return self._moved_alone(rank, operands)
+        received = self._received(operands)
         results = all_on_each_rank(self._results, received, *operands)
         return self._needing_all(results, operands, received) if is_tracing() else results
 
@@ -141,9 +143,12 @@ class Movement:
         """The receive buffer; where nothing is received, any tensor."""
         if not self.dims:
             return operands[0]
-        group, width = group_of(self.mesh, self.dims), operands[0].element_size()
-        with watching.exchange(lambda: self.exchange.received_elements * width):
-            return exchanged(self._part, operands, group, self.mesh)
+        with self._told(operands[0]):
+            return exchanged(self._part, operands, group_of(self.mesh, self.dims), self.mesh)
+
+    def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
+        """Those who watch are told what the busiest rank receives."""
+        return watching.exchange(lambda: self.exchange.received_elements * operand.element_size())
 
     def _write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
         """Write to the one result, a local tensor that is there, what the operand has of it. Its
@@ -202,29 +207,44 @@ class Movement:
             local = collapsed(local, rows, side)
         return local
 
+    def _moved_alone(self, rank: int, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each result the local tensor of this rank, where the program runs as it is: what it
+        sends and what results are pieces one behind the other, mostly.
+        """
+        part = self._part(rank)
+        *pieces, sent = part.joined(*[x.stride() for x in operands])
+        received = operands[0]
+        if self.dims:
+            with self._told(received):
+                group = group_of(self.mesh, self.dims)
+                received = exchanged_alone(part, operands, sent, group)
+        received = from_wire(received, operands[0].dtype)
+        is_view = self.exchange.move.is_view
+        return [
+            self._result(rank, k, received, operands)
+            if some is None or not is_view
+            else self._finished(made(some, part.target_shape(k), received, operands), k, rank)
+            for k, some in enumerate(pieces)
+        ]
+
     def _results(
         self, rank: int, received: torch.Tensor, *operands: torch.Tensor
     ) -> list[torch.Tensor]:
-        """What one rank is to have of each result."""
-        part, is_view = self._part(rank), self.exchange.move.is_view
         received = from_wire(received, operands[0].dtype)
-        found = made(part, received, operands) if is_view else [None] * len(part.target_shapes)
-        return [
-            self._other(rank, k, received, operands) if x is None else self._finished(x, k, rank)
-            for k, x in enumerate(found)
-        ]
+        every = range(len(self.exchange.move.outputs))
+        return [self._result(rank, k, received, operands) for k in every]
 
-    def _other(
+    def _result(
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """A result that is not pieces, or is turned."""
+        """What one rank is to have of a result."""
         part, move = self._part(rank), self.exchange.move
         own = None if move.adds else own_view(part, k, operands)
         if own is None:
             fill = self._fill(rank) if part.filled[k] else 0
             found = unpacked(part, k, received, operands, fill=fill, adds=move.adds)
             return self._finished(found, k, rank)
-        result = self._finished(own, k, rank)
+        result = self._finished(own.clone() if move.is_view else own, k, rank)
         return result.clone() if result is own else result
 
     def _fill(self, rank: int) -> Any:

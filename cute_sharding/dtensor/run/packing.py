@@ -114,16 +114,21 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
 
 def packed(part: Part, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     """The send buffer."""
-    if None in part.packs:
-        return operands[0].contiguous().view(-1)
     if not dispatch_modes.is_tracing():
-        found = part.joined(*[x.stride() for x in operands])[-1]
-        if found is not None:
-            flat = _join(found, operands, operands[0]).contiguous()
-            return flat if flat.ndim == 1 else flat.view(-1)
-    elif part.sent is not None and len(part.sent) == 1:
+        return packed_as(part, operands, part.joined(*[x.stride() for x in operands])[-1])
+    if None not in part.packs and part.sent is not None and len(part.sent) == 1:
         ((i, copy),) = part.sent
         return read(operands[i or 0], copy).reshape(-1)
+    return packed_as(part, operands, None)
+
+
+def packed_as(part: Part, operands: Sequence[torch.Tensor], pieces: Joined | None) -> torch.Tensor:
+    """The send buffer, which is those pieces of the operands, if any are given."""
+    if None in part.packs:
+        return operands[0].contiguous().view(-1)
+    if pieces is not None:
+        flat = concatenated(pieces, operands, operands[0]).contiguous()
+        return flat if flat.ndim == 1 else flat.view(-1)
     buffer = operands[0].new_empty(sum(part.sends))
     for x, copies in zip(operands, part.packs):
         for copy in copies or ():
@@ -131,15 +136,15 @@ def packed(part: Part, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     return buffer
 
 
-def _join(
-    found: Joined, operands: Sequence[torch.Tensor], received: torch.Tensor
+def concatenated(
+    pieces: Joined, operands: Sequence[torch.Tensor], received: torch.Tensor
 ) -> torch.Tensor:
     """Pieces one behind the other; a view, where it is one."""
     views = []
-    for of, sizes, strides, first in found.pieces:
+    for of, sizes, strides, first in pieces.pieces:
         x = received if of is None else operands[of]
         views.append(x.as_strided(sizes, strides, x.storage_offset() + first))
-    return torch.cat(views, found.dim) if len(views) > 1 else views[0]
+    return torch.cat(views, pieces.dim) if len(views) > 1 else views[0]
 
 
 def filled(
@@ -189,7 +194,8 @@ def unpacked(
     if copies is None:
         return received.view(shape)
     if into is None:
-        if part.made[k] is not None and (whole := made(part, received, operands)[k]) is not None:
+        whole = _made(part, k, received, operands)
+        if whole is not None:
             return whole
         like = operands[0]
         into = like.new_full(shape, fill) if part.filled[k] else like.new_empty(shape)
@@ -200,32 +206,31 @@ def unpacked(
     return into
 
 
+def _made(
+    part: Part, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
+    """A result that is pieces one behind the other, in memory of its own; None of another."""
+    some = part.made[k]
+    if some is None:
+        return None
+    if not dispatch_modes.is_tracing():
+        pieces = part.joined(*[x.stride() for x in operands])[k]
+        return pieces and made(pieces, part.target_shape(k), received, operands)
+    if len(some) > 1:
+        return None
+    ((i, copy),) = some
+    own = read(received if i is None else operands[i], copy)
+    return own.clone(memory_format=torch.contiguous_format).view(part.target_shape(k))
+
+
 def made(
-    part: Part, received: torch.Tensor, operands: Sequence[torch.Tensor]
-) -> list[torch.Tensor | None]:
-    """Of each result that is pieces one behind the other the tensor, in memory of its own; None of
-    another.
-    """
-    found: list[torch.Tensor | None] = []
-    if dispatch_modes.is_tracing():
-        for shape, some in zip(part.target_shapes, part.made):
-            if some is None or shape is None or len(some) > 1:
-                found.append(None)
-                continue
-            ((i, copy),) = some
-            own = read(received if i is None else operands[i], copy)
-            own = own.clone(memory_format=torch.contiguous_format)
-            found.append(own if own.shape == shape else own.view(shape))
-        return found
-    for shape, pieces in zip(part.target_shapes, part.joined(*[x.stride() for x in operands])):
-        if pieces is None or shape is None:
-            found.append(None)
-            continue
-        whole = _join(pieces, operands, received)
-        if len(pieces.pieces) == 1:
-            whole = whole.clone()
-        found.append(whole if whole.shape == shape else whole.view(shape))
-    return found
+    pieces: Joined, shape: Sequence[int], received: torch.Tensor, operands: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """A tensor of that shape, of pieces one behind the other, in memory of its own."""
+    whole = concatenated(pieces, operands, received)
+    if len(pieces.pieces) == 1:
+        whole = whole.clone()
+    return whole if whole.shape == shape else whole.reshape(shape)
 
 
 def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
