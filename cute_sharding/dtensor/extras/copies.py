@@ -251,23 +251,16 @@ def _lying(moved: torch.Tensor) -> Any:
     that is traced.
     """
     if type(moved) is torch.Tensor:  # by far the most
-        parts = {-1: moved}
-    elif local_tensors.is_functional(moved):
+        return [_place(-1, moved)]
+    if local_tensors.is_functional(moved):
         dispatch_modes.keep_while_traced(moved)
         return weakref.ref(moved)
-    else:
-        parts = local_tensors.parts_of(moved)
-    return [
-        (
-            rank,
-            weakref.ref(part.untyped_storage()),
-            part.dtype,
-            part.storage_offset(),
-            part.size(),
-            part.stride(),
-        )
-        for rank, part in parts.items()
-    ]
+    return [_place(rank, part) for rank, part in local_tensors.parts_of(moved).items()]
+
+
+def _place(rank: int, x: torch.Tensor) -> tuple[Any, ...]:
+    memory = weakref.ref(x.untyped_storage())
+    return rank, memory, x.dtype, x.storage_offset(), x.size(), x.stride()
 
 
 class Redistributed:
@@ -311,7 +304,8 @@ def note_copies(
         return
     in_graph, lie, lie_in = local_tensors.is_functional(local), {}, []
     for number, result in enumerate(moved):
-        result = collective_ops.in_flight(result)
+        if type(result) is not torch.Tensor:  # by far the most are
+            result = collective_ops.in_flight(result)
         lies_in = memory_of(result)
         if lies_in is None or lies_in is memory:
             continue
@@ -326,7 +320,7 @@ def note_copies(
             setattr(memory, _COPIES, of)
         copies = Copies(way, local, spec, of, lie)
         for lies_in, number in lie_in:
-            setattr(lies_in, _COPY, Copy(copies, number))
+            setattr(lies_in, _COPY, (copies, number))
 
 
 def note_copy(
@@ -340,7 +334,7 @@ def note_copy(
 def way_back(memory: Any) -> list[Copy]:
     """The copies on the way from that memory to the tensor that was moved first."""
     found = []
-    while (copy := getattr(memory, _COPY, None)) is not None:
+    while (copy := copy_in(memory)) is not None:
         found.append(copy)
         memory = local_tensors.storage_of(copy.copies.source)
     return found
@@ -348,7 +342,8 @@ def way_back(memory: Any) -> list[Copy]:
 
 def copy_in(memory: Any) -> Copy | None:
     """The copy that lies there, if one does."""
-    return getattr(memory, _COPY, None)
+    found = getattr(memory, _COPY, None)
+    return None if found is None else Copy(*found)
 
 
 def may_be_told(local: torch.Tensor) -> bool:

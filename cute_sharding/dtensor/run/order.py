@@ -18,8 +18,8 @@ from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
 from cute_sharding.dtensor.replaced.tensor_specs import TensorMeta
 from cute_sharding.dtensor.run.ranks import on_each_rank
 
-# Row by row, of as many dims as any tensor has.
-_ROWS = tuple(range(64))
+# Row by row, by how many dims there are, of as many as any tensor has.
+_ROWS = tuple([tuple(range(count)) for count in range(65)])
 
 
 def laid_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
@@ -29,9 +29,9 @@ def laid_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
     order = None if meta is None or len(meta.shape) != local.ndim else _order_of(meta)
     if order is None:
         return local
-    if dispatch_modes.local_tensor_mode() is None:
+    if type(local) is torch.Tensor or dispatch_modes.local_tensor_mode() is None:
         lies = collective_ops.in_flight(local)
-        if (lies if order == _ROWS[: len(order)] else lies.permute(order)).is_contiguous():
+        if (lies if order == _ROWS[len(order)] else lies.permute(order)).is_contiguous():
             return local
     back = sorted(range(len(order)), key=order.__getitem__)
     return on_each_rank(
