@@ -35,12 +35,17 @@ class Piece(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A tensor that is pieces one behind the other: their concatenation along a dim, in its shape
-    or to be seen in that.
+    """A tensor that is pieces one behind the other.
+
+    Attributes:
+        pieces: what is concatenated.
+        dim: along which dim.
+        shape: in which it is to be seen then; None: it is of its shape.
     """
 
     pieces: tuple[Piece, ...]
     dim: int
+    shape: tuple[int, ...] | None
 
 
 def in_order(copies: Sequence[tuple[int | None, Copy]], shape: tuple[int, ...]) -> Copies | None:
@@ -81,10 +86,10 @@ def joined(
         found.append((of, layout, flat(copy.x, by)))
     dim = next((d for d, n in enumerate(shape) if n > 1), 0)
     inner = max([tuple([n for n, _ in layout.leaves[1:]]) for _, layout, _ in found], key=len)
-    for ones, rest in (((1,) * dim, shape[dim + 1 :]), ((), inner)):
+    for ones, rest, seen in (((1,) * dim, shape[dim + 1 :], None), ((), inner, shape)):
         pieces = [_piece(of, layout, first, ones, rest) for of, layout, first in found]
         if None not in pieces:
-            return Joined(tuple(pieces), len(ones))
+            return Joined(tuple(pieces), len(ones), seen if shape else shape)
     return None
 
 

@@ -127,17 +127,31 @@ class Movement:
             for x, used in zip(results, kept)
         ]
 
+    @cached_property
+    def _alone(self) -> Callable[[int], Movement]:
+        """The movement to one of the results."""
+        return cache(lambda output: replace(self, exchange=self.exchange.of_result(output)))
+
+    @cached_property
+    def _back(self) -> Callable[[int], Movement]:
+        """That from one of the results back to the operand."""
+
+        def back(output: int) -> Movement:
+            found = Movement.on(_turned(self.exchange, output), self.mesh)
+            assert found is not None, "asked when the results' placements were chosen"
+            return found
+
+        return cache(back)
+
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results, in memory of its own."""
-        return replace(self, exchange=self.exchange.of_result(output))([source])[0]
+        return self._alone(output)([source])[0]
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write to the operand, a local tensor, what one of the results, ``moved``, has of it. Its
         other rows stay. All ranks together.
         """
-        back = Movement.on(_turned(self.exchange, output), self.mesh)
-        assert back is not None, "asked when the results' placements were chosen"
-        back._write(moved, source)
+        self._back(output)._write(moved, source)
 
     def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The receive buffer; where nothing is received, any tensor."""
@@ -223,7 +237,7 @@ class Movement:
         return [
             self._result(rank, k, received, operands)
             if some is None or not is_view
-            else self._finished(made(some, part.target_shape(k), received, operands), k, rank)
+            else self._finished(made(some, received, operands), k, rank)
             for k, some in enumerate(pieces)
         ]
 
@@ -271,8 +285,17 @@ class Movement:
             found.append((forms, tuple(backward)))
         return tuple(found)
 
+    @cached_property
+    def _is_as_it_is(self) -> tuple[bool, ...]:
+        """Of each result whether there is nothing that is to be :meth:`_finished`."""
+        if self.exchange.move.triangle is not None:
+            return (False,) * len(self.exchange.targets)
+        return tuple([not (forms or backward) for forms, backward in self._expanded])
+
     def _finished(self, target: torch.Tensor, k: int, rank: int) -> torch.Tensor:
         """Rows that lie backward are turned; windows are taken; triangles are cut out."""
+        if self._is_as_it_is[k]:
+            return target
         if self.exchange.move.triangle is not None:
             onto, device = self.exchange.targets[k], place(self.mesh, rank)
             held, across = (

@@ -128,7 +128,7 @@ def packed_as(part: Part, operands: Sequence[torch.Tensor], pieces: Joined | Non
         return operands[0].contiguous().view(-1)
     if pieces is not None:
         flat = concatenated(pieces, operands, operands[0]).contiguous()
-        return flat if flat.ndim == 1 else flat.view(-1)
+        return flat if pieces.shape is None else flat.view(pieces.shape)
     buffer = operands[0].new_empty(sum(part.sends))
     for x, copies in zip(operands, part.packs):
         for copy in copies or ():
@@ -215,7 +215,7 @@ def _made(
         return None
     if not dispatch_modes.is_tracing():
         pieces = part.joined(*[x.stride() for x in operands])[k]
-        return pieces and made(pieces, part.target_shape(k), received, operands)
+        return pieces and made(pieces, received, operands)
     if len(some) > 1:
         return None
     ((i, copy),) = some
@@ -223,14 +223,12 @@ def _made(
     return own.clone(memory_format=torch.contiguous_format).view(part.target_shape(k))
 
 
-def made(
-    pieces: Joined, shape: Sequence[int], received: torch.Tensor, operands: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """A tensor of that shape, of pieces one behind the other, in memory of its own."""
+def made(pieces: Joined, received: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor of pieces one behind the other, in memory of its own."""
     whole = concatenated(pieces, operands, received)
     if len(pieces.pieces) == 1:
         whole = whole.clone()
-    return whole if whole.shape == shape else whole.reshape(shape)
+    return whole if pieces.shape is None else whole.reshape(pieces.shape)
 
 
 def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
