@@ -15,6 +15,8 @@ from cute_sharding.exchange.copies import Copy, flat, run_of
 from cute_sharding.layout import Layout, LayoutError, coalesce, composition
 from cute_sharding.layout.layout import row_major
 
+# A concatenation of more pieces is not looked for: to find out takes longer than it saves.
+MOST = 64
 # Copies, each with the operand that it is from; None: the receive buffer.
 Copies: TypeAlias = "tuple[tuple[int | None, Copy], ...]"
 
@@ -50,12 +52,14 @@ class Joined(NamedTuple):
 
 def in_order(copies: Sequence[tuple[int | None, Copy]], shape: tuple[int, ...]) -> Copies | None:
     """The copies one behind the other, as they fill a tensor y of that shape from its first element
-    to its last; None: they do not.
+    to its last; None: they do not, or are more than :data:`MOST`.
 
     >>> rows = [(0, Copy((3,), (), (), (3,), ((1,),))), (1, Copy((3,), (), (), (0,), ((1,),)))]
     >>> [of for of, _ in in_order(rows, (6,)) or ()], in_order(rows, (7,))
     ([1, 0], None)
     """
+    if len(copies) > MOST:
+        return None
     strides = row_major(shape)
     starts = [(run_of([copy.flipped], strides), (of, copy)) for of, copy in copies]
     at, found = 0, []

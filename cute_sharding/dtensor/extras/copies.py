@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from cute_sharding.dtensor.extras.memory import count_of_writes, is_followed, memory_of
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
@@ -151,7 +152,7 @@ class Copies:
         way: how they were made.
         source, spec: the local tensor that was moved, and its spec.
         of: these, and the other copies of its memory.
-        fresh: the numbers of those that have all that was written to the source.
+        fresh: the numbers of those that have all that DTensors wrote to the source.
     """
 
     __slots__ = ("__weakref__", "_lie", "_writes", "fresh", "of", "source", "spec", "way")
@@ -166,7 +167,7 @@ class Copies:
     ) -> None:
         self.way, self.source, self.spec, self.of = way, source, spec, of
         self._lie, self.fresh = lie, {*lie}
-        self._writes = count_of_writes(source)
+        self._writes = dict.fromkeys(lie, count_of_writes(source))
         of.add(self)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -201,16 +202,21 @@ class Copies:
             with torch.no_grad():
                 moved.copy_(self.way.again(number, self.source))
             outdate(local_tensors.storage_of(moved))
-        self._writes = count_of_writes(self.source)
+        self._writes[number] = count_of_writes(self.source)
         self.fresh.add(number)
         self.of.refreshed(self)
 
     def take_back(self, number: int, moved: torch.Tensor) -> None:
         """Have the source be what a copy, which lies in ``moved``, now is. All ranks together."""
+        before = count_of_writes(self.source)
         self.way.back(number, moved, self.source)
-        self._writes = count_of_writes(self.source)
+        now = count_of_writes(self.source)
+        # Those that had all else still do: no row of theirs was written to.
+        for each, then in self._writes.items():
+            if then == before:
+                self._writes[each] = now
 
-    def check(self, writer: str, tensor: Any) -> None:
+    def check(self, number: int, writer: str, tensor: Any) -> None:
         """
         Raises:
             RuntimeError: what is written to a copy cannot be taken to the source.
@@ -221,7 +227,7 @@ class Copies:
             f"placements {text(tensor.placements)} that is a copy of its source, a DTensor "
             f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
-        if self._writes != count_of_writes(self.source):
+        if self._writes[number] != count_of_writes(self.source):
             raise RuntimeError(
                 f"{is_what}, whose local tensor was written to after the view was taken: the view "
                 "does not have that write. Take the view again, after it."
@@ -418,40 +424,3 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
         if copy.is_stale:
             copy.copies.refresh(copy.number)
     return bool(_STALE)
-
-
-# -- memory ----------------------------------------------------------------------------------------
-
-
-def count_of_writes(local: torch.Tensor) -> int | None:
-    """How often a plain tensor was written to, or its views; None where torch does not count.
-    (DTensor's own writes it does not count there.)
-    """
-    if type(local) is not torch.Tensor and (
-        isinstance(local, local_tensors.LocalTensor) or local_tensors.is_functional(local)
-    ):
-        return None
-    return None if local.is_inference() else local._version
-
-
-def is_followed(local: torch.Tensor) -> bool:
-    """Whether what is done with the local tensor is done now, or becomes part of a graph. (Before
-    AOTAutograd does, dynamo traces a program, with tensors that have no data.)
-    """
-    return not dispatch_modes.is_tracing() or local_tensors.is_functional(local)
-
-
-def memory_of(local: torch.Tensor) -> torch.UntypedStorage | None:
-    """What the local tensor lies in as strides say; None on meta, sparse, or wrapped in another."""
-    if type(local) is torch.Tensor:  # by far the most
-        return None if local.is_meta or local.layout is not _STRIDED else local.untyped_storage()
-    if (
-        local_tensors.is_imagined(local)
-        or local_tensors.is_wrapper(local)
-        or local.layout is not _STRIDED
-    ):
-        return None
-    return local_tensors.storage_of(local)
-
-
-_STRIDED = torch.strided

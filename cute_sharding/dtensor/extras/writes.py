@@ -26,12 +26,11 @@ from cute_sharding.dtensor.answer.answers import Prepare
 from cute_sharding.dtensor.extras.copies import (
     Copy,
     copy_in,
-    is_followed,
     may_be_told,
-    memory_of,
     outdate,
     way_back,
 )
+from cute_sharding.dtensor.extras.memory import is_followed, memory_of
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     local_tensors,
@@ -65,7 +64,7 @@ def reach(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     memories = [_memory(tensor) for tensor in written]
     for tensor, memory in zip(written, memories):
         for copy in way_back(memory):
-            copy.copies.check(registry.name_of(op), tensor)
+            copy.copies.check(copy.number, registry.name_of(op), tensor)
     again = _are_of_one(memories)
     for memory in memories:
         if not again or not way_back(memory):
@@ -85,7 +84,7 @@ def before_program(tensors: Sequence[Any]) -> Callable[[], None]:
     memories = [_memory(tensor) for tensor in tensors]
     for tensor, memory in zip(tensors, memories):
         for copy in way_back(memory):
-            copy.copies.check("a compiled program", tensor)
+            copy.copies.check(copy.number, "a compiled program", tensor)
     if _are_of_one(memories):
         raise RuntimeError(
             "a compiled program writes to several of its inputs that are views of one tensor and "
