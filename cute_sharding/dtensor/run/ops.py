@@ -26,7 +26,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
 from cute_sharding.dtensor.run.moving import Movement
-from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.run.order import lie_in, order_of
 from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.propagation.steps import Placed
@@ -112,7 +112,7 @@ class Runner:
         if self.note is not None and isinstance(step, Movement):
             results = step.views(operands)
         if results is None:
-            results = list(map(laid_out, moved(operands), listed(self.metas)))
+            results = list(map(lie_in, moved(operands), self._orders))
             if self.note is not None:
                 self.note(self, given[0], self.specs[0], results)
         return results[0] if isinstance(self.metas, TensorMeta) else results
@@ -135,6 +135,11 @@ class Runner:
             if tuple(whole) != tuple(spec.placements):
                 found.append((spec, DTensorSpec(spec.mesh, tuple(whole), spec.tensor_meta)))
         return found
+
+    @cached_property
+    def _orders(self) -> list[tuple[int, ...] | None]:
+        """In which order the dims of each result lie."""
+        return list(map(order_of, listed(self.metas)))
 
     @cached_property
     def _targets(self) -> dict[int, DTensorSpec]:
@@ -164,7 +169,7 @@ class Runner:
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results, of what the operand's local tensor now has."""
-        return laid_out(self.movement.again(output, source), listed(self.metas)[output])
+        return lie_in(self.movement.again(output, source), self._orders[output])
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write to the operand's local tensor what one of the results, ``moved``, has of it. Its
