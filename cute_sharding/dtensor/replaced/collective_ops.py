@@ -54,7 +54,9 @@ def all_to_all(
             result = funcol.all_to_all_single(buffer, receives, sends, group)
         return result if async_op else waited(result)
     with _below_autograd():
-        return _given(_c10d.all_to_all_single.default(buffer, receives, sends, group.group_name), async_op)
+        return _given(
+            _c10d.all_to_all_single.default(buffer, receives, sends, group.group_name), async_op
+        )
 
 
 def all_gather(
