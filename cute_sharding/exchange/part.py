@@ -4,14 +4,15 @@ copies out of what is received.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
 from cute_sharding.exchange.copies import Copy, as_it_lies, fills, folded, in_place
 from cute_sharding.exchange.flow import Message, Own
+from cute_sharding.exchange.pieces import Copies, Joined, in_order, joined
 from cute_sharding.layout.layout import row_major
 
 Shape = tuple[int, ...]
@@ -69,35 +70,61 @@ class Part:
         return [(i, copy) for i, onto, copies in self.own if onto == k for copy in copies]
 
     @cached_property
-    def sent_whole(self) -> tuple[int, Copy] | None:
-        """The one copy that is all of the send buffer, from its first element to its last, and the
-        operand that it is from; None where there are several.
-        """
+    def sent(self) -> Copies | None:
+        """The copies that are the send buffer, one behind the other; None where they are not."""
         some = [(i, copy) for i, copies in enumerate(self.packs) for copy in copies or ()]
-        is_one = len(some) == 1 and fills((some[0][1],), (sum(self.sends),))
-        return some[0] if is_one else None
+        return in_order(some, (sum(self.sends),))
 
     @cached_property
-    def made_whole(self) -> tuple[tuple[int | None, Copy] | None, ...]:
-        """Of each result the one copy that is all of it, from its first element to its last, and
-        the operand that it is from, or None: the receive buffer; None where there are several.
+    def made(self) -> tuple[Copies | None, ...]:
+        """Of each result the copies that are all of it, one behind the other; None where they are
+        not.
         """
-        found: list[tuple[int | None, Copy] | None] = []
-        for k, shape in enumerate(self.target_shapes):
-            some = [*self.kept(k), *[(None, copy) for copy in self.unpacks[k] or ()]]
-            is_one = shape is not None and len(some) == 1 and not self.filled[k]
-            found.append(some[0] if is_one and fills((some[0][1],), shape) else None)
+        return tuple(
+            [
+                None
+                if shape is None or self.filled[k]
+                else in_order(
+                    [*self.kept(k), *[(None, copy) for copy in self.unpacks[k] or ()]], shape
+                )
+                for k, shape in enumerate(self.target_shapes)
+            ]
+        )
+
+    @cached_property
+    def whole(self) -> tuple[tuple[int, Copy] | None, ...]:
+        """Of each result the one copy that is all of it, and the operand that it is from; None
+        where there are several, or it is received.
+        """
+        found: list[tuple[int, Copy] | None] = []
+        for some in self.made:
+            i, copy = some[0] if some and len(some) == 1 else (None, None)
+            found.append(None if i is None or copy is None else (i, copy))
         return tuple(found)
+
+    @cached_property
+    def joined(self) -> Callable[..., tuple[Joined | None, ...]]:
+        """Of what pieces the results are, and last the send buffer, by the strides of each operand;
+        None of what is not pieces one behind the other.
+        """
+        return lru_cache(maxsize=1 << 5)(self._joined)
+
+    def _joined(self, *strides: tuple[int, ...]) -> tuple[Joined | None, ...]:
+        shapes = (*self.target_shapes, (sum(self.sends),))
+        return tuple(
+            [
+                joined(some, strides, shape) if some and shape else None
+                for some, shape in zip((*self.made, self.sent), shapes)
+            ]
+        )
 
     @cached_property
     def are_whole(self) -> tuple[bool, ...]:
         """Of each result whether it is one operand as it lies."""
         return tuple(
             [
-                shape is None
-                or 0 in shape
-                or (made is not None and made[0] is not None and fills((made[1].flipped,), shape))
-                for shape, made in zip(self.target_shapes, self.made_whole)
+                shape is None or 0 in shape or (own is not None and fills((own[1].flipped,), shape))
+                for shape, own in zip(self.target_shapes, self.whole)
             ]
         )
 

@@ -16,7 +16,7 @@ import torch
 
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.compiled.local_sizes import local_shape_of
-from cute_sharding.dtensor.extras.moved import note_movement
+from cute_sharding.dtensor.extras.copies import note_copies
 from cute_sharding.dtensor.replaced import op_schemas, registry, symints
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
@@ -87,7 +87,7 @@ def dynamic_of(name: str, schema: OpSchema, specs: Sequence[DTensorSpec]) -> Fou
         [tuple(spec.placements) for spec in specs],
         (step,),
         metas,
-        note_movement if schema.op._schema._is_view_op() else None,
+        note_copies if schema.op._schema._is_view_op() else None,
     )
     return Found(runner, choice, metas)
 

@@ -167,14 +167,15 @@ def gated_handler(stock: Callable[..., Any], *, by_signatures: bool = True) -> C
         return dispatch.run_as(op, args, found, redistribute_local_tensor, prepare)
 
     def handler(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not op_schemas.is_along_a_dim(op):
+        place = op_schemas.place_of(op, "dim")
+        if place is None:
             return convolution(op, args, kwargs)
-        dim = op_schemas.argument(op, args, kwargs, "dim")
-        for tensor in _dtensors(args, kwargs):
-            if _is_searched_wrongly(tensor._spec, dim):
-                return signed(op, args, kwargs)
+        dim = args[place] if place < len(args) else kwargs.get("dim")
+        searched = args[0]
+        if _is_searched_wrongly(searched._spec, dim):
+            return signed(op, args, kwargs)
         if dim is not None and dim < 0:  # which torch compares with dims from the front
-            ndim = max(op_schemas.argument(op, args, kwargs, "self").ndim, 1)
+            ndim = max(searched.ndim, 1)
             if -ndim <= dim:  # else it is torch's to raise
                 args, kwargs = _with_dim(args, kwargs, dim + ndim)
         return stock(op, args, kwargs)
@@ -193,10 +194,10 @@ def _with_dim(
 
 def _is_searched_wrongly(spec: DTensorSpec, dim: int | None) -> bool:
     """Whether torch's search of a dim, of all where none is named, is not known to be right."""
-    factors = tensor_specs.split_factors(spec)
-    if factors or symints.is_symbolic(spec.shape):
-        return bool(factors) or (_cuts(spec, dim) and some_device_is_empty(spec))
-    return _lacks_rows(spec, dim)
+    if not symints.are_without_factors(spec.placements):
+        return True
+    lacks = _lacks_rows.__wrapped__ if symints.is_symbolic(spec.shape) else _lacks_rows
+    return lacks(spec, dim)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -18,7 +18,7 @@ from cute_sharding.dtensor.bookkeeping.stats import (
 from cute_sharding.dtensor.decide.any_sizes import dynamic_of
 from cute_sharding.dtensor.decide.places import OpPlace, move_of, redistributions_of_rule
 from cute_sharding.dtensor.door.understood import are_understood, means_one_thing
-from cute_sharding.dtensor.extras.moved import note_movement
+from cute_sharding.dtensor.extras.copies import note_copies
 from cute_sharding.dtensor.replaced import (
     dispatch_modes,
     op_schemas,
@@ -148,7 +148,7 @@ def movement_of(
     outputs = [_placements(some, specs[0], pending) for some in choice.cuts]
     _note(name, [choice.exchange], specs, outputs)
     _note_place(name, schema, [choice.exchange], [], stock)
-    note = note_movement if schema.op._schema._is_view_op() else None
+    note = note_copies if schema.op._schema._is_view_op() else None
     runner = Runner(name, specs, _given(specs), (movement,), metas, note)
     return answers.by_function(schema, runner, mesh, outputs, metas)
 

@@ -19,11 +19,12 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from cute_sharding.dtensor.extras.memory import count_of_writes, is_followed, memory_of
 from cute_sharding.dtensor.replaced import (
     collective_ops,
     dispatch_modes,
@@ -48,59 +49,61 @@ class CopiesOfOne:
     """The copies of what lies in one memory, to which it belongs; they are kept no longer than what
     lies in them.
 
-    They are known by number: copies go whenever Python collects them, also in the middle of any of
-    this, or in another thread.
+    They are known by the number of those that one op has made: copies go whenever Python collects
+    them, also in the middle of any of this, or in another thread.
     """
 
     def __init__(self) -> None:
-        # Those that have all that was written to the memory, and those that have not.
-        self._fresh: dict[int, weakref.ref[Copy]] = {}
+        # Those of which some have all that was written to the memory, and of which some have not.
+        self._fresh: dict[int, weakref.ref[Copies]] = {}
         self._stale: set[int] = set()
 
     def __del__(self, forget: Callable[[int], None] = _STALE.discard) -> None:
         forget(id(self))
 
-    def add(self, copy: Copy) -> None:
-        """Know of a copy that was just made."""
-        number = id(copy)
+    def add(self, copies: Copies) -> None:
+        """Know of copies that were just made."""
+        number = id(copies)
         LIVE.add(number)
-        self._fresh[number] = weakref.ref(copy)
+        self._fresh[number] = weakref.ref(copies)
 
     def alike(self, copy: Copy) -> list[Copy]:
         """The copies that have all that was written, and have what that one has, if it is known. A
         write asks, after which only those that it reached have all: so however many copies and
         writes there are, each copy is looked at once for each time that it was brought up to date.
         """
-        if copy.has is None:
+        has = copy.copies.way.has
+        if has is None:
             return []
         found = (each() for each in list(self._fresh.values()))
-        return [each for each in found if each is not None and each.has == copy.has]
+        return [Copy(each, 0) for each in found if each is not None and each.way.has == has]
 
-    def is_fresh(self, copy: Copy) -> bool:
-        """Whether nothing was written to the memory that the copy has not got."""
-        return id(copy) in self._fresh
-
-    def refreshed(self, copy: Copy) -> None:
-        """The copy has what the memory has."""
-        self._fresh[id(copy)] = weakref.ref(copy)
-        self._stale.discard(id(copy))
+    def refreshed(self, copies: Copies) -> None:
+        """One more of the copies of an op has what the memory has."""
+        self._fresh[id(copies)] = weakref.ref(copies)
+        if copies.are_fresh:
+            self._stale.discard(id(copies))
         self._note()
 
-    def outdate(self, told: Iterable[Copy]) -> None:
-        """Something was written to the memory. The copies ``told`` have it, if they had what was
-        there before.
+    def outdate(self, told: Iterable[Copies]) -> None:
+        """Something was written to the memory. Of the copies ``told`` those have it that had what
+        was there before.
         """
-        have = {id(copy) for copy in told}
+        have = {id(copies) for copies in told}
         for number in [each for each in list(self._fresh) if each not in have]:
-            # In this order: where the copy is forgotten meanwhile, it is in neither afterwards.
+            # In this order: where the copies are forgotten meanwhile, they are in neither after.
             self._stale.add(number)
-            if self._fresh.pop(number, None) is None:
+            known = self._fresh.pop(number, None)
+            copies = known and known()
+            if copies is None:
                 self._stale.discard(number)
+            else:
+                copies.fresh.clear()
         self._note()
 
-    def forget(self, copy: Copy) -> None:
-        """The copy is about to be gone."""
-        number = id(copy)
+    def forget(self, copies: Copies) -> None:
+        """The copies are about to be gone."""
+        number = id(copies)
         LIVE.discard(number)
         self._fresh.pop(number, None)
         if self._stale:
@@ -116,69 +119,73 @@ class CopiesOfOne:
             _STALE.discard(id(self))
 
 
-class Source(NamedTuple):
-    """What views were moved from by one op, as it was then.
+class Way(Protocol):
+    """How a view op has moved a tensor: the runner of a movement op, or a redistribution.
 
     Attributes:
-        local, spec: the local tensor, and its spec.
-        writes: how often it was written to (:func:`count_of_writes`).
-        copies: those of its memory.
+        has: what the one result has of the tensor: results that have the same are equal. None: it
+            is not known to be what another has.
     """
 
-    local: torch.Tensor
-    spec: DTensorSpec
-    writes: int | None
-    copies: CopiesOfOne
+    @property
+    def has(self) -> Any: ...
+
+    def again(self, number: int, source: torch.Tensor) -> torch.Tensor:
+        """One of the results, of what the local tensor ``source`` now has."""
+
+    def back(self, number: int, moved: torch.Tensor, source: torch.Tensor) -> None:
+        """Write to ``source`` what one of the results has of it. All ranks together."""
+
+    def check_back(self, writer: str, tensor: Any) -> None:
+        """
+        Raises:
+            RuntimeError: what is written to a result cannot be taken back.
+        """
 
 
-class Copy:
-    """What a view op was given instead of the local tensor of a DTensor. It belongs to the memory
-    of what was moved, and is gone with it; what it was moved from stays till then.
+class Copies:
+    """What a view op has made in other memory of the local tensor of a DTensor: several, where it
+    is a split, of which no two have a row in common. They belong to the memory in which they lie,
+    and are gone with it; what they were moved from stays till then.
 
     Attributes:
+        way: how they were made.
         source, spec: the local tensor that was moved, and its spec.
-        has: what it has of the memory of the source: copies that have the same, and are up to date,
-            are equal. None: it is not known to be what another has.
-        of: it, and the other copies of that memory.
+        of: these, and the other copies of its memory.
+        fresh: the numbers of those that have all that DTensors wrote to the source.
     """
 
-    has: Any = None
+    __slots__ = ("__weakref__", "_lie", "_writes", "fresh", "of", "source", "spec", "way")
 
-    def __init__(self, source: Source, moved: torch.Tensor) -> None:
-        self.source, self.spec, self._writes, self.of = source
-        # Where it lies, but not the tensor itself, whose memory would then be for ever. In a graph
-        # there is no memory, and the tensor is kept while that is traced.
-        self._in_graph = weakref.ref(moved) if local_tensors.is_functional(moved) else None
-        if self._in_graph is not None:
-            dispatch_modes.keep_while_traced(moved)
-        self._parts = [
-            (
-                rank,
-                weakref.ref(part.untyped_storage()),
-                part.dtype,
-                part.storage_offset(),
-                part.size(),
-                part.stride(),
-            )
-            for rank, part in local_tensors.parts_of(moved).items()
-        ]
-        self.of.add(self)
+    def __init__(
+        self,
+        way: Way,
+        source: torch.Tensor,
+        spec: DTensorSpec,
+        of: CopiesOfOne,
+        lie: dict[int, Any],
+    ) -> None:
+        self.way, self.source, self.spec, self.of = way, source, spec, of
+        self._lie, self.fresh = lie, {*lie}
+        self._writes = dict.fromkeys(lie, count_of_writes(source))
+        of.add(self)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_ending() and hasattr(self, "of"):
             self.of.forget(self)
 
     @property
-    def is_stale(self) -> bool:
-        """Whether a DTensor wrote to the source since, and could not tell this."""
-        return not self.of.is_fresh(self)
+    def are_fresh(self) -> bool:
+        """Whether all that are still there have what the source has."""
+        return all(number in self.fresh or self.moved(number) is None for number in self._lie)
 
-    def moved(self) -> torch.Tensor | None:
-        """The local tensor that it was moved to, whole; None where it is gone."""
-        if self._in_graph is not None:
-            return self._in_graph()
+    def moved(self, number: int) -> torch.Tensor | None:
+        """The local tensor that is that copy, whole; None where it is gone."""
+        lies = self._lie[number]
+        if isinstance(lies, weakref.ref):
+            return lies()
         found = {}
-        for rank, memory, dtype, offset, size, stride in self._parts:
+        for rank, memory, dtype, offset, size, stride in lies:
             storage = memory()
             if storage is None:
                 return None
@@ -188,32 +195,31 @@ class Copy:
                 )
         return local_tensors.local_tensor(found)
 
-    def moved_again(self) -> torch.Tensor:
-        """What the source now has, moved as it was."""
-        raise NotImplementedError
-
-    def refresh(self) -> None:
-        """Have the copy be what the source now is. All ranks together."""
-        moved = self.moved()
+    def refresh(self, number: int) -> None:
+        """Have a copy be what the source now is. All ranks together."""
+        moved = self.moved(number)
         if moved is not None:
             with torch.no_grad():
-                moved.copy_(self.moved_again())
+                moved.copy_(self.way.again(number, self.source))
             outdate(local_tensors.storage_of(moved))
-        self._writes = count_of_writes(self.source)
+        self._writes[number] = count_of_writes(self.source)
+        self.fresh.add(number)
         self.of.refreshed(self)
 
-    def take_back(self, moved: torch.Tensor) -> None:
-        """Have the source be what the copy, which lies in ``moved``, now is. All ranks together."""
-        raise NotImplementedError
+    def take_back(self, number: int, moved: torch.Tensor) -> None:
+        """Have the source be what a copy, which lies in ``moved``, now is. All ranks together."""
+        before = count_of_writes(self.source)
+        self.way.back(number, moved, self.source)
+        now = count_of_writes(self.source)
+        # Those that had all else still do: no row of theirs was written to.
+        for each, then in self._writes.items():
+            if then == before:
+                self._writes[each] = now
 
-    def has_taken_back(self) -> None:
-        """The copy has what the source now has: what was written to it was just taken there."""
-        self._writes = count_of_writes(self.source)
-
-    def check(self, writer: str, tensor: Any) -> None:
+    def check(self, number: int, writer: str, tensor: Any) -> None:
         """
         Raises:
-            RuntimeError: what is written to the copy cannot be taken to the source.
+            RuntimeError: what is written to a copy cannot be taken to the source.
         """
         spec = self.spec
         is_what = (
@@ -221,27 +227,57 @@ class Copy:
             f"placements {text(tensor.placements)} that is a copy of its source, a DTensor "
             f"of shape {tuple(spec.shape)} and placements {text(spec.placements)}"
         )
-        if self._writes != count_of_writes(self.source):
+        if self._writes[number] != count_of_writes(self.source):
             raise RuntimeError(
                 f"{is_what}, whose local tensor was written to after the view was taken: the view "
                 "does not have that write. Take the view again, after it."
             )
+        self.way.check_back(writer, tensor)
 
 
-class RedistributedCopy(Copy):
-    """What a view op was given whose operand was redistributed first.
+class Copy(NamedTuple):
+    """One of the copies that an op has made, by its number."""
 
-    Attributes:
-        spec_of_moved: what it was moved to.
+    copies: Copies
+    number: int
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a DTensor wrote to the source since, and could not tell this."""
+        return self.number not in self.copies.fresh
+
+    def moved(self) -> torch.Tensor | None:
+        """The local tensor that it is, whole; None where it is gone."""
+        return self.copies.moved(self.number)
+
+
+def _lying(moved: torch.Tensor) -> Any:
+    """Where a local tensor lies, by which it is found as long as there is the memory, and not kept:
+    a tensor would keep that for ever. In a graph there is no memory, and the tensor is kept while
+    that is traced.
+    """
+    if type(moved) is torch.Tensor:  # by far the most
+        return [_place(-1, moved)]
+    if local_tensors.is_functional(moved):
+        dispatch_modes.keep_while_traced(moved)
+        return weakref.ref(moved)
+    return [_place(rank, part) for rank, part in local_tensors.parts_of(moved).items()]
+
+
+def _place(rank: int, x: torch.Tensor) -> tuple[Any, ...]:
+    memory = weakref.ref(x.untyped_storage())
+    return rank, memory, x.dtype, x.storage_offset(), x.size(), x.stride()
+
+
+class Redistributed:
+    """The way of a view op whose operand ``local`` is redistributed first, from a spec to another:
+    it makes one copy.
     """
 
-    def __init__(
-        self, spec_of_moved: DTensorSpec, output: int, source: Source, moved: torch.Tensor
-    ) -> None:
-        super().__init__(source, moved)
-        self.spec_of_moved = spec_of_moved
+    def __init__(self, local: torch.Tensor, spec: DTensorSpec, wanted: DTensorSpec) -> None:
+        self._spec, self._wanted = spec, wanted
         # Now: what the source is viewed as in place may change.
-        parts = local_tensors.parts_of(source.local).values()
+        parts = local_tensors.parts_of(local).values()
         self._lies = [(x.storage_offset(), x.size(), x.stride()) for x in parts]
 
     @cached_property
@@ -249,67 +285,71 @@ class RedistributedCopy(Copy):
         """The same elements moved to the same placements. Symbols stand as text: to compare them
         would be a guard.
         """
-        sizes = local_tensors.leaves(self._lies, list(self.spec.shape))
-        return [*map(symints.size_text, sizes), *map(repr, self.spec_of_moved.placements)]
+        sizes = local_tensors.leaves(self._lies, list(self._spec.shape))
+        return [*map(symints.size_text, sizes), *map(repr, self._wanted.placements)]
 
-    def moved_again(self) -> torch.Tensor:
-        return redistribute_local_tensor(self.source, self.spec, self.spec_of_moved, counted=False)
+    def again(self, number: int, source: torch.Tensor) -> torch.Tensor:
+        return redistribute_local_tensor(source, self._spec, self._wanted, counted=False)
 
-    def take_back(self, moved: torch.Tensor) -> None:
-        self.source.copy_(
-            redistribute_local_tensor(moved, self.spec_of_moved, self.spec, counted=False)
-        )
+    def back(self, number: int, moved: torch.Tensor, source: torch.Tensor) -> None:
+        source.copy_(redistribute_local_tensor(moved, self._wanted, self._spec, counted=False))
+
+    def check_back(self, writer: str, tensor: Any) -> None:
+        """There is always a way back."""
 
 
 def note_copies(
-    local: torch.Tensor,
-    spec: DTensorSpec,
-    moved: Sequence[torch.Tensor],
-    copy_of: Callable[[int, Source, torch.Tensor], Copy],
+    way: Way, local: torch.Tensor, spec: DTensorSpec, moved: Sequence[torch.Tensor]
 ) -> None:
-    """Take note of a view op that has moved the local tensor ``local`` of that spec: of those that
-    it has become, the ones in other memory are copies, each ``copy_of(its number, source, it)``.
+    """Take note of a view op that has moved the local tensor ``local`` of that spec, on that way:
+    of those that it has become, the ones in other memory are copies.
     """
     local = collective_ops.in_flight(local)
     memory = memory_of(local) if is_followed(local) else None
     if memory is None:
         return
-    source = None
-    for k, result in enumerate(moved):
-        result = collective_ops.in_flight(result)
+    in_graph, lie, lie_in = local_tensors.is_functional(local), {}, []
+    for number, result in enumerate(moved):
+        if type(result) is not torch.Tensor:  # by far the most are
+            result = collective_ops.in_flight(result)
         lies_in = memory_of(result)
         if lies_in is None or lies_in is memory:
             continue
-        if local_tensors.is_functional(local) and not local_tensors.is_functional(result):
+        if in_graph and not local_tensors.is_functional(result):
             continue
-        if source is None:
-            copies: CopiesOfOne | None = getattr(memory, _COPIES, None)
-            if copies is None:
-                copies = CopiesOfOne()
-                setattr(memory, _COPIES, copies)
-            source = Source(local, spec, count_of_writes(local), copies)
-        setattr(lies_in, _COPY, copy_of(k, source, result))
+        lie[number] = _lying(result)
+        lie_in.append((lies_in, number))
+    if lie:
+        of: CopiesOfOne | None = getattr(memory, _COPIES, None)
+        if of is None:
+            of = CopiesOfOne()
+            setattr(memory, _COPIES, of)
+        copies = Copies(way, local, spec, of, lie)
+        for lies_in, number in lie_in:
+            setattr(lies_in, _COPY, (copies, number))
 
 
 def note_copy(
     local: torch.Tensor, spec: DTensorSpec, spec_of_moved: DTensorSpec, moved: torch.Tensor
 ) -> None:
     """Take note of a view that moves data: the local tensor ``local`` has become ``moved``."""
-    note_copies(local, spec, [moved], partial(RedistributedCopy, spec_of_moved))
+    way = Redistributed(collective_ops.in_flight(local), spec, spec_of_moved)
+    note_copies(way, local, spec, [moved])
 
 
 def way_back(memory: Any) -> list[Copy]:
     """The copies on the way from that memory to the tensor that was moved first."""
     found = []
-    while (copy := getattr(memory, _COPY, None)) is not None:
+    while (copy := copy_in(memory)) is not None:
         found.append(copy)
-        memory = local_tensors.storage_of(copy.source)
+        memory = local_tensors.storage_of(copy.copies.source)
     return found
 
 
 def copy_in(memory: Any) -> Copy | None:
     """The copy that lies there, if one does."""
-    return getattr(memory, _COPY, None)
+    found = getattr(memory, _COPY, None)
+    return None if found is None else Copy(*found)
 
 
 def may_be_told(local: torch.Tensor) -> bool:
@@ -330,12 +370,12 @@ def outdate(memory: Any, by: Copy | None = None) -> None:
     if copies is None:
         return
     has = None if by is None else by.moved()
-    told = [] if by is None else [by]
+    told = [] if by is None else [by.copies]
     for copy in () if by is None or has is None else copies.alike(by):
         moved = copy.moved()
-        if has is not None and copy is not by and moved is not None:
+        if has is not None and copy.copies is not told[0] and moved is not None:
             moved.copy_(has)
-            told.append(copy)
+            told.append(copy.copies)
             outdate(local_tensors.storage_of(moved))
     copies.outdate(told)
 
@@ -373,7 +413,7 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
         return True
     for copy in reversed(way_back(local_tensors.storage_of(local))):
         if copy.is_stale and alone:
-            spec = copy.spec
+            spec = copy.copies.spec
             raise RuntimeError(
                 "to_local() of a view that is a copy of its source, a DTensor of shape "
                 f"{tuple(spec.shape)} with placements {text(spec.placements)} that was written to "
@@ -382,42 +422,5 @@ def before_read(local: torch.Tensor, alone: bool) -> bool:
                 "full_tensor() or by any op, such as .clone()."
             )
         if copy.is_stale:
-            copy.refresh()
+            copy.copies.refresh(copy.number)
     return bool(_STALE)
-
-
-# -- memory ----------------------------------------------------------------------------------------
-
-
-def count_of_writes(local: torch.Tensor) -> int | None:
-    """How often a plain tensor was written to, or its views; None where torch does not count.
-    (DTensor's own writes it does not count there.)
-    """
-    if type(local) is not torch.Tensor and (
-        isinstance(local, local_tensors.LocalTensor) or local_tensors.is_functional(local)
-    ):
-        return None
-    return None if local.is_inference() else local._version
-
-
-def is_followed(local: torch.Tensor) -> bool:
-    """Whether what is done with the local tensor is done now, or becomes part of a graph. (Before
-    AOTAutograd does, dynamo traces a program, with tensors that have no data.)
-    """
-    return not dispatch_modes.is_tracing() or local_tensors.is_functional(local)
-
-
-def memory_of(local: torch.Tensor) -> torch.UntypedStorage | None:
-    """What the local tensor lies in as strides say; None on meta, sparse, or wrapped in another."""
-    if type(local) is torch.Tensor:  # by far the most
-        return None if local.is_meta or local.layout is not _STRIDED else local.untyped_storage()
-    if (
-        local_tensors.is_imagined(local)
-        or local_tensors.is_wrapper(local)
-        or local.layout is not _STRIDED
-    ):
-        return None
-    return local_tensors.storage_of(local)
-
-
-_STRIDED = torch.strided

@@ -54,7 +54,9 @@ def all_to_all(
             result = funcol.all_to_all_single(buffer, receives, sends, group)
         return result if async_op else waited(result)
     with _below_autograd():
-        return _given(_c10d.all_to_all_single(buffer, receives, sends, group.group_name), async_op)
+        return _given(
+            _c10d.all_to_all_single.default(buffer, receives, sends, group.group_name), async_op
+        )
 
 
 def all_gather(
@@ -65,7 +67,7 @@ def all_gather(
         return result if async_op else waited(result)
     parts, outer = group.size(), tensor.shape[:dim]
     with _below_autograd():
-        blocks: torch.Tensor = _c10d.all_gather_into_tensor(tensor, parts, group.group_name)
+        blocks: torch.Tensor = _c10d.all_gather_into_tensor.default(tensor, parts, group.group_name)
         if prod(outer) == 1:
             whole = (*outer, parts * tensor.shape[dim], *tensor.shape[dim + 1 :])
             return _given(blocks.view(whole) if dim else blocks, async_op)
@@ -80,7 +82,7 @@ def reduce_scatter(
         return result if async_op else waited(result)
     with _below_autograd():
         return _given(
-            _c10d.reduce_scatter_tensor(tensor, op.lower(), group.size(), group.group_name),
+            _c10d.reduce_scatter_tensor.default(tensor, op.lower(), group.size(), group.group_name),
             async_op,
         )
 
@@ -92,7 +94,7 @@ def all_reduce(
         result = funcol.all_reduce(tensor, op, group)
         return result if async_op else waited(result)
     with _below_autograd():
-        return _given(_c10d.all_reduce(tensor, op.lower(), group.group_name), async_op)
+        return _given(_c10d.all_reduce.default(tensor, op.lower(), group.group_name), async_op)
 
 
 def _given(result: torch.Tensor, async_op: bool) -> torch.Tensor:
@@ -129,7 +131,7 @@ def waited_in_graph(tensor: torch.Tensor) -> torch.Tensor:
     compiler leaves that out. Eagerly that op waits for a plain tensor, not for one that is
     :func:`in_flight`.
     """
-    result: torch.Tensor = _c10d.wait_tensor(tensor)
+    result: torch.Tensor = WAIT(tensor)
     return result
 
 

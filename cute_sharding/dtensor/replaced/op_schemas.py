@@ -34,7 +34,6 @@ __all__ = [
     "arguments",
     "draws",
     "draws_apart",
-    "is_along_a_dim",
     "is_by_mask",
     "is_in_place",
     "is_of_lists",
@@ -194,11 +193,6 @@ def argument(
     if place is None:
         return None
     return args[place] if place < len(args) else kwargs.get(name)
-
-
-def is_along_a_dim(op: torch._ops.OpOverload) -> bool:
-    """Whether the op has an argument that names a dim."""
-    return place_of(op, "dim") is not None
 
 
 @cache

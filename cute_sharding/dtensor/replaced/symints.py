@@ -13,13 +13,20 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _StridedShard,
+)
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cute_sharding.relations.table.names import ThisCall
 
 __all__ = [
     "SymbolicStride",
+    "are_without_factors",
     "ask_whether_contiguous",
     "assert_at_run_time",
     "factors_at_hand",
@@ -115,7 +122,20 @@ def split_factor_of(placement: _StridedShard) -> Any:
     return placement.symbol if isinstance(placement, SymbolicStride) else placement.split_factor
 
 
+# Kinds of placements that have none: of torch's placements isinstance is Python code.
+_WITHOUT = frozenset({Shard, Replicate, Partial})
+
+
+def are_without_factors(placements: Sequence[Placement]) -> bool:
+    """Whether no placement has a split factor."""
+    return _WITHOUT.issuperset(map(type, placements)) or not any(
+        isinstance(p, _StridedShard) for p in placements
+    )
+
+
 def split_factors(spec: DTensorSpec) -> list[Any]:
+    if are_without_factors(spec.placements):
+        return []
     return [split_factor_of(p) for p in spec.placements if isinstance(p, _StridedShard)]
 
 

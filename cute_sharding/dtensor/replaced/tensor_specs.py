@@ -26,7 +26,11 @@ from torch.distributed.tensor.placement_types import (
 )
 
 from cute_sharding.dtensor.replaced.dispatch_modes import no_modes
-from cute_sharding.dtensor.replaced.symints import split_factor_of, split_factors
+from cute_sharding.dtensor.replaced.symints import (
+    are_without_factors,
+    split_factor_of,
+    split_factors,
+)
 from cute_sharding.layout.layout import row_major
 
 __all__ = [
@@ -204,7 +208,7 @@ def decoded_order(
     """The shard order for which torch takes the _StridedShard placements of a spec that a program
     made; None without any, or where no order has these split factors.
     """
-    if not any(isinstance(p, StridedShard) for p in placements):
+    if are_without_factors(placements):
         return None
     order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
     return (
@@ -218,8 +222,10 @@ def in_order(placements: Sequence[Placement], mesh: Any) -> list[tuple[int, Plac
     """Mesh dims with their placements, as one cuts after the other. Split factors that encode an
     order are that order, which is how redistribution takes such a tensor; symbols encode none.
     """
+    if are_without_factors(placements):
+        return [*enumerate(placements)]
     factors = [split_factor_of(p) for p in placements if isinstance(p, StridedShard)]
-    encode = factors and all(type(factor) is int for factor in factors)
+    encode = all(type(factor) is int for factor in factors)
     order = decoded_order(tuple(placements), mesh) if encode else None
     if order is None:
         return [*enumerate(placements)]

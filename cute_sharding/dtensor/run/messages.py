@@ -19,10 +19,11 @@ from cute_sharding.dtensor.replaced import (
     local_tensors,
     process_groups,
 )
-from cute_sharding.dtensor.run.packing import WIRE, packed, to_wire
-from cute_sharding.dtensor.run.ranks import ints_on_each_rank, on_each_rank
+from cute_sharding.dtensor.run.packing import WIRE, packed, packed_as, to_wire
+from cute_sharding.dtensor.run.ranks import alone, ints_on_each_rank, on_each_rank
 from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.exchange.bundle import among
+from cute_sharding.exchange.pieces import Joined
 
 _B = TypeVar("_B")
 _F = TypeVar("_F")
@@ -63,6 +64,10 @@ def exchanged(
         gathers: whether what is sent goes to all of the group alike.
         async_op: whether what the collective of a group brings is returned unwaited.
     """
+    if group is not None and not gathers and seal is None and (rank := alone()) is not None:
+        mine = part(rank)
+        pieces = mine.joined(*[x.stride() for x in operands])[-1]
+        return exchanged_alone(mine, operands, pieces, group, async_op=async_op)
     buffer = on_each_rank(lambda rank, *some: to_wire(packed(part(rank), some)), *operands)
     if dispatch_modes.is_tracing():
         packs = part(process_groups.this_rank()).packs
@@ -73,6 +78,22 @@ def exchanged(
     if group is not None and seal is None:
         return all_to_all(part, buffer, operands[0], group, mesh, async_op=async_op)
     return started(part, buffer, operands[0], group, mesh, seal=seal)()
+
+
+def exchanged_alone(
+    part: Part,
+    operands: Sequence[torch.Tensor],
+    pieces: Joined | None,
+    group: Any,
+    *,
+    async_op: bool = False,
+) -> torch.Tensor:
+    """What this rank receives in an exchange of a group, where the program runs as it is, for a
+    send buffer of those pieces (:func:`~.packing.packed_as`).
+    """
+    buffer, width = to_wire(packed_as(part, operands, pieces)), _width(operands[0])
+    receives, sends = [n * width for n in part.receives], [n * width for n in part.sends]
+    return _sent(buffer, width, receives, sends, group, async_op=async_op)
 
 
 def needing(
@@ -104,7 +125,7 @@ def started(
         local: a tensor of the dtype of which the parts count elements.
         group: one that has all ranks which call; None: point to point, under ``tag``.
     """
-    width = 1 if local.dtype in WIRE else local.element_size()
+    width = _width(local)
     if seal is not None:
         mark = seal.mark
         buffer = on_each_rank(lambda rank, x: _sealed(part(rank), x, mark, width), buffer)
@@ -129,7 +150,7 @@ def all_to_all(
     async_op: bool = False,
 ) -> torch.Tensor:
     """What a rank gets for its buffer, by the ``sends`` and ``receives`` of ``part(rank)``."""
-    width = 1 if local.dtype in WIRE else local.element_size()
+    width = _width(local)
 
     def sizes(rank: int) -> list[int]:
         mine = part(rank)
@@ -137,6 +158,23 @@ def all_to_all(
 
     both = ints_on_each_rank(sizes)
     receives, sends = both[: len(both) // 2], both[len(both) // 2 :]
+    return _sent(buffer, width, receives, sends, group, async_op=async_op)
+
+
+def _width(local: torch.Tensor) -> int:
+    """How many elements of a buffer are one of the tensor."""
+    return 1 if local.dtype in WIRE else local.element_size()
+
+
+def _sent(
+    buffer: torch.Tensor,
+    width: int,
+    receives: list[Any],
+    sends: list[Any],
+    group: Any,
+    *,
+    async_op: bool,
+) -> torch.Tensor:
     if (
         not any(sends)
         and any(receives)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
@@ -14,9 +15,9 @@ from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
-from cute_sharding.dtensor.run.messages import exchanged, needing
-from cute_sharding.dtensor.run.packing import from_wire, own_view, unpacked
-from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, peers, place
+from cute_sharding.dtensor.run.messages import exchanged, exchanged_alone, needing
+from cute_sharding.dtensor.run.packing import from_wire, made, own_view, unpacked
+from cute_sharding.dtensor.run.ranks import all_on_each_rank, alone, on_each_rank, peers, place
 from cute_sharding.dtensor.run.windows import (
     collapsed,
     expanded,
@@ -97,13 +98,11 @@ class Movement:
             else on_each_rank(lambda rank, local, i=i: self._prepared(local, i, rank, dtype), x)
             for i, x in enumerate(operands)
         ]
+        rank = alone()
+        if rank is not None:
+            return self._moved_alone(rank, operands)
         received = self._received(operands)
-        every = range(len(self.exchange.move.outputs))
-        results = all_on_each_rank(
-            lambda rank, got, *locals: [self._result(rank, k, got, locals) for k in every],
-            received,
-            *operands,
-        )
+        results = all_on_each_rank(self._results, received, *operands)
         return self._needing_all(results, operands, received) if is_tracing() else results
 
     def _needing_all(
@@ -128,25 +127,42 @@ class Movement:
             for x, used in zip(results, kept)
         ]
 
+    @cached_property
+    def _alone(self) -> Callable[[int], Movement]:
+        """The movement to one of the results."""
+        return cache(lambda output: replace(self, exchange=self.exchange.of_result(output)))
+
+    @cached_property
+    def _back(self) -> Callable[[int], Movement]:
+        """That from one of the results back to the operand."""
+
+        def back(output: int) -> Movement:
+            found = Movement.on(_turned(self.exchange, output), self.mesh)
+            assert found is not None, "asked when the results' placements were chosen"
+            return found
+
+        return cache(back)
+
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results, in memory of its own."""
-        return replace(self, exchange=self.exchange.of_result(output))([source])[0]
+        return self._alone(output)([source])[0]
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write to the operand, a local tensor, what one of the results, ``moved``, has of it. Its
         other rows stay. All ranks together.
         """
-        back = Movement.on(_turned(self.exchange, output), self.mesh)
-        assert back is not None, "asked when the results' placements were chosen"
-        back._write(moved, source)
+        self._back(output)._write(moved, source)
 
     def _received(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The receive buffer; where nothing is received, any tensor."""
         if not self.dims:
             return operands[0]
-        group, width = group_of(self.mesh, self.dims), operands[0].element_size()
-        with watching.exchange(lambda: self.exchange.received_elements * width):
-            return exchanged(self._part, operands, group, self.mesh)
+        with self._told(operands[0]):
+            return exchanged(self._part, operands, group_of(self.mesh, self.dims), self.mesh)
+
+    def _told(self, operand: torch.Tensor) -> AbstractContextManager[Any]:
+        """Those who watch are told what the busiest rank receives."""
+        return watching.exchange(lambda: self.exchange.received_elements * operand.element_size())
 
     def _write(self, operand: torch.Tensor, target: torch.Tensor) -> None:
         """Write to the one result, a local tensor that is there, what the operand has of it. Its
@@ -205,13 +221,40 @@ class Movement:
             local = collapsed(local, rows, side)
         return local
 
+    def _moved_alone(self, rank: int, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each result the local tensor of this rank, where the program runs as it is: what it
+        sends and what results are pieces one behind the other, mostly.
+        """
+        part = self._part(rank)
+        *pieces, sent = part.joined(*[x.stride() for x in operands])
+        received = operands[0]
+        if self.dims:
+            with self._told(received):
+                group = group_of(self.mesh, self.dims)
+                received = exchanged_alone(part, operands, sent, group)
+        received = from_wire(received, operands[0].dtype)
+        is_view = self.exchange.move.is_view
+        return [
+            self._result(rank, k, received, operands)
+            if some is None or not is_view
+            else self._finished(made(some, received, operands), k, rank)
+            for k, some in enumerate(pieces)
+        ]
+
+    def _results(
+        self, rank: int, received: torch.Tensor, *operands: torch.Tensor
+    ) -> list[torch.Tensor]:
+        received = from_wire(received, operands[0].dtype)
+        every = range(len(self.exchange.move.outputs))
+        return [self._result(rank, k, received, operands) for k in every]
+
     def _result(
         self, rank: int, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
     ) -> torch.Tensor:
+        """What one rank is to have of a result."""
         part, move = self._part(rank), self.exchange.move
         own = None if move.adds else own_view(part, k, operands)
         if own is None:
-            received = from_wire(received, operands[0].dtype)
             fill = self._fill(rank) if part.filled[k] else 0
             found = unpacked(part, k, received, operands, fill=fill, adds=move.adds)
             return self._finished(found, k, rank)
@@ -242,8 +285,17 @@ class Movement:
             found.append((forms, tuple(backward)))
         return tuple(found)
 
+    @cached_property
+    def _is_as_it_is(self) -> tuple[bool, ...]:
+        """Of each result whether there is nothing that is to be :meth:`_finished`."""
+        if self.exchange.move.triangle is not None:
+            return (False,) * len(self.exchange.targets)
+        return tuple([not (forms or backward) for forms, backward in self._expanded])
+
     def _finished(self, target: torch.Tensor, k: int, rank: int) -> torch.Tensor:
         """Rows that lie backward are turned; windows are taken; triangles are cut out."""
+        if self._is_as_it_is[k]:
+            return target
         if self.exchange.move.triangle is not None:
             onto, device = self.exchange.targets[k], place(self.mesh, rank)
             held, across = (

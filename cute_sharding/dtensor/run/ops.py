@@ -26,9 +26,11 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.lists import Wanted, redistribute_all
 from cute_sharding.dtensor.run.moving import Movement
-from cute_sharding.dtensor.run.order import laid_out
+from cute_sharding.dtensor.run.order import lie_in, order_of
+from cute_sharding.dtensor.run.placements import text
 from cute_sharding.dtensor.run.ranks import on_each_rank, place
 from cute_sharding.propagation.steps import Placed
+from cute_sharding.relations.forms import Fold, Window
 from cute_sharding.sharding.chains import chain_of, chains_of
 from cute_sharding.sharding.meeting import count_rows, rows_held
 
@@ -84,7 +86,7 @@ class Runner:
         metas: of the results, which lie in the order of their strides; no list, of an op that gives
             none.
         note: where its results are views: is told of those that are copies, as ``note(runner, local
-            tensor, results)``. They are of one movement then.
+            tensor, its spec, results)``. They are of one movement then.
     """
 
     name: str
@@ -92,7 +94,7 @@ class Runner:
     placements: Sequence[tuple[Placement, ...]]
     steps: tuple[Step, ...]
     metas: TensorMeta | Sequence[TensorMeta]
-    note: Callable[[Any, torch.Tensor, list[torch.Tensor]], None] | None = None
+    note: Callable[[Any, torch.Tensor, DTensorSpec, list[torch.Tensor]], None] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(_tensors_of((*args, *kwargs.values())), self.moved)
@@ -110,9 +112,9 @@ class Runner:
         if self.note is not None and isinstance(step, Movement):
             results = step.views(operands)
         if results is None:
-            results = list(map(laid_out, moved(operands), listed(self.metas)))
+            results = list(map(lie_in, moved(operands), self._orders))
             if self.note is not None:
-                self.note(self, given[0], results)
+                self.note(self, given[0], self.specs[0], results)
         return results[0] if isinstance(self.metas, TensorMeta) else results
 
     @property
@@ -133,6 +135,11 @@ class Runner:
             if tuple(whole) != tuple(spec.placements):
                 found.append((spec, DTensorSpec(spec.mesh, tuple(whole), spec.tensor_meta)))
         return found
+
+    @cached_property
+    def _orders(self) -> list[tuple[int, ...] | None]:
+        """In which order the dims of each result lie."""
+        return list(map(order_of, listed(self.metas)))
 
     @cached_property
     def _targets(self) -> dict[int, DTensorSpec]:
@@ -162,13 +169,45 @@ class Runner:
 
     def again(self, output: int, source: torch.Tensor) -> torch.Tensor:
         """One of the results, of what the operand's local tensor now has."""
-        return laid_out(self.movement.again(output, source), listed(self.metas)[output])
+        return lie_in(self.movement.again(output, source), self._orders[output])
 
     def back(self, output: int, moved: torch.Tensor, source: torch.Tensor) -> None:
         """Write to the operand's local tensor what one of the results, ``moved``, has of it. Its
         other rows stay. All ranks together.
         """
         self.movement.back(output, moved, source)
+
+    @property
+    def has(self) -> None:
+        """What a result has of the operand is not known to be what another's has: to compare that
+        costs as much as to move it again.
+        """
+
+    def check_back(self, writer: str, tensor: Any) -> None:
+        """
+        Raises:
+            RuntimeError: what ``writer`` writes to a result has no one place in the operand: it is
+                windows, which may have rows in common, or what it is of was expanded.
+        """
+        windows = any(
+            isinstance(rows.form, (Window, Fold))
+            for part in self.movement.exchange.move.links
+            for pair in part.pairs
+            for rows in pair
+        )
+        spec = self.specs[0]
+        meta = spec.tensor_meta
+        expanded = meta is not None and any(
+            n > 1 and not step for n, step in zip(meta.shape, meta.stride)
+        )
+        if windows or expanded:
+            raise RuntimeError(
+                f"{writer} writes in place to the result of {self.name} of a "
+                f"DTensor of shape {tuple(spec.shape)} with placements "
+                f"{text(spec.placements)}: windows of a sharded dim, or part of an expanded "
+                "tensor. These may have one element in several places, so the write is not "
+                "defined. Write to .clone() of it."
+            )
 
 
 def _tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:

@@ -18,20 +18,26 @@ from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
 from cute_sharding.dtensor.replaced.tensor_specs import TensorMeta
 from cute_sharding.dtensor.run.ranks import on_each_rank
 
-# Row by row, of as many dims as any tensor has.
-_ROWS = tuple(range(64))
+# Row by row, by how many dims there are, of as many as any tensor has.
+_ROWS = tuple([tuple(range(count)) for count in range(65)])
 
 
 def laid_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
     """The local tensor, its dims without gaps and in the order of the strides of the whole, whose
     TensorMeta is ``meta``: itself, where it lies so, and else a copy.
     """
-    order = None if meta is None or len(meta.shape) != local.ndim else _order_of(meta)
-    if order is None:
+    return lie_in(local, order_of(meta))
+
+
+def lie_in(local: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """The local tensor, its dims without gaps and in that order, as :func:`order_of` has it;
+    itself, where it lies so or has other dims, and else a copy.
+    """
+    if order is None or len(order) != local.ndim:
         return local
-    if dispatch_modes.local_tensor_mode() is None:
+    if type(local) is torch.Tensor or dispatch_modes.local_tensor_mode() is None:
         lies = collective_ops.in_flight(local)
-        if (lies if order == _ROWS[: len(order)] else lies.permute(order)).is_contiguous():
+        if (lies if order == _ROWS[len(order)] else lies.permute(order)).is_contiguous():
             return local
     back = sorted(range(len(order)), key=order.__getitem__)
     return on_each_rank(
@@ -39,13 +45,15 @@ def laid_out(local: torch.Tensor, meta: Any) -> torch.Tensor:
     )
 
 
-def _order_of(meta: Any) -> tuple[int, ...] | None:
-    """The dims from the outermost in memory to the innermost; None where a size that is a symbol
-    has no value yet.
+def order_of(meta: Any) -> tuple[int, ...] | None:
+    """The dims from the outermost in memory to the innermost; None where nothing is known of the
+    whole, or a size that is a symbol has no value yet.
 
     The order of symbolic strides is that of the numbers at hand: it is another for other sizes only
     if one of these is 0 or 1, of which no symbol is.
     """
+    if meta is None:
+        return None
     try:
         return _memory_order(meta.shape, meta.stride)
     except TypeError:  # symbols cannot be looked up

@@ -19,6 +19,7 @@ from cute_sharding.dtensor.run.ranks import on_each_rank, peers, place
 from cute_sharding.exchange import BundlePart, Part
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.copies import Copy, flat
+from cute_sharding.exchange.pieces import Joined
 from cute_sharding.exchange.step import Step
 
 # What every backend can move. Moving needs no arithmetic, so other dtypes travel as bytes.
@@ -111,20 +112,39 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
     return [n for n in shape if n != 1]
 
 
-def packed(
-    part: Part, operands: Sequence[torch.Tensor], dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """The send buffer, of the first operand's dtype if none is given."""
+def packed(part: Part, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The send buffer."""
+    if not dispatch_modes.is_tracing():
+        return packed_as(part, operands, part.joined(*[x.stride() for x in operands])[-1])
+    if None not in part.packs and part.sent is not None and len(part.sent) == 1:
+        ((i, copy),) = part.sent
+        return read(operands[i or 0], copy).reshape(-1)
+    return packed_as(part, operands, None)
+
+
+def packed_as(part: Part, operands: Sequence[torch.Tensor], pieces: Joined | None) -> torch.Tensor:
+    """The send buffer, which is those pieces of the operands, if any are given."""
     if None in part.packs:
         return operands[0].contiguous().view(-1)
-    if part.sent_whole is not None:
-        i, copy = part.sent_whole
-        return read(operands[i], copy).reshape(-1)
-    buffer = operands[0].new_empty(sum(part.sends), dtype=dtype)
+    if pieces is not None:
+        flat = concatenated(pieces, operands, operands[0]).contiguous()
+        return flat if pieces.shape is None else flat.view(pieces.shape)
+    buffer = operands[0].new_empty(sum(part.sends))
     for x, copies in zip(operands, part.packs):
         for copy in copies or ():
             write(copy, x, buffer)
     return buffer
+
+
+def concatenated(
+    pieces: Joined, operands: Sequence[torch.Tensor], received: torch.Tensor
+) -> torch.Tensor:
+    """Pieces one behind the other; a view, where it is one."""
+    views = []
+    for of, sizes, strides, first in pieces.pieces:
+        x = received if of is None else operands[of]
+        views.append(x.as_strided(sizes, strides, x.storage_offset() + first))
+    return torch.cat(views, pieces.dim) if len(views) > 1 else views[0]
 
 
 def filled(
@@ -150,10 +170,11 @@ def own_view(part: Part, k: int, operands: Sequence[torch.Tensor]) -> torch.Tens
     """A result that is all of one's own, in one copy, as a view of the operand where it can be one;
     None: it is not.
     """
-    made = part.made_whole[k]
-    if made is None or made[0] is None:
+    whole = part.whole[k]
+    if whole is None:
         return None
-    return read(operands[made[0]], made[1]).reshape(part.target_shape(k))
+    shape, own = part.target_shape(k), read(operands[whole[0]], whole[1])
+    return own if own.shape == shape else own.reshape(shape)
 
 
 def unpacked(
@@ -172,12 +193,10 @@ def unpacked(
     shape, copies = part.target_shape(k), part.unpacks[k]
     if copies is None:
         return received.view(shape)
-    if into is None and (made := part.made_whole[k]) is not None:
-        i, copy = made
-        own = read(received if i is None else operands[i], copy)
-        own = own.clone(memory_format=torch.contiguous_format)
-        return own if own.shape == shape else own.view(shape)
     if into is None:
+        whole = _made(part, k, received, operands)
+        if whole is not None:
+            return whole
         like = operands[0]
         into = like.new_full(shape, fill) if part.filled[k] else like.new_empty(shape)
     for i, copy in part.kept(k):
@@ -187,6 +206,31 @@ def unpacked(
     return into
 
 
+def _made(
+    part: Part, k: int, received: torch.Tensor, operands: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
+    """A result that is pieces one behind the other, in memory of its own; None of another."""
+    some = part.made[k]
+    if some is None:
+        return None
+    if not dispatch_modes.is_tracing():
+        pieces = part.joined(*[x.stride() for x in operands])[k]
+        return pieces and made(pieces, received, operands)
+    if len(some) > 1:
+        return None
+    ((i, copy),) = some
+    own = read(received if i is None else operands[i], copy)
+    return own.clone(memory_format=torch.contiguous_format).view(part.target_shape(k))
+
+
+def made(pieces: Joined, received: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor of pieces one behind the other, in memory of its own."""
+    whole = concatenated(pieces, operands, received)
+    if len(pieces.pieces) == 1:
+        whole = whole.clone()
+    return whole if pieces.shape is None else whole.reshape(pieces.shape)
+
+
 def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
     """What this rank keeps of its own, in the memory order of its own. All of it, where that is
     what it keeps, as it is if ``alias``.
@@ -194,7 +238,7 @@ def keep(part: Part, local: torch.Tensor, *, alias: bool) -> torch.Tensor:
     shape = part.target_shape()
     if part.source_shape() == shape and part.are_whole[0]:
         return local if alias else local.clone()
-    if local.ndim == len(shape) and part.made_whole[0] and local.is_contiguous():
+    if local.ndim == len(shape) and part.whole[0] and local.is_contiguous():
         return unpacked(part, 0, local, [local])
     if local.ndim > len(shape):
         target = local.new_empty((*shape, *local.shape[len(shape) :]))

@@ -22,6 +22,15 @@ from cute_sharding.dtensor.replaced import (
 from cute_sharding.sharding.chains import Device
 
 
+def alone() -> int | None:
+    """This process's rank, where the program runs as it is; None where it is traced, or every rank
+    runs in this process.
+    """
+    if dispatch_modes.local_tensor_mode() is not None or dispatch_modes.is_tracing():
+        return None
+    return process_groups.this_rank()
+
+
 def on_each_rank(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
     """``function(rank, *local tensors)``: of this process's rank, or under LocalTensorMode of every
     rank.

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from writing_programs import drawn_program
 
 import cute_sharding
-from cute_sharding.dtensor.extras.copies import Copy
+from cute_sharding.dtensor.extras.copies import Copies
 
 SETTINGS = {"movement": {"movement": True}, "views": {}}
 
@@ -117,8 +117,8 @@ def test_a_write_costs_the_same_however_many_slices_are_kept(monkeypatch):
     not the others; each is told from what it has, so that all are as on one device.
     """
     looked_up = []
-    moved = Copy.moved
-    monkeypatch.setattr(Copy, "moved", lambda copy: looked_up.append(copy) or moved(copy))
+    moved = Copies.moved
+    monkeypatch.setattr(Copies, "moved", lambda *which: looked_up.append(which) or moved(*which))
 
     def program(x, count):
         parts = [x[i : i + 5] for i in range(count)]
@@ -136,6 +136,34 @@ def test_a_write_costs_the_same_however_many_slices_are_kept(monkeypatch):
             assert len(looked_up) <= 4 * count
             for part, wanted in zip(parts, expected, strict=True):
                 assert_close(part.clone(), wanted, f"{count} slices")
+
+
+def test_a_write_to_a_part_leaves_the_other_parts_as_they_are(monkeypatch):
+    """No two parts of a split have a row in common; what was written to all is brought to the one
+    that is read.
+    """
+    brought = []
+    refresh = Copies.refresh
+    monkeypatch.setattr(Copies, "refresh", lambda *which: brought.append(which) or refresh(*which))
+
+    def program(x):
+        parts = x.split(3)
+        parts[0].add_(1.0)
+        parts[2].mul_(2.0)
+        torch._foreach_add_([parts[0], parts[1]], 5.0)
+        return [x, *parts]
+
+    with plain():
+        expected = program(number((8, 3)))
+    with ranks_of((2,)), cute_sharding.enabled(movement=True):
+        x, *parts = program(distribute(number((8, 3)), (2,), [Shard(0)]))
+        brought.clear()
+        for part, wanted in zip([x, *parts], expected, strict=True):
+            assert_close(part.clone(), wanted, "after writes to parts")
+        assert not brought
+        x.mul_(3.0)
+        assert_close(parts[1].clone(), expected[2] * 3, "after a write to all")
+        assert [number for _, number in brought] == [1]
 
 
 def test_to_local_raises_where_it_would_have_to_receive():

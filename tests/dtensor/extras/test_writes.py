@@ -277,6 +277,15 @@ def test_plain_tensors_that_are_written_to_put_copies_out_of_step():
         x.to_local().mul_(2.0)
         with pytest.raises(RuntimeError, match="Take the view again"):
             old.add_(1.0)
+    with cute_sharding.enabled(movement=True):  # of a split each part by itself
+        x = DTensor.from_local(torch.ones(4, 2), mesh_of((2,)), [Shard(0)])
+        before, after = x.split(5)
+        x.add_(1.0)
+        before.clone()
+        x.to_local().mul_(2.0)
+        after.add_(1.0)
+        with pytest.raises(RuntimeError, match="Take the view again"):
+            before.add_(1.0)
 
 
 def test_complex_numbers_by_their_parts():
