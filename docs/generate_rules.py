@@ -64,6 +64,7 @@ MOVED = {
     "torch.split": ((4, 12), (5, 1)),
     "torch.split, by sizes": ((4, 12), ((3, 9), 1)),
     "torch.cat": ([(4, 3), (4, 5)], (1,)),
+    "torch.block_diag": ([(4, 3), (2, 5)], ()),
     "torch.roll": ((4, 12), (2, 1)),
     "torch.narrow_copy": ((4, 12), (1, 2, 5)),
     "torch.flip": ((4, 12), ((1,),)),
@@ -151,7 +152,7 @@ def line_of_movement(row: ByRows) -> str:
     shape, args = MOVED[row.op]
     move = row.move(shape, *args)
     assert move is not None
-    example = f"`{shape}`, `{', '.join(map(str, args))}`"
+    example = ", ".join([f"`{shape}`", *[f"`{', '.join(map(str, args))}`" for _ in args[:1]]])
     overloads = ", ".join(f"`{name}`" for name in row.overloads)
     return f"| `{row.op}` | {overloads} | {example} | {pieces(move)} | {signature(row)} |"
 

@@ -100,6 +100,7 @@ DRAWN = {
     "torch.split": lambda rng, x, d: (rng.randint(1, x[d] + 1), d),
     "torch.split, by sizes": lambda rng, x, d: (_sizes(rng, x[d]), d),
     "torch.cat": lambda rng, x, d: (d,),
+    "torch.block_diag": lambda rng, x, d: () if len(x) < 3 else None,
     "torch.roll": lambda rng, x, d: (
         ([rng.randint(-9, 9)], [d])
         if rng.random() < 0.7
@@ -126,7 +127,7 @@ DRAWN = {
         *rng.sample(range(-len(x) - 1, 0), 2),
     ),
 }
-TOGETHER = {"torch.cat"}
+TOGETHER = {"torch.cat", "torch.block_diag"}
 
 # What the op makes of index arrays; -1 is a row that comes from nowhere.
 DONE = {
@@ -136,6 +137,7 @@ DONE = {
     "torch.split": lambda x, n, d: x.split(n, d),
     "torch.split, by sizes": lambda x, n, d: x.split(n, d),
     "torch.cat": lambda *given: torch.cat(given[:-1], given[-1]),
+    "torch.block_diag": lambda *given: torch.block_diag(*[x + 1 for x in given]) - 1,
     "torch.roll": torch.roll,
     "torch.flip": torch.flip,
     "torch.narrow_copy": torch.narrow_copy,
@@ -174,6 +176,11 @@ def draw(rng, ops=tuple(DRAWN), meshes=MESHES, sizes=SIZES, most=900):
         if op == "torch.cat":
             shapes = [
                 (*shape[:d], rng.choice(sizes), *shape[d + 1 :]) for _ in range(rng.randint(1, 3))
+            ]
+        if op == "torch.block_diag":
+            shapes += [
+                tuple(rng.choice(sizes) for _ in range(rng.randint(0, 2)))
+                for _ in range(rng.randint(0, 2))
             ]
         if op == "slice's gradient":
             a, b, _ = slice(args[1], args[2]).indices(shape[d])

@@ -65,6 +65,11 @@ def _cat(rng, shape, d):
     return None, lambda x: torch.cat([x, x * 2, x[first]], d)
 
 
+def _block_diag(rng, shape, d):
+    first = (slice(0, 1),) * len(shape)
+    return None, len(shape) < 3 and (lambda x: torch.block_diag(x, x * 2, x[first]))
+
+
 def _roll(rng, shape, d):
     shift = rng.randint(-9, 9)
     return shift, lambda x: x.roll(shift, d)
@@ -234,6 +239,7 @@ PROGRAMS = {
     "tensor_split": _tensor_split,
     "unbind": _unbind,
     "cat": _cat,
+    "block_diag": _block_diag,
     "roll": _roll,
     "roll of all dims": _roll_all,
     "flip": _flip,

@@ -69,6 +69,7 @@ PROGRAMS = {
     "triangles at the right": (solved_with(left=False), (4, 3, 3), (4, 6, 3)),
     "triangles, broadcast": (solved_with(), (4, 3, 3), (2, 1, 3, 5)),
     "one triangle": (solved_with(), (3, 3), (4, 3, 5)),
+    "bilinear": (F.bilinear, (4, 6), (4, 5), (3, 6, 5), (3,)),
     "linear": (F.linear, (3, 4, 8), (10, 8), (10,)),
     "matmul": (torch.matmul, (2, 3, 4, 5), (5, 6)),
     "softmax": (lambda x: x.softmax(1), (4, 6, 5)),
@@ -84,6 +85,15 @@ PROGRAMS = {
     "t_copy": (lambda x: torch.t_copy(x), (4, 6)),
     "transpose_copy": (lambda x: torch.transpose_copy(x, 0, -1), (4, 6, 5)),
     "permute_copy": (lambda x: torch.permute_copy(x, (2, 0, -2)), (4, 6, 5)),
+    "view_as_real_copy": (
+        lambda x, y: torch.view_as_real_copy(torch.complex(x, y)),
+        (4, 6),
+        (4, 6),
+    ),
+    "view_as_complex_copy": (
+        lambda x: torch.view_as_complex_copy(x.detach()).abs(),
+        (4, 6, 2),
+    ),
     "unsqueeze_copy": (lambda x: torch.unsqueeze_copy(x, -2), (4, 6)),
     "diagonal": (lambda x: x.diagonal(), (3, 4, 6)),
     "tril": (lambda x: x.tril(), (3, 4, 6)),
@@ -119,6 +129,7 @@ PROGRAMS = {
     ),
     "embedding": (lambda i, w: F.embedding(i, w), index(4, 6, below=9), (9, 6)),
     "cat": (lambda x, y: torch.cat([x, y], 1), (4, 6), (4, 3)),
+    "block_diag": (torch.block_diag, (4, 6), (5, 3)),
     "stack": (lambda x, y: torch.stack([x, y], 1), (4, 6), (4, 6)),
     "split": (
         lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.split(4, 1))], 0),
@@ -293,6 +304,9 @@ PROGRAMS = {
     "diag_embed": (lambda x: torch.diag_embed(x, 1, 0, 2), (3, 4, 5)),
     "diagonal_copy": (lambda x: torch.diagonal_copy(x, 1, 0, 2), (3, 4, 5)),
     "unbind_copy": (lambda x: sum(x * i for i, x in enumerate(torch.unbind_copy(x, 1))), (4, 3, 5)),
+    "select_copy": (lambda x: torch.select_copy(x, 1, 2), (4, 6, 5)),
+    "slice_copy": (lambda x: torch.slice_copy(x, 1, 1, 6, 2), (4, 6, 5)),
+    "split_copy": (lambda x: torch.sub(*torch.split_copy(x, 3, 1)), (4, 6, 5)),
     "unsafe_chunk": (lambda x: torch.sub(*torch.unsafe_chunk(x, 2, 1)), (4, 6, 3)),
     "attention": (
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v),

@@ -82,9 +82,14 @@ OTHERS = {
 }
 # Of slices, how many arguments come before those that say which.
 WHOLE = {"slice.Tensor": 1, "slice_backward.default": 2}
+# Ops that are about every dim of their operands.
+NONE_FREE = ("block_diag.default",)
 ALIKE = {
     "unbind_copy.int": "unbind.int",
     "unsafe_split.Tensor": "split.Tensor",
+    "split_copy.Tensor": "split.Tensor",
+    "select_copy.int": "select.int",
+    "slice_copy.Tensor": "slice.Tensor",
     "unsafe_split_with_sizes.default": "split_with_sizes.default",
     "diagonal_copy.default": "diagonal.default",
     "t_copy.default": "t.default",
@@ -106,6 +111,7 @@ def padded(name, rng):
 
 # Ops of which torch keeps pending what is pending of their operands.
 COPY_ELEMENTS = (
+    *("slice_copy", "select_copy", "split_copy"),
     *("slice", "select", "unbind", "unbind_copy", "split", "unsafe_split", "split_with_sizes"),
     *("split_with_sizes_copy", "unsafe_split_with_sizes", "cat", "roll", "flip", "t", "t_copy"),
     *("transpose_copy", "permute_copy", "unsqueeze_copy", "alias_copy", "detach_copy"),
@@ -178,6 +184,7 @@ AS_WRITTEN = [
     ("cat.default", ([(4, 5), (4, 2)], 1), "d0 [d1], d0 [d1] -> d0 [to1]"),
     ("cat.default", ([(4, 5)], -1), "d0 [d1] -> d0 [to1]"),
     ("cat.default", ([(4, 5), (0,)],), None),
+    ("block_diag.default", ([(4, 5), (2, 3)],), "[d0] [d1], [d0] [d1] -> [to0] [to1]"),
     ("roll.default", (X, [1, 0], [0, 2]), "[d0] d1 [d2] -> [to0] d1 [to2]"),
     ("roll.default", (X, [3]), "[...] -> [...]"),
     ("flip.default", (X, [0, -1]), "[d0] d1 [d2] -> [to0] d1 [to2]"),
@@ -279,7 +286,7 @@ def test_rows_of_free_dims_are_computed_of_the_same_rows(name):
             for x, whole in zip(found, expected):
                 assert torch.equal(x, with_rows(whole, names, free, rows)), (args, signature)
             names_seen += 1
-    assert names_seen > 20
+    assert names_seen > 20 or name in NONE_FREE
 
 
 def told(name, rest, signature, free, rows):

@@ -173,6 +173,18 @@ def concatenated(tensors: Sequence[Shape], dim: int = 0) -> Move | None:
     return Move(tuple(tensors), (put(tensors[0], d, first),), tuple(links))
 
 
+def blocks(tensors: Sequence[Shape]) -> Move:
+    """Each below and beside those before it, among zeros; of a vector one row, of a scalar one."""
+    links, row, column = [], 0, 0
+    for i, x in enumerate(tensors):
+        height, width = (1,) * (2 - len(x)) + x
+        down, right = Rows(0, line(0, row, height)), Rows(1, line(0, column, width))
+        one, other = map(Rows, (None, None, 0, 1)[len(x) : len(x) + 2])
+        links.append(Link(i, 0, ((one, down), (other, right))))
+        row, column = row + height, column + width
+    return Move(tuple(tensors), ((row, column),), tuple(links))
+
+
 # -- the same rows in another order ----------------------------------------------------------------
 
 
@@ -354,11 +366,19 @@ ROWS: tuple[Row, ...] = (
         sliced,
         op="Tensor.__getitem__",
         linear=COPIES,
+        by_names=("slice_copy.Tensor",),
         note="slices; also narrow, tensor_split",
     ),
     Row(("slice_backward.default",), gradient(sliced), op="slice's gradient"),
     Row(("narrow_copy.default",), narrowed, op="torch.narrow_copy"),
-    Row(("select.int",), selected, op="torch.select", linear=COPIES, note="also an int as index"),
+    Row(
+        ("select.int",),
+        selected,
+        op="torch.select",
+        linear=COPIES,
+        by_names=("select_copy.int",),
+        note="also an int as index",
+    ),
     Row(("select_backward.default",), gradient(selected), op="select's gradient"),
     Row(
         ("unbind.int",),
@@ -373,7 +393,7 @@ ROWS: tuple[Row, ...] = (
         split,
         op="torch.split",
         linear=COPIES,
-        by_names=("unsafe_split.Tensor",),
+        by_names=("unsafe_split.Tensor", "split_copy.Tensor"),
         note="also chunk",
     ),
     Row(
@@ -390,6 +410,7 @@ ROWS: tuple[Row, ...] = (
         linear=COPIES_ALL,
         note="also hstack, vstack, dstack",
     ),
+    Row(("block_diag.default",), blocks, op="torch.block_diag"),
     Row(("roll.default",), rolled, op="torch.roll", linear=COPIES, otherwise="[...] -> [...]"),
     Row(("flip.default",), flipped, op="torch.flip", linear=COPIES, note="also fliplr, flipud"),
     Row(("rot90.default",), rotated, op="torch.rot90", made_of="flip.default"),

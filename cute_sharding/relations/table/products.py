@@ -39,6 +39,25 @@ def sum_and_outer_product(term: Shape, *_: Any, **__: Any) -> str:
     return f"{text(['m', 'n'][2 - len(term) :])}, m, n -> m n"
 
 
+def trilinear(first: Shape, second: Shape, third: Shape, *given: Any) -> str | None:
+    """The sums, over some dims, of products of three: each lacks the dims that it is repeated
+    along.
+
+    >>> trilinear((8, 3), (5, 3, 4), (8, 4), [1, 3], [0], [1, 2], [2, 3])  # of F.bilinear
+    'd0 d2, d1 d2 d3, d0 d3 -> d0 d1'
+    """
+    *repeated, summed = given[:4]
+    ndim = len(first) + len(repeated[0])
+    own = [[d for d in range(ndim) if d not in lacking] for lacking in repeated]
+    sizes: dict[int, int] = {}
+    for dims, shape in zip(own, (first, second, third)):
+        if any(sizes.setdefault(d, n) != n for d, n in zip(dims, shape)):
+            return None
+    names = [f"d{d}" if d in sizes else "1" for d in range(ndim)]
+    operands = [text([names[d] for d in dims]) for dims in own]
+    return f"{', '.join(operands)} -> {text([n for d, n in enumerate(names) if d not in summed])}"
+
+
 def solved_with_triangles(triangles: Shape, sides: Shape, *, left: bool = True, **_: Any) -> str:
     """The solutions of equations with triangles, of which each takes all of its own; their columns
     are solved by themselves, or their rows, where the triangles stand at the right. Batch dims are
@@ -149,6 +168,7 @@ ROWS: tuple[Row, ...] = (
     Row(("bmm.default",), "b m k, b k n -> b m n", "sum", (0, 1)),
     Row(("mv.default",), "m k, k -> m", "sum", (0, 1)),
     Row(("dot.default", "vdot.default"), "k, k ->", "sum", (0, 1)),
+    Row(("_trilinear.default",), trilinear, "sum", (0, 1, 2)),
     Row(("addmm.default",), sum_and_product("m k, k n -> m n"), "sum"),
     Row(
         ("addmv.default",),

@@ -47,6 +47,10 @@ ONE = {
     "split.Tensor": (lambda x: torch.stack(x.split(3, 0)), COPIED),
     "split_with_sizes.default": (lambda x: torch.cat(x.split([2, 4], 0)), COPIED),
     "slice.Tensor": (lambda x: x[1:5:2], COPIED),
+    "view_as_complex_copy.default": (
+        lambda x: torch.view_as_real(torch.view_as_complex_copy(x[:, :, :2])),
+        SUMS,
+    ),
     "sum.dim_IntList": (lambda x: x.sum(0), SUMS),
     "mean.dim": (lambda x: x.mean(0), SUMS),
     # Where torch finishes them first, or where something is gathered.
@@ -66,7 +70,7 @@ TWO = {
     "cat.default": lambda x, y: torch.cat([x, y, x]),
     "stack.default": lambda x, y: torch.stack([x, y], 1),
 }
-OF_FLOATS = ("mean.dim", "norm of a part")
+OF_FLOATS = ("mean.dim", "norm of a part", "view_as_complex_copy.default")
 
 
 def numbers(seed, dtype):
