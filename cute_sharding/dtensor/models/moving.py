@@ -22,7 +22,7 @@ from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
 from cute_sharding.dtensor.run.messages import Seal, in_group, started
 from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.packing import filled, in_shape, own_view, unpacked
+from cute_sharding.dtensor.run.packing import filled, own_view, unpacked
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Network, Part
 from cute_sharding.exchange.alone import in_a_row
@@ -38,6 +38,24 @@ class Specs(NamedTuple):
 
     current: DTensorSpec
     target: DTensorSpec
+
+
+class End(NamedTuple):
+    """What becomes of a tensor on this rank.
+
+    Attributes:
+        shape, dtype: of what the rank is to have; None: it is not on the mesh.
+        on_the_way: the dtype of what is sent, the smaller of the two.
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    on_the_way: torch.dtype
+
+    def make(self, device: torch.device) -> torch.Tensor:
+        """The target, with nothing in it."""
+        shape = 0 if self.shape is None else self.shape
+        return torch.empty(shape, dtype=self.dtype, device=device)
 
 
 class Piece(NamedTuple):
@@ -86,6 +104,22 @@ class Bucket:
         part = bundle.part(process_groups.this_rank(), room)
         return part if bundle.is_free else in_group(part, self.group)
 
+    @cached_property
+    def ends(self) -> tuple[End, ...]:
+        """What becomes of each of the tensors here."""
+        rank = process_groups.this_rank()
+        return tuple(
+            [
+                End(way.target.placed.local_shape(rank), _dtype(way.target.dtype), _on_the_way(way))
+                for way in self.ways
+            ]
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank has the tensors, and the buffers."""
+        return device_of(self.specs[0].target.mesh)
+
     @property
     def seal(self) -> Seal | None:
         """What messages begin with."""
@@ -126,7 +160,7 @@ class Bucket:
         by the number of the tensor in the plan; else targets are made.
         """
         finished = self.finished(given)
-        dtypes = [on_the_way(way) for way in self.ways]
+        dtypes = [end.on_the_way for end in self.ends]
         there = {k: into[i] for k, i in enumerate(self.packed.members) if i in into}
         straight = Straight(self.part, dtypes, finished, there, self._made)
         if self.packed.bundle.is_free:
@@ -143,21 +177,18 @@ class Bucket:
 
     def _made(self, k: int) -> torch.Tensor:
         """The target of a tensor, with nothing in it."""
-        shape, way = self.part.parts[k].target_shape(), self.ways[k]
-        device = device_of(self.specs[k].target.mesh)
-        return torch.empty(shape, dtype=_dtype(way.target.dtype), device=device)
+        return self.ends[k].make(self.device)
 
     def _packed(self, finished: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """What goes in messages of many tensors."""
-        device = device_of(self.specs[0].target.mesh)
-        operands = [[x] for x in finished]
-        return filled(self.part, operands, [*map(on_the_way, self.ways)], device)
+        operands, dtypes = [[x] for x in finished], [end.on_the_way for end in self.ends]
+        return filled(self.part, operands, dtypes, self.device)
 
     def pass_by(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
         """Hand over what a rank of none of the meshes has: tensors without elements."""
-        for member, way, spec in zip(self.packed.members, self.ways, self.specs):
-            device = device_of(spec.target.mesh)
-            arrived(member, torch.empty(0, dtype=_dtype(way.target.dtype), device=device))
+        device = self.device
+        for member, end in zip(self.packed.members, self.ends):
+            arrived(member, end.make(device))
 
     def _refuse_others(self) -> NoReturn:
         """Raises:
@@ -193,12 +224,13 @@ class Flight(NamedTuple):
         tensor's number in the plan; on a rank that is not on its mesh, one without elements.
         """
         bucket, received = self.bucket, None if self.wait is None else self.wait()
+        device = bucket.device
         self.straight.land()
         for k, mine in enumerate(bucket.part.parts):
             local, self.given[k] = self.given[k], None
             member, target = bucket.packed.members[k], bucket.specs[k].target
             made = self.straight.made.pop(k, None)
-            result = _result(mine, received, local, bucket.ways[k], target, made)
+            result = _result(mine, received, local, bucket.ends[k], made, device)
             del local, made
             if member not in self.into:
                 result = laid_out(result, target.tensor_meta)
@@ -211,16 +243,6 @@ def device_of(mesh: Any) -> torch.device:
         return torch.device(mesh.device_type)
     index = torch.get_device_module(mesh.device_type).current_device()
     return torch.device(mesh.device_type, index)
-
-
-def checked(local: torch.Tensor, way: Way, name: str) -> torch.Tensor:
-    """What this rank has of a tensor.
-
-    Raises:
-        OtherShape: it is not what the placements give.
-    """
-    shape = way.source.placed.local_shape(process_groups.this_rank())
-    return local if shape is None else in_shape(local, shape, name)
 
 
 def _finished(local: torch.Tensor, way: Way, spec: DTensorSpec) -> torch.Tensor | None:
@@ -244,7 +266,7 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def on_the_way(way: Way) -> torch.dtype:
+def _on_the_way(way: Way) -> torch.dtype:
     """The smaller of the two dtypes."""
     is_wider = way.source.itemsize > way.target.itemsize
     return _dtype(way.target.dtype if is_wider else way.source.dtype)
@@ -254,19 +276,18 @@ def _result(
     part: Part,
     received: torch.Tensor | None,
     local: torch.Tensor | None,
-    way: Way,
-    target: DTensorSpec,
+    end: End,
     made: torch.Tensor | None,
+    device: torch.device,
 ) -> torch.Tensor:
     """What a rank is to have, from what it has and what it was sent; some of it is ``made``."""
-    (shape,), dtype, device = part.target_shapes, _dtype(way.target.dtype), device_of(target.mesh)
-    if shape is None:
-        return torch.empty(0, dtype=dtype, device=device)
+    if end.shape is None:
+        return end.make(device)
     operands = [] if local is None else [local]
-    if made is None and local is not None and local.dtype == dtype:
+    if made is None and local is not None and local.dtype == end.dtype:
         own = own_view(part, 0, operands)
         if own is not None:
             return own
-    result = torch.empty(shape, dtype=dtype, device=device) if made is None else made
-    flat = result if received is None else received.view(on_the_way(way))  # of the one, nothing
+    result = end.make(device) if made is None else made
+    flat = result if received is None else received.view(end.on_the_way)  # of the one, nothing
     return unpacked(part, 0, flat, operands, into=result)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from cute_sharding.dtensor.bookkeeping.names import listed
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.models.memory import give_back
-from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs, checked
+from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs
 from cute_sharding.dtensor.models.nests import Place, State, check_movable, put
 from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
@@ -36,6 +36,13 @@ class ReshardError(RuntimeError):
     def __init__(self, message: str, moved: Sequence[str], left: Sequence[str]) -> None:
         super().__init__(message)
         self.moved, self.left = tuple(moved), tuple(left)
+
+
+class _Shapes(NamedTuple):
+    """Of what a rank has; None: it is not on the mesh."""
+
+    source: tuple[int, ...] | None
+    target: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -252,10 +259,20 @@ class RunnablePlan(ReshardPlan):
         """
         found = {}
         for i, places in enumerate(groups):
-            _, way, stays = self.tensors[i]
-            if not stays:
-                found[i] = checked(places[0].tensor._local_tensor, way, places[0].name)
+            if not self.tensors[i].stays:
+                local, shape = places[0].tensor._local_tensor, self._shapes[i].source
+                found[i] = local if shape is None else in_shape(local, shape, places[0].name)
         return found
+
+    @cached_property
+    def _shapes(self) -> list[_Shapes]:
+        """Of each tensor here, before and after."""
+        rank = process_groups.this_rank()
+        known = {
+            way: _Shapes(way.source.placed.local_shape(rank), way.target.placed.local_shape(rank))
+            for way in self.ways
+        }
+        return [known[way] for _, way, _ in self.tensors]
 
     def _onto(self, into: State) -> dict[int, list[torch.Tensor]]:
         """The memory of each tensor that is written to; of one that stands in several places, of
@@ -266,7 +283,7 @@ class RunnablePlan(ReshardPlan):
         """
         found = {}
         for i, places in enumerate(self._groups(into, after=True)):
-            shape = self.tensors[i].way.target.placed.local_shape(process_groups.this_rank())
+            shape = self._shapes[i].target
             if shape is not None:
                 every = {id(place.tensor): place for place in places}.values()
                 found[i] = [in_shape(p.tensor._local_tensor, shape, p.name) for p in every]
