@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from cute_sharding.dtensor.bookkeeping import watching
+from cute_sharding.dtensor.models.buffers import Buffers, Kept, room_for
 from cute_sharding.dtensor.models.straight import Straight
 from cute_sharding.dtensor.replaced import collective_ops, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
@@ -152,37 +153,50 @@ class Bucket:
             for x, way, spec in zip(given, self.ways, self.specs)
         ]
 
+    @cached_property
+    def buffer_bytes(self) -> int:
+        """How much memory messages take here, of contiguous tensors."""
+        singles = [
+            (single.size * self.ends[k].on_the_way.itemsize)
+            for is_run in (True, False)
+            for k, _, single in self.part.singles(is_run=is_run)
+            if single.start is None
+        ]
+        return sum(map(room_for, [sum(self.part.sends), sum(self.part.receives), *singles]))
+
     def send(
-        self, given: Sequence[torch.Tensor | None], into: Mapping[int, torch.Tensor]
+        self,
+        given: Sequence[torch.Tensor | None],
+        into: Mapping[int, torch.Tensor],
+        kept: Kept | None,
     ) -> Flight:
         """Send what this rank has of the tensors: long messages straight from their memory, where
         they lie so, and the rest packed, while those are on the wire. ``into``: what is written to,
-        by the number of the tensor in the plan; else targets are made.
+        by the number of the tensor in the plan; else targets are made. ``kept``: memory for
+        messages.
         """
         finished = self.finished(given)
         dtypes = [end.on_the_way for end in self.ends]
         there = {k: into[i] for k, i in enumerate(self.packed.members) if i in into}
-        straight = Straight(self.part, dtypes, finished, there, self._made)
+        buffers = Buffers(kept)
+        straight = Straight(self.part, dtypes, finished, there, self._made, buffers.take)
         if self.packed.bundle.is_free:
-            return Flight(self, finished, into, straight, None)
+            return Flight(self, finished, into, straight, None, buffers)
         bundle: Any = self.packed.bundle
         with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at), default=0)):
             straight.post(self.group, self.number, is_run=True)
             straight.post(self.group, self.number, is_run=False)
-            buffer = self._packed(finished)
-            mesh, part = self.specs[0].current.mesh, self.part
-            to = self.group, mesh, self.number, self.seal
+            mesh, part, device = self.specs[0].current.mesh, self.part, self.device
+            buffer = buffers.take(sum(part.sends), device)
+            buffer = filled(part, [[x] for x in finished], dtypes, buffer)
+            received = None if kept is None else buffers.take(sum(part.receives), device)
+            to = self.group, mesh, self.number, self.seal, received
             wait = started(lambda _: part, buffer, buffer, *to)
-        return Flight(self, finished, into, straight, wait)
+        return Flight(self, finished, into, straight, wait, buffers)
 
     def _made(self, k: int) -> torch.Tensor:
         """The target of a tensor, with nothing in it."""
         return self.ends[k].make(self.device)
-
-    def _packed(self, finished: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """What goes in messages of many tensors."""
-        operands, dtypes = [[x] for x in finished], [end.on_the_way for end in self.ends]
-        return filled(self.part, operands, dtypes, self.device)
 
     def pass_by(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
         """Hand over what a rank of none of the meshes has: tensors without elements."""
@@ -211,6 +225,7 @@ class Flight(NamedTuple):
         into: what is written to, by the number of the tensor in the plan.
         straight: what goes by itself.
         wait: for what is packed; None: no rank is sent anything.
+        buffers: in which messages are.
     """
 
     bucket: Bucket
@@ -218,6 +233,7 @@ class Flight(NamedTuple):
     into: Mapping[int, torch.Tensor]
     straight: Straight
     wait: Callable[[], torch.Tensor] | None
+    buffers: Buffers
 
     def land(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
         """Wait for what this rank is sent, and hand over what it has of each tensor then, by the
@@ -235,6 +251,8 @@ class Flight(NamedTuple):
             if member not in self.into:
                 result = laid_out(result, target.tensor_meta)
             arrived(member, result)
+        del received
+        self.buffers.put_back()
 
 
 def device_of(mesh: Any) -> torch.device:

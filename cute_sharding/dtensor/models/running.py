@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.names import listed
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
+from cute_sharding.dtensor.models.buffers import Kept
 from cute_sharding.dtensor.models.memory import give_back
 from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs
 from cute_sharding.dtensor.models.nests import Place, State, check_movable, put
@@ -123,7 +124,7 @@ class RunnablePlan(ReshardPlan):
             made = tensor_specs.made(local, self.specs[i].target, requires_grad=False)
             result.update(dict.fromkeys(self.names[i], made))
 
-        self._move(lambda bucket: bucket.send(_of(bucket, lambda i: None), {}), arrived)
+        self._move(self._sending(lambda i: None, {}), arrived)
         return result
 
     def run_with(self, state: State, progress: Callable[[], Any] = lambda: None) -> Any:
@@ -143,7 +144,7 @@ class RunnablePlan(ReshardPlan):
 
         try:
             with self._said(moved, "As they were"):
-                self._move(lambda bucket: bucket.send(_of(bucket, given.pop), {}), arrived)
+                self._move(self._sending(given.pop, {}), arrived)
         finally:
             result = state.result
         return result
@@ -167,19 +168,14 @@ class RunnablePlan(ReshardPlan):
                 x.copy_(local)
             moved.add(i)
 
-        def start(bucket: Bucket) -> Flight | Update:
-            now = _of(bucket, given.get)
-            return (
-                Update(bucket, now, _of(bucket, before.get), first)
-                if is_update
-                else bucket.send(now, first)
-            )
+        def update(bucket: Bucket) -> Update:
+            return Update(bucket, _of(bucket, given.get), _of(bucket, before.get), first)
 
         with torch.no_grad(), self._said(moved, "As they were, or written in part"):
             for i, places in enumerate(groups):
                 for x in onto.get(i, ()) if self.tensors[i].stays else ():
                     x.copy_(places[0].tensor._local_tensor)
-            self._move(start, arrived)
+            self._move(update if is_update else self._sending(given.get, first), arrived)
 
     @contextmanager
     def _said(self, moved: Collection[int], rest: str) -> Iterator[None]:
@@ -207,9 +203,25 @@ class RunnablePlan(ReshardPlan):
             for number, each in enumerate(self.packed)
         ]
 
+    def _sending(
+        self, give: Callable[[int], torch.Tensor | None], into: Mapping[int, torch.Tensor]
+    ) -> Callable[[Bucket], Flight]:
+        """How a bucket of what is given is sent."""
+
+        def start(bucket: Bucket) -> Flight:
+            keeps = self.memory_limit is None and bucket.device.type == "cpu"
+            return bucket.send(_of(bucket, give), into, self._kept if keeps else None)
+
+        return start
+
+    @cached_property
+    def _kept(self) -> Kept:
+        """Memory for messages, from bucket to bucket and from run to run."""
+        return Kept(max([b.buffer_bytes for b in self._buckets if b.is_mine], default=0))
+
     def _move(
         self,
-        start: Callable[[Bucket], Flight | Update],
+        start: Callable[[Bucket], Flight] | Callable[[Bucket], Update],
         arrived: Callable[[int, torch.Tensor], None],
     ) -> None:
         def land(bucket: Bucket, flight: Flight | Update) -> None:
