@@ -84,7 +84,7 @@ class Bucket:
     specs: tuple[Specs, ...]
     number: int
 
-    @property
+    @cached_property
     def is_mine(self) -> bool:
         """Whether this rank is on one of the meshes."""
         return process_groups.this_rank() in self.packed.bundle

@@ -127,6 +127,12 @@ class RunnablePlan(ReshardPlan):
         self._move(self._sending(lambda i: None, {}), arrived)
         return result
 
+    def free(self) -> None:
+        """Let go of the memory for messages that runs have left for the next: on the CPU, where
+        there is no ``memory_limit``. It is counted in ``peak_bytes``.
+        """
+        self._kept.let_go()
+
     def run_with(self, state: State, progress: Callable[[], Any] = lambda: None) -> Any:
         """:meth:`run`; ``progress`` is called after each tensor."""
         _check_ranks_are_real()
