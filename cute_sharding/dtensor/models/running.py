@@ -227,7 +227,7 @@ class RunnablePlan(ReshardPlan):
 
     def _move(
         self,
-        start: Callable[[Bucket], Flight] | Callable[[Bucket], Update],
+        start: Callable[[Bucket], Flight | Update],
         arrived: Callable[[int, torch.Tensor], None],
     ) -> None:
         def land(bucket: Bucket, flight: Flight | Update) -> None:
