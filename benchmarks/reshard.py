@@ -227,6 +227,9 @@ class Watch(TorchDispatchMode):
         if name == "all_to_all_single":
             self.sent += sum(1 for n in args[2] if n)
             self.received += sum(args[1]) * args[0].itemsize
+        elif name == "alltoall_base_":
+            self.sent += sum(1 for n in args[4] if n)
+            self.received += args[0].nbytes
         elif name.startswith(("all_gather_into", "_allgather_base")):
             out = result if isinstance(result, torch.Tensor) else args[0]
             self.received += out.nbytes * (world - 1) // world

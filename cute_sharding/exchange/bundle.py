@@ -43,9 +43,11 @@ class Item(NamedTuple):
     itemsize: int
     as_they_are: tuple[bool, bool] = (False, False)
 
-    def alone(self, rank: int) -> Alone:
-        """What a rank sends and receives of it in messages by themselves."""
-        least = max(-(-LONG // self.itemsize), 1)
+    def alone(self, rank: int, long: int = 0) -> Alone:
+        """What a rank sends and receives of it in messages by themselves, of ``long`` bytes at the
+        least.
+        """
+        least = max(-(-max(long, LONG) // self.itemsize), 1)
         return _alone(self.exchange, rank, least, self.as_they_are)
 
 
@@ -105,6 +107,11 @@ def among(part: _Own, ranks: Sequence[int]) -> _Own:
 class Bundle:
     """Exchanges that run as one.
 
+    Attributes:
+        items: of each tensor one.
+        long: from how many bytes on a message of one tensor may go by itself; never if it has less
+            than 2 MiB.
+
     >>> from cute_sharding.exchange import Placed, identity
     >>> from cute_sharding.sharding import Shard, Sharding
     >>> def rows_to_columns(shape):
@@ -119,6 +126,7 @@ class Bundle:
     """
 
     items: tuple[Item, ...]
+    long: int = 0
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -154,7 +162,7 @@ class Bundle:
     def seal(self) -> bytes:
         """Eight bytes that are the same where all exchanges are, in every process."""
         said = [(item.exchange.seal, item.itemsize) for item in self.items]
-        return sha256(repr(said).encode()).digest()[:8]
+        return sha256(repr((said, self.long)).encode()).digest()[:8]
 
     def __contains__(self, rank: int) -> bool:
         """Whether a rank is on one of the meshes."""
@@ -175,7 +183,7 @@ class Bundle:
         ``room`` for so many bytes more.
         """
         mine = {each: own_part(each, rank) for each in self.exchanges}
-        alone = tuple([item.alone(rank) for item in self.items])
+        alone = tuple([item.alone(rank, self.long) for item in self.items])
         sent = self._placed(
             [mine[i.exchange].sent for i in self.items], [a.sent for a in alone], room
         )

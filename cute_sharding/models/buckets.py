@@ -122,15 +122,19 @@ def _next(
     return members, load
 
 
-def peak(loads: Sequence[Loads], found: Sequence[Bucket]) -> int:
-    """The most bytes that a rank holds at once: sources, targets and buffers."""
+def peak(loads: Sequence[Loads], found: Sequence[Bucket], *, keeps: bool = False) -> int:
+    """The most bytes that a rank holds at once: sources, targets and buffers. ``keeps``: these stay
+    for the buckets that follow, and are as large as any needs.
+    """
     most, held = max(_before(loads), default=0), _before(loads)
-    for k, bucket in enumerate(found):
-        load = _sum(loads, bucket.members)
-        following = found[k + 1] if k + 1 < len(found) else None
-        then = None
-        if following is not None and following.follows_at_once:
-            then = _sum(loads, following.members)
+    every = [_sum(loads, bucket.members) for bucket in found]
+    if keeps and found:
+        slots = 1 + any(bucket.follows_at_once for bucket in found)
+        stay = [slots * max(x.sent + x.received for x in of_rank) for of_rank in zip(*every)]
+        held = [h + n for h, n in zip(held, stay)]
+        every = [tuple([x._replace(sent=0, received=0) for x in load]) for load in every]
+    for k, load in enumerate(every):
+        then = every[k + 1] if k + 1 < len(found) and found[k + 1].follows_at_once else None
         most = max(most, _peak(held, load, then))
         held = _moved(held, load)
     return most

@@ -41,6 +41,11 @@ class Unit(NamedTuple):
     reader: int
     needs: Needs
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether nobody needs any of it but who reads it."""
+        return self.needs.keys() <= {self.reader}
+
 
 class Part(NamedTuple):
     """A part of a load: what is read and exchanged together.
@@ -70,6 +75,10 @@ class Part(NamedTuple):
                     if start is not None and alike:
                         found.setdefault(read, (result, start))
         return found
+
+    def copies(self, rank: int) -> int:
+        """To how many results a rank copies what it reads, counted for each that is read."""
+        return sum(len(own_part(each.exchange, rank).part.own) for each in self.refit.members)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,20 +128,21 @@ class LoadPlan:
                 _, found[k] = wire_of(self.stored[k].dtype, self.stored[k].itemsize, dtypes)
         return found
 
-    def _pieces(self, k: int) -> tuple[tuple[Piece, ...], list[int]]:
-        """What results are of a tensor, numbered as if there were no others, and their numbers: so
-        layers that are alike are looked at once.
+    @cached_property
+    def _pieces(self) -> dict[int, tuple[tuple[Piece, ...], list[int]]]:
+        """What results are of each tensor, numbered as if there were no others, and their numbers:
+        so layers that are alike are looked at once.
         """
-        targets = list(dict.fromkeys(one.target for one in self.relation.by_source[k]))
-        pieces = [
-            one._replace(source=0, target=targets.index(one.target))
-            for one in self.relation.by_source[k]
-        ]
-        return tuple(pieces), targets
+        found = {}
+        for k, some in self.relation.by_source.items():
+            targets = list(dict.fromkeys(one.target for one in some))
+            pieces = [one._replace(source=0, target=targets.index(one.target)) for one in some]
+            found[k] = tuple(pieces), targets
+        return found
 
     def _needs(self, k: int) -> tuple[Needs, ...]:
         """Of each chunk of a tensor."""
-        pieces, targets = self._pieces(k)
+        pieces, targets = self._pieces[k]
         return needs_of(self.stored[k], pieces, [self.results[t].placed for t in targets])
 
     @cached_property
@@ -206,8 +216,27 @@ class LoadPlan:
         return len(self._together)
 
     def part(self, number: int) -> Part:
-        """One of them, which is made now; constants of the relation are set in the last."""
-        units, is_last = self._together[number], number + 1 == self.many
+        """What ranks exchange in one of them, the same on all; it is made now. Constants of the
+        relation are set in the last.
+        """
+        units = [unit for unit in self._together[number] if not unit.is_kept]
+        return self._part(units, is_last=number + 1 == self.many)
+
+    def kept(self, number: int, rank: int) -> Part:
+        """What a rank reads in it that no other needs. Only that rank has to know."""
+        units = [u for u in self._together[number] if u.is_kept and u.reader == rank]
+        return self._part(units, is_last=False)
+
+    def begun(self, number: int) -> set[int]:
+        """The results to which it brings something, on any rank."""
+        stored = {unit.stored for unit in self._together[number]}
+        found = {one.target for k in stored for one in self.relation.by_source[k]}
+        if number + 1 == self.many:
+            constant = (some for k, some in self.relation.by_source.items() if k < 0)
+            found |= {one.target for some in constant for one in some}
+        return found
+
+    def _part(self, units: Sequence[Unit], *, is_last: bool) -> Part:
         found: dict[tuple[int, int], list[int]] = {}
         for unit in units:
             found.setdefault((unit.stored, unit.reader), []).append(unit.chunk)
@@ -215,7 +244,7 @@ class LoadPlan:
         operands = [_operand(each) for each in reads] or [_nothing(self.ranks[0])]
         pieces: list[Piece] = []
         for i, (each, (k, _)) in enumerate(zip(reads, found)):
-            some, targets = self._pieces(k)
+            some, targets = self._pieces[k]
             some = _of_chunks(each.of.shape, each.of.chunks, each.chunks, some)
             pieces += [one._replace(source=i, target=targets[one.target]) for one in some]
         if is_last:

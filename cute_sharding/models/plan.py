@@ -12,7 +12,7 @@ from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.exchange.meshes import plan_exchange
 from cute_sharding.exchange.network import DEVICES_PER_HOST, LINK_ITEMSIZE, messages
 from cute_sharding.exchange.plan import collectives, received_by
-from cute_sharding.models.buckets import Bucket, buckets, peak
+from cute_sharding.models.buckets import SHARE, Bucket, buckets, peak
 from cute_sharding.models.tensor import PlacedTensor
 from cute_sharding.models.way import Way
 
@@ -151,10 +151,14 @@ class ReshardPlan:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most that a rank holds at once: sources, targets and buffers."""
-        loads = {way: tuple([way.load(rank) for rank in self.looked_at]) for way in self.ways}
+        """The most that a rank holds at once: sources, targets and buffers. Without a limit the
+        buffers stay for the buckets that follow.
+        """
+        long = self.packed[0].bundle.long if self.packed else 0
+        loads = {way: tuple([way.load(rank, long) for rank in self.looked_at]) for way in self.ways}
         found = [Bucket(each.members, each.follows_at_once) for each in self.packed]
-        return peak([loads[way] for _, way, _ in self.tensors], found)
+        keeps = self.memory_limit is None
+        return peak([loads[way] for _, way, _ in self.tensors], found, keeps=keeps)
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -294,19 +298,23 @@ def plan_models(
 
 
 def pack(tensors: Sequence[Named], memory_limit: int | None) -> tuple[Packed, ...]:
-    """Which tensors go together: those between the same two meshes, as many as the limit admits.
+    """Which tensors go together: those between the same two meshes, as many as the limit admits. A
+    message goes by itself only if it is an eighth of what the busiest rank sends and receives: so
+    there are few.
 
     Raises:
         ValueError: no plan keeps within the limit.
     """
     ways = dict.fromkeys(way for _, way, _ in tensors)
     ranks = looked_at(ways)
-    loads = {way: tuple([way.load(rank) for rank in ranks]) for way in ways}
+    moving = [way for _, way, stays in tensors if not stays]
+    long = max([sum(way.moved(rank) for way in moving) for rank in ranks], default=0) // SHARE
+    loads = {way: tuple([way.load(rank, long) for rank in ranks]) for way in ways}
     kinds = [None if stays else way.meshes for _, way, stays in tensors]
     found = buckets([loads[way] for _, way, _ in tensors], memory_limit, kinds)
     return tuple(
         [
-            Packed(members, Bundle(tuple([tensors[i].way.item for i in members])), at_once)
+            Packed(members, Bundle(tuple([tensors[i].way.item for i in members]), long), at_once)
             for members, at_once in found
         ]
     )

@@ -89,14 +89,19 @@ class Way:
         held = most_local(source.shape, source.chains, source.mesh.sizes)
         return (peak_of(self.plan.steps, held) - held) * self.source.itemsize
 
-    def load(self, rank: int) -> Load:
-        """What it takes of a rank's memory."""
+    def moved(self, rank: int) -> int:
+        """What a rank sends and receives, in bytes."""
+        mine = own_part(self.plan.exchange, rank)
+        return (size_of(mine.sent) + size_of(mine.taken)) * self.item.itemsize
+
+    def load(self, rank: int, long: int = 0) -> Load:
+        """What it takes of a rank's memory, if messages of ``long`` bytes go by themselves."""
         before, after = self.source.bytes_on(rank), self.target.bytes_on(rank)
         mine, item = own_part(self.plan.exchange, rank), self.item
         sent, received = (size_of(side) * item.itemsize for side in (mine.sent, mine.taken))
         straight = [
             sum(single.size for single in side if single.start is not None) * item.itemsize
-            for side in item.alone(rank)
+            for side in item.alone(rank, long)
         ]
         finished = self._finishing if before else 0
         made = after if not self._shares_memory or self.plan.steps else 0

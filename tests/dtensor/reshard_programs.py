@@ -370,6 +370,33 @@ def what_is_pending_is_finished_or_stays():
         assert torch.allclose(state["norm"].to_local(), full.norm())
 
 
+def memory_for_messages_stays_with_a_plan():
+    """And no result is in it."""
+    line = mesh_of((4,), range(4))
+    wholes = [{f"w{i}": ids(8, 12, start=step + i) for i in range(3)} for step in range(3)]
+
+    def state(step):
+        return {n: distribute_tensor(x, line, [Shard(0)]) for n, x in wholes[step].items()}
+
+    plan = cute_sharding.plan_reshard(state(0), [Shard(1)])
+    memory, results = set(), []
+    for step in range(3):
+        results.append(plan.run(state(step)))
+        memory |= {x.data_ptr() for x in plan._kept._free}
+        if step == 1:
+            plan.free()
+            assert not plan._kept._free
+            memory.clear()
+    (kept,) = plan._kept._free
+    assert memory == {kept.data_ptr()} and kept.nbytes >= 2 * 3 * (2 * 9 * 4)
+    for whole, result in zip(wholes, results, strict=True):
+        for name, x in result.items():
+            assert torch.equal(x.to_local(), whole[name].chunk(4, 1)[dist.get_rank()])
+    limited = cute_sharding.plan_reshard(state(0), [Shard(1)], memory_limit=plan.peak_bytes)
+    limited.run(state(0))
+    assert not limited._kept._free
+
+
 def counts_are_of_what_ran():
     line = mesh_of((4,), range(4))
     state = {f"w{i}": distribute_tensor(ids(8, 4), line, [Shard(0)]) for i in range(3)}
@@ -391,5 +418,6 @@ PROGRAMS = (
     what_ranks_outside_take_for_something_else,
     slices_of_a_mesh_move_each_its_own,
     what_is_pending_is_finished_or_stays,
+    memory_for_messages_stays_with_a_plan,
     counts_are_of_what_ran,
 )

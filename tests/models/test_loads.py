@@ -100,7 +100,9 @@ def test_who_has_it_reads_it():
     """So that nothing is sent where a checkpoint lies as the model does."""
     plan = plan_of([(8, 6), (16, 4), (4, 2)] * 5, (0, 1, 2, 3), ROWS)
     assert {*plan.read_by.values()} == {5 * 4 * (12 + 16 + 2)}
-    assert all(plan.part(k).refit.collectives == 0 for k in range(plan.many))
+    assert not any(plan.part(k).results for k in range(plan.many))
+    read = [plan.kept(k, 1).reads for k in range(plan.many)]
+    assert sum(4 * sum(each.sizes) for some in read for each in some) == plan.read_by[1]
 
 
 def test_all_read_about_as_much_within_the_limit():

@@ -55,7 +55,10 @@ def is_shared(way, rank):
 
 
 def events(plan, rank):
-    """What a rank holds, at each moment of a run that frees a source once its target is whole."""
+    """What a rank holds, at each moment of a run that frees a source once its target is whole.
+    Without a limit it keeps as much for buffers as the largest bucket needs, for each that is on
+    its way.
+    """
     held = sum(way.source.bytes_on(rank) for _, way, _ in plan.tensors)
     yield held
     waiting = None  # what is on the wire: (its sent, its received, its members)
@@ -64,7 +67,7 @@ def events(plan, rank):
         """In buffers, to send and to receive; and targets that something goes straight into."""
         sent = received = early = 0
         for i, item in zip(each.members, each.bundle.items):
-            mine, alone = own_part(item.exchange, rank), item.alone(rank)
+            mine, alone = own_part(item.exchange, rank), item.alone(rank, each.bundle.long)
             straight = [sum(s.size for s in side if s.start is not None) for side in alone]
             sent += (size_of(mine.sent) - straight[0]) * item.itemsize
             received += (size_of(mine.taken) - straight[1]) * item.itemsize
@@ -82,8 +85,15 @@ def events(plan, rank):
             held -= 0 if is_shared(way, rank) else way.source.bytes_on(rank)
         yield held - received
 
+    keeps = plan.memory_limit is None
+    if keeps:
+        at_once = 1 + any(each.follows_at_once for each in plan.packed)
+        held += at_once * max(sum(sizes(each)[:2]) for each in plan.packed)
+        yield held
     for each in plan.packed:
         sent, received, early = sizes(each)
+        if keeps:
+            sent = received = 0
         if waiting is not None and not each.follows_at_once:
             yield from (last := [*landed(held - waiting[0] - waiting[2], *waiting[3:], waiting[1])])
             held, waiting = last[-1], None

@@ -128,7 +128,7 @@ def load_checkpoint(
         here, digests = ranks.on_each(
             "looking at the state",
             lambda: Here.of(state, source.tensors, source.objects, refit),
-            lambda here: (here.mine.digest, here.digest(strict, memory_limit)),
+            lambda here: (here.mine.digest, here.digest(refit is not None, strict, memory_limit)),
         )
         _check_alike({rank: alike for rank, (_, alike) in digests.items()})
         wanted = wanted_by_all(ranks, here.mine, {r: digest for r, (digest, _) in digests.items()})
@@ -185,9 +185,11 @@ class Here(NamedTuple):
         )
         return cls(leaves, {leaf.name: leaf.value for leaf in some}, mine, said)
 
-    def digest(self, strict: bool, memory_limit: int | None) -> bytes:
-        """The same where all ranks load alike."""
-        alike = self.said, strict, memory_limit
+    def digest(self, refits: bool, strict: bool, memory_limit: int | None) -> bytes:
+        """The same where all ranks load alike. What a checkpoint gives without a refit all have
+        been told.
+        """
+        alike = self.said if refits else None, strict, memory_limit
         return sha256(repr(alike).encode()).digest()
 
     def put(self, values: Mapping[str, Any]) -> None:

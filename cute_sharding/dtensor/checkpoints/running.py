@@ -88,7 +88,8 @@ class Loading:
         begun: set[int] = set()
         try:
             for k, done in enumerate(self._plan.finished):
-                self._run_part(self._plan.part(k), begun)
+                begun |= self._plan.begun(k)
+                self._run_parts(self._plan.part(k), self._plan.kept(k, self._ranks.this))
                 for number in done:
                     if number in self._targets:
                         self._targets.pop(number).finish()
@@ -110,30 +111,64 @@ class Loading:
         ]
         return tuple([listed(list(dict.fromkeys(each))) for each in some])
 
-    def _run_part(self, part: Part, begun: set[int]) -> None:
-        this, refit = self._ranks.this, part.refit
-        targets = [self._targets.get(number) for number in part.results]
-        onto = [None if each is None else each.buffer for each in targets]
-        mine = [k for k, each in enumerate(part.reads) if each.reader == this]
-        in_place = part.in_place(this)
-        into = [_run(part.reads[k], onto, in_place.get(k)) for k in mine]
-        begun.update(part.results)
+    def _run_parts(self, part: Part, kept: Part) -> None:
+        """Read what is exchanged, and what this rank keeps, which may go where it belongs at once;
+        and exchange.
+        """
+        this = self._ranks.this
+        moving, staying = [_Step.of(each, this, self._onto(each)) for each in (part, kept)]
+        reads, into = [*moving.reads, *staying.reads], [*moving.into, *staying.into]
         found, _ = self._ranks.on_each(
-            "reading",
-            lambda: self._read([part.reads[k] for k in mine], into, self._device),
-            lambda _: None,
+            "reading", lambda: self._read(reads, into, self._device), lambda _: None
         )
+        if part.results:
+            self._exchange(part, moving, found[: len(moving.reads)])
+        if kept.copies(this) > len(staying.in_place):
+            self._exchange(kept, staying, found[len(moving.reads) :])
+
+    def _onto(self, part: Part) -> list[torch.Tensor | None]:
+        targets = [self._targets.get(number) for number in part.results]
+        return [None if each is None else each.buffer for each in targets]
+
+    def _exchange(self, part: Part, step: _Step, read: Sequence[torch.Tensor]) -> None:
+        refit = part.refit
         operands = [self._none(operand.dtype) for operand in refit.operands]
-        for k, read in zip(mine, found):
-            operands[k] = read
+        for k, some in zip(step.numbers, read):
+            operands[k] = some
         dtypes = [self._wanted.dtypes[k] for k in part.results]
-        there = {(k, result) for k, (result, _) in in_place.items()}
-        Running(refit, [self._kind], dtypes, self._ranks.group, there).run(operands, onto)
-        self.received_bytes += refit.received_by(this)
+        there = {(k, result) for k, (result, _) in step.in_place.items()}
+        Running(refit, [self._kind], dtypes, self._ranks.group, there).run(operands, step.onto)
+        self.received_bytes += refit.received_by(self._ranks.this)
         self.collectives += refit.collectives
 
     def _none(self, dtype: str) -> torch.Tensor:
         return torch.empty(0, dtype=getattr(torch, dtype), device=self._device)
+
+
+class _Step(NamedTuple):
+    """What this rank does in a part.
+
+    Attributes:
+        numbers, reads: what it reads of those that are read in the part.
+        into: where each of them belongs, if that is one run of a target.
+        onto: the results that this rank has some of.
+        in_place: as :meth:`Part.in_place`.
+    """
+
+    numbers: list[int]
+    reads: list[Read]
+    into: list[torch.Tensor | None]
+    onto: list[torch.Tensor | None]
+    in_place: dict[int, tuple[int, int]]
+
+    @classmethod
+    def of(cls, part: Part, rank: int, onto: list[torch.Tensor | None]) -> _Step:
+        """That of a rank."""
+        in_place = part.in_place(rank)
+        mine = [k for k, each in enumerate(part.reads) if each.reader == rank]
+        reads = [part.reads[k] for k in mine]
+        into = [_run(read, onto, in_place.get(k)) for k, read in zip(mine, reads)]
+        return cls(mine, reads, into, onto, in_place)
 
 
 def _run(

@@ -132,7 +132,7 @@ class Mine(NamedTuple):
     @property
     def digest(self) -> bytes:
         """The same where all of it is."""
-        said = self.wants, sorted(self.objects), sorted(self.names)
+        said = [tuple(want) for want in self.wants], sorted(self.objects), sorted(self.names)
         return sha256(repr(said).encode()).digest()
 
 
@@ -142,6 +142,7 @@ def wanted_by_all(ranks: Ranks, mine: Mine, digests: Mapping[int, bytes]) -> Wan
     own: dict[str, int] = {}
     results: list[tuple[NamedTensor, torch.dtype]] = []
     objects, names, devices = {*mine.objects}, {*mine.names}, set()
+    here = digests[ranks.this]
     for one in dict.fromkeys(digests.values()):
         those = [rank for rank in ranks.all if digests[rank] == one]
         theirs = mine if len(those) == len(ranks.all) else ranks.told_by(those[0], mine)
@@ -153,7 +154,7 @@ def wanted_by_all(ranks: Ranks, mine: Mine, digests: Mapping[int, bytes]) -> Wan
             if key not in numbers:
                 numbers[key] = len(results)
                 results.append((named, want.dtype))
-            if one == mine.digest:
+            if one == here:
                 own[want.name] = numbers[key]
             devices.add(want.device)
     return Wanted(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from cute_sharding.dtensor.bookkeeping import watching
+from cute_sharding.dtensor.models.buffers import Buffers, Kept, room_for
 from cute_sharding.dtensor.models.straight import Straight
 from cute_sharding.dtensor.replaced import collective_ops, process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
@@ -22,7 +23,7 @@ from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import means
 from cute_sharding.dtensor.run.messages import Seal, in_group, started
 from cute_sharding.dtensor.run.order import laid_out
-from cute_sharding.dtensor.run.packing import filled, in_shape, own_view, unpacked
+from cute_sharding.dtensor.run.packing import filled, own_view, unpacked
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Network, Part
 from cute_sharding.exchange.alone import in_a_row
@@ -38,6 +39,24 @@ class Specs(NamedTuple):
 
     current: DTensorSpec
     target: DTensorSpec
+
+
+class End(NamedTuple):
+    """What becomes of a tensor on this rank.
+
+    Attributes:
+        shape, dtype: of what the rank is to have; None: it is not on the mesh.
+        on_the_way: the dtype of what is sent, the smaller of the two.
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    on_the_way: torch.dtype
+
+    def make(self, device: torch.device) -> torch.Tensor:
+        """The target, with nothing in it."""
+        shape = 0 if self.shape is None else self.shape
+        return torch.empty(shape, dtype=self.dtype, device=device)
 
 
 class Piece(NamedTuple):
@@ -65,7 +84,7 @@ class Bucket:
     specs: tuple[Specs, ...]
     number: int
 
-    @property
+    @cached_property
     def is_mine(self) -> bool:
         """Whether this rank is on one of the meshes."""
         return process_groups.this_rank() in self.packed.bundle
@@ -85,6 +104,22 @@ class Bucket:
         room = len(bundle.seal) if self.is_told else 0
         part = bundle.part(process_groups.this_rank(), room)
         return part if bundle.is_free else in_group(part, self.group)
+
+    @cached_property
+    def ends(self) -> tuple[End, ...]:
+        """What becomes of each of the tensors here."""
+        rank = process_groups.this_rank()
+        return tuple(
+            [
+                End(way.target.placed.local_shape(rank), _dtype(way.target.dtype), _on_the_way(way))
+                for way in self.ways
+            ]
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank has the tensors, and the buffers."""
+        return device_of(self.specs[0].target.mesh)
 
     @property
     def seal(self) -> Seal | None:
@@ -118,46 +153,56 @@ class Bucket:
             for x, way, spec in zip(given, self.ways, self.specs)
         ]
 
+    @cached_property
+    def buffer_bytes(self) -> int:
+        """How much memory messages take here, of contiguous tensors."""
+        singles = [
+            (single.size * self.ends[k].on_the_way.itemsize)
+            for is_run in (True, False)
+            for k, _, single in self.part.singles(is_run=is_run)
+            if single.start is None
+        ]
+        return sum(map(room_for, [sum(self.part.sends), sum(self.part.receives), *singles]))
+
     def send(
-        self, given: Sequence[torch.Tensor | None], into: Mapping[int, torch.Tensor]
+        self,
+        given: Sequence[torch.Tensor | None],
+        into: Mapping[int, torch.Tensor],
+        kept: Kept | None,
     ) -> Flight:
         """Send what this rank has of the tensors: long messages straight from their memory, where
         they lie so, and the rest packed, while those are on the wire. ``into``: what is written to,
-        by the number of the tensor in the plan; else targets are made.
+        by the number of the tensor in the plan; else targets are made. ``kept``: memory for
+        messages.
         """
         finished = self.finished(given)
-        dtypes = [on_the_way(way) for way in self.ways]
+        dtypes = [end.on_the_way for end in self.ends]
         there = {k: into[i] for k, i in enumerate(self.packed.members) if i in into}
-        straight = Straight(self.part, dtypes, finished, there, self._made)
+        buffers = Buffers(kept)
+        straight = Straight(self.part, dtypes, finished, there, self._made, buffers.take)
         if self.packed.bundle.is_free:
-            return Flight(self, finished, into, straight, None)
+            return Flight(self, finished, into, straight, None, buffers)
         bundle: Any = self.packed.bundle
         with watching.exchange(lambda: max(map(bundle.received_by, bundle.looked_at), default=0)):
             straight.post(self.group, self.number, is_run=True)
             straight.post(self.group, self.number, is_run=False)
-            buffer = self._packed(finished)
-            mesh, part = self.specs[0].current.mesh, self.part
-            to = self.group, mesh, self.number, self.seal
+            mesh, part, device = self.specs[0].current.mesh, self.part, self.device
+            buffer = buffers.take(sum(part.sends), device)
+            buffer = filled(part, [[x] for x in finished], dtypes, buffer)
+            received = None if kept is None else buffers.take(sum(part.receives), device)
+            to = self.group, mesh, self.number, self.seal, received
             wait = started(lambda _: part, buffer, buffer, *to)
-        return Flight(self, finished, into, straight, wait)
+        return Flight(self, finished, into, straight, wait, buffers)
 
     def _made(self, k: int) -> torch.Tensor:
         """The target of a tensor, with nothing in it."""
-        shape, way = self.part.parts[k].target_shape(), self.ways[k]
-        device = device_of(self.specs[k].target.mesh)
-        return torch.empty(shape, dtype=_dtype(way.target.dtype), device=device)
-
-    def _packed(self, finished: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """What goes in messages of many tensors."""
-        device = device_of(self.specs[0].target.mesh)
-        operands = [[x] for x in finished]
-        return filled(self.part, operands, [*map(on_the_way, self.ways)], device)
+        return self.ends[k].make(self.device)
 
     def pass_by(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
         """Hand over what a rank of none of the meshes has: tensors without elements."""
-        for member, way, spec in zip(self.packed.members, self.ways, self.specs):
-            device = device_of(spec.target.mesh)
-            arrived(member, torch.empty(0, dtype=_dtype(way.target.dtype), device=device))
+        device = self.device
+        for member, end in zip(self.packed.members, self.ends):
+            arrived(member, end.make(device))
 
     def _refuse_others(self) -> NoReturn:
         """Raises:
@@ -180,6 +225,7 @@ class Flight(NamedTuple):
         into: what is written to, by the number of the tensor in the plan.
         straight: what goes by itself.
         wait: for what is packed; None: no rank is sent anything.
+        buffers: in which messages are.
     """
 
     bucket: Bucket
@@ -187,22 +233,26 @@ class Flight(NamedTuple):
     into: Mapping[int, torch.Tensor]
     straight: Straight
     wait: Callable[[], torch.Tensor] | None
+    buffers: Buffers
 
     def land(self, arrived: Callable[[int, torch.Tensor], None]) -> None:
         """Wait for what this rank is sent, and hand over what it has of each tensor then, by the
         tensor's number in the plan; on a rank that is not on its mesh, one without elements.
         """
         bucket, received = self.bucket, None if self.wait is None else self.wait()
+        device = bucket.device
         self.straight.land()
         for k, mine in enumerate(bucket.part.parts):
             local, self.given[k] = self.given[k], None
             member, target = bucket.packed.members[k], bucket.specs[k].target
             made = self.straight.made.pop(k, None)
-            result = _result(mine, received, local, bucket.ways[k], target, made)
+            result = _result(mine, received, local, bucket.ends[k], made, device)
             del local, made
             if member not in self.into:
                 result = laid_out(result, target.tensor_meta)
             arrived(member, result)
+        del received
+        self.buffers.put_back()
 
 
 def device_of(mesh: Any) -> torch.device:
@@ -211,16 +261,6 @@ def device_of(mesh: Any) -> torch.device:
         return torch.device(mesh.device_type)
     index = torch.get_device_module(mesh.device_type).current_device()
     return torch.device(mesh.device_type, index)
-
-
-def checked(local: torch.Tensor, way: Way, name: str) -> torch.Tensor:
-    """What this rank has of a tensor.
-
-    Raises:
-        OtherShape: it is not what the placements give.
-    """
-    shape = way.source.placed.local_shape(process_groups.this_rank())
-    return local if shape is None else in_shape(local, shape, name)
 
 
 def _finished(local: torch.Tensor, way: Way, spec: DTensorSpec) -> torch.Tensor | None:
@@ -244,7 +284,7 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def on_the_way(way: Way) -> torch.dtype:
+def _on_the_way(way: Way) -> torch.dtype:
     """The smaller of the two dtypes."""
     is_wider = way.source.itemsize > way.target.itemsize
     return _dtype(way.target.dtype if is_wider else way.source.dtype)
@@ -254,19 +294,18 @@ def _result(
     part: Part,
     received: torch.Tensor | None,
     local: torch.Tensor | None,
-    way: Way,
-    target: DTensorSpec,
+    end: End,
     made: torch.Tensor | None,
+    device: torch.device,
 ) -> torch.Tensor:
     """What a rank is to have, from what it has and what it was sent; some of it is ``made``."""
-    (shape,), dtype, device = part.target_shapes, _dtype(way.target.dtype), device_of(target.mesh)
-    if shape is None:
-        return torch.empty(0, dtype=dtype, device=device)
+    if end.shape is None:
+        return end.make(device)
     operands = [] if local is None else [local]
-    if made is None and local is not None and local.dtype == dtype:
+    if made is None and local is not None and local.dtype == end.dtype:
         own = own_view(part, 0, operands)
         if own is not None:
             return own
-    result = torch.empty(shape, dtype=dtype, device=device) if made is None else made
-    flat = result if received is None else received.view(on_the_way(way))  # of the one, nothing
+    result = end.make(device) if made is None else made
+    flat = result if received is None else received.view(end.on_the_way)  # of the one, nothing
     return unpacked(part, 0, flat, operands, into=result)

@@ -50,7 +50,8 @@ def plan_reshard(
             ``str()``, ``.to_dict()``. Between DTensors also ``.run(state)``, and for ranks that
             only have or only want ``.send(state)`` and ``.receive()``: no planning, and nothing is
             sent but elements. With ``into=`` they write to tensors that are there, and with
-            ``since=`` only what has changed is sent.
+            ``since=`` only what has changed is sent. On the CPU, without a limit, the memory for
+            messages stays with the plan until ``.free()``.
 
     Raises:
         ValueError, TypeError, RuntimeError: as :func:`reshard`.

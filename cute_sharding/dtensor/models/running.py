@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.names import listed
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
+from cute_sharding.dtensor.models.buffers import Kept
 from cute_sharding.dtensor.models.memory import give_back
-from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs, checked
+from cute_sharding.dtensor.models.moving import Bucket, Flight, Specs
 from cute_sharding.dtensor.models.nests import Place, State, check_movable, put
 from cute_sharding.dtensor.models.since import Update
 from cute_sharding.dtensor.replaced import dispatch_modes, process_groups, tensor_specs
@@ -36,6 +37,13 @@ class ReshardError(RuntimeError):
     def __init__(self, message: str, moved: Sequence[str], left: Sequence[str]) -> None:
         super().__init__(message)
         self.moved, self.left = tuple(moved), tuple(left)
+
+
+class _Shapes(NamedTuple):
+    """Of what a rank has; None: it is not on the mesh."""
+
+    source: tuple[int, ...] | None
+    target: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,14 @@ class RunnablePlan(ReshardPlan):
             made = tensor_specs.made(local, self.specs[i].target, requires_grad=False)
             result.update(dict.fromkeys(self.names[i], made))
 
-        self._move(lambda bucket: bucket.send(_of(bucket, lambda i: None), {}), arrived)
+        self._move(self._sending(lambda i: None, {}), arrived)
         return result
+
+    def free(self) -> None:
+        """Let go of the memory for messages that runs have left for the next: on the CPU, where
+        there is no ``memory_limit``. It is counted in ``peak_bytes``.
+        """
+        self._kept.let_go()
 
     def run_with(self, state: State, progress: Callable[[], Any] = lambda: None) -> Any:
         """:meth:`run`; ``progress`` is called after each tensor."""
@@ -136,7 +150,7 @@ class RunnablePlan(ReshardPlan):
 
         try:
             with self._said(moved, "As they were"):
-                self._move(lambda bucket: bucket.send(_of(bucket, given.pop), {}), arrived)
+                self._move(self._sending(given.pop, {}), arrived)
         finally:
             result = state.result
         return result
@@ -160,19 +174,14 @@ class RunnablePlan(ReshardPlan):
                 x.copy_(local)
             moved.add(i)
 
-        def start(bucket: Bucket) -> Flight | Update:
-            now = _of(bucket, given.get)
-            return (
-                Update(bucket, now, _of(bucket, before.get), first)
-                if is_update
-                else bucket.send(now, first)
-            )
+        def update(bucket: Bucket) -> Update:
+            return Update(bucket, _of(bucket, given.get), _of(bucket, before.get), first)
 
         with torch.no_grad(), self._said(moved, "As they were, or written in part"):
             for i, places in enumerate(groups):
                 for x in onto.get(i, ()) if self.tensors[i].stays else ():
                     x.copy_(places[0].tensor._local_tensor)
-            self._move(start, arrived)
+            self._move(update if is_update else self._sending(given.get, first), arrived)
 
     @contextmanager
     def _said(self, moved: Collection[int], rest: str) -> Iterator[None]:
@@ -199,6 +208,22 @@ class RunnablePlan(ReshardPlan):
             )
             for number, each in enumerate(self.packed)
         ]
+
+    def _sending(
+        self, give: Callable[[int], torch.Tensor | None], into: Mapping[int, torch.Tensor]
+    ) -> Callable[[Bucket], Flight]:
+        """How a bucket of what is given is sent."""
+
+        def start(bucket: Bucket) -> Flight:
+            keeps = self.memory_limit is None and bucket.device.type == "cpu"
+            return bucket.send(_of(bucket, give), into, self._kept if keeps else None)
+
+        return start
+
+    @cached_property
+    def _kept(self) -> Kept:
+        """Memory for messages, from bucket to bucket and from run to run."""
+        return Kept(max([b.buffer_bytes for b in self._buckets if b.is_mine], default=0))
 
     def _move(
         self,
@@ -252,10 +277,20 @@ class RunnablePlan(ReshardPlan):
         """
         found = {}
         for i, places in enumerate(groups):
-            _, way, stays = self.tensors[i]
-            if not stays:
-                found[i] = checked(places[0].tensor._local_tensor, way, places[0].name)
+            if not self.tensors[i].stays:
+                local, shape = places[0].tensor._local_tensor, self._shapes[i].source
+                found[i] = local if shape is None else in_shape(local, shape, places[0].name)
         return found
+
+    @cached_property
+    def _shapes(self) -> list[_Shapes]:
+        """Of each tensor here, before and after."""
+        rank = process_groups.this_rank()
+        known = {
+            way: _Shapes(way.source.placed.local_shape(rank), way.target.placed.local_shape(rank))
+            for way in self.ways
+        }
+        return [known[way] for _, way, _ in self.tensors]
 
     def _onto(self, into: State) -> dict[int, list[torch.Tensor]]:
         """The memory of each tensor that is written to; of one that stands in several places, of
@@ -266,7 +301,7 @@ class RunnablePlan(ReshardPlan):
         """
         found = {}
         for i, places in enumerate(self._groups(into, after=True)):
-            shape = self.tensors[i].way.target.placed.local_shape(process_groups.this_rank())
+            shape = self._shapes[i].target
             if shape is not None:
                 every = {id(place.tensor): place for place in places}.values()
                 found[i] = [in_shape(p.tensor._local_tensor, shape, p.name) for p in every]

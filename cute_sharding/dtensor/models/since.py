@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 
 from cute_sharding.dtensor.models.changes import bytes_of, changes, write_changes
-from cute_sharding.dtensor.models.moving import Bucket, Piece, device_of, on_the_way
+from cute_sharding.dtensor.models.moving import Bucket, Piece
 from cute_sharding.dtensor.replaced.tensor_specs import Partial
 from cute_sharding.dtensor.run.messages import Letter, in_group, posted, started
 from cute_sharding.dtensor.run.packing import write
@@ -40,7 +40,7 @@ class Update:
     ) -> None:
         self._bucket, self._into = bucket, into
         self._sent, self._taken = bucket.pieces
-        self._dtypes = [on_the_way(way) for way in bucket.ways]
+        self._dtypes = [end.on_the_way for end in bucket.ends]
         now = bucket.finished(given)
         then = bucket.finished([None if p else x for x, p in zip(before, _pending(bucket))])
         for member, x, mine in zip(bucket.packed.members, now, bucket.part.parts):
@@ -73,8 +73,7 @@ class Update:
         return counts
 
     def _buffer(self, size: int) -> torch.Tensor:
-        device = device_of(self._bucket.specs[0].target.mesh)
-        return torch.empty(size, dtype=torch.uint8, device=device)
+        return torch.empty(size, dtype=torch.uint8, device=self._bucket.device)
 
     def _tell(self, told: Mapping[int, list[int]]) -> Callable[[], torch.Tensor]:
         """Send how much has changed, behind a seal where messages have one."""
@@ -88,8 +87,7 @@ class Update:
         first = [0] * self._bucket.is_told
         numbers = [n for peer in peers if peer in told for n in (*first, *told[peer])]
         bucket, mesh = self._bucket, self._bucket.specs[0].current.mesh
-        device = device_of(bucket.specs[0].target.mesh)
-        buffer = torch.tensor(numbers, dtype=torch.int64, device=device).view(torch.uint8)
+        buffer = torch.tensor(numbers, dtype=torch.int64, device=bucket.device).view(torch.uint8)
         part = in_group(part, bucket.group)
         to = bucket.group, mesh, bucket.number, bucket.seal
         return started(lambda _: part, buffer, buffer, *to)

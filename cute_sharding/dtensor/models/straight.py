@@ -36,6 +36,7 @@ class Straight:
         given: what this rank has of each.
         made: what some of them are to be, by their numbers.
         make: the same of the others, where something goes straight into it.
+        buffer: gives so many bytes for a message on this device.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class Straight:
         given: Sequence[torch.Tensor | None],
         made: dict[int, torch.Tensor],
         make: Callable[[int], torch.Tensor],
+        buffer: Callable[[int, torch.device], torch.Tensor],
     ) -> None:
         self._part, self._dtypes, self._given = part, dtypes, given
-        self.made, self._make = made, make
+        self.made, self._make, self._buffer = made, make, buffer
         self._posted: list[tuple[list[Sole], list[Any]]] = []
 
     def post(self, group: Any | None, tag: int, *, is_run: bool) -> None:
@@ -63,7 +65,7 @@ class Straight:
         if single.start is not None and local.is_contiguous():
             run = local.view(-1).narrow(0, single.start, single.size)
             return Sole(k, True, single, run, True)
-        buffer = torch.empty(single.size, dtype=self._dtypes[k], device=local.device)
+        buffer = self._buffer_for(k, single, local.device)
         for copy in single.copies:
             write(copy, local, buffer)
         return Sole(k, True, single, buffer, False)
@@ -75,8 +77,11 @@ class Straight:
         if single.start is not None and made.is_contiguous():
             run = made.view(-1).narrow(0, single.start, single.size)
             return Sole(k, False, single, run, True)
-        buffer = torch.empty(single.size, dtype=self._dtypes[k], device=made.device)
-        return Sole(k, False, single, buffer, False)
+        return Sole(k, False, single, self._buffer_for(k, single, made.device), False)
+
+    def _buffer_for(self, k: int, single: Single, device: torch.device) -> torch.Tensor:
+        dtype = self._dtypes[k]
+        return self._buffer(single.size * dtype.itemsize, device).view(dtype)
 
     def land(self) -> None:
         """Wait for all of it; what was received into buffers is copied."""

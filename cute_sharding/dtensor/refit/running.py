@@ -13,7 +13,7 @@ from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
 from cute_sharding.dtensor.run.messages import in_flight, in_group, started
-from cute_sharding.dtensor.run.packing import filled, in_shape, unpacked
+from cute_sharding.dtensor.run.packing import empty_buffer, filled, in_shape, unpacked
 from cute_sharding.dtensor.run.ranks import on_each_rank
 from cute_sharding.dtensor.run.several_meshes import on_which_group
 from cute_sharding.exchange import BundlePart, Part
@@ -153,7 +153,8 @@ class Running:
     def _packed(self, number: int, rank: int, given: Sequence[torch.Tensor]) -> torch.Tensor:
         operands = [[given[k] for k in member.operands] for member in self._members(number)]
         dtypes = [*map(_dtype, self._members(number))]
-        return filled(self.part(number, rank), operands, dtypes, given[0].device)
+        part = self.part(number, rank)
+        return filled(part, operands, dtypes, empty_buffer(part, given[0].device))
 
     def _members(self, number: int) -> list[Member]:
         return [self.refit.members[i] for i in self.refit.packed[number].members]

@@ -88,12 +88,18 @@ def across(local: torch.Tensor, current: DTensorSpec, target: DTensorSpec) -> to
 
 def by_elements(local: torch.Tensor, spec: DTensorSpec) -> tuple[torch.Tensor, DTensorSpec]:
     """Without reductions that are placements' own (a norm's, a masked embedding's): finished."""
+    own = [
+        m
+        for m, p in enumerate(spec.placements)
+        if isinstance(p, Partial) and type(p) is not Partial
+    ]
+    if not own:
+        return local, spec
     placements = list(spec.placements)
-    for m, placement in enumerate(placements):
-        if isinstance(placement, Partial) and type(placement) is not Partial:
-            placements[m] = Replicate()
-            if spec.mesh._is_current_rank_part_of_mesh():
-                local = redistribution_hook.reduce_value(placement, local, spec.mesh, m)
+    for m in own:
+        if spec.mesh._is_current_rank_part_of_mesh():
+            local = redistribution_hook.reduce_value(placements[m], local, spec.mesh, m)
+        placements[m] = Replicate()
     return local, tensor_specs.with_placements(spec, placements)
 
 

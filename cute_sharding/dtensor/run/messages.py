@@ -117,6 +117,7 @@ def started(
     mesh: Any,
     tag: int = 0,
     seal: Seal | None = None,
+    into: torch.Tensor | None = None,
 ) -> Callable[[], torch.Tensor]:
     """Send a buffer; what is returned waits for what a rank gets for it, message by message in the
     order of its peers.
@@ -124,19 +125,25 @@ def started(
     Args:
         local: a tensor of the dtype of which the parts count elements.
         group: one that has all ranks which call; None: point to point, under ``tag``.
+        into: memory for what is received, where this is a process of its own.
     """
     width = _width(local)
     if seal is not None:
         mark = seal.mark
         buffer = on_each_rank(lambda rank, x: _sealed(part(rank), x, mark, width), buffer)
-    if group is not None:
+    if group is not None and into is not None and not process_groups.is_fake(group):
+        mine = part(process_groups.this_rank())
+        sizes = [n * width for n in mine.receives], [n * width for n in mine.sends]
+        work: Any = dist.all_to_all_single(into, buffer, *sizes, group=group, async_op=True)
+        wait = partial(_waited, [into], [buffer], [work])
+    elif group is not None:
         received = all_to_all(part, buffer, local, group, mesh, async_op=True)
         wait = partial(_waited, [received], [buffer], [])
     elif dispatch_modes.local_tensor_mode() is not None:
         found = on_each_rank(lambda rank, _: _taken(part, buffer, rank, width), buffer)
         wait = partial(_waited, [found], [], [])
     else:
-        wait = _point_to_point(part(process_groups.this_rank()), buffer, width, tag)
+        wait = _point_to_point(part(process_groups.this_rank()), buffer, width, tag, into)
     return wait if seal is None else lambda: _unsealed(part, wait(), seal, width)
 
 
@@ -264,9 +271,10 @@ def _starts(sizes: Sequence[int], width: int) -> list[int]:
 
 
 def _point_to_point(
-    part: Peers, buffer: torch.Tensor, width: int, tag: int
+    part: Peers, buffer: torch.Tensor, width: int, tag: int, into: torch.Tensor | None
 ) -> partial[torch.Tensor]:
-    given, received = buffer.contiguous(), buffer.new_empty(sum(part.receives) * width)
+    given = buffer.contiguous()
+    received = buffer.new_empty(sum(part.receives) * width) if into is None else into
     letters = []
     for is_sent, flat, sizes in ((True, given, part.sends), (False, received, part.receives)):
         starts = accumulate((n * width for n in sizes), initial=0)

@@ -147,16 +147,20 @@ def concatenated(
     return torch.cat(views, pieces.dim) if len(views) > 1 else views[0]
 
 
+def empty_buffer(part: BundlePart, device: torch.device) -> torch.Tensor:
+    """For what is sent in several exchanges."""
+    return torch.empty(sum(part.sends), dtype=torch.uint8, device=device)
+
+
 def filled(
     part: BundlePart,
     operands: Sequence[Sequence[torch.Tensor | None]],
     dtypes: Sequence[torch.dtype],
-    device: torch.device,
+    buffer: torch.Tensor,
 ) -> torch.Tensor:
     """The send buffer of several exchanges, in bytes, from the operands of each; these go as
     elements of its dtype of ``dtypes``. None: of that one this rank has nothing.
     """
-    buffer = torch.empty(sum(part.sends), dtype=torch.uint8, device=device)
     for some, dtype, mine in zip(operands, dtypes, part.parts):
         for x, copies in zip(some, mine.packs):
             if x is not None and copies:

@@ -19,7 +19,7 @@ from cute_sharding.dtensor.replaced.collective_ops import waited
 from cute_sharding.dtensor.run.executor import block_of, run, whole_dim, whole_of
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.messages import all_to_all
-from cute_sharding.dtensor.run.packing import checked, filled, unpacked
+from cute_sharding.dtensor.run.packing import checked, empty_buffer, filled, unpacked
 from cute_sharding.dtensor.run.ranks import all_on_each_rank, on_each_rank, peers, places
 from cute_sharding.exchange import Bundle, BundlePart, Exchange, Item, Mesh, Placed, identity
 from cute_sharding.exchange.all_to_all import AllToAll
@@ -150,7 +150,8 @@ def _exchanged(steps: Any, given: Sequence[torch.Tensor], mesh: Any) -> list[tor
         return _part_of(steps, sizes, mesh, rank)
 
     def sent(rank: int, *some: torch.Tensor) -> torch.Tensor:
-        return filled(part(rank), [[x] for x in some], dtypes, some[0].device)
+        mine = part(rank)
+        return filled(mine, [[x] for x in some], dtypes, empty_buffer(mine, some[0].device))
 
     def result(rank: int, k: int, got: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         own = part(rank).parts[k]
