@@ -107,4 +107,12 @@ def _piece(
         found = None if rest else composition(layout, Layout(sizes))
     except LayoutError:
         return None
-    return Piece(of, sizes, found.stride, first) if found and found.shape == sizes else None
+    if found is None or found.shape != sizes:
+        return None
+    strides, below = [], 1
+    for n, step in zip(reversed(sizes), reversed(found.stride)):
+        strides.append(
+            below if n == 1 else step
+        )  # of one row any is right: what a torch tensor has
+        below = strides[-1] * n
+    return Piece(of, sizes, tuple(reversed(strides)), first)
