@@ -60,15 +60,19 @@ def in_order(copies: Sequence[tuple[int | None, Copy]], shape: tuple[int, ...]) 
     """
     if len(copies) > MOST:
         return None
-    strides = row_major(shape)
-    starts = [(run_of([copy.flipped], strides), (of, copy)) for of, copy in copies]
+    strides, begun = row_major(shape), []
+    for of, copy in copies:
+        start = run_of([copy.flipped], strides)
+        if start is None:
+            return None
+        begun.append((start, of, copy))
     at, found = 0, []
-    for start, some in sorted([x for x in starts if x[0] is not None], key=lambda x: x[0]):
+    for start, of, copy in sorted(begun, key=lambda each: each[0]):
         if start != at:
             return None
-        found.append(some)
-        at += prod(some[1].sizes)
-    return tuple(found) if len(found) == len(copies) and at == prod(shape) > 0 else None
+        found.append((of, copy))
+        at += prod(copy.sizes)
+    return tuple(found) if at == prod(shape) > 0 else None
 
 
 def joined(
@@ -91,9 +95,10 @@ def joined(
     dim = next((d for d, n in enumerate(shape) if n > 1), 0)
     inner = max([tuple([n for n, _ in layout.leaves[1:]]) for _, layout, _ in found], key=len)
     for ones, rest, seen in (((1,) * dim, shape[dim + 1 :], None), ((), inner, shape)):
-        pieces = [_piece(of, layout, first, ones, rest) for of, layout, first in found]
-        if None not in pieces:
-            return Joined(tuple(pieces), len(ones), seen if shape else shape)
+        every = [_piece(of, layout, first, ones, rest) for of, layout, first in found]
+        pieces = tuple([piece for piece in every if piece is not None])
+        if len(pieces) == len(every):
+            return Joined(pieces, len(ones), seen if shape else shape)
     return None
 
 
@@ -107,4 +112,12 @@ def _piece(
         found = None if rest else composition(layout, Layout(sizes))
     except LayoutError:
         return None
-    return Piece(of, sizes, found.stride, first) if found and found.shape == sizes else None
+    if found is None or found.shape != sizes:
+        return None
+    strides, below = [], 1
+    for n, step in zip(reversed(sizes), reversed(found.stride)):
+        strides.append(
+            below if n == 1 else step
+        )  # of one row any is right: what a torch tensor has
+        below = strides[-1] * n
+    return Piece(of, sizes, tuple(reversed(strides)), first)

@@ -42,7 +42,7 @@ def is_torchs(spec: tensor_specs.DTensorSpec, target: tensor_specs.DTensorSpec) 
         return spec.placements == target.placements and spec.shard_order == target.shard_order
     if not process_groups.is_ascending(spec.mesh):
         return False
-    made_here = any(
+    made_here = strided and any(
         tensor_specs.split_factors(some) and not some.use_strided_shard_as_shard_order
         for some in specs
     )

@@ -94,7 +94,7 @@ class CopiesOfOne:
             # In this order: where the copies are forgotten meanwhile, they are in neither after.
             self._stale.add(number)
             known = self._fresh.pop(number, None)
-            copies = known and known()
+            copies = None if known is None else known()
             if copies is None:
                 self._stale.discard(number)
             else:
@@ -167,7 +167,7 @@ class Copies:
     ) -> None:
         self.way, self.source, self.spec, self.of = way, source, spec, of
         self._lie, self.fresh = lie, {*lie}
-        self._writes = dict.fromkeys(lie, count_of_writes(source))
+        self._writes: dict[int, int | None] = dict.fromkeys(lie, count_of_writes(source))
         of.add(self)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -219,7 +219,7 @@ def _made(
         return None
     if not dispatch_modes.is_tracing():
         pieces = part.joined(*[x.stride() for x in operands])[k]
-        return pieces and made(pieces, received, operands)
+        return pieces and made(pieces, received, operands, torch.contiguous_format)
     if len(some) > 1:
         return None
     ((i, copy),) = some
@@ -227,11 +227,20 @@ def _made(
     return own.clone(memory_format=torch.contiguous_format).view(part.target_shape(k))
 
 
-def made(pieces: Joined, received: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor of pieces one behind the other, in memory of its own."""
+def made(
+    pieces: Joined,
+    received: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> torch.Tensor:
+    """A tensor of pieces one behind the other, in memory of its own: several row by row, and one in
+    that format.
+    """
     whole = concatenated(pieces, operands, received)
     if len(pieces.pieces) == 1:
-        whole = whole.clone()
+        whole = whole.clone(memory_format=memory_format)
+    else:
+        whole = whole.contiguous()  # torch concatenates what has its channels last likewise
     return whole if pieces.shape is None else whole.reshape(pieces.shape)
 
 
