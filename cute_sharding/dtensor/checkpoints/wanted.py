@@ -8,6 +8,7 @@ several ranks say alike is told once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -48,12 +49,19 @@ class Want(NamedTuple):
     def named(self, those: Sequence[int]) -> NamedTensor:
         """As an exchange has it; ``those``: the ranks that say it."""
         if self.sizes is None or self.ranks is None:
-            mesh = Mesh((len(those),), tuple(those))
+            placed = _placed(self.shape, (len(those),), tuple(those), self.chains)
         else:
-            mesh = Mesh(self.sizes, self.ranks)
-        placed = Placed(self.shape, mesh, self.chains)
+            placed = _placed(self.shape, self.sizes, self.ranks, self.chains)
         dtype = str(self.dtype).removeprefix("torch.")
         return NamedTensor(self.name, PlacedTensor(placed, dtype))
+
+
+@lru_cache(maxsize=1 << 10)
+def _placed(
+    shape: tuple[int, ...], sizes: tuple[int, ...], ranks: tuple[int, ...], chains: Chains
+) -> Placed:
+    """One for all layers that are alike."""
+    return Placed(shape, Mesh(sizes, ranks), chains)
 
 
 class Wanted(NamedTuple):
