@@ -281,3 +281,42 @@ TABLE = (
     *[row for row in list(globals().values()) if isinstance(row, Patch)],
     *compiler_patches.TABLE,
 )
+
+# -- while what a program sends is watched ---------------------------------------------------------
+
+_WATCHED: dict[str, Any] = {
+    "until": "PyTorch tells who asks for it of ops of tensor subclasses and of collectives",
+    "lacking": "what a program sends could not be watched",
+}
+
+CLASS_RULES = Patch(
+    **_WATCHED,
+    module="torch._library.simple_registry",
+    attribute="find_torch_dispatch_rule.__code__",
+    file="torch/_library/simple_registry.py",
+    why="A rule that is registered for an op and a class of tensors is asked before the class "
+    "itself. While somebody watches, all ops have one for DTensors: it notes the op, and leaves it "
+    "to DTensor. C++ keeps the function from its first call on, so it gets other code.",
+    test="tests/dtensor/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
+)
+COLLECTIVES = Patch(
+    **_WATCHED,
+    module="torch.library",
+    attribute="_impls",
+    file="torch/library.py",
+    why="Collectives come by the dispatch key BackendSelect, and have no kernel there. While "
+    "somebody watches they have one, which notes what is sent and goes on to torch's own.",
+    test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
+    entries="the kernels of {}",
+)
+CONTEXTS = Patch(
+    **_WATCHED,
+    module="torch.autograd.function",
+    attribute="BackwardCFunction.__init__",
+    file="torch/autograd/function.py",
+    why="Autograd makes a context for each node of a function that is written in Python, such as "
+    "those that redistribute. While somebody watches, the line that it is made for is noted.",
+    test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
+)
+
+WATCHED = (CLASS_RULES, COLLECTIVES, CONTEXTS)

@@ -1,0 +1,182 @@
+"""Who watches what this thread runs, and the backwards that it starts (torch/_library, c10d,
+autograd): a watcher is told of each op of a DTensor, of each collective, of each node that autograd
+makes for a function of Python's, and of what the busiest rank receives.
+
+A dispatch mode would see all that, and each op on local tensors too: that takes as long again as a
+third of a small step. So three places of torch are replaced while somebody watches, in any thread:
+what finds rules of tensor classes, the kernels of collectives at a key that has none, and what
+makes the context of a function. Each goes on as torch's own does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
+from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced.observing import is_not_compiled
+from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
+
+__all__ = ["Watcher", "exchange", "start", "stop"]
+
+
+class Watcher(Protocol):
+    """Watches what runs."""
+
+    def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """DTensor is about to answer an op."""
+
+    def node_made(self) -> None:
+        """Autograd has just made the node of a function of Python's."""
+
+    def run(self, func: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """An op that communicates is ``run()`` here, which gives what the op does."""
+
+    def exchange(self, busiest: Callable[[], int]) -> AbstractContextManager[Any]:
+        """What is sent inside the context is one exchange, of which the busiest rank receives so
+        many bytes.
+        """
+
+
+# Objects that torch keeps for a thread, and hands on to the threads of a backward that it starts.
+_C: Any = torch._C
+_is_known, _known, _know = _C._is_key_in_tls, _C._get_obj_in_tls, _C._stash_obj_in_tls
+_KEY = "cute_sharding.watchers"
+_modes_on = _C._len_torch_dispatch_stack
+_NOBODY = nullcontext()
+
+_lock = fork_safe_lock()
+_everyone: list[Watcher] = []
+_installed = Installed()
+
+
+def _watchers() -> tuple[Watcher, ...]:
+    """Those of this thread, the last that has begun at the end."""
+    return _known(_KEY) if _is_known(_KEY) else ()
+
+
+def start(watcher: Watcher, ops: Iterable[Any]) -> None:
+    """Have it watch this thread. ``ops``: those that communicate, or wait for one that does; the
+    same for all who watch.
+    """
+    with _lock:
+        if not _everyone:
+            _install(ops)
+        _everyone.append(watcher)
+    _know(_KEY, (*_watchers(), watcher))
+
+
+def stop(watcher: Watcher) -> None:
+    """Have it watch no longer."""
+    _know(_KEY, tuple([each for each in _watchers() if each is not watcher]))
+    with _lock:
+        _everyone.remove(watcher)
+        if not _everyone:
+            _installed.undo()
+
+
+def exchange(busiest: Callable[[], int]) -> AbstractContextManager[Any]:
+    """A context in which one exchange is sent, whose busiest rank receives ``busiest()`` bytes."""
+    if not _everyone:
+        return _NOBODY
+    told = ExitStack()
+    for watcher in _watchers():
+        told.enter_context(watcher.exchange(busiest))
+    return told
+
+
+# -- what torch calls ------------------------------------------------------------------------------
+
+
+def _met(kind: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """The rule of every op for DTensors: none, as it leaves all of them to DTensor."""
+    if _is_known(_KEY) and not (_modes_on() and is_tracing() and _compiles()):
+        for watcher in _known(_KEY):
+            watcher.met(func, args, kwargs)
+    return NotImplemented
+
+
+def _made(stock: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for watcher in _watchers():
+            watcher.node_made()
+        stock(self, *args, **kwargs)
+
+    is_not_compiled(__init__)
+    return __init__
+
+
+# A key that every op comes by below autograd, of which collectives have no kernel.
+_SEEN_AT = "BackendSelect"
+_BELOW: DispatchKeySet = _C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
+
+
+def _sent(op: Any, keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    """The kernel of an op that communicates. What it runs in turn is a part of it."""
+    watchers = _watchers()
+    if not watchers or _is_compiled(args):
+        return op.redispatch(keys & _BELOW, *args, **kwargs)
+    run: Callable[[], Any] = partial(op.redispatch, keys & _BELOW, *args, **kwargs)
+    for watcher in watchers:
+        run = partial(watcher.run, op, args, kwargs, run)
+    _know(_KEY, ())
+    try:
+        return run()
+    finally:
+        _know(_KEY, watchers)
+
+
+_COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
+
+
+def _is_compiled(args: Sequence[Any]) -> bool:
+    """Whether a compiler asks the op for the shape of what it gives. It asks with tensors without
+    elements, which a program may have as well.
+    """
+    tensor = args[0]
+    while isinstance(tensor, (list, tuple)) and tensor:
+        tensor = tensor[0]
+    return isinstance(tensor, FakeTensor) and _compiles()
+
+
+def _compiles() -> bool:
+    """Whether a compiler is at work."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+is_not_compiled(_met)
+is_not_compiled(_sent)
+
+# -- installed while somebody watches --------------------------------------------------------------
+
+_BEGINNING = """
+if issubclass(torch_dispatch_class, cute_sharding.DTensor):
+    return cute_sharding.met
+"""
+
+
+def _install(ops: Iterable[Any]) -> None:
+    libraries: dict[str, Any] = {}
+    for op in ops:
+        if op.namespace not in libraries:
+            library = libraries[op.namespace] = torch.library.Library(op.namespace, "IMPL")
+            _installed.note(patches.COLLECTIVES, op.namespace, library._destroy)
+        libraries[op.namespace].impl(op, partial(_sent, op), _SEEN_AT, with_keyset=True)
+    found = beginning_with(_BEGINNING, patches.CLASS_RULES, DTensor=DTensor, met=_met)
+    _installed.replace(patches.CLASS_RULES, found)
+    _installed.replace(patches.CONTEXTS, _made)
