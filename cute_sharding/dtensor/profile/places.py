@@ -56,19 +56,20 @@ class Lines:
 
     Attributes:
         noted: the number of the next node whose line is to be noted.
-        others: the numbers (``id``) of the codes that are not the program's own; other codes may be
-            unknown: see :meth:`is_own`.
+        own, others: the numbers (``id``) of the codes that are the program's own, and of those that
+            are not, as far as they are known.
     """
 
     def __init__(self) -> None:
         self.noted = observing.nodes_made()
+        self.own: set[int] = set()
         self.others: set[int] = set()
         self._thread = get_ident()  # each numbers its nodes
         self._first: list[int] = []  # numbers of nodes, ascending, and the line of each and of
         self._lines: list[Line | None] = []  # those after it, up to the next number
         self._places: dict[tuple[int, int], Place] = {}
         # What each code is that was met. Kept with it, so that no other code gets its address.
-        self._codes: dict[int, tuple[CodeType, observing.Kind]] = {}
+        self._codes: dict[int, tuple[CodeType, observing.Kind, bool]] = {}
 
     def here(self, node: Any) -> tuple[Line | None, bool]:
         """(the line, whether it is a gradient) of what runs, and of autograd's node at work."""
@@ -94,15 +95,12 @@ class Lines:
         at = bisect_right(self._first, number) - 1
         return UNSEEN if at < 0 else self._lines[at]
 
-    def is_own(self, frame: FrameType) -> bool:
-        """Whether the code of a frame is the program's own."""
-        return self._known(frame)[1].is_own
-
     def innermost(self, start: FrameType | None) -> Line | None:
         """The line of the program that runs in that frame, or in one around it."""
         frame = start
         while frame is not None:
-            if id(frame.f_code) not in self.others and self.is_own(frame):
+            number = id(frame.f_code)
+            if number in self.own or (number not in self.others and self._known(frame)[1].is_own):
                 return frame.f_code, frame.f_lineno
             frame = frame.f_back
         return None
@@ -129,7 +127,12 @@ class Lines:
         frame: FrameType | None = start
         while frame is not None:
             code = frame.f_code
-            kind = (self._codes.get(id(code)) or self._known(frame))[1]
+            _, kind, is_on_the_way = self._codes.get(id(code)) or self._known(frame)
+            if is_on_the_way:
+                if line is None and is_inside:
+                    within.append(kind.called)
+                frame = frame.f_back
+                continue
             if line is None:
                 if kind.is_own:
                     line = code, frame.f_lineno
@@ -165,11 +168,19 @@ class Lines:
             op,
         )
 
-    def _known(self, frame: FrameType) -> tuple[CodeType, observing.Kind]:
+    def _known(self, frame: FrameType) -> tuple[CodeType, observing.Kind, bool]:
+        """The code of a frame, what it is, and whether no more is of interest than its name."""
         code = frame.f_code
         known = self._codes.get(id(code))
         if known is None:
-            known = self._codes[id(code)] = code, observing.kind_of(frame)
-            if not known[1].is_own:
-                self.others.add(id(code))
+            kind = observing.kind_of(frame)
+            is_on_the_way = not (
+                kind.is_own
+                or kind.starts_backward
+                or kind.recomputes
+                or kind.moves
+                or kind.is_graph
+            )
+            known = self._codes[id(code)] = code, kind, is_on_the_way
+            (self.own if kind.is_own else self.others).add(id(code))
         return known

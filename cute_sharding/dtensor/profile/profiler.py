@@ -16,6 +16,7 @@ from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
 from cute_sharding.dtensor.profile.places import Found, Line
 from cute_sharding.dtensor.profile.recorder import Recorder
 from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced.observing import current_node, nodes_made
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.profiling import Place
 
@@ -67,12 +68,11 @@ class Asked(NamedTuple):
     when: When
 
 
-# An op that was met, as it is noted while the program waits: the line that it runs for, and whether
-# as a gradient; op, args, kwargs and when of a Call; the number of autograd's node that was made for
-# it (-1: none), and None; of a gradient, the number and the class of the node that it runs for.
+# An op that was met, as it is noted while the program waits: the line that it runs for; op, args,
+# kwargs and when of a Call; the number of autograd's node that was made for it (-1: none), and None
+# or, of a gradient, the number and the class of the node that it runs for.
 Met: TypeAlias = tuple[
     "Line | None",
-    bool,
     Any,
     tuple[Any, ...],
     tuple[tuple[str, Any], ...],
@@ -160,21 +160,24 @@ class Profiler(Recorder):
 
     def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         # For each op: without a call for each frame and argument.
-        lines, node, number = self._lines, observing.current_node(), -1
-        made = observing.nodes_made()
+        lines, node, made = self._lines, current_node(), nodes_made()
+        number, kind = -1, None
         if node is None:
             frame: FrameType | None = sys._getframe(2)
             while frame is not None and id(frame.f_code) in lines.others:
                 frame = frame.f_back
-            line, is_gradient, kind = lines.innermost(frame), False, None
+            if frame is not None and id(frame.f_code) in lines.own:
+                line: Line | None = (frame.f_code, frame.f_lineno)
+            else:
+                line = lines.innermost(frame)
         else:
             line, is_gradient = lines.here(node)
-            kind = type(node) if is_gradient else None
+            if is_gradient:
+                number, kind = observing.number_of_node(node), type(node)
         if made > lines.noted:
             lines.note(lines.noted, line, made)
-            number = made - 1  # it was made just before
-        if is_gradient:
-            number = observing.number_of_node(node)
+            if kind is None:
+                number = made - 1  # it was made just before
         kept = tuple(
             [
                 arg._spec if type(arg) is DTensor else arg if type(arg) in _SIMPLE else _kept(arg)
@@ -182,7 +185,8 @@ class Profiler(Recorder):
             ]
         )
         named = tuple([(name, _kept(value)) for name, value in kwargs.items()]) if kwargs else ()
-        self._last = met = line, is_gradient, func, kept, named, self._when(), number, kind
+        now = self._now if in_force() is self._now.settings else self._when()
+        self._last = met = line, func, kept, named, now, number, kind
         self._met.append(met)
         if len(self._met) > MOST_MET:
             self._count()
@@ -225,13 +229,13 @@ class Profiler(Recorder):
         return Asked(place, found.backward, function, kind, before, after, note.when)
 
     def _call_of(self, met: Met) -> Call:
-        line, is_gradient, op, args, kwargs, when = met[:6]
-        return Call(self._lines.place(line), is_gradient, op, args, kwargs, when)
+        line, op, args, kwargs, when, _, kind = met
+        return Call(self._lines.place(line), kind is not None, op, args, kwargs, when)
 
     def _count(self) -> None:
         """Calls that are equal are one: not worked out while the program waits."""
         for met in self._met:
-            call, node, kind = self._call_of(met), met[6], met[7]
+            call, node, kind = self._call_of(met), met[5], met[6]
             self._calls[call] = self._calls.get(call, 0) + 1
             if kind is None:
                 self._of_node[node] = call

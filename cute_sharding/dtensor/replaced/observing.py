@@ -181,17 +181,26 @@ class Kind(NamedTuple):
 
 def kind_of(frame: FrameType) -> Kind:
     """What the code of a frame is."""
-    code, module = frame.f_code, str(frame.f_globals.get("__name__") or "")
-    top, is_graph = module.partition(".")[0], code.co_filename.startswith("<eval_with_key>")
+    code = frame.f_code
+    first = code.co_varnames[:3]
+    gradient = _GRADIENTS.get(type(frame.f_locals["ctx"]).__name__) if "ctx" in first[:1] else None
+    module = frame.f_globals.get("__name__")
+    return _kind(str(module or ""), code.co_filename, code.co_name, first[1:], gradient)
+
+
+@lru_cache(maxsize=1 << 12)
+def _kind(
+    module: str, file: str, name: str, arguments: tuple[str, ...], gradient: str | None
+) -> Kind:
+    top, is_graph = module.partition(".")[0], file.startswith("<eval_with_key>")
     is_others = top in ("torch", "cute_sharding", "torchgen", "functorch")
-    is_made = is_graph or code.co_filename.startswith(("<frozen", _TORCH))
-    is_redistribution = code.co_name == "redistribute_local_tensor" and module in _REDISTRIBUTE
+    is_made = is_graph or file.startswith(("<frozen", _TORCH))
     return Kind(
         not is_others and not is_made and top not in sys.stdlib_module_names,
-        (module, _GRADIENTS.get(type(frame.f_locals.get("ctx")).__name__, code.co_name)),
-        code.co_name == "_engine_run_backward",
+        (module, gradient or name),
+        name == "_engine_run_backward",
         module == "torch.utils.checkpoint",
-        code.co_varnames[1:3] if is_redistribution and code.co_argcount >= 3 else (),
+        arguments if name == "redistribute_local_tensor" and module in _REDISTRIBUTE else (),
         is_graph,
     )
 

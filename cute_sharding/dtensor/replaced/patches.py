@@ -299,15 +299,37 @@ CLASS_RULES = Patch(
     "to DTensor. C++ keeps the function from its first call on, so it gets other code.",
     test="tests/dtensor/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
 )
-COLLECTIVES = Patch(
+CALLS = Patch(
+    **_WATCHED,
+    module="torch._ops",
+    attribute="OpOverload._op",
+    file="torch/_ops.py",
+    why="What runs an op that is called from Python. While somebody watches, that of functional "
+    "collectives notes what is sent, and runs the op as torch does. (A kernel of the dispatcher "
+    "would be told of it as well, for ten times as long.)",
+    test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
+    entries="what calls {}",
+)
+KERNELS = Patch(
     **_WATCHED,
     module="torch.library",
     attribute="_impls",
     file="torch/library.py",
-    why="Collectives come by the dispatch key BackendSelect, and have no kernel there. While "
-    "somebody watches they have one, which notes what is sent and goes on to torch's own.",
+    why="Other collectives are ops that C++ calls: those of torch.distributed, and of what reduces "
+    "gradients in DistributedDataParallel. They come by the dispatch key ADInplaceOrView, and have "
+    "no kernel there. While somebody watches they have one, which notes what is sent and goes on.",
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
     entries="the kernels of {}",
+)
+GROUPS = Patch(
+    **_WATCHED,
+    module="torch.distributed",
+    attribute="ProcessGroup",
+    file="torch/csrc/distributed/c10d/init.cpp",
+    why="Tensors of the inference mode do not have that key. While somebody watches, the methods "
+    "that torch.distributed calls go on with it.",
+    test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
+    entries="the method {}",
 )
 CONTEXTS = Patch(
     **_WATCHED,
@@ -319,4 +341,4 @@ CONTEXTS = Patch(
     test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
 )
 
-WATCHED = (CLASS_RULES, COLLECTIVES, CONTEXTS)
+WATCHED = (CLASS_RULES, CALLS, KERNELS, GROUPS, CONTEXTS)

@@ -2,23 +2,23 @@
 autograd): a watcher is told of each op of a DTensor, of each collective, of each node that autograd
 makes for a function of Python's, and of what the busiest rank receives.
 
-A dispatch mode would see all that, and each op on local tensors too: that takes as long again as a
-third of a small step. So three places of torch are replaced while somebody watches, in any thread:
-what finds rules of tensor classes, the kernels of collectives at a key that has none, and what
-makes the context of a function. Each goes on as torch's own does.
+A dispatch mode would see all that, and each op on local tensors too, which takes two thirds as long
+again as a small step. So a few places of torch are replaced while somebody watches, in any thread:
+what finds rules of tensor classes, what runs collectives, and what makes the context of a function.
+Each goes on as torch's own does.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
-from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
@@ -100,7 +100,7 @@ def exchange(busiest: Callable[[], int]) -> AbstractContextManager[Any]:
 
 def _met(kind: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """The rule of every op for DTensors: none, as it leaves all of them to DTensor."""
-    if _is_known(_KEY) and not (_modes_on() and is_tracing() and _compiles()):
+    if _is_known(_KEY) and not (_modes_on() and _is_compiled()):
         for watcher in _known(_KEY):
             watcher.met(func, args, kwargs)
     return NotImplemented
@@ -116,22 +116,55 @@ def _made(stock: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-# A key that every op comes by below autograd, of which collectives have no kernel.
-_SEEN_AT = "BackendSelect"
-_BELOW: DispatchKeySet = _C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
+class _Called:
+    """What calls an op that communicates. Its hash is that of torch's: ops are told apart by it."""
+
+    def __init__(self, op: Any, stock: Callable[..., Any]) -> None:
+        self._of, self._stock = op, stock
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _sent(self._of, partial(self._stock, *args, **kwargs), args, kwargs)
+
+    def __hash__(self) -> int:
+        return hash(self._stock)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stock, name)
 
 
-def _sent(op: Any, keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-    """The kernel of an op that communicates. What it runs in turn is a part of it."""
+# A key of tensors that stands above backends, of which c10d's ops have no kernel.
+_SEEN_AT = DispatchKey.ADInplaceOrView
+_KEYS, _BELOW = DispatchKeySet(_SEEN_AT), _C._dispatch_keyset_full_after(_SEEN_AT)
+
+
+def _kernel(op: Any, keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    return _sent(op, partial(op.redispatch, keys & _BELOW, *args, **kwargs), args, kwargs)
+
+
+def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a process group, that calls such an op, of which the kernel is to be met: tensors
+    of the inference mode do not have the key.
+    """
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        with _C._IncludeDispatchKeyGuard(_SEEN_AT):
+            return stock(*args, **kwargs)
+
+    is_not_compiled(method)
+    return method
+
+
+def _sent(op: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+    """An op that communicates is run. What it runs in turn is a part of it."""
     watchers = _watchers()
-    if not watchers or _is_compiled(args):
-        return op.redispatch(keys & _BELOW, *args, **kwargs)
-    run: Callable[[], Any] = partial(op.redispatch, keys & _BELOW, *args, **kwargs)
+    if not watchers or (_modes_on() and _is_compiled()):
+        return run()
     for watcher in watchers:
         run = partial(watcher.run, op, args, kwargs, run)
     _know(_KEY, ())
     try:
-        return run()
+        with _C._ExcludeDispatchKeyGuard(_KEYS):
+            return run()
     finally:
         _know(_KEY, watchers)
 
@@ -139,18 +172,12 @@ def _sent(op: Any, keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
 _COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
 
 
-def _is_compiled(args: Sequence[Any]) -> bool:
-    """Whether a compiler asks the op for the shape of what it gives. It asks with tensors without
-    elements, which a program may have as well.
+def _is_compiled() -> bool:
+    """Whether a compiler asks the op for the shape of what it gives. It asks in modes in which a
+    program may be as well.
     """
-    tensor = args[0]
-    while isinstance(tensor, (list, tuple)) and tensor:
-        tensor = tensor[0]
-    return isinstance(tensor, FakeTensor) and _compiles()
-
-
-def _compiles() -> bool:
-    """Whether a compiler is at work."""
+    if not is_tracing():
+        return False
     frame: Any = sys._getframe(1)
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):
@@ -159,8 +186,8 @@ def _compiles() -> bool:
     return False
 
 
-is_not_compiled(_met)
-is_not_compiled(_sent)
+for _function in (_met, _kernel, _Called.__call__):
+    is_not_compiled(_function)
 
 # -- installed while somebody watches --------------------------------------------------------------
 
@@ -170,13 +197,37 @@ if issubclass(torch_dispatch_class, cute_sharding.DTensor):
 """
 
 
+# Of c10d, which C++ calls from the methods of process groups. All others are called by Python.
+_BY_GROUPS = "c10d"
+_METHODS = (
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "alltoall",
+    "broadcast",
+    "send",
+    "recv",
+    "barrier",
+)
+
+
 def _install(ops: Iterable[Any]) -> None:
-    libraries: dict[str, Any] = {}
+    library = torch.library.Library(_BY_GROUPS, "IMPL")
+    _installed.note(patches.KERNELS, _BY_GROUPS, library._destroy)
     for op in ops:
-        if op.namespace not in libraries:
-            library = libraries[op.namespace] = torch.library.Library(op.namespace, "IMPL")
-            _installed.note(patches.COLLECTIVES, op.namespace, library._destroy)
-        libraries[op.namespace].impl(op, partial(_sent, op), _SEEN_AT, with_keyset=True)
+        if op.namespace == _BY_GROUPS:
+            library.impl(op, partial(_kernel, op), _SEEN_AT.name, with_keyset=True)
+            continue
+        for called in (op, op.overloadpacket):
+            stock = called._op
+            _installed.note(patches.CALLS, op, partial(setattr, called, "_op", stock))
+            called._op = _Called(op, stock)
+    group = ProcessGroup
+    for name, stock in list(vars(group).items()):
+        if any(part in name for part in _METHODS):
+            _installed.note(patches.GROUPS, name, partial(setattr, group, name, stock))
+            setattr(group, name, _seen(stock))
     found = beginning_with(_BEGINNING, patches.CLASS_RULES, DTensor=DTensor, met=_met)
     _installed.replace(patches.CLASS_RULES, found)
     _installed.replace(patches.CONTEXTS, _made)
