@@ -331,14 +331,15 @@ GROUPS = Patch(
     test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
     entries="the method {}",
 )
-CONTEXTS = Patch(
+_OF_FUNCTIONS = "BackwardCFunction"
+NODES = Patch(
     **_WATCHED,
     module="torch.autograd.function",
-    attribute="BackwardCFunction.__init__",
+    attribute=f"{_OF_FUNCTIONS}.__init__",
     file="torch/autograd/function.py",
     why="Autograd makes a context for each node of a function that is written in Python, such as "
     "those that redistribute. While somebody watches, the line that it is made for is noted.",
     test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
 )
 
-WATCHED = (CLASS_RULES, CALLS, KERNELS, GROUPS, CONTEXTS)
+WATCHED = (CLASS_RULES, CALLS, KERNELS, GROUPS, NODES)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
@@ -100,7 +101,7 @@ def exchange(busiest: Callable[[], int]) -> AbstractContextManager[Any]:
 
 def _met(kind: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """The rule of every op for DTensors: none, as it leaves all of them to DTensor."""
-    if _is_known(_KEY) and not (_modes_on() and _is_compiled()):
+    if _is_known(_KEY) and not (_modes_on() and is_tracing() and _is_compiled()):
         for watcher in _known(_KEY):
             watcher.met(func, args, kwargs)
     return NotImplemented
@@ -157,7 +158,7 @@ def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _sent(op: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
     """An op that communicates is run. What it runs in turn is a part of it."""
     watchers = _watchers()
-    if not watchers or (_modes_on() and _is_compiled()):
+    if not watchers or ((is_tracing() or _has_no_elements(args)) and _is_compiled()):
         return run()
     for watcher in watchers:
         run = partial(watcher.run, op, args, kwargs, run)
@@ -169,15 +170,20 @@ def _sent(op: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         _know(_KEY, watchers)
 
 
+def _has_no_elements(args: Any) -> bool:
+    tensor = args[0]
+    while isinstance(tensor, (list, tuple)) and tensor:
+        tensor = tensor[0]
+    return isinstance(tensor, FakeTensor)
+
+
 _COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
 
 
 def _is_compiled() -> bool:
-    """Whether a compiler asks the op for the shape of what it gives. It asks in modes in which a
-    program may be as well.
+    """Whether a compiler asks for the shape of what an op gives. It does so in modes, and with
+    tensors without elements, which a program may have as well.
     """
-    if not is_tracing():
-        return False
     frame: Any = sys._getframe(1)
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):
@@ -230,4 +236,4 @@ def _install(ops: Iterable[Any]) -> None:
             setattr(group, name, _seen(stock))
     found = beginning_with(_BEGINNING, patches.CLASS_RULES, DTensor=DTensor, met=_met)
     _installed.replace(patches.CLASS_RULES, found)
-    _installed.replace(patches.CONTEXTS, _made)
+    _installed.replace(patches.NODES, _made)
