@@ -280,13 +280,13 @@ def posted(op: Any, args: Any, kwargs: Any) -> Posted:
     group = observing.group_of_argument(args[at] if at < len(args) else kwargs.get(name))
     ranks = dist.get_process_group_ranks(group)
     named = {key: _sized(value) for key, value in kwargs.items()} if kwargs else kwargs
-    return Posted(op, _sized(args), named, ranks, dist.get_rank(group))
+    return Posted(op, _sized(args), named, ranks, group.rank())
 
 
 def _sized(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return Sizes(value.shape, value.dtype)
-    return [_sized(each) for each in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_sized(each) for each in value]
+    return Sizes(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 def sent_by(post: Posted) -> Sent:
