@@ -247,11 +247,26 @@ WAIT = Row("wait", "tensor", lambda call: [])
 _FUNCTIONAL["wait_tensor"] = WAIT
 
 
+class Of(NamedTuple):
+    """What is known of an op that communicates, or waits.
+
+    Attributes:
+        op: the op.
+        row: its row.
+        group_at, group_name: which of its arguments is the process group.
+    """
+
+    op: Any
+    row: Row
+    group_at: int
+    group_name: str
+
+
 @lru_cache(maxsize=1)
-def rows() -> dict[Any, Row]:
-    """The row of each op that communicates, or waits, of those that this torch has."""
+def ops() -> dict[Any, Of]:
+    """The ops that communicate, or wait, of those that this torch has."""
     return {
-        op: row
+        op: Of(op, row, *observing.group_position(op))
         for namespace, by_name in ROWS.items()
         for name, row in by_name.items()
         for op in observing.overloads(namespace, name)
@@ -262,25 +277,26 @@ class Posted(NamedTuple):
     """A call of an op that communicates, as it is noted while the program waits.
 
     Attributes:
-        op: the op.
+        of: the op.
         args, kwargs: its arguments, with the :class:`Sizes` of each tensor.
         ranks, at: of the group, and which of them this one is.
     """
 
-    op: Any
+    of: Of
     args: list[Any]
     kwargs: dict[str, Any]
     ranks: list[int]
     at: int
 
 
-def posted(op: Any, args: Any, kwargs: Any) -> Posted:
+def posted(of: Of, args: Any, kwargs: Any) -> Posted:
     """What a call of the op sends, to be worked out later. No tensor is kept."""
-    at, name = observing.group_position(op)
-    group = observing.group_of_argument(args[at] if at < len(args) else kwargs.get(name))
+    at = of.group_at
+    given = args[at] if at < len(args) else kwargs.get(of.group_name)
+    group = observing.group_of_argument(given)
     ranks = dist.get_process_group_ranks(group)
     named = {key: _sized(value) for key, value in kwargs.items()} if kwargs else kwargs
-    return Posted(op, _sized(args), named, ranks, group.rank())
+    return Posted(of, _sized(args), named, ranks, group.rank())
 
 
 def _sized(value: Any) -> Any:
@@ -291,8 +307,10 @@ def _sized(value: Any) -> Any:
 
 def sent_by(post: Posted) -> Sent:
     """What a call of the op sends."""
-    row, ranks = rows()[post.op], post.ranks
-    call = Call(observing.arguments_by_name(post.op, post.args, post.kwargs), len(ranks), post.at)
+    row, ranks = post.of.row, post.ranks
+    call = Call(
+        observing.arguments_by_name(post.of.op, post.args, post.kwargs), len(ranks), post.at
+    )
     amounts = row.amounts(call)
     peer = call.given.get("dst", call.given.get("src")) if row.kind in MESSAGES else None
     if isinstance(peer, int):

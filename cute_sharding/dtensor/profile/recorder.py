@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from cute_sharding.dtensor.profile.amounts import (
     MESSAGES,
     WAIT,
+    Of,
     Posted,
     Sent,
+    ops,
     posted,
-    rows,
     sent_by,
     together,
 )
@@ -52,7 +53,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         self._lines = Lines()
-        watching.start(self, rows())
+        watching.start(self, ops())
         return self
 
     def __exit__(self, *raised: Any) -> None:
@@ -95,14 +96,14 @@ class Recorder:
         made = observing.nodes_made()
         self._lines.note(made - 1, self._lines.here(observing.current_node())[0], made)
 
-    def run(self, func: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-        if rows()[func] is WAIT:
+    def run(self, of: Of, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        if of.row is WAIT:
             return self.wait(args[0], run)
         found = self._lines.found(sys._getframe(1))
         made = observing.nodes_made()
         if made > self._lines.noted:
             self._lines.note(made - 1, found.line, made)
-        self.about_to_send(posted(func, args, kwargs), found)
+        self.about_to_send(posted(of, args, kwargs), found)
         return self.send(run)
 
     def wait(self, tensor: Any, run: Callable[[], Any]) -> Any:
@@ -115,7 +116,7 @@ class Recorder:
 
     def about_to_send(self, post: Posted, found: Found) -> None:
         """A collective is about to run."""
-        if self._messages is not None and rows()[post.op].kind in MESSAGES:
+        if self._messages is not None and post.of.row.kind in MESSAGES:
             self._messages.append((post, found))
         else:
             busiest = None if self._busiest is None else self._busiest()
@@ -137,7 +138,7 @@ def collective_of(seen: Seen, place: Place | None) -> Collective:
     found, busiest = seen.found, seen.busiest
     return Collective(
         sent.kind,
-        observing.name_of(seen.posts[0].op),
+        observing.name_of(seen.posts[0].of.op),
         sent.ranks,
         str(sent.tensor.dtype).removeprefix("torch."),
         itemsize,

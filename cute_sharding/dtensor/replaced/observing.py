@@ -129,11 +129,10 @@ def _names_of_arguments(func: Any) -> list[str]:
     return [argument.name for argument in func._schema.arguments]
 
 
-@lru_cache(maxsize=1 << 8)
 def group_position(op: Any) -> tuple[int, str]:
-    """Which argument of an op that communicates is the process group: its number and its name."""
+    """Which argument of an op is the process group: its number and its name; -1 and "": none is."""
     names = _names_of_arguments(op)
-    return next((i, name) for i, name in enumerate(names) if name in _GROUPS)
+    return next(((i, name) for i, name in enumerate(names) if name in _GROUPS), (-1, ""))
 
 
 _GROUPS = ("group_name", "process_group")

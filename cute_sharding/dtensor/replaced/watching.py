@@ -11,7 +11,7 @@ Each goes on as torch's own does.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -40,8 +40,10 @@ class Watcher(Protocol):
     def node_made(self) -> None:
         """Autograd has just made the node of a function of Python's."""
 
-    def run(self, func: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
-        """An op that communicates is ``run()`` here, which gives what the op does."""
+    def run(self, of: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """An op that communicates is ``run()`` here, which gives what the op does. ``of``: what
+        :func:`start` was told of it.
+        """
 
     def exchange(self, busiest: Callable[[], int]) -> AbstractContextManager[Any]:
         """What is sent inside the context is one exchange, of which the busiest rank receives so
@@ -66,9 +68,9 @@ def _watchers() -> tuple[Watcher, ...]:
     return _known(_KEY) if _is_known(_KEY) else ()
 
 
-def start(watcher: Watcher, ops: Iterable[Any]) -> None:
-    """Have it watch this thread. ``ops``: those that communicate, or wait for one that does; the
-    same for all who watch.
+def start(watcher: Watcher, ops: Mapping[Any, Any]) -> None:
+    """Have it watch this thread. ``ops``: those that communicate, or wait for one that does, and
+    what watchers are to be told of each; the same for all who watch.
     """
     with _lock:
         if not _everyone:
@@ -123,8 +125,8 @@ def _made(stock: Callable[..., None]) -> Callable[..., None]:
 class _Called:
     """What calls an op that communicates. Its hash is that of torch's: ops are told apart by it."""
 
-    def __init__(self, op: Any, stock: Callable[..., Any]) -> None:
-        self._of, self._stock = op, stock
+    def __init__(self, of: Any, stock: Callable[..., Any]) -> None:
+        self._of, self._stock = of, stock
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _sent(self._of, partial(self._stock, *args, **kwargs), args, kwargs)
@@ -141,8 +143,10 @@ _SEEN_AT = DispatchKey.ADInplaceOrView
 _KEYS, _BELOW = DispatchKeySet(_SEEN_AT), _C._dispatch_keyset_full_after(_SEEN_AT)
 
 
-def _kernel(op: Any, keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-    return _sent(op, partial(op.redispatch, keys & _BELOW, *args, **kwargs), args, kwargs)
+def _kernel(
+    redispatch: Callable[..., Any], of: Any, keys: DispatchKeySet, *args: Any, **kwargs: Any
+) -> Any:
+    return _sent(of, partial(redispatch, keys & _BELOW, *args, **kwargs), args, kwargs)
 
 
 def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,13 +162,13 @@ def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _sent(op: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+def _sent(of: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
     """An op that communicates is run. What it runs in turn is a part of it."""
     watchers = _watchers()
     if not watchers or ((is_tracing() or _has_no_elements(args)) and _is_compiled()):
         return run()
     for watcher in watchers:
-        run = partial(watcher.run, op, args, kwargs, run)
+        run = partial(watcher.run, of, args, kwargs, run)
     _know(_KEY, ())
     try:
         with _C._ExcludeDispatchKeyGuard(_KEYS):
@@ -221,17 +225,18 @@ _METHODS = (
 )
 
 
-def _install(ops: Iterable[Any]) -> None:
+def _install(ops: Mapping[Any, Any]) -> None:
     library = torch.library.Library(_BY_GROUPS, "IMPL")
     _installed.note(patches.KERNELS, _BY_GROUPS, library._destroy)
-    for op in ops:
+    for op, of in ops.items():
         if op.namespace == _BY_GROUPS:
-            library.impl(op, partial(_kernel, op), _SEEN_AT.name, with_keyset=True)
+            kernel = partial(_kernel, op.redispatch, of)
+            library.impl(op, kernel, _SEEN_AT.name, with_keyset=True)
             continue
         for called in (op, op.overloadpacket):
             stock = called._op
             _installed.note(patches.CALLS, op, partial(setattr, called, "_op", stock))
-            called._op = _Called(op, stock)
+            called._op = _Called(of, stock)
     group = ProcessGroup
     for name, stock in list(vars(group).items()):
         if any(part in name for part in _METHODS):
