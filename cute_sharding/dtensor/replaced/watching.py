@@ -184,7 +184,8 @@ def _has_no_elements(args: Any) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-_COMPILERS = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
+# Other modules of dynamo are also there where nothing is compiled.
+_COMPILERS = ("torch._dynamo.convert_frame", "torch._functorch.", "torch._inductor.")
 
 
 def _is_compiled() -> bool:
