@@ -98,7 +98,7 @@ class Recorder:
 
     def run(self, of: Of, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         if of.row is WAIT:
-            return self.wait(args[0], run)
+            return self.wait(args[0] if args else kwargs["tensor"], run)
         found = self._lines.found(sys._getframe(1))
         made = observing.nodes_made()
         if made > self._lines.noted:

@@ -74,7 +74,11 @@ def start(watcher: Watcher, ops: Mapping[Any, Any]) -> None:
     """
     with _lock:
         if not _everyone:
-            _install(ops)
+            try:
+                _install(ops)
+            except BaseException:
+                _installed.undo()
+                raise
         _everyone.append(watcher)
     _know(_KEY, (*_watchers(), watcher))
 
@@ -178,10 +182,10 @@ def _sent(of: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
 
 
 def _has_no_elements(args: Any) -> bool:
-    tensor = args[0]
-    while isinstance(tensor, (list, tuple)) and tensor:
-        tensor = tensor[0]
-    return isinstance(tensor, FakeTensor)
+    first = args[:1]
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return isinstance(first, FakeTensor)
 
 
 # Other modules of dynamo are also there where nothing is compiled.
