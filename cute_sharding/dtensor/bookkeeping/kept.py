@@ -41,7 +41,6 @@ TABLE = (
     Kept("bookkeeping.stats._moves", "counts, for stats()"),
     Kept("bookkeeping.stats._moved", "counts, for stats()"),
     Kept("replaced.watching._everyone", "who is told of what runs, while a program asks"),
-    Kept("replaced.watching._installed", "what of torch is replaced meanwhile"),
     Kept("bookkeeping.versions._warned", "whether the warning of a newer torch was given"),
     Kept("bookkeeping.telling._told", "what the log has told of", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),
