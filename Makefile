@@ -69,6 +69,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.redistribution
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.profiled
 	$(BIN)/python -m benchmarks.strategies
 
 upstream: $(VENV)/.installed-test

@@ -113,8 +113,8 @@ PATTERNS = (
         "meshes",
         "Weights from training to generation, on another mesh",
         "Four ranks train a weight, and the last two of them generate with it, on a mesh of "
-        "their own. A rank keeps the elements that it has and needs, and receives each other "
-        "element that it needs once. PyTorch raises.",
+        "their own. A rank keeps the elements that it already has, and receives the others that "
+        "it needs, each once. PyTorch raises.",
         *((8, 6), {"dp": 2, "tp": 2}, "S(0),S(1)"),
         to="S(0)",
         to_mesh=({"gen": 2}, (2, 3)),

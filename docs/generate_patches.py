@@ -13,7 +13,7 @@ from pathlib import Path
 from cute_sharding.dtensor.bookkeeping import versions
 from cute_sharding.dtensor.replaced import compiler_patches, patches
 from cute_sharding.dtensor.replaced.patch import Patch
-from cute_sharding.dtensor.replaced.patches import TABLE
+from cute_sharding.dtensor.replaced.patches import TABLE, WATCHED
 
 PAGE = Path(__file__).with_name("patches.md")
 ADAPTER = Path(__file__).parent.parent / "cute_sharding" / "dtensor"
@@ -72,6 +72,14 @@ def page() -> str:
             "has imported it.",
             "",
             *(line for row in TABLE for line in section(row)),
+            "# While what a program sends is watched",
+            "",
+            "Inside of `profile()`, `no_communication()` and a dry run the package replaces "
+            f"{len(WATCHED)} more places,",
+            "also when it is switched off. They note what runs, and do what torch does. All are "
+            "put back when nobody watches any longer.",
+            "",
+            *(line for row in WATCHED for line in section(row)),
         ]
     )
 

@@ -335,6 +335,7 @@ TORCH_PRIVATE = [
     "patches",
     "dispatch_modes",
     "observing",
+    "watching",
     "process_groups",
     "collective_ops",
     "local_tensors",
@@ -365,7 +366,8 @@ def test_imports_within_the_room_run_downward(position, name):
     allowed = [f"{room}.{below}" for below in TORCH_PRIVATE[:position]]
     allowed += [f"cute_sharding.{layer}" for layer in LAYERS if layer not in (ADAPTER, "_settings")]
     allowed += [
-        f"cute_sharding.{ADAPTER}.bookkeeping.{name}" for name in ("stats.logger", "versions")
+        f"cute_sharding.{ADAPTER}.bookkeeping.{name}"
+        for name in ("stats.logger", "versions", "locks")
     ]
     for imported, line, _ in imports(ROOM / f"{name}.py"):
         if imported.split(".")[0] == "cute_sharding":

@@ -40,7 +40,7 @@ TABLE = (
     Kept("bookkeeping.stats._places", "what ops received, for stats()"),
     Kept("bookkeeping.stats._moves", "counts, for stats()"),
     Kept("bookkeeping.stats._moved", "counts, for stats()"),
-    Kept("bookkeeping.watching.watchers", "who is told of what is sent, while a program asks"),
+    Kept("replaced.watching._everyone", "who is told of what runs, while a program asks"),
     Kept("bookkeeping.versions._warned", "whether the warning of a newer torch was given"),
     Kept("bookkeeping.telling._told", "what the log has told of", True),
     Kept("compiled.symbols._named", "of a program that is being traced: symbols of local sizes"),

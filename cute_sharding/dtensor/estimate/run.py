@@ -52,15 +52,6 @@ def run(
     return found
 
 
-class Observed(Profiler):
-    """Records what tensors without elements send; to ask one for its device is no op."""
-
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if stand_ins.asks_device(func, args):
-            return args[0].fake_device
-        return super().run(func, args, kwargs)
-
-
 def causes(recorder: Profiler) -> list[list[Any]]:
     """The ops of DTensors that sent something: the line, whether it was a gradient, the op, why it
     sends, and what would avoid it.
@@ -79,14 +70,13 @@ def once(
     A step of an optimizer is run a second time: what it keeps is then there from the start.
     ``explains``: also why lines send, which takes a while.
     """
-    recorder, layers, fakes = Observed(), Layers(), stand_ins.Fakes()
+    recorder, layers, fakes = Profiler(), Layers(), stand_ins.Fakes()
     memory = Memory(layers, fakes.mode)
     starts, error = [0], None  # what was recorded before the step, and before it was run again
     with ExitStack() as contexts:
         if device == "cuda":
             contexts.enter_context(stand_ins.GpuKernels())
             contexts.enter_context(stand_ins.exchanges_shards())
-        # Of modes only the last one that is entered is asked about ops of DTensors.
         for context in (layers, memory, memory.resizing(), fakes, recorder):
             contexts.enter_context(context)
         try:

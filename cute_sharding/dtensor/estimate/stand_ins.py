@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from cute_sharding.dtensor.replaced.collective_ops import WAIT
 from cute_sharding.dtensor.replaced.dispatch_modes import fake_mode
 from cute_sharding.dtensor.replaced.local_tensors import FakeTensor, FakeTensorMode, leaves
-from cute_sharding.dtensor.replaced.observing import TorchDispatchMode, kind_of
+from cute_sharding.dtensor.replaced.observing import Observer, kind_of
 from cute_sharding.dtensor.replaced.op_schemas import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -29,19 +29,12 @@ _RANGE = torch.ops.aten.arange
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
-def asks_device(func: Any, args: Any) -> bool:
-    """Whether the op asks a tensor without elements which device it is on. It says so by an op,
-    where others have an attribute.
-    """
-    return func is _DEVICE and isinstance(args[0], FakeTensor)
-
-
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in arguments or results."""
     return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-class Fakes(TorchDispatchMode):
+class Fakes(Observer):
     """What is made inside the ``with`` block are tensors without memory, on which ops give shapes
     and no elements. Tensors that are there already stay as they are.
 
@@ -54,11 +47,12 @@ class Fakes(TorchDispatchMode):
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._named = self.mode.fake_tensor_converter.meta_converter.tensor_memo
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is WAIT:  # which gives back what it was given, and here would make another
             return args[0]
-        is_made = not (types or fake_mode() or tensors_in((args, kwargs)))
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # where others have an attribute
+            return args[0].fake_device
+        is_made = not (fake_mode() or tensors_in((args, kwargs)))
         if not is_made or (func.overloadpacket is _RANGE and _is_of_distributed(sys._getframe(1))):
             result = func(*args, **kwargs)
         else:

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.models.buffers import Buffers, Kept, room_for
 from cute_sharding.dtensor.models.straight import Straight
-from cute_sharding.dtensor.replaced import collective_ops, process_groups
+from cute_sharding.dtensor.replaced import collective_ops, process_groups, watching
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
 from cute_sharding.dtensor.run.across_meshes import by_elements
 from cute_sharding.dtensor.run.executor import run

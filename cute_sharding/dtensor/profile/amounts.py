@@ -27,6 +27,17 @@ class Call(NamedTuple):
     at: int
 
 
+class Sizes(NamedTuple):
+    """What matters of a tensor that is sent."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def numel(self) -> int:
+        """Of its elements."""
+        return prod(self.shape)
+
+
 class Row(NamedTuple):
     """A collective.
 
@@ -53,13 +64,13 @@ class Sent(NamedTuple):
 
     kind: str
     ranks: tuple[int, ...]
-    tensor: torch.Tensor
+    tensor: Sizes
     amount: Amount
 
 
-def _flat(tensors: Any) -> list[torch.Tensor]:
+def _flat(tensors: Any) -> list[Sizes]:
     """Tensors in lists, one after the other."""
-    if isinstance(tensors, torch.Tensor):
+    if isinstance(tensors, Sizes):
         return [tensors]
     return [x for some in tensors for x in _flat(some)]
 
@@ -125,7 +136,7 @@ def _all_to_all(given: str, got: str | None, sends: str, receives: str) -> Row:
         x = call.given[given]
         y = x if got is None else call.given[got]
 
-        def elements(splits: Any, tensor: torch.Tensor) -> list[int]:
+        def elements(splits: Any, tensor: Sizes) -> list[int]:
             if not splits:
                 return [tensor.numel() // call.parts] * call.parts
             row = prod(tensor.shape[1:])
@@ -229,34 +240,82 @@ ROWS = {
     "c10d": _C10D,
     "_dtensor": {"shard_dim_alltoall": Row("all-to-all", "input", _shard_to_shard)},
 }
-# An op that waits for what a collective brings; and one that runs others, which communicate: ours
-# of graphs, and torch's older names for them.
+# What goes from one rank to another.
+MESSAGES = ("send", "receive")
+# An op that waits for what a collective brings.
 WAIT = Row("wait", "tensor", lambda call: [])
-AROUND = Row("around", "", lambda call: [])
+_FUNCTIONAL["wait_tensor"] = WAIT
 
 
-@lru_cache(maxsize=1 << 12)
-def row_of(func: Any) -> Row | None:
-    """The row of an op; None where it is no matter of communication."""
-    namespace, name = observing.name_of(func)
-    if namespace == "c10d_functional" or (namespace, name) == ("cute_sharding", "exchange"):
-        return AROUND
-    if (namespace, name) == ("_c10d_functional", "wait_tensor"):
-        return WAIT
-    return ROWS.get(namespace, {}).get(name)
+class Of(NamedTuple):
+    """What is known of an op that communicates, or waits.
+
+    Attributes:
+        op: the op.
+        row: its row.
+        group_at, group_name: which of its arguments is the process group.
+    """
+
+    op: Any
+    row: Row
+    group_at: int
+    group_name: str
 
 
-def sent_by(row: Row, func: Any, args: Any, kwargs: Any) -> Sent:
-    """What a call of the op sends."""
-    given = observing.arguments_by_name(func, args, kwargs)
-    group = observing.group_of_argument(given.get("group_name", given.get("process_group")))
+@lru_cache(maxsize=1)
+def ops() -> dict[Any, Of]:
+    """The ops that communicate, or wait, of those that this torch has."""
+    return {
+        op: Of(op, row, *observing.group_position(op))
+        for namespace, by_name in ROWS.items()
+        for name, row in by_name.items()
+        for op in observing.overloads(namespace, name)
+    }
+
+
+class Posted(NamedTuple):
+    """A call of an op that communicates, as it is noted while the program waits.
+
+    Attributes:
+        of: the op.
+        args, kwargs: its arguments, with the :class:`Sizes` of each tensor.
+        ranks, at: of the group, and which of them this one is.
+    """
+
+    of: Of
+    args: list[Any]
+    kwargs: dict[str, Any]
+    ranks: list[int]
+    at: int
+
+
+def posted(of: Of, args: Any, kwargs: Any) -> Posted:
+    """What a call of the op sends, to be worked out later. No tensor is kept."""
+    at = of.group_at
+    given = args[at] if at < len(args) else kwargs.get(of.group_name)
+    group = observing.group_of_argument(given)
     ranks = dist.get_process_group_ranks(group)
-    call = Call(given, len(ranks), dist.get_rank(group))
+    named = {key: _sized(value) for key, value in kwargs.items()} if kwargs else kwargs
+    return Posted(of, _sized(args), named, ranks, group.rank())
+
+
+def _sized(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_sized(each) for each in value]
+    return Sizes(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def sent_by(post: Posted) -> Sent:
+    """What a call of the op sends."""
+    row, ranks = post.of.row, post.ranks
+    call = Call(
+        observing.arguments_by_name(post.of.op, post.args, post.kwargs), len(ranks), post.at
+    )
     amounts = row.amounts(call)
-    peer = given.get("dst", given.get("src")) if row.kind in ("send", "receive") else None
+    peer = call.given.get("dst", call.given.get("src")) if row.kind in MESSAGES else None
     if isinstance(peer, int):
         ranks = sorted({ranks[call.at], ranks[peer]})
-    return Sent(row.kind, tuple(ranks), _flat(given[row.tensors])[0], together(amounts))
+    return Sent(row.kind, tuple(ranks), _flat(call.given[row.tensors])[0], together(amounts))
 
 
 def together(amounts: Sequence[Amount]) -> Amount:

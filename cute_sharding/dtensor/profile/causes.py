@@ -22,7 +22,7 @@ from cute_sharding.dtensor.profile.asking import (
 )
 from cute_sharding.dtensor.profile.avoiding import free_placements, sharded_parts
 from cute_sharding.dtensor.profile.gradients import ways_around
-from cute_sharding.dtensor.profile.profiler import Asked, Call, Note
+from cute_sharding.dtensor.profile.profiler import Asked, Call, Ran
 from cute_sharding.dtensor.replaced import op_schemas, registry
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial
@@ -75,7 +75,7 @@ def of_asked(asked: Asked, network: Any) -> Cause:
 
 def of_call(
     call: Call,
-    notes: Sequence[Note],
+    notes: Sequence[Ran],
     sent: Sequence[Collective],
     network: Any,
     forward: Call | None = None,

@@ -1,27 +1,37 @@
 """Which line of the program something runs for: the innermost frame outside of torch, this package
 and Python's own modules; of a gradient, the line of the op that it is the gradient of.
 
-Autograd numbers the nodes that it makes, in order. So at each op that made nodes the numbers since
-the last op are noted with the line, and in the backward the number of the node at work leads back
-to it. What runs again in the backward, for a checkpoint, is of the line that runs again.
+Autograd numbers the nodes that it makes, in order. So where an op of a DTensor, a collective or a
+function of Python's makes nodes, their numbers are noted with the line, and in the backward the
+number of the node at work leads back to it; a number between two that were noted, of an op on plain
+tensors, to the line before. What runs again in the backward, for a checkpoint, is of the line that
+runs again.
 """
 
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
+from threading import get_ident
 from time import perf_counter
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from cute_sharding.dtensor.replaced import observing
 from cute_sharding.profiling import Place
+
+# A line: the code that it is of, and its number.
+Line: TypeAlias = tuple[CodeType, int]
+# That of a node which was made before any was seen.
+UNSEEN: Line = (compile("", "", "exec"), 0)
 
 
 class Found(NamedTuple):
     """Where something runs.
 
     Attributes:
-        place: the line that it runs for; None where none is known.
+        line: the line that it runs for; None where none is known.
+        traced: the line that it was traced from, where a graph's own code runs.
         backward: whether gradients are computed now.
         recomputed: whether it runs again, for a checkpoint.
         at: when, in seconds of a clock.
@@ -31,7 +41,8 @@ class Found(NamedTuple):
         traced_op: what the program called, where a graph's own code runs.
     """
 
-    place: Place | None
+    line: Line | None
+    traced: Place | None
     backward: bool
     recomputed: bool
     at: float
@@ -45,95 +56,131 @@ class Lines:
 
     Attributes:
         noted: the number of the next node whose line is to be noted.
+        own, others: the numbers (``id``) of the codes that are the program's own, and of those that
+            are not, as far as they are known.
     """
 
     def __init__(self) -> None:
-        self._of_node: dict[int, Place | None] = {}
         self.noted = observing.nodes_made()
+        self.own: set[int] = set()
+        self.others: set[int] = set()
+        self._thread = get_ident()  # each numbers its nodes
+        self._first: list[int] = []  # numbers of nodes, ascending, and the line of each and of
+        self._lines: list[Line | None] = []  # those after it, up to the next number
         self._places: dict[tuple[int, int], Place] = {}
         # What each code is that was met. Kept with it, so that no other code gets its address.
-        self._codes: dict[int, tuple[CodeType, observing.Kind]] = {}
-        self._others: set[int] = set()  # those of them that are not the program's own
+        self._codes: dict[int, tuple[CodeType, observing.Kind, bool]] = {}
 
-    def here(self) -> tuple[Place | None, bool]:
-        """(the line, whether it is a gradient) of an op that runs. The nodes made since the last
-        one are of that line.
-        """
-        node = observing.current_node()
+    def here(self, node: Any) -> tuple[Line | None, bool]:
+        """(the line, whether it is a gradient) of what runs, and of autograd's node at work."""
         if node is None:
-            place, is_gradient = self._innermost(sys._getframe(1)), False
-        elif not observing.may_recompute():
-            number = observing.number_of_node(node)
-            place, is_gradient = self._of_node.get(number, _UNSEEN), True
-            if place is _UNSEEN:
-                place = self._innermost(sys._getframe(1))
-        else:
+            return self.innermost(sys._getframe(1)), False
+        if observing.may_recompute():
             found = self.found(sys._getframe(1))
-            place, is_gradient = found.place, not found.recomputed
-        made = observing.nodes_made()
-        if made > self.noted:
-            for number in range(self.noted, made):
-                self._of_node.setdefault(number, place)
-            self.noted = made
-        return place, is_gradient
+            return found.line, not found.recomputed
+        line = self.of_node(observing.number_of_node(node))
+        return self.innermost(sys._getframe(1)) if line is UNSEEN else line, True
 
-    def _innermost(self, start: FrameType) -> Place | None:
-        frame: FrameType | None = start
-        others = self._others  # this runs for each op: without a call for each frame
+    def note(self, first: int, line: Line | None, next_one: int) -> None:
+        """The nodes from the number ``first`` on are of the line; ``next_one`` may be of another.
+        Nothing is noted in another thread, such as one in which a backward runs a forward again.
+        """
+        if get_ident() == self._thread:
+            self._first.append(first)
+            self._lines.append(line)
+            self.noted = next_one
+
+    def of_node(self, number: int) -> Line | None:
+        """The line that made a node; :data:`UNSEEN` where that was not seen."""
+        at = bisect_right(self._first, number) - 1
+        return UNSEEN if at < 0 else self._lines[at]
+
+    def innermost(self, start: FrameType | None) -> Line | None:
+        """The line of the program that runs in that frame, or in one around it."""
+        frame = start
         while frame is not None:
-            if id(frame.f_code) not in others and self._known(frame)[1].is_own:
-                return self._place(frame)
+            number = id(frame.f_code)
+            if number in self.own or (number not in self.others and self._known(frame)[1].is_own):
+                return frame.f_code, frame.f_lineno
             frame = frame.f_back
         return None
+
+    def place(self, line: Line | None) -> Place | None:
+        """As plain values."""
+        if line is None:
+            return None
+        code, number = line
+        key = id(code), number
+        place = self._places.get(key)
+        if place is None:
+            name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
+            place = self._places[key] = Place(code.co_filename, number, name)
+        return place
 
     def found(self, start: FrameType) -> Found:
         """Where what runs in the frame ``start`` is."""
         node = observing.current_node()
-        place, recomputed, moved, traced = None, False, None, None
+        line: Line | None = None
+        recomputed, moved, traced = False, None, None
         within: list[tuple[str, str]] = []
         is_inside = True  # of what autograd's engine runs, if it is at work
         frame: FrameType | None = start
         while frame is not None:
-            kind = self._known(frame)[1]
-            if place is None and kind.is_own:
-                place = self._place(frame)
-            if place is not None and (node is None or not is_inside):
-                break
-            if place is None and is_inside:
-                within.append(kind.called)
-                if kind.moves:
-                    moved = moved or observing.moved_in(frame)
-                if kind.is_graph:
-                    traced = traced or observing.node_of_graph(frame)
-            recomputed = recomputed or (kind.recomputes and node is not None)
-            is_inside = is_inside and not kind.starts_backward
+            code = frame.f_code
+            _, kind, is_on_the_way = self._codes.get(id(code)) or self._known(frame)
+            if is_on_the_way:
+                if line is None and is_inside:
+                    within.append(kind.called)
+                frame = frame.f_back
+                continue
+            if line is None:
+                if kind.is_own:
+                    line = code, frame.f_lineno
+                elif is_inside:
+                    within.append(kind.called)
+                    if kind.moves and moved is None:
+                        moved = observing.moved_in(frame, kind.moves)
+                    if kind.is_graph and traced is None:
+                        traced = observing.node_of_graph(frame)
+            if node is None:
+                if line is not None:
+                    break
+            else:
+                recomputed = recomputed or kind.recomputes
+                is_inside = is_inside and not kind.starts_backward
+                if line is not None and not is_inside:
+                    break
             frame = frame.f_back
         if node is not None and not recomputed:
-            place = self._of_node.get(observing.number_of_node(node), place)
-        op = None
+            of_node = self.of_node(observing.number_of_node(node))
+            line = line if of_node is UNSEEN else of_node
+        written = op = None
         if traced is not None:
-            line, op = observing.line_of_node(traced), observing.op_of_node(traced)
-            place = place if line is None else Place(*line)
-        at = perf_counter()
-        return Found(place, node is not None, recomputed, at, moved, tuple(within), op)
+            written, op = observing.line_of_node(traced), observing.op_of_node(traced)
+        return Found(
+            line,
+            None if written is None else Place(*written),
+            node is not None,
+            recomputed,
+            perf_counter(),
+            moved,
+            tuple(within),
+            op,
+        )
 
-    def _known(self, frame: FrameType) -> tuple[CodeType, observing.Kind]:
+    def _known(self, frame: FrameType) -> tuple[CodeType, observing.Kind, bool]:
+        """The code of a frame, what it is, and whether no more is of interest than its name."""
         code = frame.f_code
         known = self._codes.get(id(code))
         if known is None:
-            known = self._codes[id(code)] = code, observing.kind_of(frame)
-            if not known[1].is_own:
-                self._others.add(id(code))
+            kind = observing.kind_of(frame)
+            is_on_the_way = not (
+                kind.is_own
+                or kind.starts_backward
+                or kind.recomputes
+                or kind.moves
+                or kind.is_graph
+            )
+            known = self._codes[id(code)] = code, kind, is_on_the_way
+            (self.own if kind.is_own else self.others).add(id(code))
         return known
-
-    def _place(self, frame: FrameType) -> Place:
-        code = frame.f_code
-        key = id(code), frame.f_lineno
-        place = self._places.get(key)
-        if place is None:
-            name = getattr(code, "co_qualname", code.co_name)  # since Python 3.11
-            place = self._places[key] = Place(code.co_filename, frame.f_lineno, name)
-        return place
-
-
-_UNSEEN = Place("", 0, "")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from cute_sharding.dtensor.bookkeeping.settings import Settings, in_force
-from cute_sharding.dtensor.profile.places import Found
+from cute_sharding.dtensor.profile.places import Found, Line
 from cute_sharding.dtensor.profile.recorder import Recorder
 from cute_sharding.dtensor.replaced import observing
+from cute_sharding.dtensor.replaced.observing import current_node, nodes_made
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec
-from cute_sharding.profiling import Collective, Place
+from cute_sharding.profiling import Place
 
 
 class When:
@@ -65,11 +68,46 @@ class Asked(NamedTuple):
     when: When
 
 
-class Note:
-    """When a collective ran, and what for."""
+# An op that was met, as it is noted while the program waits: the line that it runs for; op, args,
+# kwargs and when of a Call; the number of autograd's node that was made for it (-1: none), and None
+# or, of a gradient, the number and the class of the node that it runs for.
+Met: TypeAlias = tuple[
+    "Line | None",
+    Any,
+    tuple[Any, ...],
+    tuple[tuple[str, Any], ...],
+    When,
+    int,
+    "type | None",
+]
 
-    def __init__(self, source: Call | Asked, start: float, moved: tuple[Any, Any] | None) -> None:
-        self.source, self.start, self.moved, self.end = source, start, moved, start
+
+class Note:
+    """When a collective ran, and what for.
+
+    Attributes:
+        found, when: where it ran, and what of this package was on.
+        met: the op of DTensors that was met last.
+        start, end: seconds since the recording began.
+    """
+
+    def __init__(self, found: Found, met: Met | None, when: When, start: float) -> None:
+        self.found, self.met, self.when, self.start, self.end = found, met, when, start, start
+
+
+class Ran(NamedTuple):
+    """What a :class:`Note` comes to.
+
+    Attributes:
+        source: what it ran for.
+        start, end: seconds since the recording began.
+        moved: the specs before and after, of what was redistributed.
+    """
+
+    source: Call | Asked
+    start: float
+    end: float
+    moved: tuple[Any, Any] | None
 
 
 # A plain tensor among the arguments: what it holds is the program's, and is not kept.
@@ -82,16 +120,15 @@ class Profiler(Recorder):
     """Records collectives, what each was for, and how long it took.
 
     Attributes:
-        notes: of each of ``collectives``.
         started, ended: seconds of a clock.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.notes: list[Note] = []
         self.started = self.ended = 0.0
-        self._call: Call | None = None
-        self._met: list[tuple[Call, Call | None]] = []  # and of a gradient, its forward op
+        self._notes: list[Note] = []
+        self._last: Met | None = None
+        self._met: list[Met] = []
         self._calls: dict[Call, int] = {}
         self._forward: dict[Call, Call] = {}
         self._of_node: dict[int, Call] = {}
@@ -100,10 +137,10 @@ class Profiler(Recorder):
 
     @contextmanager
     def exchange(self, busiest: Callable[[], int]) -> Iterator[None]:
-        count = len(self.collectives)
+        count = len(self._notes)
         with super().exchange(busiest):
             yield
-        for note in self.notes[count:]:
+        for note in self._notes[count:]:
             note.end = max(note.end, perf_counter() - self.started)
 
     def __enter__(self) -> Profiler:
@@ -121,20 +158,36 @@ class Profiler(Recorder):
         """How long it took, or takes until now."""
         return (self.ended or perf_counter()) - self.started
 
-    def met(self, func: Any, args: Any, kwargs: Any) -> None:
-        noted = self._lines.noted
-        place, backward = self._lines.here()
-        named = tuple([(name, _kept_of(value)) for name, value in kwargs.items()]) if kwargs else ()
-        self._call = call = Call(place, backward, func, _kept(args), named, self._when())
-        forward = None
-        if backward:
-            node = observing.current_node()
-            forward = self._of_node.get(observing.number_of_node(node))
-            if forward is not None and not observing.is_gradient_of(node, forward.op):
-                forward = None
-        elif self._lines.noted > noted:
-            self._of_node[self._lines.noted - 1] = call  # the node was made just before
-        self._met.append((call, forward))
+    def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        # For each op: without a call for each frame and argument.
+        lines, node, made = self._lines, current_node(), nodes_made()
+        number, kind = -1, None
+        if node is None:
+            frame: FrameType | None = sys._getframe(2)
+            while frame is not None and id(frame.f_code) in lines.others:
+                frame = frame.f_back
+            if frame is not None and id(frame.f_code) in lines.own:
+                line: Line | None = (frame.f_code, frame.f_lineno)
+            else:
+                line = lines.innermost(frame)
+        else:
+            line, is_gradient = lines.here(node)
+            if is_gradient:
+                number, kind = observing.number_of_node(node), type(node)
+        if made > lines.noted:
+            lines.note(lines.noted, line, made)
+            if kind is None:
+                number = made - 1  # it was made just before
+        kept = tuple(
+            [
+                arg._spec if type(arg) is DTensor else arg if type(arg) in _SIMPLE else _kept(arg)
+                for arg in args
+            ]
+        )
+        named = tuple([(name, _kept(value)) for name, value in kwargs.items()]) if kwargs else ()
+        now = self._now if in_force() is self._now.settings else self._when()
+        self._last = met = line, func, kept, named, now, number, kind
+        self._met.append(met)
         if len(self._met) > MOST_MET:
             self._count()
 
@@ -155,11 +208,40 @@ class Profiler(Recorder):
         self._count()
         return self._forward.get(call)
 
+    @property
+    def notes(self) -> list[Ran]:
+        """Of each of ``collectives``."""
+        return [
+            Ran(self.source_of(note), note.start, note.end, note.found.moved)
+            for note in self._notes
+        ]
+
+    def source_of(self, note: Note) -> Call | Asked:
+        """What a collective is for."""
+        found = note.found
+        kind, function = observing.asked_by(found.within)
+        if kind == "op" and note.met is not None:
+            return self._call_of(note.met)
+        if kind == "compiled":
+            function = found.traced_op or function
+        before, after = found.moved or (None, None)
+        place = self.place_of(found)
+        return Asked(place, found.backward, function, kind, before, after, note.when)
+
+    def _call_of(self, met: Met) -> Call:
+        line, op, args, kwargs, when, _, kind = met
+        return Call(self._lines.place(line), kind is not None, op, args, kwargs, when)
+
     def _count(self) -> None:
         """Calls that are equal are one: not worked out while the program waits."""
-        for call, forward in self._met:
+        for met in self._met:
+            call, node, kind = self._call_of(met), met[5], met[6]
             self._calls[call] = self._calls.get(call, 0) + 1
-            if forward is not None:
+            if kind is None:
+                self._of_node[node] = call
+                continue
+            forward = self._of_node.get(node)
+            if forward is not None and observing.is_gradient_of(kind, forward.op):
                 self._forward.setdefault(call, forward)
         self._met.clear()
 
@@ -169,57 +251,39 @@ class Profiler(Recorder):
             self._now = When(settings)
         return self._now
 
-    def added(self, collective: Collective, found: Found) -> None:
-        source = self.source_of(found)
+    def added(self, found: Found) -> None:
         start = found.at - self.started
-        self.notes.append(Note(source, start, found.moved))
+        self._notes.append(Note(found, self._last, self._when(), start))
 
-    def source_of(self, found: Found) -> Call | Asked:
-        """What a collective is for."""
-        kind, function = observing.asked_by(found.within)
-        if kind == "compiled":
-            function = found.traced_op or function
-        if kind == "op" and self._call is not None:
-            return self._call
-        before, after = found.moved or (None, None)
-        return Asked(found.place, found.backward, function, kind, before, after, self._when())
-
-    def send(self, func: Any, args: Any, kwargs: Any) -> Any:
-        result = super().send(func, args, kwargs)
-        if self.notes and not self.is_in_batch:
-            note = self.notes[-1]
+    def send(self, run: Callable[[], Any]) -> Any:
+        result = super().send(run)
+        if self._notes and not self.is_in_batch:
+            note = self._notes[-1]
             note.end = perf_counter() - self.started
             for tensor in result if isinstance(result, list) else [result]:
                 if isinstance(tensor, torch.Tensor):
                     self._in_flight[observing.memory_of(tensor)] = note
         return result
 
-    def wait(self, func: Any, args: Any, kwargs: Any) -> Any:
-        result = super().wait(func, args, kwargs)
-        note = self._in_flight.pop(observing.memory_of(args[0]), None)
+    def wait(self, tensor: Any, run: Callable[[], Any]) -> Any:
+        result = super().wait(tensor, run)
+        note = self._in_flight.pop(observing.memory_of(tensor), None)
         if note is not None:
             note.end = perf_counter() - self.started
         return result
 
 
-def _kept(args: Sequence[Any]) -> Any:
-    """Arguments, without the elements of tensors, and such as can be hashed."""
-    return tuple([_SIMPLE.get(type(arg), _kept_of)(arg) for arg in args])
+_SIMPLE = {int, float, bool, type(None), torch.dtype, str}
 
 
-def _kept_of(value: Any) -> Any:
+def _kept(value: Any) -> Any:
+    """An argument, without the elements of tensors, and such as can be hashed."""
     if isinstance(value, torch.Tensor):
         return value._spec if isinstance(value, DTensor) else PLAIN
     if isinstance(value, (list, tuple)):
-        return _kept(value)
+        return tuple([_kept(each) for each in value])
     try:
         hash(value)
     except TypeError:
         return PLAIN  # nothing can be asked about it
     return value
-
-
-_SIMPLE: dict[type, Callable[[Any], Any]] = {
-    DTensor: lambda value: value._spec,
-    **dict.fromkeys((int, float, bool, type(None), torch.dtype), lambda value: value),
-}

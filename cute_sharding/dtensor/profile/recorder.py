@@ -7,39 +7,68 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from cute_sharding.dtensor.bookkeeping import watching
-from cute_sharding.dtensor.profile.amounts import AROUND, WAIT, Row, Sent, row_of, sent_by, together
+from cute_sharding.dtensor.profile.amounts import (
+    MESSAGES,
+    WAIT,
+    Of,
+    Posted,
+    Sent,
+    ops,
+    posted,
+    sent_by,
+    together,
+)
 from cute_sharding.dtensor.profile.places import Found, Lines
-from cute_sharding.dtensor.replaced import observing
-from cute_sharding.profiling import Collective
+from cute_sharding.dtensor.replaced import observing, watching
+from cute_sharding.profiling import Collective, Place
 
 
-class Recorder(observing.Observer):
-    """Records the collectives that run inside the ``with`` block, of this thread and of the
-    backwards that it starts. Of a compiled program, those that it runs, and none of its tracing.
+class Seen(NamedTuple):
+    """A collective, as it is noted while the program waits; or messages that are one batch.
 
     Attributes:
-        collectives: all that ran, in order.
+        posts: the calls.
+        found: where the first of them ran.
+        busiest: bytes that the busiest rank receives, if the plan says so.
+    """
+
+    posts: tuple[Posted, ...]
+    found: Found
+    busiest: int | None
+
+
+class Recorder:
+    """Records the collectives that run inside the ``with`` block, of this thread and of the
+    backwards that it starts. Of a compiled program, those that it runs, and none of its tracing.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.collectives: list[Collective] = []
+        self._collectives: list[Collective] = []
+        self._seen: list[Seen] = []
         self._lines = Lines()
         self._busiest: Callable[[], int] | None = None  # bytes, of the exchange that is sent now
-        self._messages: list[tuple[Sent, str, Found]] | None = None
+        self._messages: list[tuple[Posted, Found]] | None = None
 
     def __enter__(self) -> Recorder:
         self._lines = Lines()
-        watching.watchers.append(self)
-        super().__enter__()
+        watching.start(self, ops())
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        watching.watchers.remove(self)
-        super().__exit__(*raised)
+        watching.stop(self)
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """All that ran, in order."""
+        for seen in self._seen[len(self._collectives) :]:
+            self._collectives.append(collective_of(seen, self.place_of(seen.found)))
+        return self._collectives
+
+    def place_of(self, found: Found) -> Place | None:
+        """The line as plain values."""
+        return found.traced or self._lines.place(found.line)
 
     @contextmanager
     def exchange(self, busiest: Callable[[], int]) -> Iterator[None]:
@@ -50,71 +79,73 @@ class Recorder(observing.Observer):
         finally:
             messages, self._busiest, self._messages = self._messages, None, None
             if messages:
-                self._add(_one_batch([sent for sent, _, _ in messages]), *messages[0][1:], busiest)
+                posts, found = tuple([post for post, _ in messages]), messages[0][1]
+                self._add(Seen(posts, found, busiest()))
 
     @property
     def is_in_batch(self) -> bool:
         """Whether messages are being handed over that are one batch."""
         return bool(self._messages)
 
-    def met(self, func: Any, args: Any, kwargs: Any) -> None:
-        if observing.nodes_made() > self._lines.noted:
-            self._lines.here()
+    def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        made = observing.nodes_made()
+        if made > self._lines.noted:
+            self._lines.note(self._lines.noted, self._lines.here(observing.current_node())[0], made)
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        row = row_of(func)
-        if observing.nodes_made() > self._lines.noted:
-            self._lines.here()
-        if row is None:
-            return func(*args, **kwargs)
-        if row is WAIT:
-            return self.wait(func, args, kwargs)
-        if row is AROUND:
-            return self.run_inside(func, args, kwargs)
+    def node_made(self) -> None:
+        made = observing.nodes_made()
+        self._lines.note(made - 1, self._lines.here(observing.current_node())[0], made)
+
+    def run(self, of: Of, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        if of.row is WAIT:
+            return self.wait(args[0] if args else kwargs["tensor"], run)
         found = self._lines.found(sys._getframe(1))
-        self.about_to_send(row, func, args, kwargs, found)
-        return self.send(func, args, kwargs)
+        made = observing.nodes_made()
+        if made > self._lines.noted:
+            self._lines.note(made - 1, found.line, made)
+        self.about_to_send(posted(of, args, kwargs), found)
+        return self.send(run)
 
-    def wait(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def wait(self, tensor: Any, run: Callable[[], Any]) -> Any:
         """Wait for what a collective brings."""
-        return func(*args, **kwargs)
+        return run()
 
-    def send(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def send(self, run: Callable[[], Any]) -> Any:
         """Run a collective."""
-        return func(*args, **kwargs)
+        return run()
 
-    def added(self, collective: Collective, found: Found) -> None:
+    def about_to_send(self, post: Posted, found: Found) -> None:
+        """A collective is about to run."""
+        if self._messages is not None and post.of.row.kind in MESSAGES:
+            self._messages.append((post, found))
+        else:
+            busiest = None if self._busiest is None else self._busiest()
+            self._add(Seen((post,), found, busiest))
+
+    def _add(self, seen: Seen) -> None:
+        self._seen.append(seen)
+        self.added(seen.found)
+
+    def added(self, found: Found) -> None:
         """A collective is about to run, or a batch of messages has been handed over."""
 
-    def about_to_send(self, row: Row, func: Any, args: Any, kwargs: Any, found: Found) -> None:
-        """A collective is about to run."""
-        sent, name = sent_by(row, func, args, kwargs), ".".join(observing.name_of(func))
-        if self._messages is not None and sent.kind in ("send", "receive"):
-            self._messages.append((sent, name, found))
-        else:
-            self._add(sent, name, found, self._busiest)
 
-    def _add(self, sent: Sent, name: str, found: Found, busiest: Callable[[], int] | None) -> None:
-        collective = collective_of(sent, name, found, busiest)
-        self.collectives.append(collective)
-        self.added(collective, found)
-
-
-def collective_of(
-    sent: Sent, name: str, found: Found, busiest: Callable[[], int] | None
-) -> Collective:
-    """As a value. ``busiest`` is in bytes."""
-    itemsize, amount = sent.tensor.element_size(), sent.amount
+def collective_of(seen: Seen, place: Place | None) -> Collective:
+    """As a value, of that line."""
+    every = [sent_by(post) for post in seen.posts]
+    sent = every[0] if len(every) == 1 and seen.posts else _one_batch(every)
+    itemsize, amount = sent.tensor.dtype.itemsize, sent.amount
+    found, busiest = seen.found, seen.busiest
     return Collective(
         sent.kind,
-        name,
+        observing.name_of(seen.posts[0].of.op),
         sent.ranks,
         str(sent.tensor.dtype).removeprefix("torch."),
         itemsize,
         amount.received,
         amount.sent,
-        amount.busiest if busiest is None else max(busiest() // itemsize, amount.received),
-        found.place,
+        amount.busiest if busiest is None else max(busiest // itemsize, amount.received),
+        place,
         found.backward,
         found.recomputed,
     )

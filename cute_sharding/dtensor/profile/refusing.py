@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
-from cute_sharding.dtensor.profile.amounts import Row, sent_by
+from cute_sharding.dtensor.profile.amounts import Posted
 from cute_sharding.dtensor.profile.causes import name_of, of_asked, of_call
 from cute_sharding.dtensor.profile.places import Found
-from cute_sharding.dtensor.profile.profiler import Asked, Call, Note, Profiler
-from cute_sharding.dtensor.profile.recorder import collective_of
+from cute_sharding.dtensor.profile.profiler import Asked, Call, Note, Profiler, Ran
+from cute_sharding.dtensor.profile.recorder import Seen, collective_of
 from cute_sharding.profiling import Cause, Place
 
 ACTIONS = ("raise", "warn")
@@ -31,24 +31,24 @@ class _Refusing(Profiler):
         self._action, self._allow_explicit = action, allow_explicit
         self._warned: set[tuple[Place | None, bool, str]] = set()
 
-    def about_to_send(self, row: Row, func: Any, args: Any, kwargs: Any, found: Found) -> None:
-        source = self.source_of(found)
+    def about_to_send(self, post: Posted, found: Found) -> None:
+        note = Note(found, self._last, self._when(), 0.0)
+        source = self.source_of(note)
         if self._allow_explicit and isinstance(source, Asked) and source.kind != "compiled":
             return
         key = source.place, source.backward, name_of(source)
         if key in self._warned:
             return
         self._warned.add(key)
-        sent = collective_of(sent_by(row, func, args, kwargs), "", found, None)
+        sent = collective_of(Seen((post,), found, None), source.place)
         if isinstance(source, Call):
-            note = Note(source, 0.0, found.moved)
-            cause = of_call(source, [note], [sent], None, self.forward_of(source))
+            ran = Ran(source, 0.0, 0.0, found.moved)
+            cause = of_call(source, [ran], [sent], None, self.forward_of(source))
         else:
-            assert isinstance(source, Asked)
             cause = of_asked(source, None)
         if self._action == "raise":
-            raise CommunicationError(communicates(row.kind, sent.ranks, cause))
-        said = communicates(row.kind, sent.ranks, cause)
+            raise CommunicationError(communicates(sent.op, sent.ranks, cause))
+        said = communicates(sent.op, sent.ranks, cause)
         place = cause.place or Place("unknown", 0, "")
         warnings.warn_explicit(said, RuntimeWarning, place.file, place.line)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from cute_sharding.dtensor.bookkeeping.settings import network_in_force
 from cute_sharding.dtensor.profile.asking import group_on
 from cute_sharding.dtensor.profile.causes import of_asked, of_call
-from cute_sharding.dtensor.profile.profiler import Call, Note, Profiler
+from cute_sharding.dtensor.profile.profiler import Call, Profiler, Ran
 from cute_sharding.dtensor.replaced import registry
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, StridedShard
 from cute_sharding.exchange.network import Network
@@ -57,7 +57,7 @@ def report(profiler: Profiler, network: Network | str | None = None) -> Report:
     )
 
 
-def _times(notes: Sequence[Note]) -> int:
+def _times(notes: Sequence[Ran]) -> int:
     """How often it was asked for: a redistribution has its own specs, and may take several
     collectives.
     """
@@ -105,7 +105,7 @@ def _may_be_freed(call: Call) -> bool:
     return any(isinstance(p, StridedShard) for spec in specs for p in spec.placements)
 
 
-def _event(one: Collective, note: Note, meshes: Sequence[Any], network: Any) -> Event:
+def _event(one: Collective, note: Ran, meshes: Sequence[Any], network: Any) -> Event:
     received = one.received if one.busiest is None else one.busiest
     model = modelled(one, received, meshes, network)
     return Event(one, note.start, note.end - note.start, model)

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
 from cute_sharding.dtensor.run.messages import in_flight, in_group, started
 from cute_sharding.dtensor.run.packing import empty_buffer, filled, in_shape, unpacked
 from cute_sharding.dtensor.run.ranks import on_each_rank

@@ -15,7 +15,8 @@ checked are in :mod:`..bookkeeping.versions`.
 - :mod:`.tensor_specs`, :mod:`.symints`, :mod:`.local_tensors`: placements and specs; sizes that are
   symbols; what a rank holds
 - :mod:`.dispatch_modes`, :mod:`.process_groups`, :mod:`.collective_ops`, :mod:`.scatters`: modes;
-  meshes and their groups; collectives. :mod:`.observing`: what runs below a program's lines
+  meshes and their groups; collectives. :mod:`.observing`, :mod:`.watching`: what runs below a
+  program's lines, and who is told of it
 - :mod:`.registry`, :mod:`.op_schemas`: the propagator's registries and caches; what an op is given
 - :mod:`.dispatch`, :mod:`.op_hooks`, :mod:`.redistribution_hook`: the dispatcher, and what stands
   in for its steps; :mod:`.composites`: what comes before it; :mod:`.read_hook`: reads of a local

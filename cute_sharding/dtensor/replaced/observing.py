@@ -21,7 +21,6 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "Kind",
@@ -31,7 +30,9 @@ __all__ = [
     "asked_by",
     "current_node",
     "group_of_argument",
+    "group_position",
     "is_gradient_of",
+    "is_not_compiled",
     "kind_of",
     "line_of_node",
     "may_recompute",
@@ -42,14 +43,23 @@ __all__ = [
     "nodes_made",
     "number_of_node",
     "op_of_node",
+    "overloads",
 ]
 
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
+def is_not_compiled(function: Any) -> None:
+    """Have dynamo compile neither the function nor what it calls, where a compiled program comes by
+    there.
+    """
+    skipped = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    set_code_exec_strategy(function.__code__, skipped)
+
+
 class Observer(TorchDispatchMode):
-    """Sees ops inside the ``with`` block: those of DTensors before DTensor answers them
-    (:meth:`met`), and all others, with the tensors of this rank, as they run (:meth:`run`).
+    """Sees ops inside the ``with`` block as they run: all but those of DTensors, which run others
+    on local tensors.
 
     Programs stay compiled: what a compiled one runs is seen, and what is traced is not.
     """
@@ -60,45 +70,30 @@ class Observer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # what torch does for that takes a fifth of the mode's time: see below
-
-    def met(self, func: Any, args: Any, kwargs: Any) -> None:
-        """DTensor is about to answer an op."""
+        return False  # what torch does for that takes a fifth of the mode's time
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an op, and return what it gives."""
         return func(*args, **kwargs)
 
-    def run_inside(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op by its kernel, of which each op that it runs comes by here as well."""
-        tensor = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
-        keys = torch._C._dispatch_keys(tensor) & torch._C._after_ADInplaceOrView_keyset
-        super().__enter__()
-        try:
-            return func.redispatch(keys, *args, **kwargs)
-        finally:
-            super().__exit__(None, None, None)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for kind in types:
-            if kind is DTensor or issubclass(kind, DTensor):
-                self.met(func, args, kwargs or {})
-                return NotImplemented  # its ops on local tensors come by here as well
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
         return self.run(func, args, kwargs or {})
 
 
-# Dynamo is to compile nothing of it, nor of what it calls, where a compiled program comes by there.
-set_code_exec_strategy(
-    Observer.__torch_dispatch__.__code__,
-    _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP),
-)
+is_not_compiled(Observer.__torch_dispatch__)
 
 
-def name_of(func: Any) -> tuple[str, str]:
-    """(namespace, name) of an op; of what is none, a higher order op, nothing."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return "", ""
-    return func.namespace, func._opname
+def name_of(op: Any) -> str:
+    """With its namespace, and without its overload."""
+    return f"{op.namespace}.{op._opname}"
+
+
+def overloads(namespace: str, name: str) -> list[Any]:
+    """Those of an op; none where this torch has no such op."""
+    op = getattr(getattr(torch.ops, namespace), name, None)
+    return [] if op is None else [getattr(op, overload) for overload in op.overloads()]
 
 
 def memory_of(tensor: torch.Tensor) -> int:
@@ -107,14 +102,16 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 def number_of_node(node: Any) -> int:
-    """The number that autograd gave a node when it was made: :func:`nodes_made` was that before."""
+    """The number that autograd gave a node when it was made: :func:`nodes_made` was that before;
+    -1 of what adds up the gradient of a leaf, which gets the highest, to be run first.
+    """
     number: int = node._sequence_nr()
-    return number
+    return -1 if number >> 62 else number
 
 
-def is_gradient_of(node: Any, op: Any) -> bool:
-    """Whether a node is one that autograd makes for the op: it is named after that."""
-    return _is_named_after(node.name(), op._opname)
+def is_gradient_of(node: type, op: Any) -> bool:
+    """Whether a node of that class is one that autograd makes for the op: it is named after it."""
+    return _is_named_after(node.__name__, op._opname)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -130,6 +127,15 @@ def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 @lru_cache(maxsize=1 << 8)
 def _names_of_arguments(func: Any) -> list[str]:
     return [argument.name for argument in func._schema.arguments]
+
+
+def group_position(op: Any) -> tuple[int, str]:
+    """Which argument of an op is the process group: its number and its name; -1 and "": none is."""
+    names = _names_of_arguments(op)
+    return next(((i, name) for i, name in enumerate(names) if name in _GROUPS), (-1, ""))
+
+
+_GROUPS = ("group_name", "process_group")
 
 
 def group_of_argument(group: Any) -> Any:
@@ -160,7 +166,7 @@ class Kind(NamedTuple):
         called: the module and the name of the function; of a gradient's, that of the API.
         starts_backward: it starts autograd's engine.
         recomputes: it is of a checkpoint, which runs a forward again in a backward.
-        moves: it redistributes; :func:`moved_in`.
+        moves: of what redistributes, the names of the specs before and after; :func:`moved_in`.
         is_graph: it is an fx graph's own code; :func:`node_of_graph`.
     """
 
@@ -168,24 +174,32 @@ class Kind(NamedTuple):
     called: tuple[str, str]
     starts_backward: bool
     recomputes: bool
-    moves: bool
+    moves: tuple[str, ...]
     is_graph: bool
 
 
 def kind_of(frame: FrameType) -> Kind:
     """What the code of a frame is."""
-    code, module = frame.f_code, str(frame.f_globals.get("__name__") or "")
-    top, is_graph = module.partition(".")[0], code.co_filename.startswith("<eval_with_key>")
+    code = frame.f_code
+    first = code.co_varnames[:3]
+    gradient = _GRADIENTS.get(type(frame.f_locals["ctx"]).__name__) if "ctx" in first[:1] else None
+    module = frame.f_globals.get("__name__")
+    return _kind(str(module or ""), code.co_filename, code.co_name, first[1:], gradient)
+
+
+@lru_cache(maxsize=1 << 12)
+def _kind(
+    module: str, file: str, name: str, arguments: tuple[str, ...], gradient: str | None
+) -> Kind:
+    top, is_graph = module.partition(".")[0], file.startswith("<eval_with_key>")
     is_others = top in ("torch", "cute_sharding", "torchgen", "functorch")
-    is_made = is_graph or code.co_filename.startswith(("<frozen", _TORCH))
+    is_made = is_graph or file.startswith(("<frozen", _TORCH))
     return Kind(
         not is_others and not is_made and top not in sys.stdlib_module_names,
-        (module, _GRADIENTS.get(type(frame.f_locals.get("ctx")).__name__, code.co_name)),
-        code.co_name == "_engine_run_backward",
+        (module, gradient or name),
+        name == "_engine_run_backward",
         module == "torch.utils.checkpoint",
-        code.co_name == "redistribute_local_tensor"
-        and module in _REDISTRIBUTE
-        and code.co_argcount >= 3,
+        arguments if name == "redistribute_local_tensor" and module in _REDISTRIBUTE else (),
         is_graph,
     )
 
@@ -197,11 +211,10 @@ def may_recompute() -> bool:
     return torch.is_grad_enabled()
 
 
-def moved_in(frame: FrameType) -> tuple[Any, Any]:
+def moved_in(frame: FrameType, names: tuple[str, ...]) -> tuple[Any, Any]:
     """The specs before and after, of a frame that redistributes, torch's or ours."""
-    found, names = frame.f_locals, frame.f_code.co_varnames[1:3]
-    before, after = (found.get(name) for name in names)
-    return before, after
+    found = frame.f_locals
+    return found.get(names[0]), found.get(names[1])
 
 
 def node_of_graph(frame: FrameType) -> Any | None:
@@ -243,7 +256,7 @@ _LIBRARIES = {"torch.distributed.fsdp": "FSDP"}
 # Modules of ours whose functions a program calls.
 _ASKED = (".run.any_mesh", ".models.reshard", ".refit.plan")
 # Modules of ours that watch.
-_WATCHING = ("cute_sharding.dtensor.profile", "cute_sharding.dtensor.replaced.observing")
+_WATCHING = ("cute_sharding.dtensor.profile", "cute_sharding.dtensor.replaced.watching")
 
 
 def asked_by(within: Sequence[tuple[str, str]]) -> tuple[str, str]:

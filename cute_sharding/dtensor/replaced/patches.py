@@ -281,3 +281,65 @@ TABLE = (
     *[row for row in list(globals().values()) if isinstance(row, Patch)],
     *compiler_patches.TABLE,
 )
+
+# -- while what a program sends is watched ---------------------------------------------------------
+
+_WATCHED: dict[str, Any] = {
+    "until": "PyTorch tells who asks for it of ops of tensor subclasses and of collectives",
+    "lacking": "what a program sends could not be watched",
+}
+
+CLASS_RULES = Patch(
+    **_WATCHED,
+    module="torch._library.simple_registry",
+    attribute="find_torch_dispatch_rule.__code__",
+    file="torch/_library/simple_registry.py",
+    why="A rule that is registered for an op and a class of tensors is asked before the class "
+    "itself. While somebody watches, all ops have one for DTensors: it notes the op, and leaves it "
+    "to DTensor. C++ keeps the function from its first call on, so it gets other code.",
+    test="tests/dtensor/profile/test_watching.py::test_ops_are_seen_as_dtensor_answers_them",
+)
+CALLS = Patch(
+    **_WATCHED,
+    module="torch._ops",
+    attribute="OpOverload._op",
+    file="torch/_ops.py",
+    why="What runs an op that is called from Python. While somebody watches, that of functional "
+    "collectives notes what is sent, and runs the op as torch does. (A kernel of the dispatcher "
+    "would be told of it as well, for ten times as long.)",
+    test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
+    entries="what calls {}",
+)
+KERNELS = Patch(
+    **_WATCHED,
+    module="torch.library",
+    attribute="_impls",
+    file="torch/library.py",
+    why="Other collectives are ops that C++ calls: those of torch.distributed, and of what reduces "
+    "gradients in DistributedDataParallel. They come by the dispatch key ADInplaceOrView, and have "
+    "no kernel there. While somebody watches they have one, which notes what is sent and goes on.",
+    test="tests/dtensor/profile/test_watching.py::test_collectives_of_all_kinds_are_seen_once",
+    entries="the kernels of {}",
+)
+GROUPS = Patch(
+    **_WATCHED,
+    module="torch.distributed",
+    attribute="ProcessGroup",
+    file="torch/csrc/distributed/c10d/init.cpp",
+    why="Tensors of the inference mode do not have that key. While somebody watches, the methods "
+    "that torch.distributed calls go on with it.",
+    test="tests/dtensor/profile/test_watching.py::test_collectives_of_inference_are_seen",
+    entries="the method {}",
+)
+_OF_FUNCTIONS = "BackwardCFunction"
+NODES = Patch(
+    **_WATCHED,
+    module="torch.autograd.function",
+    attribute=f"{_OF_FUNCTIONS}.__init__",
+    file="torch/autograd/function.py",
+    why="Autograd makes a context for each node of a function that is written in Python, such as "
+    "those that redistribute. While somebody watches, the line that it is made for is noted.",
+    test="tests/dtensor/profile/test_watching.py::test_gradients_of_functions_have_their_own_lines",
+)
+
+WATCHED = (CLASS_RULES, CALLS, KERNELS, GROUPS, NODES)

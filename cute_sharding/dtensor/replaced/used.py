@@ -135,18 +135,19 @@ _ROWS = (
         "torch._ops",
         "OpOverload",
         "ops could not be told apart, or taken apart",
-        "_can_decompose _opname _overloadname _schema",
+        "_can_decompose _op _opname _overloadname _schema",
     ),
     ("torch._C", "FunctionSchema", "views could not be told from other ops", "_is_view_op"),
     (
         "torch._C",
         "",
         "what C++ keeps and does could not be asked",
-        "_AutoDispatchBelowAutograd _ExcludeDispatchKeyGuard _after_ADInplaceOrView_keyset "
+        "_AutoDispatchBelowAutograd _ExcludeDispatchKeyGuard _IncludeDispatchKeyGuard "
         "_clear_DTensor_sharding_propagator_cache _current_autograd_node "
-        "_dispatch_has_kernel_for_dispatch_key _dispatch_keys "
+        "_dispatch_has_kernel_for_dispatch_key _dispatch_keys _dispatch_keyset_full_after "
         "_dispatch_tls_is_dispatch_key_excluded _dispatch_tls_is_dispatch_key_included "
-        "_get_dispatch_mode _jit_get_all_schemas _storage_Use_Count",
+        "_get_dispatch_mode _get_obj_in_tls _is_key_in_tls _jit_get_all_schemas "
+        "_len_torch_dispatch_stack _stash_obj_in_tls _storage_Use_Count",
     ),
     (
         "torch.autograd.graph",

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.bookkeeping.stats import Kind, Moved, Received, count_moves
 from cute_sharding.dtensor.replaced import (
     collective_ops,
@@ -21,6 +20,7 @@ from cute_sharding.dtensor.replaced import (
     process_groups,
     redistribution_hook,
     tensor_specs,
+    watching,
 )
 from cute_sharding.dtensor.replaced.tensor_specs import DTensorSpec, Partial, Replicate
 from cute_sharding.dtensor.run.executor import run

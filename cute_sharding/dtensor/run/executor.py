@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping import watching
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, process_groups, watching
 from cute_sharding.dtensor.replaced.collective_ops import waited
 from cute_sharding.dtensor.run.groups import group_of
 from cute_sharding.dtensor.run.messages import exchanged, needing

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping import watching
 from cute_sharding.dtensor.compiled.library import after
-from cute_sharding.dtensor.replaced import process_groups
+from cute_sharding.dtensor.replaced import process_groups, watching
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.dtensor.run.groups import dims_of_group, group_of
 from cute_sharding.dtensor.run.messages import exchanged, exchanged_alone, needing

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding.dtensor.bookkeeping import watching
-from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes
+from cute_sharding.dtensor.replaced import collective_ops, dispatch_modes, watching
 from cute_sharding.dtensor.replaced.collective_ops import waited
 from cute_sharding.dtensor.run.executor import block_of, run, whole_dim, whole_of
 from cute_sharding.dtensor.run.groups import group_of

@@ -1,0 +1,252 @@
+"""Who watches what this thread runs, and the backwards that it starts (torch/_library, c10d,
+autograd): a watcher is told of each op of a DTensor, of each collective, of each node that autograd
+makes for a function of Python's, and of what the busiest rank receives.
+
+A dispatch mode would see all that, and each op on local tensors too, which takes two thirds as long
+again as a small step. So a few places of torch are replaced while somebody watches, in any thread:
+what finds rules of tensor classes, what runs collectives, and what makes the context of a function.
+Each goes on as torch's own does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+
+from cute_sharding.dtensor.bookkeeping.locks import fork_safe_lock
+from cute_sharding.dtensor.replaced import patches
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
+from cute_sharding.dtensor.replaced.observing import is_not_compiled
+from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
+
+__all__ = ["Watcher", "exchange", "start", "stop"]
+
+
+class Watcher(Protocol):
+    """Watches what runs."""
+
+    def met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """DTensor is about to answer an op."""
+
+    def node_made(self) -> None:
+        """Autograd has just made the node of a function of Python's."""
+
+    def run(self, of: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """An op that communicates is ``run()`` here, which gives what the op does. ``of``: what
+        :func:`start` was told of it.
+        """
+
+    def exchange(self, busiest: Callable[[], int]) -> AbstractContextManager[Any]:
+        """What is sent inside the context is one exchange, of which the busiest rank receives so
+        many bytes.
+        """
+
+
+# Objects that torch keeps for a thread, and hands on to the threads of a backward that it starts.
+_C: Any = torch._C
+_is_known, _known, _know = _C._is_key_in_tls, _C._get_obj_in_tls, _C._stash_obj_in_tls
+_KEY = "cute_sharding.watchers"
+_modes_on = _C._len_torch_dispatch_stack
+_NOBODY = nullcontext()
+
+_lock = fork_safe_lock()
+_everyone: list[Watcher] = []
+_installed = Installed()
+
+
+def _watchers() -> tuple[Watcher, ...]:
+    """Those of this thread, the last that has begun at the end."""
+    return _known(_KEY) if _is_known(_KEY) else ()
+
+
+def start(watcher: Watcher, ops: Mapping[Any, Any]) -> None:
+    """Have it watch this thread. ``ops``: those that communicate, or wait for one that does, and
+    what watchers are to be told of each; the same for all who watch.
+    """
+    with _lock:
+        if not _everyone:
+            try:
+                _install(ops)
+            except BaseException:
+                _installed.undo()
+                raise
+        _everyone.append(watcher)
+    _know(_KEY, (*_watchers(), watcher))
+
+
+def stop(watcher: Watcher) -> None:
+    """Have it watch no longer."""
+    _know(_KEY, tuple([each for each in _watchers() if each is not watcher]))
+    with _lock:
+        _everyone.remove(watcher)
+        if not _everyone:
+            _installed.undo()
+
+
+def exchange(busiest: Callable[[], int]) -> AbstractContextManager[Any]:
+    """A context in which one exchange is sent, whose busiest rank receives ``busiest()`` bytes."""
+    if not _everyone:
+        return _NOBODY
+    watchers = _watchers()
+    if len(watchers) == 1:
+        return watchers[0].exchange(busiest)
+    told = ExitStack()
+    for watcher in watchers:
+        told.enter_context(watcher.exchange(busiest))
+    return told
+
+
+# -- what torch calls ------------------------------------------------------------------------------
+
+
+def _met(kind: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """The rule of every op for DTensors: none, as it leaves all of them to DTensor."""
+    if _is_known(_KEY) and not (_modes_on() and is_tracing() and _is_compiled()):
+        for watcher in _known(_KEY):
+            watcher.met(func, args, kwargs)
+    return NotImplemented
+
+
+def _made(stock: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for watcher in _watchers():
+            watcher.node_made()
+        stock(self, *args, **kwargs)
+
+    is_not_compiled(__init__)
+    return __init__
+
+
+class _Called:
+    """What calls an op that communicates. Its hash is that of torch's: ops are told apart by it."""
+
+    def __init__(self, of: Any, stock: Callable[..., Any]) -> None:
+        self._of, self._stock = of, stock
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _sent(self._of, partial(self._stock, *args, **kwargs), args, kwargs)
+
+    def __hash__(self) -> int:
+        return hash(self._stock)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stock, name)
+
+
+# A key of tensors that stands above backends, of which c10d's ops have no kernel.
+_SEEN_AT = DispatchKey.ADInplaceOrView
+_KEYS, _BELOW = DispatchKeySet(_SEEN_AT), _C._dispatch_keyset_full_after(_SEEN_AT)
+
+
+def _kernel(
+    redispatch: Callable[..., Any], of: Any, keys: DispatchKeySet, *args: Any, **kwargs: Any
+) -> Any:
+    return _sent(of, partial(redispatch, keys & _BELOW, *args, **kwargs), args, kwargs)
+
+
+def _seen(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a process group, that calls such an op, of which the kernel is to be met: tensors
+    of the inference mode do not have the key.
+    """
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        with _C._IncludeDispatchKeyGuard(_SEEN_AT):
+            return stock(*args, **kwargs)
+
+    is_not_compiled(method)
+    return method
+
+
+def _sent(of: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+    """An op that communicates is run. What it runs in turn is a part of it."""
+    watchers = _watchers()
+    if not watchers or ((is_tracing() or _has_no_elements(args)) and _is_compiled()):
+        return run()
+    for watcher in watchers:
+        run = partial(watcher.run, of, args, kwargs, run)
+    _know(_KEY, ())
+    try:
+        with _C._ExcludeDispatchKeyGuard(_KEYS):
+            return run()
+    finally:
+        _know(_KEY, watchers)
+
+
+def _has_no_elements(args: Any) -> bool:
+    first = args[:1]
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    return isinstance(first, FakeTensor)
+
+
+# Other modules of dynamo are also there where nothing is compiled.
+_COMPILERS = ("torch._dynamo.convert_frame", "torch._functorch.", "torch._inductor.")
+
+
+def _is_compiled() -> bool:
+    """Whether a compiler asks for the shape of what an op gives. It does so in modes, and with
+    tensors without elements, which a program may have as well.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+for _function in (_met, _kernel, _Called.__call__):
+    is_not_compiled(_function)
+
+# -- installed while somebody watches --------------------------------------------------------------
+
+_BEGINNING = """
+if issubclass(torch_dispatch_class, cute_sharding.DTensor):
+    return cute_sharding.met
+"""
+
+
+# Of c10d, which C++ calls from the methods of process groups. All others are called by Python.
+_BY_GROUPS = "c10d"
+_METHODS = (
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "alltoall",
+    "broadcast",
+    "send",
+    "recv",
+    "barrier",
+)
+
+
+def _install(ops: Mapping[Any, Any]) -> None:
+    library = torch.library.Library(_BY_GROUPS, "IMPL")
+    _installed.note(patches.KERNELS, _BY_GROUPS, library._destroy)
+    for op, of in ops.items():
+        if op.namespace == _BY_GROUPS:
+            kernel = partial(_kernel, op.redispatch, of)
+            library.impl(op, kernel, _SEEN_AT.name, with_keyset=True)
+            continue
+        for called in (op, op.overloadpacket):
+            stock = called._op
+            _installed.note(patches.CALLS, op, partial(setattr, called, "_op", stock))
+            called._op = _Called(of, stock)
+    group = ProcessGroup
+    for name, stock in list(vars(group).items()):
+        if any(part in name for part in _METHODS):
+            _installed.note(patches.GROUPS, name, partial(setattr, group, name, stock))
+            setattr(group, name, _seen(stock))
+    found = beginning_with(_BEGINNING, patches.CLASS_RULES, DTensor=DTensor, met=_met)
+    _installed.replace(patches.CLASS_RULES, found)
+    _installed.replace(patches.NODES, _made)
