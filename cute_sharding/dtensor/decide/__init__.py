@@ -19,7 +19,7 @@ An answer may have functions that move data when the op runs: reductions (:mod:`
 - :mod:`.written`: ops that write
 - :mod:`.local_arguments`: what kernels want of local arguments beside the values of tensors
 - :mod:`.losses`: what loss_parallel is given
-- :mod:`.running`: which redistributions run by plan; :mod:`.stock`: where torch itself
+- :mod:`.redistributions`: which run run by plan; :mod:`.stock`: where torch itself
   redistributes rightly
 - :mod:`.places`: what ops receive where they are answered, beside torch's own rules
 
@@ -29,7 +29,7 @@ What torch gets wrong on placements that its own rules know stands in :mod:`..fi
 from cute_sharding.dtensor.decide.decide import propagation
 from cute_sharding.dtensor.decide.gate import gated_handler, writing_handler
 from cute_sharding.dtensor.decide.losses import loss_handler
-from cute_sharding.dtensor.decide.running import redistribution, redistribution_of_arguments
+from cute_sharding.dtensor.decide.redistributions import redistribution, redistribution_of_arguments
 from cute_sharding.dtensor.decide.splits import slices_together
 
 __all__ = [

@@ -37,7 +37,7 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
 )
 from cute_sharding.dtensor.run.graph_keys import tag_traced
 from cute_sharding.dtensor.run.moving import Movement, comes_back
-from cute_sharding.dtensor.run.ops import Runner, Step, View
+from cute_sharding.dtensor.run.ops import LocalView, Runner, Step
 from cute_sharding.dtensor.run.order import lying_apart
 from cute_sharding.dtensor.run.placements import cut_of, placement_of, text
 from cute_sharding.dtensor.run.reading import agree
@@ -230,7 +230,7 @@ def several_of(
     run: list[Step] = []
     for step in found:
         if step.exchange is None:
-            run.append(View(step, mesh))
+            run.append(LocalView(step, mesh))
             continue
         movement = Movement.on(step.exchange, mesh, tuple(pending.items()))
         if movement is None or _is_wrong_for(pending, step.exchange.move):

@@ -36,7 +36,7 @@ from cute_sharding.sharding.meeting import count_rows, rows_held
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class LocalView:
     """A view that carries each device's elements, in their order: so it is one of the local tensor.
 
     Attributes:
@@ -62,7 +62,7 @@ class View:
 
 class Step(Protocol):
     """From local tensors to local tensors: a :class:`Movement`, also of any size, or a
-    :class:`View`.
+    :class:`LocalView`.
 
     Attributes:
         dims: the mesh dims whose ranks exchange.
