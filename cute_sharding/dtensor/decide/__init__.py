@@ -19,7 +19,7 @@ An answer may have functions that move data when the op runs: reductions (:mod:`
 - :mod:`.written`: ops that write
 - :mod:`.local_arguments`: what kernels want of local arguments beside the values of tensors
 - :mod:`.losses`: what loss_parallel is given
-- :mod:`.redistributions`: which run run by plan; :mod:`.stock`: where torch itself
+- :mod:`.redistributions`: which of them run by plan; :mod:`.stock`: where torch itself
   redistributes rightly
 - :mod:`.places`: what ops receive where they are answered, beside torch's own rules
 

@@ -163,7 +163,7 @@ class Runner:
         results = list(operands)
         for step in self.steps:
             results = step(results)
-        if isinstance(self.steps[-1], View):  # of no view op: those are one movement
+        if isinstance(self.steps[-1], LocalView):  # of no view op: those are one movement
             results = [on_each_rank(lambda _, x, y: _own(x, y), *results, *operands)]
         return results
 
