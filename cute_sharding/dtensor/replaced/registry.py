@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
+from torch.utils._pytree import tree_map
 
+from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing
 from cute_sharding.relations.dim_map import DimSpec
+from cute_sharding.relations.table import VIEWS
 
 __all__ = [
     "clear_propagation_caches",
@@ -151,8 +155,33 @@ def op_handlers() -> dict[Any, Any]:
 
 
 def output_metas(schema: OpSchema) -> Any:
-    """Shape, stride and dtype of what comes of the op, globally."""
-    return propagator()._propagate_tensor_meta_non_cached(schema)
+    """Shape, stride and dtype of what comes of the op, globally.
+
+    torch runs the op in a FakeTensorMode, which is most of what its first run takes. A view is of
+    sizes and strides alone: run on meta tensors it gives the same.
+    """
+    if is_tracing() or not _is_view(schema.op):
+        return propagator()._propagate_tensor_meta_non_cached(schema)
+    with torch._C._DisableTorchDispatch():  # of no mode that the program is in
+        args, kwargs = tree_map(_on_meta, (tuple(schema.args_schema), dict(schema.kwargs_schema)))
+        found = schema.op(*args, **kwargs)
+    return _meta_of(found) if isinstance(found, torch.Tensor) else [*map(_meta_of, found)]
+
+
+@cache
+def _is_view(op: torch._ops.OpOverload) -> bool:
+    return op._schema._is_view_op() or name_of(op) in VIEWS
+
+
+def _on_meta(leaf: Any) -> Any:
+    meta = leaf.tensor_meta if isinstance(leaf, DTensorSpec) else None
+    if meta is None:
+        return leaf
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
+
+
+def _meta_of(tensor: torch.Tensor) -> TensorMeta:
+    return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def stock_propagation() -> Callable[[OpSchema], OutputSharding]:

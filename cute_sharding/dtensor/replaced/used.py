@@ -142,7 +142,8 @@ _ROWS = (
         "torch._C",
         "",
         "what C++ keeps and does could not be asked",
-        "_AutoDispatchBelowAutograd _ExcludeDispatchKeyGuard _IncludeDispatchKeyGuard "
+        "_AutoDispatchBelowAutograd _DisableTorchDispatch _ExcludeDispatchKeyGuard "
+        "_IncludeDispatchKeyGuard "
         "_clear_DTensor_sharding_propagator_cache _current_autograd_node "
         "_dispatch_has_kernel_for_dispatch_key _dispatch_keys _dispatch_keyset_full_after "
         "_dispatch_tls_is_dispatch_key_excluded _dispatch_tls_is_dispatch_key_included "
