@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from simulation import mesh_of, plain
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
@@ -10,7 +11,6 @@ from torch.utils._pytree import tree_map
 
 from cute_sharding.dtensor.replaced import registry
 from cute_sharding.relations.table import VIEWS
-from simulation import mesh_of, plain
 
 LAYOUTS = {
     "rows": lambda: torch.zeros(4, 6, 8),
