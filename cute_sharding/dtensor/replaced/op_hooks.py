@@ -93,7 +93,7 @@ def _infos_of_others(named: Mapping[Any, Any]) -> dict[Any, RuntimeSchemaInfo]:
     So ours has one where torch's has none, and none where torch's are no keywords of the op.
     """
     found, none = {}, RuntimeSchemaInfo()
-    for op in with_rules() - named.keys():
+    for op in with_rules().difference(named):
         info = schema_info(op) or none
         keywords = info.static_kwargkey
         if not (keywords and _has_one_of(op, keywords)):

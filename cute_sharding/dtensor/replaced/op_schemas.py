@@ -164,14 +164,13 @@ def unseen_writers() -> list[torch._ops.OpOverload]:
     """Ops that write to some of their arguments, of which torch's dispatcher does not see that they
     do: it goes by "out" in the names of overloads, and looks at the first argument of others.
     """
-    by_another_name = [
-        f"{schema.name.removeprefix('aten::')}.{schema.overload_name or 'default'}"
-        for schema in torch._C._jit_get_all_schemas()
-        if schema.is_mutable  # the fewest; what one is told of its arguments is told slowly
-        and schema.name.startswith("aten::")
-        and "out" not in schema.overload_name
-        and any(argument.is_out for argument in schema.arguments)
-    ]
+    by_another_name = []
+    for full_name in torch._C._dispatch_get_all_op_names():  # each schema costs more than all names
+        name, _, which = full_name.removeprefix("aten::").partition(".")
+        if which and "out" not in which and full_name.startswith("aten::"):
+            schema = torch._C._get_schema(f"aten::{name}", which)
+            if schema.is_mutable and any(argument.is_out for argument in schema.arguments):
+                by_another_name.append(f"{name}.{which}")
     unsaid = [name for name, row in ROWS.items() if row.writes]
     return [*filter(None, map(overload, (*by_another_name, *unsaid)))]
 

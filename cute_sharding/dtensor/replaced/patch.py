@@ -12,7 +12,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from textwrap import dedent
 from types import CodeType, FunctionType
 from typing import Any
@@ -107,7 +107,7 @@ class Installed:
 
     def __init__(self) -> None:
         self.missing: list[Patch] = []
-        self._steps: list[tuple[Patch, Any, Callable[[], None]]] = []
+        self._steps: list[tuple[Patch, Iterable[Any], Callable[[], None]]] = []
         self._before_undo: list[Callable[[], None]] = []
 
     def replace(self, patch: Patch, wrap: Callable[[Any], Any]) -> None:
@@ -134,7 +134,7 @@ class Installed:
         static = isinstance(stock, staticmethod)
         made = staticmethod(wrap(stock.__func__)) if static else wrap(stock)
         setattr(owner, name, made)
-        self._steps.append((patch, None, undo))
+        self._steps.append((patch, (), undo))
 
     def put(self, patch: Patch, entries: Mapping[Any, Any]) -> None:
         """Have the entries of those keys be these values. What a program puts there in their place
@@ -144,15 +144,22 @@ class Installed:
         if table is None:
             self._lacks(patch)
             return
-        for key, value in entries.items():
-            before = table.get(key, _ABSENT)
-            if value is not before:
-                self._steps.append((patch, key, partial(_set_back, table, key, value, before)))
-                _set(table, key, value)
+        before = {key: table.get(key, _ABSENT) for key in entries}
+        table.update(entries)
+
+        def undo() -> None:
+            for key, ours in entries.items():
+                if table.get(key, _ABSENT) is ours:
+                    if before[key] is _ABSENT:
+                        del table[key]
+                    else:
+                        table[key] = before[key]
+
+        self._steps.append((patch, entries, undo))
 
     def note(self, patch: Patch, key: Any, undo: Callable[[], None]) -> None:
         """Take note of an entry that was made by a function of torch's, and how it is undone."""
-        self._steps.append((patch, key, undo))
+        self._steps.append((patch, [key], undo))
 
     def once_imported(self, patch: Patch, action: Callable[[], None]) -> None:
         """Call ``action()`` once the program has imported the row's module: now, if it has. Where
@@ -193,12 +200,11 @@ class Installed:
 
     def names(self) -> list[str]:
         """What is replaced, each name once."""
-        return list(
-            dict.fromkeys(
-                patch.name if not patch.entries else patch.entries.format(key)
-                for patch, key, _ in self._steps
-            )
-        )
+        found: dict[str, None] = {}
+        for patch, keys, _ in self._steps:
+            names = map(patch.entries.format, keys) if patch.entries else [patch.name]
+            found.update(dict.fromkeys(names))
+        return list(found)
 
     def _lacks(self, patch: Patch) -> None:
         require([patch])
@@ -349,15 +355,3 @@ def _of_torch(function: Any, module: Any, name: str) -> Any | None:
         and function.__code__.co_name == name
     )
     return function if is_torchs else None
-
-
-def _set_back(table: dict[Any, Any], key: Any, ours: Any, before: Any) -> None:
-    if table.get(key, _ABSENT) is ours:
-        _set(table, key, before)
-
-
-def _set(table: dict[Any, Any], key: Any, value: Any) -> None:
-    if value is _ABSENT:
-        table.pop(key, None)
-    else:
-        table[key] = value

@@ -143,11 +143,11 @@ _ROWS = (
         "",
         "what C++ keeps and does could not be asked",
         "_AutoDispatchBelowAutograd _DisableTorchDispatch _ExcludeDispatchKeyGuard "
-        "_IncludeDispatchKeyGuard "
-        "_clear_DTensor_sharding_propagator_cache _current_autograd_node "
+        "_IncludeDispatchKeyGuard _clear_DTensor_sharding_propagator_cache "
+        "_current_autograd_node _dispatch_get_all_op_names "
         "_dispatch_has_kernel_for_dispatch_key _dispatch_keys _dispatch_keyset_full_after "
         "_dispatch_tls_is_dispatch_key_excluded _dispatch_tls_is_dispatch_key_included "
-        "_get_dispatch_mode _get_obj_in_tls _is_key_in_tls _jit_get_all_schemas "
+        "_get_dispatch_mode _get_obj_in_tls _get_schema _is_key_in_tls "
         "_len_torch_dispatch_stack _stash_obj_in_tls _storage_Use_Count",
     ),
     (
