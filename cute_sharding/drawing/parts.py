@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from cute_sharding._values import dataclass
 from cute_sharding.drawing.palette import BLANK, of_device, of_share
 
 # What stands where something is left out.
 GAP = ".."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
     """A box of a panel: elements that the same devices hold, or what one device sends to another.
 
@@ -31,7 +30,7 @@ class Cell:
         return BLANK if self.share is None else of_share(self.share)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Panel:
     """A grid of cells with labels on its rows and columns, and names for its two axes."""
 
@@ -43,7 +42,7 @@ class Panel:
     cells: tuple[tuple[Cell, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table:
     """Lines of text in columns; those in ``marked`` are what the picture is about."""
 
@@ -52,7 +51,7 @@ class Table:
     marked: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Section:
     """Panels that belong together: a tensor, or a step of a redistribution."""
 
@@ -62,7 +61,7 @@ class Section:
     captions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Key:
     """A line of the legend: what a label and a colour stand for."""
 
@@ -71,7 +70,7 @@ class Key:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contents:
     """All that a renderer is given of a picture.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
+from cute_sharding._values import dataclass
 from cute_sharding.relations.rows import Rows
 
 Shape: TypeAlias = "tuple[int, ...]"

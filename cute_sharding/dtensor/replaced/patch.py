@@ -11,7 +11,7 @@ import ast
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from textwrap import dedent
 from types import CodeType, FunctionType
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from cute_sharding._imports import when_imported
+from cute_sharding._values import dataclass
 from cute_sharding.dtensor.bookkeeping.stats import logger
 
 __all__ = ["Installed", "Name", "Patch", "beginning_with", "calling", "copy_of", "require"]

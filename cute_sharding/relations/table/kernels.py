@@ -7,7 +7,7 @@ op's arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from cute_sharding._values import dataclass
 
 
 @dataclass(frozen=True)
