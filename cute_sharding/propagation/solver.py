@@ -92,7 +92,11 @@ def carried(
     if len(decided) == count:
         yield decided, start
         return
-    for option in dict.fromkeys(options(decided, start)):
+    tried: set[Option] = set()
+    for option in options(decided, start):  # the next is looked for once this one is given up
+        if option in tried:
+            continue
+        tried.add(option)
         if not budget.take():
             return
         state = carry(decided, start, option)

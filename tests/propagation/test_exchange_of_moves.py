@@ -22,6 +22,7 @@ from movements import (
 
 from cute_sharding.exchange import Exchange
 from cute_sharding.propagation.choose import chosen
+from cute_sharding.propagation.solver import Budget, carried
 from cute_sharding.relations.table import BY_OP
 from cute_sharding.relations.table.movement import ROWS
 
@@ -216,3 +217,21 @@ def test_spare_mesh_dims_cut_the_results_where_less_is_received_then():
         assert all(both.cuts[0]) and both.exchange.received_elements == 16 * 48 // 4
     assert chosen(move, (((0, 1), (1, 1)),), (2, 2), spare=()).cuts == (((0, 1), (1, 1)),)
     assert chosen(move, (((0, 1), None),), (2, 1), spare=(1,)).cuts == (((0, 1), None),)
+
+
+def test_options_are_looked_for_until_one_can_be_carried():
+    """Each once; the next are not, if the search ends there."""
+    looked_at = []
+
+    def options(decided, _):
+        for option in (2, 2, 1, 0):
+            looked_at.append((*decided, option))
+            yield option
+
+    def carry(decided, _, option):
+        return True if option < 2 else None
+
+    found = carried(2, options, carry, True, Budget(4))
+    assert next(found) == ((1, 1), True)
+    assert looked_at == [(2,), (2,), (1,), (1, 2), (1, 2), (1, 1)]
+    assert list(found) == []  # four steps, and 2 is tried once for each
