@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import linecache
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from functools import lru_cache
@@ -324,7 +325,7 @@ def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
         OSError: there are no sources. That is not remembered.
     """
     lines_before = "\n" * (code.co_firstlineno - 1)
-    tree = ast.parse(lines_before + dedent(inspect.getsource(function)))
+    tree = ast.parse(lines_before + dedent(_source(code)))
     body: list[ast.stmt] = tree.body[0].body  # type: ignore[attr-defined]
     first = [_WithConstant().visit(statement) for statement in ast.parse(statements).body]
     for node in (node for statement in first for node in ast.walk(statement)):
@@ -335,6 +336,29 @@ def _beginning_with(statements: str, function: Any, code: CodeType) -> CodeType:
     exec(compile(tree, code.co_filename, "exec"), function.__globals__, found)
     new: CodeType = found[function.__name__].__code__
     return new
+
+
+def _source(code: CodeType) -> str:
+    """The lines of a function: as far as its code says, and those deeper than its first that follow
+    (the rest of a statement). ``inspect`` reads it token by token: as long as all else here.
+
+    Raises:
+        OSError: there are no sources.
+    """
+    linecache.checkcache(code.co_filename)
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    if not lines:
+        raise OSError(f"could not get the source of {code.co_name}")
+    depth = len(lines[0]) - len(lines[0].lstrip())
+    end = _last_line(code) - code.co_firstlineno + 1
+    while end < len(lines) and (not lines[end].strip() or lines[end][: depth + 1].isspace()):
+        end += 1
+    return "".join(lines[:end])
+
+
+def _last_line(code: CodeType) -> int:
+    inner = [_last_line(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return max([*inner, *(line for *_, line in code.co_lines() if line is not None)])
 
 
 class _WithConstant(ast.NodeTransformer):

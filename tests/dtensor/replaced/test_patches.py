@@ -16,7 +16,7 @@ from conftest import REPOSITORY
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import cute_sharding
-from cute_sharding.dtensor.replaced import compiler_patches, patches, registry, used
+from cute_sharding.dtensor.replaced import compiler_patches, patch, patches, registry, used
 from cute_sharding.dtensor.replaced.patch import Installed, beginning_with
 from cute_sharding.dtensor.replaced.read_hook import Reads
 from cute_sharding.dtensor.replaced.tracing import Tracing
@@ -398,3 +398,22 @@ def test_what_a_torch_lacks_otherwise_is_left_out_with_one_warning(monkeypatch, 
             assert sum(f"has no {row.name}, or" in line for line in said) == 1, said
             cute_sharding.disable()
             assert changed(before, in_place()) == set(), row.name
+
+
+def test_the_lines_of_a_function_are_those_that_inspect_finds():
+    """Which looks for them token by token."""
+    api, dispatch = torch.distributed.tensor._api, torch.distributed.tensor._dispatch
+    owners = [api, dispatch, DTensor, dispatch.OpDispatcher]
+    functions = [
+        value
+        for owner in owners
+        for value in vars(owner).values()
+        if inspect.isfunction(value)
+        and value.__code__.co_filename in (api.__file__, dispatch.__file__)
+    ]
+    assert len(functions) > 30
+    for function in functions:
+        found, expected = patch._source(function.__code__), inspect.getsource(function.__code__)
+        assert found.rstrip() == expected.rstrip(), function
+    with pytest.raises(OSError, match="source of nowhere"):
+        patch._source(compile("def nowhere(): pass", "no file", "exec").co_consts[0])
