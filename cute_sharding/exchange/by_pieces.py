@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from itertools import count
+from typing import Any, NamedTuple
 
 from cute_sharding._values import dataclass
 from cute_sharding.exchange.copies import Copy, Vector
 from cute_sharding.exchange.flow import Flow, Own
-from cute_sharding.exchange.placed import Placed
+from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.exchange.wants import Wanting, Wants
 from cute_sharding.relations.elements import read_once
 from cute_sharding.relations.piece import Piece, piece, through
+from cute_sharding.relations.relation import Relation
 from cute_sharding.sharding.chains import Device
 from cute_sharding.sharding.meeting import Run, count_rows, span
 
@@ -143,6 +145,19 @@ def numbered(runs: Sequence[Run]) -> list[Piece]:
         found.append(piece(0, 0, run.x, first, modes))
         first += run.size
     return found
+
+
+def flows_of(
+    relation: Relation, sources: Sequence[Placed], targets: tuple[Placed, ...], ranks: Sequence[int]
+) -> tuple[Flow[Any], ...]:
+    """From each operand to all results, also from each constant: an operand of one element, behind
+    the others, that all ranks hold.
+    """
+    wants = Wants(relation, targets)
+    constant = Placed((1,), Mesh((len(ranks),), ranks), ((),))
+    constants = [constant] * len(relation.constants)
+    operands = [*enumerate(sources), *zip(count(-1, -1), constants)]
+    return tuple([PieceFlow(i, number, x, wants) for i, (number, x) in enumerate(operands)])
 
 
 @dataclass(frozen=True, eq=False)

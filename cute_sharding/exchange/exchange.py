@@ -24,19 +24,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from itertools import chain, count
+from itertools import chain
 from math import prod
 from typing import Any
 
 from cute_sharding._values import dataclass
 from cute_sharding.exchange.by_links import LinkFlow
-from cute_sharding.exchange.by_pieces import PieceFlow
 from cute_sharding.exchange.cost import coordinates, received
 from cute_sharding.exchange.flow import Flow, Message, Own
 from cute_sharding.exchange.meetings import side_of
 from cute_sharding.exchange.part import Part, Shape, one_by_one, part_of
 from cute_sharding.exchange.placed import Mesh, Placed, standing_for_all
-from cute_sharding.exchange.wants import Wants
 from cute_sharding.layout import coalesce
 from cute_sharding.relations.moves import Link, Move
 from cute_sharding.relations.relation import Relation
@@ -324,11 +322,10 @@ class Exchange:
         also from each constant: an operand of one element, behind the others, that all hold.
         """
         if isinstance(self.relation, Relation):
-            wants, ranks = Wants(self.relation, self.targets), self.ranks
-            constant = Placed((1,), Mesh((len(ranks),), ranks), ((),))
-            constants = [constant] * len(self.relation.constants)
-            operands = [*enumerate(self.sources), *zip(count(-1, -1), constants)]
-            return tuple([PieceFlow(i, number, x, wants) for i, (number, x) in enumerate(operands)])
+            # Ops on one mesh go dim by dim: their programs do not wait for this to be imported.
+            from cute_sharding.exchange.by_pieces import flows_of
+
+            return flows_of(self.relation, self.sources, self.targets, self.ranks)
         found = []
         for link in self.relation.links:
             source = self.sources[link.source]

@@ -114,20 +114,16 @@ def _kept_apart(static_argnum: int, has_keywords: bool, needs_pytree: bool) -> R
 @lru_cache(maxsize=16)
 def _infos(names: tuple[str, ...]) -> dict[Any, RuntimeSchemaInfo]:
     """Schema infos that name all arguments, of the ops of those names that this torch has."""
-    return {
-        op: RuntimeSchemaInfo(
-            0,
-            [
-                *(argument.name for argument in op._schema.arguments if argument.kwarg_only),
-                _OURS,
-            ],
-            any(
-                isinstance(argument.type, torch.ListType) and "Tensor" in str(argument.type)
-                for argument in op._schema.arguments
-            ),
-        )
-        for op in filter(None, map(overload, names))
-    }
+    return {op: _naming_all(op._schema.arguments) for op in filter(None, map(overload, names))}
+
+
+def _naming_all(arguments: Sequence[Any]) -> RuntimeSchemaInfo:
+    by_name = [argument.name for argument in arguments if argument.kwarg_only]
+    has_lists = any(
+        isinstance(argument.type, torch.ListType) and "Tensor" in str(argument.type)
+        for argument in arguments
+    )
+    return RuntimeSchemaInfo(0, [*by_name, _OURS], has_lists)
 
 
 _BEGINNING = """

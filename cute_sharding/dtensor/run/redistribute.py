@@ -29,7 +29,6 @@ from cute_sharding.dtensor.replaced.tensor_specs import (
     is_by_elements,
     mesh_dim_text,
 )
-from cute_sharding.dtensor.run.across_meshes import across
 from cute_sharding.dtensor.run.dynamic import run_on_symbols
 from cute_sharding.dtensor.run.executor import run
 from cute_sharding.dtensor.run.groups import PLAIN, Means, means
@@ -102,6 +101,9 @@ def redistribute_local_tensor(
     """
     mesh: Any = current.mesh
     if mesh != target.mesh:
+        # A program on one mesh does not wait for this to be imported.
+        from cute_sharding.dtensor.run.across_meshes import across
+
         return across(local, current, target)
     if not mesh._is_current_rank_part_of_mesh():
         return local  # an empty tensor

@@ -56,7 +56,8 @@ import cute_sharding
 print(cute_sharding.is_enabled())
 """
     loaded = ["cute_sharding", "cute_sharding._autoload"]
-    loaded += ["cute_sharding._imports", "cute_sharding._settings"] if flag is not None else []
+    table = [f"cute_sharding.{name}" for name in ("_imports", "_values", "_settings")]
+    loaded += table if flag is not None else []
     assert succeeds(program(code, flag)).splitlines() == [str(loaded), "[]", "False", "False"]
     assert all(name.startswith(_autoload.PREFIX) for name in FLAGS)
 
@@ -82,6 +83,40 @@ print(before - len(sys.meta_path), cute_sharding.is_enabled())
 """
     name = "torch.distributed.tensor"
     assert succeeds(program(code, "1")).split() == [name, name, "True", "True", "1", "False"]
+
+
+# What a program of ops on one mesh that does not compile, and calls nothing of this package, does
+# not wait for.
+NOT_NEEDED = (
+    *("cli", "drawing", "estimates", "models", "profiling", "showing", "_html"),
+    *(f"dtensor.{name}" for name in ("checkpoints", "estimate", "models", "profile", "refit")),
+    *("dtensor.reports", "dtensor.run.across_meshes", "dtensor.decide.any_sizes"),
+    *("exchange.by_pieces", "exchange.wants"),
+)
+
+
+@pytest.mark.costly
+def test_a_program_imports_what_it_needs(program):
+    code = f"""
+import sys, torch
+assert not any(name.startswith("torch.distributed.tensor") for name in sys.modules)
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+mesh = init_device_mesh("cpu", (2,))
+x = DTensor.from_local(torch.ones(4, 6), mesh, [Shard(0)], run_check=False).requires_grad_()
+y = torch.cat([x.view(2, 4, 6).transpose(0, 1).flatten(), x.view(-1)]).roll(1)
+(y.redistribute(placements=[Replicate()])[3:] @ torch.ones_like(y[3:])).sum().backward()
+print([name for name in {NOT_NEEDED} if f"cute_sharding.{{name}}" in sys.modules])
+import cute_sharding
+print(cute_sharding.is_enabled(), x.grad.placements)
+"""
+    found, switched = succeeds(program(code, USE_CUTE_SHARDING="1")).splitlines()
+    assert (found, switched) == ("[]", "True (Shard(dim=0),)")
+    for name in NOT_NEEDED:
+        importlib.import_module(f"cute_sharding.{name}")
 
 
 @pytest.mark.costly("programs")
