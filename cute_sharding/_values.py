@@ -81,11 +81,15 @@ def _shown(fields: tuple[dataclasses.Field[Any], ...]) -> Any:
 
 
 def __setattr__(self: Any, name: str, value: Any) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    kind = type(self).__name__
+    raise dataclasses.FrozenInstanceError(
+        f"{kind} is immutable; build a new one instead of setting {name!r}"
+    )
 
 
 def __delattr__(self: Any, name: str) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+    kind = type(self).__name__
+    raise dataclasses.FrozenInstanceError(f"{kind} is immutable; {name!r} cannot be deleted")
 
 
 _KEPT = (__setattr__, __delattr__)

@@ -72,11 +72,9 @@ def test_values_are_made_compared_and_shown(how):
 def test_values_stay_as_they_are(how):
     point, _, _, nothing = kinds(HOW[how])
     for value, name in ((point(1), "x"), (point(1), "other"), (nothing(), "x")):
-        with pytest.raises(
-            dataclasses.FrozenInstanceError, match=f"cannot assign to field '{name}'"
-        ):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=f"'{name}'"):
             setattr(value, name, 2)
-    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot delete field 'x'"):
+    with pytest.raises(dataclasses.FrozenInstanceError, match="'x'"):
         del point(1).x
     with pytest.raises(TypeError, match=r"Point.__init__\(\) missing 1 required .* 'x'"):
         point()

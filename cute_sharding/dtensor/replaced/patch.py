@@ -348,7 +348,7 @@ def _source(code: CodeType) -> str:
     linecache.checkcache(code.co_filename)
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     if not lines:
-        raise OSError(f"could not get the source of {code.co_name}")
+        raise OSError
     depth = len(lines[0]) - len(lines[0].lstrip())
     end = _last_line(code) - code.co_firstlineno + 1
     while end < len(lines) and (not lines[end].strip() or lines[end][: depth + 1].isspace()):

@@ -415,5 +415,5 @@ def test_the_lines_of_a_function_are_those_that_inspect_finds():
     for function in functions:
         found, expected = patch._source(function.__code__), inspect.getsource(function.__code__)
         assert found.rstrip() == expected.rstrip(), function
-    with pytest.raises(OSError, match="source of nowhere"):
+    with pytest.raises(OSError):
         patch._source(compile("def nowhere(): pass", "no file", "exec").co_consts[0])
