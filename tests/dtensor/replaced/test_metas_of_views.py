@@ -36,7 +36,7 @@ CALLS = {
     "unfold": lambda x: x.unfold(0, 2, 1),
     "parts": lambda x: torch.view_as_real(x) if x.is_complex() else x.unflatten(-1, (-1, 1)),
     "view of another dtype": lambda x: x.contiguous().view(torch.uint8),
-    "detach": lambda x: x.detach().alias(),
+    "detach": lambda x: torch.ops.aten.alias(x.detach()),
 }
 
 
