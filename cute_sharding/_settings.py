@@ -14,10 +14,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
-
-from cute_sharding._values import dataclass
 
 PREFIX = "USE_CUTE_"  # of all flags
 # Stands for the flags of all settings that are `in_everything`, where these are not set themselves.

@@ -31,10 +31,3 @@ class Docstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
             obj.docstring.value = markdown(obj.docstring.value)
-
-    def on_alias_instance(self, *, alias: griffe.Alias, **kwargs: Any) -> None:
-        """What defines values is ``dataclasses.dataclass`` to a reader (cute_sharding/_values.py):
-        their arguments are those of dataclasses.
-        """
-        if alias.target_path == "cute_sharding._values.dataclass":
-            alias.target_path = "dataclasses.dataclass"

@@ -17,7 +17,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Downward, as the files of a folder may import: itself and what stands below it.
 LAYERS = [
-    "_values",
     "_settings",
     "_imports",
     "_html",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cute_sharding._html import of_text
-from cute_sharding._values import dataclass
 from cute_sharding.cli import moves
 from cute_sharding.cli.arguments import VIEWS
 from cute_sharding.cli.explain import run_explain, show_explain

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from cute_sharding._values import dataclass
 from cute_sharding.drawing.devices import devices_named, devices_text, first_of
 from cute_sharding.drawing.owners import run_at
 from cute_sharding.drawing.palette import COMMON

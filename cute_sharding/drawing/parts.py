@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from cute_sharding._values import dataclass
+from dataclasses import dataclass
+
 from cute_sharding.drawing.palette import BLANK, of_device, of_share
 
 # What stands where something is left out.
 GAP = ".."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A box of a panel: elements that the same devices hold, or what one device sends to another.
 
@@ -30,7 +31,7 @@ class Cell:
         return BLANK if self.share is None else of_share(self.share)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Panel:
     """A grid of cells with labels on its rows and columns, and names for its two axes."""
 
@@ -42,7 +43,7 @@ class Panel:
     cells: tuple[tuple[Cell, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """Lines of text in columns; those in ``marked`` are what the picture is about."""
 
@@ -51,7 +52,7 @@ class Table:
     marked: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Section:
     """Panels that belong together: a tensor, or a step of a redistribution."""
 
@@ -61,7 +62,7 @@ class Section:
     captions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Key:
     """A line of the legend: what a label and a colour stand for."""
 
@@ -70,7 +71,7 @@ class Key:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Contents:
     """All that a renderer is given of a picture.
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.drawing import figure, terminal
 from cute_sharding.drawing.parts import Contents
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Picture(Contents):
     """What :func:`cute_sharding.draw` returns.
 

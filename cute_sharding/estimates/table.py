@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from textwrap import wrap
 
 from cute_sharding._html import of_text
-from cute_sharding._values import dataclass
 from cute_sharding.estimates.memory import KINDS
 from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.estimates.values import Comparison, Run, of_lines

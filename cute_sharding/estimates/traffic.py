@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange import Network
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.profiling import Collective, Place

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.estimates.memory import Memory
 from cute_sharding.estimates.traffic import Traffic
 from cute_sharding.profiling import Place

@@ -6,10 +6,10 @@ relation that changes nothing; what is here is how it is a collective.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.all_peers import at_once
 from cute_sharding.exchange.by_links import LinkMessage
 from cute_sharding.exchange.collectives import of_blocks

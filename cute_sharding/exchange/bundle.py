@@ -9,13 +9,12 @@ messages of one tensor may go by themselves (:mod:`.alone`), in front of the pac
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import prod
 from typing import NamedTuple, TypeVar
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.alone import LONG, Alone, ByPeer, Single, alone
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.flow import Message

@@ -5,11 +5,11 @@ ranks holds, taken through the link, meet those that a rank is to hold.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, product
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.copies import Copy, copy_of, folded, packed
 from cute_sharding.exchange.flow import Flow, Own
 from cute_sharding.exchange.meetings import Met, met, of_every, side_of

@@ -12,11 +12,11 @@ amid one is one run of places, and one copy of a tensor that is contiguous.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any, NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.copies import Copy, Vector
 from cute_sharding.exchange.flow import Flow, Own
 from cute_sharding.exchange.placed import Mesh, Placed

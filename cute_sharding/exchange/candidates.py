@@ -5,10 +5,10 @@ or two where the network is not flat.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 from math import prod
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.all_to_all import AllToAll
 from cute_sharding.exchange.cost import within
 from cute_sharding.exchange.network import Network

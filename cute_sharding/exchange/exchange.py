@@ -22,13 +22,13 @@ may take one element of several operands to several results, piece by piece (:mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import chain
 from math import prod
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.by_links import LinkFlow
 from cute_sharding.exchange.cost import coordinates, received
 from cute_sharding.exchange.flow import Flow, Message, Own

@@ -5,12 +5,11 @@ in shares as small as can be, and then every element moves once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.cost import most_local
 from cute_sharding.exchange.exchange import Exchange, identity
 from cute_sharding.exchange.network import Network, messages

@@ -20,11 +20,10 @@ messages there is one factor more, by which plans are chosen and not timed (MANY
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
 from typing import TypeAlias
-
-from cute_sharding._values import dataclass
 
 
 @dataclass(frozen=True)

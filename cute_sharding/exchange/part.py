@@ -5,11 +5,11 @@ copies out of what is received.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.copies import Copy, as_it_lies, fills, folded, in_place
 from cute_sharding.exchange.flow import Message, Own
 from cute_sharding.exchange.pieces import Copies, Joined, in_order, joined

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.cost import coordinates
 from cute_sharding.layout import Layout, LayoutError
 from cute_sharding.relations.devices import local

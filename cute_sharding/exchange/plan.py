@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.cost import most_local, received
 from cute_sharding.exchange.network import Network
 from cute_sharding.exchange.step import Stage, Step

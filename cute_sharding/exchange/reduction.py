@@ -5,10 +5,10 @@ and each is to have some of the elements, reduced.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.collectives import all_reduced, of_blocks
 from cute_sharding.exchange.cost import DEVICES, most_local
 from cute_sharding.exchange.native import Along, along

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.by_links import LinkFlow
 from cute_sharding.exchange.copies import Copy, folded
 from cute_sharding.exchange.cost import DEVICES

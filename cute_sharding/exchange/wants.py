@@ -4,10 +4,10 @@ hold.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.placed import Mesh, Placed
 from cute_sharding.relations.piece import Piece, through
 from cute_sharding.relations.relation import Relation

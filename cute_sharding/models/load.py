@@ -9,11 +9,11 @@ each part of a load is a refit (:mod:`cute_sharding.models.refit`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.bundle import own_part
 from cute_sharding.exchange.copies import Copy, run_of
 from cute_sharding.exchange.placed import Mesh, Placed

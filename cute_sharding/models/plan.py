@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange import Bundle, Network
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.exchange.meshes import plan_exchange

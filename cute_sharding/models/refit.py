@@ -5,12 +5,12 @@ relation of all results to all operands, run as one exchange.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.bundle import Bundle, BundlePart, Item, own_part, size_of
 from cute_sharding.exchange.exchange import Exchange
 from cute_sharding.exchange.placed import Placed

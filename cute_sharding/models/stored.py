@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.layout.layout import row_major
 from cute_sharding.relations.piece import Piece, piece
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange import Mesh, Placed
 from cute_sharding.exchange.meshes import Pending
 from cute_sharding.sharding import (

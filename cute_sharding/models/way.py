@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange import Item, Mesh
 from cute_sharding.exchange.bundle import own_part, size_of
 from cute_sharding.exchange.cost import most_local

@@ -10,12 +10,11 @@ remains is cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import starmap
 from operator import itemgetter
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.cost import local_elements, rows_of_devices
 from cute_sharding.exchange.network import Chosen
 from cute_sharding.propagation.operands import Operand, Part, cuts_of, received_for

@@ -12,9 +12,9 @@ factor; of most the first two devices already lack rows, and they are not looked
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange import Exchange
 from cute_sharding.exchange.by_links import missed
 from cute_sharding.propagation.solver import Budget, carried, split_factors

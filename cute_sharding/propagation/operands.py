@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from cute_sharding._values import dataclass
 from cute_sharding.exchange.cost import received_elements
 from cute_sharding.exchange.network import Chosen, Network
 from cute_sharding.exchange.plan import Held, received_by

@@ -8,11 +8,11 @@ table (cute_sharding/relations/table/views.py). All are pure: shapes and argumen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
-from cute_sharding._values import dataclass
 from cute_sharding.layout.size import Size, expression, is_at_most, is_same
 
 
@@ -22,19 +22,19 @@ class DimSpec:
     __slots__ = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Singleton(DimSpec):
     """A dim of size 1, made of nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InputDim(DimSpec):
     """An input dim, whole."""
 
     input_dim: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Broadcast(DimSpec):
     """A dim of size 1 read ``dim_size`` times."""
 
@@ -42,14 +42,14 @@ class Broadcast(DimSpec):
     dim_size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NewDim(DimSpec):
     """A dim that no input dim is part of."""
 
     size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Repeat(DimSpec):
     """A dim gone through ``times`` times, one after the other."""
 
@@ -57,14 +57,14 @@ class Repeat(DimSpec):
     times: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Flatten(DimSpec):
     """Several input dims as one, the last varying fastest."""
 
     input_dims: tuple[InputDim, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Split(DimSpec):
     """Dim ``split_id`` of a dim (maybe a Flatten) cut into the shape ``group_shape``."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from cute_sharding._values import dataclass
 from cute_sharding.relations.rows import Rows
 
 Shape: TypeAlias = "tuple[int, ...]"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from cute_sharding._values import dataclass
 from cute_sharding.relations.elements import alone, read_once, without
 from cute_sharding.relations.piece import Piece, joined, ladders, meet, piece, through, whole
 from cute_sharding.sharding.meeting import Run, count_rows

@@ -36,11 +36,9 @@ A pattern has names between spaces, tensors between commas, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
-
-from cute_sharding._values import dataclass
 
 ONE, NONE, UNREAD = "1", "0", "_"
 

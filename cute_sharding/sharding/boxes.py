@@ -8,11 +8,11 @@ divide there are a few more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
 
-from cute_sharding._values import dataclass
 from cute_sharding.sharding.meeting import Chain, Loop, Run, each_turn, rows_held, same_rows
 
 

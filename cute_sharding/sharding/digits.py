@@ -9,12 +9,12 @@ for all devices at once what comparing rows answers for two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
-from cute_sharding._values import dataclass
 from cute_sharding.layout import Layout, LayoutError, make_layout
 from cute_sharding.layout.algebra.modes import merge_neighbours
 from cute_sharding.layout.layout import from_leaves, row_major

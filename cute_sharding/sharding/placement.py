@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from cute_sharding._values import dataclass
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shard:
     """The mesh dim deals tensor dim ``dim`` out in blocks.
 
@@ -46,7 +45,7 @@ class Shard:
         return f"S({self.dim})" if self.split_factor == 1 else f"_S({self.dim},{self.split_factor})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Replicate:
     """Every device of the mesh dim holds the same: a device mode of stride 0.
 
@@ -58,7 +57,7 @@ class Replicate:
         return "R"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Partial:
     """Every device holds a term of a pending reduction. A view carries it along untouched.
 

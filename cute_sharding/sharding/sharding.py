@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
 from math import prod
 
-from cute_sharding._values import dataclass
 from cute_sharding.layout import Layout, LayoutError, coalesce
 from cute_sharding.layout.layout import from_leaves, row_major
 from cute_sharding.sharding.boxes import Box, boxes

@@ -8,12 +8,11 @@ schema that the answer redistributes to: the one thing that is put on an object 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.replaced.local_tensors import leaves, tree_map
 from cute_sharding.dtensor.replaced.op_schemas import OpSchema, OutputSharding
 from cute_sharding.dtensor.replaced.registry import propagator

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.stats import logger
 from cute_sharding.dtensor.decide.scalars import finish, pending_of

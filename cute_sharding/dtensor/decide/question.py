@@ -5,10 +5,10 @@ signature, and by the gate.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Settings
 from cute_sharding.dtensor.decide.gate import gated

@@ -5,10 +5,10 @@ its output then has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.answer import answers
 from cute_sharding.dtensor.bookkeeping.settings import Implicit, Settings
 from cute_sharding.dtensor.bookkeeping.stats import Received, count, count_place

@@ -16,12 +16,12 @@ done after the graph has run (:func:`before_program`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.answer.answers import Prepare
 from cute_sharding.dtensor.extras.copies import (
     Copy,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.bookkeeping.versions import RELEASES
 from cute_sharding.dtensor.door.cuts import (
     devices_differ,

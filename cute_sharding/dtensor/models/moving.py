@@ -7,12 +7,12 @@ A tensor is handed over when all of it is there, and what it was made of is let 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.models.buffers import Buffers, Kept, room_for
 from cute_sharding.dtensor.models.straight import Straight
 from cute_sharding.dtensor.replaced import collective_ops, process_groups, watching

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.refit.running import Running
 from cute_sharding.dtensor.refit.specs import Target, named, spec_of, target_of
 from cute_sharding.dtensor.refit.trace import Generator, traced

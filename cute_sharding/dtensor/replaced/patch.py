@@ -12,7 +12,7 @@ import importlib
 import inspect
 import linecache
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from textwrap import dedent
 from types import CodeType, FunctionType
@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from cute_sharding._imports import when_imported
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.bookkeeping.stats import logger
 
 __all__ = ["Installed", "Name", "Patch", "beginning_with", "calling", "copy_of", "require"]

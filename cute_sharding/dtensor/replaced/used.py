@@ -8,9 +8,9 @@ missing.)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.replaced.patch import Name
 
 __all__ = ["PLANNER", "TABLE", "Used"]

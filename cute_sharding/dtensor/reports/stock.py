@@ -5,13 +5,12 @@ of them receives and holds is worked out here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.replaced import redistribution_hook, tensor_specs
 from cute_sharding.dtensor.replaced.tensor_specs import (
     Partial,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 import torch
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.compiled.library import after
 from cute_sharding.dtensor.replaced import process_groups, watching
 from cute_sharding.dtensor.replaced.dispatch_modes import is_tracing

@@ -5,12 +5,12 @@ after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.answer.answers import listed
 from cute_sharding.dtensor.replaced import (
     collective_ops,

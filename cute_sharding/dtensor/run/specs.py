@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from cute_sharding._values import dataclass
 from cute_sharding.dtensor.replaced import process_groups
 from cute_sharding.dtensor.replaced.tensor_specs import (
     DTensorSpec,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.layout.symbolic.expressions import Int, fraction
 from cute_sharding.layout.symbolic.facts import Fact, parse_fact
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from cute_sharding._values import dataclass
 from cute_sharding.layout.errors import LayoutError
 from cute_sharding.layout.symbolic.expressions import Int, fraction, parse_expr
 

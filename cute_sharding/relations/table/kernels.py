@@ -7,7 +7,7 @@ op's arguments.
 
 from __future__ import annotations
 
-from cute_sharding._values import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ nothing is known of such arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
-from cute_sharding._values import dataclass
 from cute_sharding.relations.dim_map import DimMap
 from cute_sharding.relations.moves import Move
 from cute_sharding.relations.read import NotOnlyMoved, relation_of_move, relation_of_view
