@@ -56,7 +56,7 @@ import cute_sharding
 print(cute_sharding.is_enabled())
 """
     loaded = ["cute_sharding", "cute_sharding._autoload"]
-    table = [f"cute_sharding.{name}" for name in ("_imports", "_values", "_settings")]
+    table = [f"cute_sharding.{name}" for name in ("_imports", "_settings")]
     loaded += table if flag is not None else []
     assert succeeds(program(code, flag)).splitlines() == [str(loaded), "[]", "False", "False"]
     assert all(name.startswith(_autoload.PREFIX) for name in FLAGS)
