@@ -431,6 +431,8 @@ ROWS: tuple[Row, ...] = (
         gathers=True,
         by_names=("diagonal_copy.default",),
     ),
+    # These have no signature: the map answers on any placements. Gradients are given the sizes of the
+    # whole, which torch makes those of a part for slices and selections alone.
     Row(
         ("diagonal_backward.default",),
         gradient(diagonal),
@@ -438,7 +440,14 @@ ROWS: tuple[Row, ...] = (
         is_signed=False,
     ),
     Row(("diag_embed.default",), embedded, op="torch.diag_embed"),
-    Row(("unfold.default",), unfolded, op="Tensor.unfold", is_signed=False),
+    Row(
+        ("unfold.default",),
+        unfolded,
+        op="Tensor.unfold",
+        is_signed=False,
+        linear=COPIES,
+        by_names=("unfold_copy.default",),
+    ),
     Row(
         ("unfold_backward.default",),
         gradient(unfolded, adds=True),
